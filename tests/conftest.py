@@ -1,4 +1,4 @@
-"""What many tests stand on: one real bucket for the whole run, and calm weather before it for each test."""
+"""The ground of many tests: one real bucket for the whole run, and calm weather before it for each test."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ settings.load_profile("outrider")
 
 
 def pytest_configure() -> None:
-    """What is started with nohup, or in the background of a script, ignores these, and so do its children: those of the
-    tests are told to end by them."""
+    """A process that is started with nohup, or in the background of a script, ignores these signals, and so do its
+    children. The children of the tests are told to end by them."""
     for number, usual in (
         (signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL),
     ):  # fmt: skip
@@ -107,7 +107,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 @pytest.fixture
 def trials() -> Trials:
-    """What this run tried, for the table of docs/reliability.md."""
+    """The trials of this run, for the table of docs/reliability.md."""
     return TRIED
 
 

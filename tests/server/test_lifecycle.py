@@ -312,8 +312,8 @@ def test_a_request_that_comes_in_the_moment_of_its_connections_end_is_no_error(b
 
 
 def test_a_connection_whose_task_ends_is_closed(bucket: Bucket) -> None:
-    """Whatever ended the task: otherwise its client would see an open connection that never answers, and a stop would
-    see a request under way."""
+    """The connection is closed, whatever ended the task: otherwise its client would see an open connection that
+    never answers, and a stop would see a request under way."""
     with Proxy(bucket) as proxy, RawConnection(proxy.address) as client:
         assert client.ask("HEAD", TARGET).status == 200
 

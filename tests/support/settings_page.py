@@ -145,7 +145,7 @@ def _size(amount: int) -> str:
 
 
 def _allowed(name: str, field: FieldInfo) -> str:
-    """What else the type says: the choices, the bounds, that it is a secret."""
+    """The rest that the type says: the choices, the bounds, that it is a secret."""
     parts = []
     if values := _choices(field.annotation):
         parts.append("One of " + ", ".join(f"`{value}`" for value in values) + ".")
@@ -160,7 +160,7 @@ def _allowed(name: str, field: FieldInfo) -> str:
 
 
 def _bound(name: str, one: object) -> str:
-    """What one bound of a number says; empty: nothing that need be said."""
+    """One bound of a number in words; empty: nothing that need be said."""
     for kind, attribute, word in (
         (annotated_types.Ge, "ge", "at least"),
         (annotated_types.Gt, "gt", "above"),

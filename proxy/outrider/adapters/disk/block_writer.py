@@ -69,7 +69,7 @@ class DiskBlockWriter:
 
     async def _write(self, offset: int, pieces: Sequence[Buffer]) -> float:
         count = sum(len(piece) for piece in pieces)
-        # Of two concurrent writes neither is counted yet, so neither is known to be the last; `commit` renames then.
+        # Two concurrent writes are not counted yet, so neither is known to be the last; `commit` renames then.
         last = self._written + count == self._meta.extent.length
         act: Act = "create"
 

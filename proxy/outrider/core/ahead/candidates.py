@@ -27,8 +27,8 @@ _FARTHEST = float("inf")
 _PACE = 2
 # Candidates that are tried, soonest due first. Where there is no room for one, there is none for those due later.
 _TRIED_MAX = 16
-# Datasets that are asked for candidates each time: all of them up to twice this number. Of more, so many that were read
-# last, and so many of the others in turn.
+# Datasets that are asked for candidates each time: all of them up to twice this number. Where there are more,
+# so many that were read last, and so many of the others by rotation.
 _ATTENDED = 8
 # Objects that need no prefetch are passed by at some 2 us each: so many of one epoch in one call of `wants`, and in one
 # step of `go_on`.

@@ -99,7 +99,7 @@ class Prefetch:
         self._mode_of = policy.mode_of
         self._blocks = policy.blocks
         self._later = policy.later
-        # Of objects in the mode `object`.
+        # Readers of objects in the mode `object`.
         self._readers = Readers()
         self._hits = ReadLog()
         # Hits taken from the log of which the planner has not been told.

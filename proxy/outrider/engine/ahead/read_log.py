@@ -10,7 +10,7 @@ from outrider.core.model import Extent, ObjectRef, ObjectVersion
 
 # Reads remembered until they are taken; the oldest are dropped.
 _READS_MAX = 16_384
-# Reads taken at once. Of a burst the oldest come first, and beyond `_READS_MAX` some are never taken.
+# Reads taken at once. The oldest reads of a burst come first, and beyond `_READS_MAX` some are never taken.
 _TAKEN_MAX = 256
 # Runs of bytes of one client and object taken at once, after joining those that touch.
 _RUNS_MAX = 4

@@ -13,8 +13,8 @@ _RUN_MAX = 256
 class RankIndex:
     """Indexes, from 0 to 2**63 - 1, sorted by (rank, index), in runs of bare numbers: 16 bytes per index.
 
-    Rejected: a sorted list of tuples, each of which lies elsewhere in memory. Of 25,000 indexes a change took twice as
-    long, and the changes were a quarter of what a read costs the planner (py-spy).
+    Rejected: a sorted list of tuples, each of which lies elsewhere in memory. With 25,000 indexes a change took twice
+    as long, and the changes were a quarter of what a read costs the planner (py-spy).
     """
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ class DatasetRegistry:
         self._forget = forget
         self._move = move
         self._templates = templates
-        # Of `templates`, when the datasets were last merged accordingly.
+        # The value of `templates.mergers` when the datasets were last merged accordingly.
         self._mergers = 0
         self._datasets: dict[tuple[str, str], Dataset] = {}
         # At so many datasets, the next attempt is made to forget some. It fails where all of them have cached objects.

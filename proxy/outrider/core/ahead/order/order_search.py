@@ -236,7 +236,7 @@ class _EpochSearch:
         return result.shuffle
 
     def _drop_unseen_workers(self, workers: int, reads: Sequence[int]) -> Generator[None, None, None]:
-        """Of `workers` workers, those that have not read by now are on other nodes: expect none of their objects."""
+        """Workers that have not read by now are on other nodes: expect none of their objects."""
         epoch, seen = self.epoch, {read % workers for read in reads}
         if epoch.number > 0 or len(seen) == workers or len(reads) < _SETTLED * len(seen):
             # The agenda of a later epoch is the log of the one before it, which is better.

@@ -26,7 +26,8 @@ class DrawnOrder(NamedTuple):
 
 
 class SeedState:
-    """What is known of the seed of one epoch, of the epoch before it, and of the next one. `order_search` fills it in.
+    """The known facts about the seed of one epoch, of the epoch before it, and of the next one. `order_search` fills
+    them in.
 
     While `draw` is None, the order of this epoch is not known by a seed. A `draw` that the reads contradict is given up
     with all that was derived from it.

@@ -15,7 +15,7 @@ from outrider.core.ahead.order.job import Job
 # Clients that read independently would have repeated so many reads of each other by now, and they repeated none:
 # e**-7 is the probability of that.
 _NO_CHANCE = 7.0
-# What the clients read before there were several of them is taken into account if it is no more than this.
+# Reads from before there were several clients are taken into account if there are no more than this.
 _EARLIER_READS_MAX = 10_000
 
 

@@ -11,7 +11,7 @@ from outrider.core.ahead.order.torch_sampler import turn_of
 
 
 class Expectation(NamedTuple):
-    """What was expected of an epoch before its order was told: see the same names in `Epoch`."""
+    """The expectation of an epoch before its order was told: see the same names in `Epoch`."""
 
     agenda: array[int]
     confidence: float
