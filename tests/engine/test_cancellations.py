@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DATA = ramp(3 * BLOCK + 5)
 OTHER, OTHER_DATA = ObjectRef("train", "b.tar"), ramp(2 * BLOCK, start=9)
 NEW = ramp(1000, start=77)
-# No act here has more waits than this.
+# No act in these tests has more waits than this.
 WAITS_MAX = 2000
 
 
@@ -113,7 +113,7 @@ CASES = [
 
 
 def at_each_wait(tmp_path: Path, attempt: Callable[[Path, int], Coroutine[Any, Any, bool]]) -> int:
-    """Repeat the attempt with one wait more each time, until it tells that there were no more. Returns the number of
+    """Repeat the attempt with one wait more each time, until it returns that there were no more. Returns the number of
     attempts."""
     for waits in range(WAITS_MAX):
         root = tmp_path / str(waits)

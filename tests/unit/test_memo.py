@@ -70,7 +70,7 @@ def test_threads_that_put_at_once_break_nothing() -> None:
                 memo.put(number, number)
                 if memo.get(number) not in (None, number):
                     wrong.append(number)
-        except Exception as error:  # noqa: BLE001 - told to the test
+        except Exception as error:  # noqa: BLE001 - the test reports it
             wrong.append(error)
 
     before = sys.getswitchinterval()

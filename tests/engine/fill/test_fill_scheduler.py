@@ -216,7 +216,7 @@ async def test_a_fill_that_is_cancelled_as_a_slot_comes_free_takes_none() -> Non
     queue = Queue(1)
     await queue.add("a", "b", "c")
     queue.tasks["b"].cancel()
-    # In the same step of the loop, before `b` has heard that it is cancelled.
+    # In the same step of the loop, before `b` is cancelled in its own task.
     queue.scheduler.returned(queue.of["a"])
     queue.of["a"].held = False
     queue.done["a"].set()

@@ -42,7 +42,7 @@ def room(tmp_path: Path) -> Iterator[Engine]:
 
 
 async def here(lead: Flight, offset: int) -> int:
-    """The end of the run of bytes from `offset` on, once that byte is here."""
+    """Wait for the byte at `offset`, and return the end of the run of bytes from there on."""
     early = await lead.arrival(offset)
     return lead.partial.reach(offset) if early is None else offset + len(early)
 
@@ -319,7 +319,7 @@ async def test_the_head_of_a_block_is_requested_at_once_when_a_reader_waits_for_
     assert await here(lead, AT) == AT + 100
     for _ in range(50):
         await asyncio.sleep(0)
-    assert room.origin.count() == 1  # nobody waits for it yet
+    assert room.origin.count() == 1  # no reader waits for the head yet
     assert await here(lead, 0) > 0
     while lead.partial.reach(0) < AT:
         await asyncio.sleep(0)

@@ -55,8 +55,7 @@ class Room:
         return self.alarms[-1]
 
     def measured(self, saved: int = 1) -> None:
-        """So many latencies were measured that a late reply is known, and so many requests sent that `saved` may be
-        hedged."""
+        """Measure enough latencies to know a late reply, and send enough requests that `saved` may be hedged."""
         for _ in range(100):
             self.hedging.replied(0.5)
         for _ in range(50 * saved):
@@ -164,7 +163,7 @@ async def test_no_request_is_hedged_before_enough_latencies_were_seen(room: Room
 async def test_a_reply_in_time_is_not_hedged(room: Room) -> None:
     room.measured()
     assert await room.read() == DATA
-    assert room.origin.under_way == 0  # at once, and not when somebody collects it
+    assert room.origin.under_way == 0  # at once, and not at a garbage collection
     assert room.origin.count() == 1
     assert room.alarms[0].cancelled()
     assert room.hedges("yes") + room.hedges("no") == 0

@@ -163,7 +163,7 @@ async def test_a_late_joiner_at_any_offset_follows_the_same_flight(room: Engine)
     leader = asyncio.create_task(room.range(0, BLOCK))
     while room.origin.body_bytes < 20_000:
         await asyncio.sleep(0)
-    assert await room.range(5, 15_000) == DATA[5:15_000]  # all of it is here already
+    assert await room.range(5, 15_000) == DATA[5:15_000]  # all these bytes have come already
     joiners = [asyncio.create_task(room.range(at, BLOCK)) for at in (0, 1, 19_999, 20_000, 20_001, BLOCK - 1)]
     await asyncio.sleep(0)
     gate.set()
@@ -684,7 +684,7 @@ async def test_a_version_that_changed_before_the_first_byte_makes_the_read_begin
     await room.range(0, 10)
     await room.tasks.settle()
     room.origin.put(REF, OTHER)
-    # The version is fresh by its ttl, but the block is not here, and its fill finds that the version is gone.
+    # The version is fresh by its ttl, but the block is not cached, and its fill finds that the version is gone.
     assert await room.range(3 * BLOCK, SIZE) == OTHER[3 * BLOCK :]
     assert await room.get() == OTHER
 
@@ -705,7 +705,7 @@ async def test_a_version_that_changes_after_the_first_byte_cuts_the_answer(room:
         await take(answer.body)
     assert DATA.startswith(bytes(got))
     assert len(got) < SIZE
-    assert await room.get() == OTHER  # the old blocks that are here and fresh by the ttl do not cut it again
+    assert await room.get() == OTHER  # cached old blocks that are fresh by the ttl do not cut it again
     await room.tasks.settle()
 
 

@@ -55,7 +55,7 @@ def told(answer: ReadAnswer) -> bool:
 
 
 def questions(room: Engine) -> list[str]:
-    """The requests at the origin; a GET with a Range is told from one without."""
+    """The requests at the origin. A GET with a Range is listed apart from one without."""
     return [f"{r.method} part" if "range" in dict(r.headers) else r.method for r in room.origin.log]
 
 
