@@ -299,16 +299,16 @@ async def test_room_made_for_one_block_is_not_taken_by_another(steps: int, root:
     await disk.write(meta_of(0), meta_of(1))
     disk.store.work.threads.shutdown()
     disk.store.work.threads = AtOnce()
-    one = asyncio.create_task(disk.store.create(meta_of(2)))
+    first = asyncio.create_task(disk.store.create(meta_of(2)))
     for _ in range(steps):
         await asyncio.sleep(0)
     other = asyncio.create_task(disk.store.create(meta_of(3)))
-    while not (one.done() and other.done()):
+    while not (first.done() and other.done()):
         disk.keep_budget()
         await asyncio.sleep(0)
     disk.keep_budget()
     assert disk.metrics.value("outrider_evicted_blocks_total") == 2
-    for task in (one, other):
+    for task in (first, other):
         await (await task).abort()
     disk.close()
 

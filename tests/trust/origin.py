@@ -81,7 +81,7 @@ def read(proxy: Proxy, key: str, versions: list[bytes], extent: tuple[int, int] 
     if response.status in (200, 206):
         # The versions are looked at only now: an overwrite may have added one during the read.
         wanted = [data if extent is None else data[slice(*extent)] for data in versions]
-        if not (any(one.startswith(body) for one in wanted) if broken else bytes(body) in wanted):
+        if not (any(version.startswith(body) for version in wanted) if broken else bytes(body) in wanted):
             raise WrongBytesError(f"{key}, {extent}: {len(body)} bytes, broken: {broken}")
         return BROKEN if broken else RIGHT
     if broken:

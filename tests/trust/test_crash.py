@@ -364,7 +364,9 @@ def test_learned_orders_of_another_format_are_not_believed(
     data = zlib.compress(json.dumps({**said, "format": version}).encode())
     orders.write_bytes(xxhash.xxh3_128_digest(data) + data)
     roomy.start()
-    assert f"format {version}" in str([vars(one) for one in caplog.records if "orders ignored" in one.getMessage()])
+    assert f"format {version}" in str(
+        [vars(record) for record in caplog.records if "orders ignored" in record.getMessage()]
+    )
     served_right(roomy, small_shelf)
     trials.record("crash", f"learned orders of {'an older' if version == 0 else 'a newer'} format", RIGHT)
 

@@ -407,11 +407,11 @@ class Mounted:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Mounted]:
-    one = Mounted(tmp_path / "small")
-    if os.geteuid() != 0 or not one.mount():
+    small = Mounted(tmp_path / "small")
+    if os.geteuid() != 0 or not small.mount():
         pytest.skip("nothing may be mounted here")
-    yield one
-    one.unmount()
+    yield small
+    small.unmount()
 
 
 @pytest.mark.parametrize("known_s", [0.0, float("inf")], ids=["seen", "unseen"])

@@ -323,10 +323,11 @@ def test_after_a_write_a_connection_may_idle_as_after_a_read(bucket: Bucket) -> 
         async def timers() -> list[object]:
             async with asyncio.timeout(60):
                 while not all(
-                    isinstance(one, Connection) and one._is_waiting() for one in proxy.outrider.server.connections
+                    isinstance(connection, Connection) and connection._is_waiting()
+                    for connection in proxy.outrider.server.connections
                 ):
                     await asyncio.sleep(0)
-            return [getattr(one, "_head_timer", one) for one in proxy.outrider.server.connections]
+            return [getattr(connection, "_head_timer", connection) for connection in proxy.outrider.server.connections]
 
         # The test looks at the timers and does not wait for them: on a busy machine half a second is too short for a
         # body.
@@ -444,8 +445,8 @@ async def test_relays_to_slow_readers_keep_to_the_memory_budget(
             assert during.anonymous_bytes - before.anonymous_bytes < 16 * MIB
             # Half of the budget has room for five exchanges of 1.5 MiB; the setting of the connections would allow 64.
             assert 0 < simulator.counts().concurrent_max <= 5
-            for one in answered:
-                one.cancel()
+            for task in answered:
+                task.cancel()
             await asyncio.wait(answered)
         proxy.settle()
         trials.record("load", "slow readers past the cache", "nothing, or their turn", times=40)
@@ -492,7 +493,7 @@ def test_at_the_limit_of_connections_the_proxy_closes_sockets_and_lives_on(bucke
     with Proxy(bucket, max_connections=5) as proxy:
         for _ in range(rounds(3)):
             sockets = [socket.create_connection(proxy.address, timeout=60) for _ in range(100)]
-            for one in sockets:
-                one.close()
+            for each in sockets:
+                each.close()
         _connected(proxy, 0)
         assert ask(proxy.address, "GET", f"/{NAME}/small").body == SMALL

@@ -60,14 +60,14 @@ def test_while_slow_readers_have_all_connections_others_are_asked_to_slow_down(b
             # The read begins after the first block, which a connection of its own brought.
             assert head.read(12 * MIB) == LARGE[: 12 * MIB]
 
-            def turned_away(one: tuple[str, str, bytes]) -> None:
-                method, target, body = one
+            def turned_away(case: tuple[str, str, bytes]) -> None:
+                method, target, body = case
                 length = [("content-length", str(len(body)))] if method == "PUT" else []
                 # Less than the time that the proxy waits for a connection that never becomes free.
                 with RawConnection(proxy.address, 30.0) as connection:
                     answer = connection.ask(method, target, length, body)
-                assert (answer.status, answer.headers.get("retry-after")) == (503, "1"), (one, answer)
-                assert method == "HEAD" or answer.code == "SlowDown", one
+                assert (answer.status, answer.headers.get("retry-after")) == (503, "1"), (case, answer)
+                assert method == "HEAD" or answer.code == "SlowDown", case
 
             list(clients.map(turned_away, asked))
             trials.record("load", "all connections to the bucket in use", "503 SlowDown", times=len(asked))

@@ -91,7 +91,7 @@ def test_a_resumed_read_is_of_the_version_that_it_began_with(world: World) -> No
     with world.weather(Fault(FaultKind.RESET, path_contains=trial.key, after_bytes=10)):
         assert trial.read(proxy) == RIGHT
     proxy.settle()
-    first, *others = [one for one in world.simulator.log() if trial.key in one.path]
+    first, *others = [asked for asked in world.simulator.log() if trial.key in asked.path]
     assert "if-match" not in first.headers
     assert others
-    assert all("if-match" in one.headers for one in others)
+    assert all("if-match" in asked.headers for asked in others)

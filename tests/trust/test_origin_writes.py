@@ -173,7 +173,7 @@ def as_the_bucket_has_it(world: World, proxy: Proxy, key: str) -> None:
     for _ in range(LATE_READS_MAX):
         world.simulator.reset()
         answer = ask(proxy.address, "GET", f"/{NAME}/{key}")
-        assert any(key in one.path for one in world.simulator.log()), (
+        assert any(key in asked.path for asked in world.simulator.log()), (
             "the proxy believed a version that a write made doubtful"
         )
         now = stored(world, key)

@@ -123,7 +123,7 @@ def test_no_second_request_hides_in_a_first(proxy: Proxy, recorder: Recorder, ca
     for cut in (len(raw), raw.find(INNER.encode()), 20):
         assert_refused(case, answers_to(proxy.address, raw[:cut], raw[cut:], b"\r\n\r\n\x00\r\n\r\n"))
         proxy.settle()
-        assert not [one.line for one in recorder.received if "inner" in one.line], case
+        assert not [received.line for received in recorder.received if "inner" in received.line], case
         trials.record("security", "a request hidden in another", "refused, or read as a body")
 
 
@@ -141,7 +141,7 @@ def test_no_second_request_hides_in_a_first_with_the_parser_of_pure_python(
             for answer in answers_to(served.address, raw, b"\r\n\r\n\x00\r\n\r\n"):
                 assert_correct(answer)
             served.settle()
-            assert not [one.line for one in recorder.received if "inner" in one.line], case
+            assert not [received.line for received in recorder.received if "inner" in received.line], case
 
 
 def test_chunk_extensions_mean_nothing(proxy: Proxy, recorder: Recorder) -> None:
@@ -159,7 +159,7 @@ def test_an_upgrade_ends_the_connection_and_nothing_of_the_rest_is_read(proxy: P
     assert len(answers) == 1
     assert answers[0].headers["connection"] == "close"
     proxy.settle()
-    assert [one.line.split(" ")[0] for one in recorder.received] == ["GET"]
+    assert [received.line.split(" ")[0] for received in recorder.received] == ["GET"]
 
 
 # -- what goes up -----------------------------------------------------------------------------------------------------

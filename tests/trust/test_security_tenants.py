@@ -109,7 +109,7 @@ def steps(proxy: Proxy, connection: RawConnection, data: bytes) -> Counter[str]:
         sys.setprofile(how)
 
     async def accepted() -> None:
-        while connection.sock.getsockname() not in {one.peername for one in proxy.outrider.server.connections}:
+        while connection.sock.getsockname() not in {served.peername for served in proxy.outrider.server.connections}:
             await asyncio.sleep(0)
 
     proxy.on_loop(accepted)

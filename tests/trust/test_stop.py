@@ -311,8 +311,8 @@ class Service:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
-            for one in self._sockets:
-                one.close()
+            for each in self._sockets:
+                each.close()
 
     def _accept(self) -> None:
         while True:
@@ -347,9 +347,9 @@ class Service:
                 sink.sendall(data)
         except OSError:
             pass
-        for one in (source, sink):
+        for end in (source, sink):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_rolling_restart_under_load_loses_no_request_that_boto3_does_not_repeat(
@@ -390,7 +390,7 @@ def test_a_rolling_restart_under_load_loses_no_request_that_boto3_does_not_repea
                         proxy.start()
             finally:
                 stopping.set()
-            done = sum(one.result() for one in under_way)
+            done = sum(client.result() for client in under_way)
         assert done > 0
         trials.record("stop", "a rolling restart under load (calls of boto3, standard retries)", "the right bytes",
                       times=done)  # fmt: skip

@@ -83,8 +83,8 @@ def test_no_two_panels_overlap() -> None:
 def test_every_alert_has_a_test() -> None:
     tested = {
         case["alertname"]
-        for one in yaml.safe_load((ROOT / "tests" / "rules" / "rules_test.yaml").read_text())["tests"]
-        for case in one.get("alert_rule_test", [])
+        for group in yaml.safe_load((ROOT / "tests" / "rules" / "rules_test.yaml").read_text())["tests"]
+        for case in group.get("alert_rule_test", [])
         if case["exp_alerts"]
     }
     assert tested == {rule["alert"] for rule in rules() if "alert" in rule}

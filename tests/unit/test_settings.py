@@ -226,9 +226,9 @@ def with_clients(folder: Path, text: str) -> Settings:
 
 def test_clients_are_read_with_their_grants(tmp_path: Path) -> None:
     settings = with_clients(tmp_path, GOOD)
-    (one, secret), (two, _) = settings.known_clients
-    assert (one.name, one.access_key, secret.get_secret_value()) == ("job", "AK1", SECRET)
-    assert [(g.bucket, g.prefix, g.access) for g in one.grants] == [
+    (job, secret), (two, _) = settings.known_clients
+    assert (job.name, job.access_key, secret.get_secret_value()) == ("job", "AK1", SECRET)
+    assert [(g.bucket, g.prefix, g.access) for g in job.grants] == [
         ("train-*", "a/", AccessLevel.WRITE), ("open", "", AccessLevel.READ),
     ]  # fmt: skip
     assert (two.name, two.grants) == ("AK2", ())

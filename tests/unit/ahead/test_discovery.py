@@ -366,7 +366,7 @@ def test_one_list_serves_all_datasets_under_its_prefix() -> None:
     reader.read(KEYS[4], labels[4])
     assert reader.planner.please_list() == [PREFIX]
     reader.planner.listed("b", [(key, 1_000_000) for key in sorted(KEYS + labels)], reader.now, prefix="s/")
-    assert {len(one.names.listed) for one in reader.planner.registry.datasets()} == {COUNT}
+    assert {len(dataset.names.listed) for dataset in reader.planner.registry.datasets()} == {COUNT}
     reader.read(KEYS[5], labels[5])
     assert reader.planner.please_list() == []
 

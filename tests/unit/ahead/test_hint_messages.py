@@ -52,8 +52,8 @@ def test_bytes_that_are_no_utf_8_are_kept_as_escapes() -> None:
 
 
 def test_stalls_are_added() -> None:
-    one = parse_stall(b'{"steps": 2, "wait_s": 1.5, "compute_s": 2, "epoch": 3}')
-    assert one.plus(Stall(1, 0.5, 0.0, 4)) == Stall(3, 2.0, 2.0, 4)
+    stall = parse_stall(b'{"steps": 2, "wait_s": 1.5, "compute_s": 2, "epoch": 3}')
+    assert stall.plus(Stall(1, 0.5, 0.0, 4)) == Stall(3, 2.0, 2.0, 4)
     assert parse_stall(b"{}") == Stall(0, 0.0, 0.0, 0)
 
 

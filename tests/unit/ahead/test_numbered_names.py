@@ -82,7 +82,7 @@ def test_the_whole_range_is_found_with_few_probes(first: int, count: int, width:
     found, rounds = probed(numbering, there)
     assert found == NumberedRange(numbering, there)
     assert len(rounds) <= 4 + log2(count) / 2 + log2(first + count) / 2
-    asked = [name for one in rounds for name in one]
+    asked = [name for names in rounds for name in names]
     assert len(asked) <= 3 * len(rounds) + 32
     assert not set(asked) & set(map(numbering.name, seen)), "a name that is known to exist was probed"
     few = range(first, first + min(count, 3000))

@@ -124,7 +124,7 @@ def test_a_list_that_failed_is_tried_again_after_rests_that_double(came: int) ->
             asked.append(i)
             came_now = came if len(asked) < 4 else len(refs)
             if came_now:
-                planner.listed(bucket, [(one.key, SIZE) for one in refs[:came_now]], float(i), more=True)
+                planner.listed(bucket, [(ref.key, SIZE) for ref in refs[:came_now]], float(i), more=True)
             if len(asked) < 4:
                 planner.list_failed(bucket, prefix, float(i))
             planner.listed(bucket, (), float(i), before=came_now)
@@ -139,7 +139,7 @@ def test_a_dataset_of_more_names_than_may_be_known_is_not_listed_over_and_over()
         read(planner, ref, 0.01 * i)
         for bucket, _ in lists_of(planner, 0.01 * i):
             lists += 1
-            planner.listed(bucket, [(one.key, SIZE) for one in refs[:290]], 0.01 * i)
+            planner.listed(bucket, [(ref.key, SIZE) for ref in refs[:290]], 0.01 * i)
     assert lists == 1
 
 
@@ -176,7 +176,7 @@ def test_all_blocks_that_are_not_pinned_may_be_evicted_and_no_others(seed: int, 
                 pins.block_came(version, id_of(version))
                 planner.added(BlockKey(id_of(version), 0), version)
         elif act == "p":
-            pins.pin(("", chance.choice("xy")), [versions[one] for one in chance.sample(refs, 8)], 10**9)
+            pins.pin(("", chance.choice("xy")), [versions[ref] for ref in chance.sample(refs, 8)], 10**9)
         elif act == "u":
             pins.unpin(("", chance.choice("xy")))
         elif act == "v" and (victim := next(planner.victims(), None)) is not None:

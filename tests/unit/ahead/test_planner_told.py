@@ -31,27 +31,27 @@ def test_pieces_of_several_workers_are_merged_into_one_order_however_they_come(
     order = random.sample(range(60), 60)
     shares = {worker: order[worker::workers] for worker in range(workers)}
     left = {worker: cut(keys, sizes) for worker, keys in shares.items()}
-    one, read = Epoch((), 60, 0.0, confidence=ORDER_UNLIKELY), random.sample(range(60), 9)
+    epoch, read = Epoch((), 60, 0.0, confidence=ORDER_UNLIKELY), random.sample(range(60), 9)
     while any(left.values()):
         worker = random.choice([worker for worker, pieces in left.items() if pieces])
         start, piece = left[worker].pop(0)
-        one.cursor.position = len(one.agenda)
-        one.tell(piece, start, len(shares[worker]))
-        assert set(piece) <= set(one.agenda[one.cursor.position :]), "the told objects are still to be prefetched"
+        epoch.cursor.position = len(epoch.agenda)
+        epoch.tell(piece, start, len(shares[worker]))
+        assert set(piece) <= set(epoch.agenda[epoch.cursor.position :]), "the told objects are still to be prefetched"
         if read and random.random() < 0.5:
-            one.read(read.pop(), 1.0)
+            epoch.read(read.pop(), 1.0)
     part = {key: (index + 0.5) / len(keys) for keys in shares.values() for index, key in enumerate(keys)}
-    assert list(one.agenda) == sorted(order, key=lambda key: (part[key], key))
-    assert [one.place[key] for key in one.agenda] == list(range(60))
-    assert one.left == sum(one.unread(key) for key in order)
+    assert list(epoch.agenda) == sorted(order, key=lambda key: (part[key], key))
+    assert [epoch.place[key] for key in epoch.agenda] == list(range(60))
+    assert epoch.left == sum(epoch.unread(key) for key in order)
 
 
 @pytest.mark.parametrize("turns", [[(0, 3), (0, 1), (1, 2), (1, 0)], [(0, 1), (0, 3), (1, 0), (1, 2)]])
 def test_workers_that_are_equally_far_have_one_order_whichever_tells_first(turns: list[tuple[int, int]]) -> None:
-    one = Epoch((), 4, 0.0, confidence=ORDER_UNLIKELY)
+    epoch = Epoch((), 4, 0.0, confidence=ORDER_UNLIKELY)
     for start, key in turns:
-        one.tell([key], start, 2)
-    assert list(one.agenda) == [1, 3, 0, 2]
+        epoch.tell([key], start, 2)
+    assert list(epoch.agenda) == [1, 3, 0, 2]
 
 
 def test_a_piece_costs_as_much_as_it_brings_where_workers_are_about_equally_far() -> None:
@@ -64,12 +64,12 @@ def test_a_piece_costs_as_much_as_it_brings_where_workers_are_about_equally_far(
             placed += 1
             super()._append(key)
 
-    one = Counted((), 8000, 0.0, confidence=ORDER_UNLIKELY)
+    epoch = Counted((), 8000, 0.0, confidence=ORDER_UNLIKELY)
     for start in range(0, 1000, 50):
         for worker in range(8):
             keys = range(worker * 1000 + start, worker * 1000 + start + 50)
-            one.tell(keys, start, 1000)
-    assert len(one.agenda) == 8000
+            epoch.tell(keys, start, 1000)
+    assert len(epoch.agenda) == 8000
     assert placed < 8 * 8000, "each object is placed once, and again for some pieces beside it"
 
 
@@ -254,7 +254,7 @@ def test_a_hint_for_which_another_dataset_is_forgotten_is_taken_as_a_whole() -> 
         planner.asked("x", ObjectRef("b", f"old/{i:06d}.jpg"), BLOCK, Extent(0, BLOCK), 1.0)
     refs = [ObjectRef("b", f"{folder}/{i:06d}.jpg") for folder in ("cats", "dogs") for i in range(200)]
     planner.told("a", refs, 2.0)
-    assert sum(one.left for dataset in planner.registry.datasets() for one in dataset.epochs()) == 400
+    assert sum(epoch.left for dataset in planner.registry.datasets() for epoch in dataset.epochs()) == 400
 
 
 def test_a_hint_in_another_order_replaces_the_told_order_under_way() -> None:

@@ -101,8 +101,8 @@ def test_objects_that_the_next_epoch_took_over_from_a_told_one_are_withdrawn_too
     hint = tell(store, order)
     read(store, [*order[:-2], *order[:8]])
     [job] = [job for dataset in store.planner.registry.datasets() for job in dataset.jobs.values()]
-    assert [one.told for one in job.epochs] == [True, False]
-    assert [one.left for one in job.epochs] == [2, 4]
+    assert [epoch.told for epoch in job.epochs] == [True, False]
+    assert [epoch.left for epoch in job.epochs] == [2, 4]
     assert store.planner.withdraw(hint, (), store.now) == 2
     assert wanted(store) == []
 

@@ -32,34 +32,34 @@ def made(fields: Fields, conditions: list[Any], version: str = "s3v4", keys: tup
     return form(signed({**BASE, **fields}, policy([*BASE_CONDITIONS, *conditions]), keys, version))
 
 
-def check(one: PostForm, now: float = NOW, bucket: str = "bkt", known: tuple[str, str] = KEYS) -> SizeRange:
-    assert signer_of(one, secret_of=dict([known]).get, keys=SigningKeys()) == known[0]
-    allowed = parse_policy(one.values["policy"])
-    allowed.check(one, bucket, now)
+def check(upload: PostForm, now: float = NOW, bucket: str = "bkt", known: tuple[str, str] = KEYS) -> SizeRange:
+    assert signer_of(upload, secret_of=dict([known]).get, keys=SigningKeys()) == known[0]
+    allowed = parse_policy(upload.values["policy"])
+    allowed.check(upload, bucket, now)
     return allowed.sizes
 
 
-def text_of(one: Any) -> str:
-    return b64encode((one if isinstance(one, str) else json.dumps(one)).encode()).decode()
+def text_of(document: Any) -> str:
+    return b64encode((document if isinstance(document, str) else json.dumps(document)).encode()).decode()
 
 
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 @given(key=st.text(max_size=20).filter(lambda text: text.isprintable() and "${" not in text))
 def test_a_form_that_botocore_signs_is_accepted(version: str, key: str) -> None:
-    one = made({"key": "up/" + key}, [], version)
-    assert check(one) == SizeRange()
+    upload = made({"key": "up/" + key}, [], version)
+    assert check(upload) == SizeRange()
     with pytest.raises(errors.SignatureDoesNotMatch):
-        check(one, known=(KEYS[0], "another"))
+        check(upload, known=(KEYS[0], "another"))
     with pytest.raises(errors.InvalidAccessKeyId):
-        check(one, known=("another", KEYS[1]))
+        check(upload, known=("another", KEYS[1]))
 
 
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 def test_a_changed_policy_is_refused(version: str) -> None:
-    one = made({}, [], version)
+    upload = made({}, [], version)
     wider = text_of(policy([{"bucket": "bkt"}, ["starts-with", "$key", ""]]))
     with pytest.raises(errors.SignatureDoesNotMatch):
-        check(form({**dict(one.fields), "policy": wider}))
+        check(form({**dict(upload.fields), "policy": wider}))
 
 
 def test_names_of_fields_and_words_of_a_policy_may_be_in_any_case() -> None:
@@ -116,10 +116,10 @@ def test_the_bucket_and_the_key_must_be_under_a_condition() -> None:
 
 
 def test_a_policy_expires() -> None:
-    one = form(signed(BASE, policy(BASE_CONDITIONS, "2027-01-15T08:00:00.000Z"), KEYS))
-    assert check(one, NOW - 1) == SizeRange()
+    upload = form(signed(BASE, policy(BASE_CONDITIONS, "2027-01-15T08:00:00.000Z"), KEYS))
+    assert check(upload, NOW - 1) == SizeRange()
     with pytest.raises(errors.AccessDenied, match="Policy expired"):
-        check(one, NOW)
+        check(upload, NOW)
 
 
 NO_POLICIES = [
@@ -136,7 +136,7 @@ NO_POLICIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("document", NO_POLICIES, ids=lambda one: json.dumps(one)[:60])
+@pytest.mark.parametrize("document", NO_POLICIES, ids=lambda document: json.dumps(document)[:60])
 def test_a_document_that_is_no_policy_is_refused(document: Any) -> None:
     assert parse_policy(text_of(policy([{"a": "b"}])))
     with pytest.raises(errors.InvalidPolicyDocument):
@@ -185,7 +185,9 @@ names = st.sampled_from(["acl", "x-amz-meta-a", "content-type", "tagging"])
     st.lists(st.tuples(st.sampled_from(["eq", "starts-with"]), names, words), max_size=4),
 )
 def test_a_policy_allows_what_a_simple_model_allows(fields: Fields, stated: list[tuple[str, str, str]]) -> None:
-    conditions = tuple(Condition(*one) for one in (*stated, ("eq", "bucket", "bkt"), ("starts-with", "key", "up/")))
+    conditions = tuple(
+        Condition(*condition) for condition in (*stated, ("eq", "bucket", "bkt"), ("starts-with", "key", "up/"))
+    )
     expected = all(name in {s[1] for s in stated} for name in fields)
     for operator, name, wanted in stated:
         value = fields.get(name, "")
@@ -226,18 +228,18 @@ def test_two_size_ranges_both_hold() -> None:
 # -- signed anew for the origin ---------------------------------------------------------------------------------------
 
 
-def anew(one: PostForm, credentials: Credentials | None = ORIGIN) -> PostForm:
-    return form(dict(signed_anew(one, "bkt", credentials, "eu-west-1", NOW, SigningKeys())))
+def anew(upload: PostForm, credentials: Credentials | None = ORIGIN) -> PostForm:
+    return form(dict(signed_anew(upload, "bkt", credentials, "eu-west-1", NOW, SigningKeys())))
 
 
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 @given(fields=st.dictionaries(names, words))
 def test_an_allowed_form_is_allowed_when_signed_anew(version: str, fields: Fields) -> None:
     sizes = [["content-length-range", 1, 9]]
-    one = made({**fields, "x-amz-security-token": "the client's"},
+    upload = made({**fields, "x-amz-security-token": "the client's"},
                [*({name: value} for name, value in fields.items()), {"x-amz-security-token": "the client's"}, *sizes],
                version)  # fmt: skip
-    told = anew(one)
+    told = anew(upload)
     assert check(told, known=(ORIGIN.access_key, ORIGIN.secret_key)) == SizeRange(1, 9)
     assert told.values.items() >= {**fields, "x-amz-security-token": ORIGIN.session_token}.items()
     assert KEYS[0] not in b64decode(told.values["policy"]).decode() + json.dumps(dict(told.fields))
@@ -274,7 +276,7 @@ documents = st.recursive(
 
 @given(documents)
 def test_no_document_makes_it_fail(document: Any) -> None:
-    for one in (document, {"expiration": LATER, "conditions": document}, policy([document])):
-        anew(form({**BASE, "policy": text_of(one)}))
+    for malformed in (document, {"expiration": LATER, "conditions": document}, policy([document])):
+        anew(form({**BASE, "policy": text_of(malformed)}))
         with contextlib.suppress(errors.InvalidPolicyDocument):
-            parse_policy(text_of(one))
+            parse_policy(text_of(malformed))

@@ -105,8 +105,8 @@ def test_a_rename_takes_the_source_away_and_so_needs_write_on_it() -> None:
 def test_a_rename_is_covered_however_its_source_is_read(target: str) -> None:
     """The source may be read as a path in the bucket, or as a bucket and a key in it."""
     headers = (("x-amz-rename-source", target),)
-    for one in (Grant("old", "k", AccessLevel.WRITE), Grant("train", "old/k", AccessLevel.WRITE)):
-        assert not may("PUT", "/train/shards/1", WRITE_SHARDS, one, headers=headers)
+    for grant in (Grant("old", "k", AccessLevel.WRITE), Grant("train", "old/k", AccessLevel.WRITE)):
+        assert not may("PUT", "/train/shards/1", WRITE_SHARDS, grant, headers=headers)
     both = (Grant("old", "k", AccessLevel.WRITE), Grant("train", "old/k", AccessLevel.WRITE))
     assert may("PUT", "/train/shards/1", WRITE_SHARDS, *both, headers=headers)
 

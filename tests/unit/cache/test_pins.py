@@ -49,7 +49,7 @@ def test_no_two_pins_are_promised_the_same_room(acts: list[tuple[str, set[int] |
         held = set().union(*model.values())
         assert pins.reserved_bytes == sum(SIZES[key] for key in held)
         assert {key for key in range(len(SIZES)) if pins.holds(identity(version(key, 1)))} == held
-        assert all(pins.bytes_of(("", one)) == sum(SIZES[key] for key in keys) for one, keys in model.items())
+        assert all(pins.bytes_of(("", name)) == sum(SIZES[key] for key in keys) for name, keys in model.items())
 
 
 def test_a_refusal_has_the_numbers() -> None:

@@ -139,10 +139,10 @@ def test_a_job_reaches_the_pod_of_its_own_node(chart: helm.Chart, values: Values
 
 
 def test_two_releases_in_a_namespace_do_not_select_each_others_pods(chart: helm.Chart) -> None:
-    one, other = (manifests(chart, {}, release) for release in ("blue", "green"))
-    assert one["Service"]["spec"]["selector"] != other["Service"]["spec"]["selector"]
-    for kind in one:
-        assert one[kind]["metadata"]["name"] != other[kind]["metadata"]["name"]
+    blue, green = (manifests(chart, {}, release) for release in ("blue", "green"))
+    assert blue["Service"]["spec"]["selector"] != green["Service"]["spec"]["selector"]
+    for kind in blue:
+        assert blue[kind]["metadata"]["name"] != green[kind]["metadata"]["name"]
 
 
 @pytest.mark.parametrize("release", ["outrider", "my-outrider-eu", "r" * 53, "n" * 52 + "7"])
@@ -282,9 +282,13 @@ def test_a_role_is_assumed_by_a_token_for_sts_alone(chart: helm.Chart) -> None:
     told = Cluster.of(manifests(chart, values), values).environment()
     path = Path(told["AWS_WEB_IDENTITY_TOKEN_FILE"])
     assert (told["AWS_ROLE_ARN"], told["AWS_REGION"]) == (values["webIdentity"]["roleArn"], "eu-central-1")
-    [mount] = [one for one in container(chart, values)["volumeMounts"] if one["mountPath"] == str(path.parent)]
+    [mount] = [
+        mounted for mounted in container(chart, values)["volumeMounts"] if mounted["mountPath"] == str(path.parent)
+    ]
     assert mount["readOnly"] is True
-    [volume] = [one["projected"] for one in pod(chart, values)["volumes"] if one["name"] == mount["name"]]
+    [volume] = [
+        candidate["projected"] for candidate in pod(chart, values)["volumes"] if candidate["name"] == mount["name"]
+    ]
     [source] = volume["sources"]
     assert source["serviceAccountToken"] == {
         "audience": "sts.amazonaws.com", "expirationSeconds": 3600, "path": path.name,

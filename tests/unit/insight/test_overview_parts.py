@@ -83,7 +83,7 @@ def test_an_error_that_occurs_again_is_counted() -> None:
         recent_errors.add("disk failed", "x" * 1000, "warning", float(at))
     recent_errors.add("other", "", "error", 9.0)
     last = recent_errors.last()
-    assert [(one.what, one.times, one.at) for one in last] == [("other", 1, 9.0), ("disk failed", 3, 2.0)]
+    assert [(error.what, error.times, error.at) for error in last] == [("other", 1, 9.0), ("disk failed", 3, 2.0)]
     assert len(last[1].detail) == 300
     for at in range(200):
         recent_errors.add(f"trouble {at}", "", "error", float(at))
@@ -100,6 +100,6 @@ def test_warnings_of_the_log_are_kept_with_their_fields_and_no_lower_levels() ->
         except ValueError:
             log.exception("request failed", extra={"request": "7"})
     log.warning("too late")
-    assert [(one.what, one.detail, one.level) for one in reversed(recent_errors.last())] == [
+    assert [(error.what, error.detail, error.level) for error in reversed(recent_errors.last())] == [
         ("store failed", "act: write", "warning"), ("request failed", "request: 7, ValueError", "error"),
     ]  # fmt: skip

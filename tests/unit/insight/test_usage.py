@@ -98,7 +98,7 @@ def test_a_read_answered_by_the_bucket_is_wanted_but_no_read_of_the_cache() -> N
     usage.passed_on(("b", "y-{}.tar"), 7)
     assert (usage.total.wanted, usage.total.wanted_bytes, usage.total.sums.requests) == (4, 22, 2)
     accounts = usage.datasets().values()
-    assert (sum(one.wanted for one in accounts), sum(one.wanted_bytes for one in accounts)) == (4, 22)
+    assert (sum(account.wanted for account in accounts), sum(account.wanted_bytes for account in accounts)) == (4, 22)
 
 
 def totals(registry: CollectorRegistry, name: str) -> dict[str, float]:

@@ -32,7 +32,7 @@ def page(objects: list[tuple[str, int]], token: str | None = None) -> bytes:
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(0, 2**50)), max_size=5))
 def test_keys_and_sizes_come_back_in_order(objects: list[tuple[str, int]]) -> None:
-    assert parse_page(page(objects)) == ListPage(tuple(as_listed(*one) for one in objects), None)
+    assert parse_page(page(objects)) == ListPage(tuple(as_listed(*entry) for entry in objects), None)
 
 
 def test_a_page_that_is_not_the_last_names_the_next() -> None:

@@ -150,13 +150,13 @@ def test_the_farthest_object_of_many_datasets_is_found_as_of_few(sets: int) -> N
         now += 1.0
         asked(planner, key, now)
     found = list(planner.registry.farthest(now))
-    assert sorted(one.version_id for _, one in found) == sorted(key.encode().ljust(16)[:16] for key in keys)
-    each = [one.next_use.farthest(now) for one in planner.registry.datasets()]
+    assert sorted(cached.version_id for _, cached in found) == sorted(key.encode().ljust(16)[:16] for key in keys)
+    each = [dataset.next_use.farthest(now) for dataset in planner.registry.datasets()]
     exact = [seconds for seconds, _ in merge(*each, key=lambda pair: -pair[0])]
     # Beyond these, two are equally far, and either may be first.
     assert [seconds for seconds, _ in found][:100] == exact[:100]
     newest = cached(planner, f"{_word(sets)}/new", now)
-    assert newest.version_id in {one.version_id for _, one in planner.registry.farthest(now)}
+    assert newest.version_id in {cached.version_id for _, cached in planner.registry.farthest(now)}
 
 
 def test_an_eviction_looks_at_few_of_many_datasets() -> None:
@@ -290,7 +290,7 @@ def test_a_dataset_of_too_many_names_is_not_listed_again_and_again() -> None:
             lists, told = lists + 1, 0
         for _ in range(4):
             if told < names_max:
-                planner.listed("b", [(one, 10) for one in keys[told : told + page]], 0.01 * now, before=told, more=True)
+                planner.listed("b", [(key, 10) for key in keys[told : told + page]], 0.01 * now, before=told, more=True)
                 told += page
                 if told == names_max:
                     planner.listed("b", (), 0.01 * now, before=told)

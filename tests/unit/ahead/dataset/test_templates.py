@@ -148,7 +148,7 @@ def test_merged_folders_do_not_undo_each_other_beyond_the_bound(monkeypatch: pyt
     for index, folder in enumerate(folders):
         for number in range(ODD_NAMES_MAX + 8):
             templates.of("b", f"{folder}/{clip(1000 * index + number)}")
-    assert {templates.of("b", f"{folder}/{clip(10**6)}") for folder in folders} == {f"{one}/*.mp4" for one in folders}
+    assert {templates.of("b", f"{folder}/{clip(10**6)}") for folder in folders} == {f"{name}/*.mp4" for name in folders}
 
 
 def test_keys_that_may_not_exist_cause_no_merger() -> None:
@@ -192,7 +192,7 @@ def test_the_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatc
     for number in range(5000):
         templates.of("b", f"flat/{number % 200}/x{digest(number).hex()[:7]}.{number % 699}x")
         if number % 100 == 0:
-            held = sum(bool(key) for one in templates._variants.values() for key in one.only_key.values())
+            held = sum(bool(key) for variants in templates._variants.values() for key in variants.only_key.values())
             assert held == templates._single_keys <= 1000
 
 
@@ -316,8 +316,8 @@ def test_a_hint_in_pieces_is_merged_as_one_hint() -> None:
             refs = [ObjectRef("b", key) for key in keys[worker::8]]
             hints.append(Hint())
             planner.told("a", refs, 0.0, total=len(refs), hint=hints[-1])
-        assert sum(len(one.unread) for hint in hints for one in hint.told(10**6)) == len(keys)
-        assert sum(planner.withdraw(one, (), 0.1) for one in hints) == len(keys)
+        assert sum(len(piece.unread) for hint in hints for piece in hint.told(10**6)) == len(keys)
+        assert sum(planner.withdraw(hint, (), 0.1) for hint in hints) == len(keys)
 
 
 def test_a_hint_of_many_datasets_that_are_merged_is_kept_for_the_merged_ones() -> None:
@@ -325,7 +325,7 @@ def test_a_hint_of_many_datasets_that_are_merged_is_kept_for_the_merged_ones() -
     odd = [f"clips/{clip(number)}" for number in range(40)]
     folders = [f"frames/{digest(number).hex()[:9]}x/img_00001.jpg" for number in range(5000)]
     planner.told("a", [ObjectRef("b", key) for key in [*odd[:20], *folders, *odd[20:]]], 0.0)
-    assert len(planner.registry) == sum(len(one.names.keys) for one in planner.registry.datasets()) == 5040
+    assert len(planner.registry) == sum(len(dataset.names.keys) for dataset in planner.registry.datasets()) == 5040
     assert len(planner.registry.datasets()) < 30
 
 
@@ -343,7 +343,7 @@ def test_a_merger_in_the_midst_of_a_hint_applies_to_all_of_it(at: int, monkeypat
     monkeypatch.setattr(Templates, "of", merged_then)
     hint = Hint()
     planner.told("a", refs, 0.0, hint=hint)
-    assert sorted(ref for one in hint.told(10**6) for ref in one.unread) == sorted(refs)
+    assert sorted(ref for piece in hint.told(10**6) for ref in piece.unread) == sorted(refs)
     assert len(planner.registry) == 5
 
 
@@ -363,7 +363,9 @@ def test_a_dataset_in_use_is_not_merged_whatever_comes_beside_it() -> None:
         planner.added(BlockKey(want.ref.key.encode()[-16:], 0), ObjectVersion(want.ref, '"e"', MIB))
     assert planner.blocks_coming == 0
     assert {want.ref.key for want in planner.wants(now, 10**12, 4)} <= set(train[50:60])
-    assert len(next(one for one in planner.registry.datasets() if "train" in one.template).names.keys) == len(train)
+    assert len(
+        next(dataset for dataset in planner.registry.datasets() if "train" in dataset.template).names.keys
+    ) == len(train)
 
 
 def test_a_dataset_of_several_names_is_never_merged_into_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,10 +402,10 @@ def test_single_names_are_merged_at_the_bound_of_datasets_too() -> None:
     for number in range(4096 - ODD_NAMES_MAX):
         read(planner, f"only.{'abcdefghij'[number % 10]}{number}x", 1.0 + 0.001 * number)
     read(planner, f"clips/{clip(ODD_NAMES_MAX)}", 10.0)
-    assert {one.template: len(one.names.keys) for one in planner.registry.datasets()}[
+    assert {dataset.template: len(dataset.names.keys) for dataset in planner.registry.datasets()}[
         "clips/*.mp4"
     ] == ODD_NAMES_MAX + 1
-    assert len(planner.registry) == sum(len(one.names.keys) for one in planner.registry.datasets())
+    assert len(planner.registry) == sum(len(dataset.names.keys) for dataset in planner.registry.datasets())
 
 
 def test_a_merger_outlives_a_restart() -> None:
@@ -440,5 +442,5 @@ def test_single_names_are_prefetched_as_well_as_numbered_names(kind: OrderKind) 
         return Simulation(Machine(shards.count * shards.size // 4, 1.3 * 4 * 50.0 * MIB), "epoch", [spec]).run()
 
     numbered, odd = epochs(Shards(1000, 64 * MIB, "train")), epochs(OddShards(1000, 64 * MIB, "train"))
-    for one, other in zip(numbered, odd, strict=True):
-        assert other.hit_ratio >= one.hit_ratio - 0.02
+    for epoch, other in zip(numbered, odd, strict=True):
+        assert other.hit_ratio >= epoch.hit_ratio - 0.02

@@ -43,7 +43,7 @@ def sampled(
         batches = [mine[begin : begin + batch] for begin in range(0, len(mine), batch)]
         if drop_last and len(batches[-1]) < batch:
             batches.pop()
-        return [[one for its in batches[worker::workers] for one in its] for worker in range(workers)]
+        return [[number for its in batches[worker::workers] for number in its] for worker in range(workers)]
 
     return order
 
@@ -155,7 +155,7 @@ def chance_of(order: Order) -> Order:
     def name_of(epoch: int) -> list[int]:
         return Random(f"{epoch}").sample(range(4001), 4001)
 
-    return lambda epoch: [[name_of(epoch)[one] for one in its] for its in order(epoch)]
+    return lambda epoch: [[name_of(epoch)[number] for number in its] for its in order(epoch)]
 
 
 def test_the_search_changes_nothing_for_random_orders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(piece
         planner.told("a", refs[told : told + piece], 0.0, start=told, total=count)
         told += piece
         [dataset] = planner.registry.datasets()
-        [one] = dataset.epochs()
+        [epoch] = dataset.epochs()
         for workers, its in ((2, by_two), (3, by_three if told == count else [])):
             while its:
                 number = its.pop(0)
@@ -232,9 +232,9 @@ def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(piece
                 while planner.step():
                     pass
                 if not its:
-                    assert (one.batch, one.workers) == (batch, workers)
-            assert one.agenda == at_once(in_batches(array("i", range(told)), batch, one.workers))
-            assert [one.place[key] for key in one.agenda] == list(range(told))
+                    assert (epoch.batch, epoch.workers) == (batch, workers)
+            assert epoch.agenda == at_once(in_batches(array("i", range(told)), batch, epoch.workers))
+            assert [epoch.place[key] for key in epoch.agenda] == list(range(told))
 
 
 @pytest.mark.parametrize("hits_max", [10, 18])
@@ -258,7 +258,7 @@ def test_hits_that_the_planner_hears_of_later_than_misses_do_not_make_one_reader
                 planner.sent("a", refs[number], each_s * number)
                 while planner.step():
                     pass
-                order_search += [(one.batch, one.workers) for one in dataset.epochs()]
+                order_search += [(epoch.batch, epoch.workers) for epoch in dataset.epochs()]
         read += hits + misses
     assert set(order_search) == {(1, 1)}
 

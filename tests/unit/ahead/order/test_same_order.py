@@ -91,8 +91,10 @@ def test_the_order_that_a_follower_tells_holds_beyond_the_reads_of_its_leader() 
     drive(store, order[:20], "a")
     drive(store, order[:1], "a")
     store.planner.told("a", order, store.now, start=0, total=60)
-    told = [one for (dataset,) in [store.planner.registry.datasets()] for one in dataset.jobs["a"].epochs if one.told]
-    assert [one.leader for one in told] == [None]
+    told = [
+        epoch for (dataset,) in [store.planner.registry.datasets()] for epoch in dataset.jobs["a"].epochs if epoch.told
+    ]
+    assert [epoch.leader for epoch in told] == [None]
     for _ in range(2):
         drive(store, order[len(told[0].log) :], "a")
     assert told[0].number > 1, "the told epoch has ended"

@@ -141,9 +141,9 @@ def test_each_call_of_wants_asks_some_of_many_jobs_and_all_have_their_turn(monke
     offered: list[int] = []
     wants, offer = Candidates.wants, Candidates._candidate
 
-    def counted(self: Candidates, dataset: Dataset, one: Epoch) -> object:
+    def counted(self: Candidates, dataset: Dataset, epoch: Epoch) -> object:
         offered[-1] += 1
-        return offer(self, dataset, one)
+        return offer(self, dataset, epoch)
 
     def counted_call(self: Candidates, now: float, free_bytes: int, blocks: int) -> list[Want]:
         offered.append(0)

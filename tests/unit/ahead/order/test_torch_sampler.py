@@ -57,7 +57,7 @@ def test_the_shares_of_all_ranks_are_the_whole_and_equally_large(count: int, ran
     """DistributedSampler makes the last ranks read some of the first objects again."""
     shares = [drawn(Draw(1, share=ranks, first=rank), count) for rank in range(min(ranks, count))]
     assert {len(share) for share in shares} == {-(-count // ranks)}
-    assert {one for share in shares for one in share} == set(range(count))
+    assert {index for share in shares for index in share} == set(range(count))
 
 
 @pytest.mark.parametrize("draw", [Draw(0), Draw(1), Draw(42), Draw(3407), Draw(4095), Draw(12345 + 100), Draw(7, 2)])

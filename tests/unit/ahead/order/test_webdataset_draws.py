@@ -35,4 +35,6 @@ def test_all_workers_together_read_all_shards_one_each_in_turn(count: int, worke
     workers = min(workers, count)
     order = at_once(order_of(Shuffle(workers, buffer, tuple((first, 3) for first in range(workers))), count, {}, {}))
     assert sorted(order) == list(range(count))
-    assert [one % workers for one in order[: count // workers * workers]] == list(range(workers)) * (count // workers)
+    assert [shard % workers for shard in order[: count // workers * workers]] == list(range(workers)) * (
+        count // workers
+    )

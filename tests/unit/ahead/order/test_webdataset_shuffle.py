@@ -53,10 +53,10 @@ def beside_each_other(lists: list[list[int]], chance: Random) -> list[int]:
     reads = []
     for its in lists:
         at = chance.random()
-        for one in its:
-            reads.append((at, one))
+        for shard in its:
+            reads.append((at, shard))
             at += chance.uniform(0.7, 1.3)
-    return [one for _, one in sorted(reads)]
+    return [shard for _, shard in sorted(reads)]
 
 
 def first_reads(order: Order, rounds: int, epoch: int = 0, chance: int = 1) -> list[int]:
@@ -247,7 +247,7 @@ def test_the_shards_of_a_worker_that_begins_late_are_expected() -> None:
     proxy.foreseen(early[:60], 24)
     proxy.foreseen([late[0], late[1]], 24)
     rest = beside_each_other([*(its[10:] for its in lists), late[2:]], Random(2))
-    rest = [one for one in rest if one not in early[:60]]
+    rest = [shard for shard in rest if shard not in early[:60]]
     assert proxy.foreseen(rest, 48) > 0.8
 
 
@@ -256,13 +256,13 @@ def test_workers_of_other_nodes_are_not_taken_for_late_ones() -> None:
     proxy = Sampled(800)
     proxy.foreseen(beside_each_other(lists, Random(1))[:60], 24)
     [dataset] = proxy.planner.registry.datasets()
-    one = dataset.epochs()[-1]
-    assert (one.is_dealt, len(one.agenda)) == (True, 700)
+    epoch = dataset.epochs()[-1]
+    assert (epoch.is_dealt, len(epoch.agenda)) == (True, 700)
     proxy.foreseen(late[:1], 24)
-    assert not one.is_dealt
+    assert not epoch.is_dealt
     key = dataset.names.find(proxy.refs[late[1]].key)
     assert key is not None
-    assert one.to_come(key)
+    assert epoch.to_come(key)
 
 
 def test_the_search_begins_as_soon_as_enough_is_read() -> None:
@@ -275,7 +275,9 @@ def test_the_search_begins_as_soon_as_enough_is_read() -> None:
 def test_workers_that_begin_the_next_epoch_while_others_end_theirs_are_predicted_in_both() -> None:
     """This is how `.repeat()` reads."""
     epochs = [shuffled(COUNT, 8)(epoch) for epoch in range(3)]
-    reads = beside_each_other([[one for its in lists for one in its] for lists in zip(*epochs, strict=True)], Random(3))
+    reads = beside_each_other(
+        [[shard for its in lists for shard in its] for lists in zip(*epochs, strict=True)], Random(3)
+    )
     proxy = Sampled(COUNT)
     proxy.foreseen(reads[: COUNT // 2], 24)
     assert proxy.foreseen(reads[COUNT // 2 : -250], 8 * WORKERS) > 0.95
@@ -294,8 +296,8 @@ def test_the_first_shards_of_the_next_epoch_are_not_taken_for_padding_of_this_on
     proxy.read(lists[0][:1])
     key = dataset.names.find(proxy.refs[lists[0][0]].key)
     assert key is not None
-    one = dataset.epochs()[-1]
-    assert (one.number, one.unread(key)) == (1, False)
+    epoch = dataset.epochs()[-1]
+    assert (epoch.number, epoch.unread(key)) == (1, False)
 
 
 def test_a_found_shuffle_is_given_up_when_the_reads_contradict_it() -> None:
@@ -364,8 +366,8 @@ def test_a_search_among_a_million_seeds_goes_on_during_reads_and_is_made_once(mo
 def by_pace(lists: list[list[int]], paces: Sequence[float], late: Sequence[float]) -> list[int]:
     reads = []
     for number, (its, pace, begin) in enumerate(zip(lists, paces, late, strict=True)):
-        reads += [(begin + (place + number / 100) / pace, one) for place, one in enumerate(its)]
-    return [one for _, one in sorted(reads)]
+        reads += [(begin + (place + number / 100) / pace, shard) for place, shard in enumerate(its)]
+    return [shard for _, shard in sorted(reads)]
 
 
 def test_workers_that_are_faster_than_others_are_recognised() -> None:
