@@ -1,4 +1,4 @@
-"""The HTTP proxy that the environment names is used for requests to the origin; .netrc is not read."""
+"""The HTTP proxy of the environment is used for requests to the origin; .netrc is not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals that no repair helps: after all attempts, the reply to the client holds nothing about the signer."""
+"""Persistent refusals of the origin: after all attempts, the reply to the client holds nothing about the signer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""SIGKILL at any moment, and power loss: the next start repairs the cache directory, and clients get the right
-bytes."""
+"""SIGKILL at any moment, and power loss: the next start repairs the directory, and clients get right bytes."""
 
 from __future__ import annotations
 

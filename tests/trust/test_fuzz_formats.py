@@ -1,5 +1,7 @@
-"""Fuzz tests of the parsers of a request (XML, keys, forms, chunks, signatures): each input is refused, or read as
-others read it."""
+"""Fuzz tests of a request's parsers: each input is refused, or read as other servers read it.
+
+The parsers are those of XML, keys, forms, chunks and signatures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documentation, dashboard and alerts name metrics that exist."""
+"""Documentation, dashboard and alerts name only metrics that exist."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Writes through the proxy: each is sent once, and the names that it may change are revalidated, whatever overtakes
-it."""
+"""Writes through the proxy: each is sent once, and every name that it may change is revalidated."""
 
 from __future__ import annotations
 

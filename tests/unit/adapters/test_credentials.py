@@ -1,4 +1,4 @@
-"""Credentials are taken from the environment without the AWS chain exactly when the chain would find the same ones."""
+"""Credentials from the environment: the AWS chain is skipped exactly when it would find the same credentials."""
 
 from __future__ import annotations
 

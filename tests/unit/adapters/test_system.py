@@ -1,4 +1,4 @@
-"""Freezing objects after long garbage collections, with a fake clock and objects of the test."""
+"""Garbage collection: objects are frozen after long collections, with a fake clock and objects of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects of a dataset are found by a LIST, or by the numbers in its names."""
+"""Discovery: the objects of a dataset are found by a LIST, or by the numbers in its names."""
 
 from __future__ import annotations
 

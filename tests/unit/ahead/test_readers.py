@@ -1,5 +1,4 @@
-"""Sequential-read detection: readers are recognised by their requests, as whole objects, parallel ranges or random
-reads."""
+"""Sequential-read detection: readers of whole objects, of parallel ranges, or at random offsets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The Helm chart, rendered by Helm's own engine. Kubernetes' schemas check its manifests, and the proxy its
-settings."""
+"""The Helm chart, rendered by Helm's own engine, checked by Kubernetes' schemas and by the proxy's settings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The memo of verified presigned URLs: each is verified once, and serves no other request and no longer than it is
-valid."""
+"""The memo of verified presigned URLs: each is verified once, for its own request and until it expires."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The access log: lines of hits are written in bundles, since a log record for each would cost more than the hit
-itself."""
+"""The access log: lines of hits are written in bundles.
+
+A log record for each line would cost more than the hit itself.
+"""
 
 from __future__ import annotations
 

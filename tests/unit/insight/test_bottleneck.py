@@ -1,4 +1,4 @@
-"""The diagnosis of the bottleneck, in words."""
+"""The diagnosis of the bottleneck, and its words."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""No module imports itself through others, not even under TYPE_CHECKING, so that each can be read, moved and tested
-alone."""
+"""No module imports itself through others, not even under TYPE_CHECKING.
+
+Each module can so be read, moved and tested alone.
+"""
 
 from __future__ import annotations
 

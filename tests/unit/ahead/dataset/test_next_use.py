@@ -1,5 +1,4 @@
-"""Cached objects ranked by their next use, for Belady-like eviction: the ranking, stale ranks, and the farthest
-object."""
+"""Cached objects ranked by their next use, as Belady's eviction needs: the order, stale ranks, the farthest one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that have nothing in common with each other are merged into one dataset, and are prefetched as any other."""
+"""Templates of datasets: names that have nothing in common are merged into one dataset, and prefetched as any other."""
 
 from __future__ import annotations
 

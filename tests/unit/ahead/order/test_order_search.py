@@ -1,4 +1,4 @@
-"""Jobs whose sampler has a seed that the search finds are predicted as if they had told their order."""
+"""The order search: jobs whose sampler has a seed that is found are predicted as well as jobs with hints."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Jobs that read a dataset in the same order, each started a little later: a sweep over parameters with WebDataset's
-default."""
+"""Jobs that read a dataset in the same order, each started a little later.
+
+Examples are a sweep over parameters, and WebDataset's default.
+"""
 
 from __future__ import annotations
 

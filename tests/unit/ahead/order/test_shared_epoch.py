@@ -1,4 +1,4 @@
-"""Clients that share each epoch of a dataset: the nodes of a run behind one proxy, the pods of one on a node."""
+"""Shared epochs: several clients read each epoch together, as the nodes behind one proxy or the pods of a node."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The orders that PyTorch's samplers draw are worked out from their seeds. `tests/server/test_sampled_orders.py`
-compares the numbers with those of torch itself."""
+"""The seed search for PyTorch's samplers, and the orders that they draw from a seed.
+
+`tests/server/test_sampled_orders.py` compares the numbers with those of torch itself.
+"""
 
 from __future__ import annotations
 
