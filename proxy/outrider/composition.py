@@ -50,7 +50,7 @@ from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
-from outrider.engine.write.touched import note_written
+from outrider.engine.write.written_names import note_written
 from outrider.http.access import Access, Loopback, SigV4, reader_shown
 from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.maintenance import MaintenanceCommands

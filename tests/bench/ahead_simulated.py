@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from outrider.simulator.run import EpochResult, Machine, Simulation
-from outrider.simulator.worlds import JobSpec, OrderKind, Shards, order_of
+from outrider.simulator.scenarios import JobSpec, OrderKind, Shards, order_of
 
 MIB = 2**20
 SHARDS, SHARD_BYTES, READERS, READER_BYTES_S = 1000, 64 * MIB, 8, 50.0 * MIB

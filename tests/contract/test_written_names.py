@@ -13,7 +13,7 @@ from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.model import ObjectRef
-from outrider.engine.write.touched import note_written
+from outrider.engine.write.written_names import note_written
 from outrider.metrics import Metrics
 from tests.support.engine import REF, engine
 from tests.support.fakes import FakeClock

@@ -32,7 +32,7 @@ from outrider.http.s3 import connection as connection_module
 from outrider.http.s3 import fast_path
 from outrider.http.s3 import server as server_module
 from outrider.http.s3.connection import Connection
-from outrider.http.s3.handoff import Begun, PageCold, Recognised
+from outrider.http.s3.slow_path_handoff import Begun, PageCold, Recognised
 from outrider.http.wire.sender import SocketSender
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request

@@ -32,7 +32,7 @@ from outrider.engine.fill.origin_reader import OriginReader, Patience
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
-from outrider.engine.read.body import Body, EarlyPiece, FilePiece, Piece
+from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, Piece
 from outrider.engine.read.object_read import ObjectReads, ReadAnswer
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from outrider.simulator.run import Machine, Simulation
-from outrider.simulator.worlds import ORDERS, JobSpec, Shards, order_of
+from outrider.simulator.scenarios import ORDERS, JobSpec, Shards, order_of
 
 MIB = 2**20
 # With fewer reads than this, chance would decide the comparison.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from outrider.core.ahead.candidates import Want
+    from outrider.core.ahead.prefetch_candidates import Want
 
 BLOCK = 1024
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.engine.read.body import EarlyPiece, FilePiece
+from outrider.engine.read.body_pieces import EarlyPiece, FilePiece
 from outrider.engine.read.object_read import ObjectReads
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from outrider.core.model import Extent, ObjectVersion
-    from outrider.engine.read.body import Piece
+    from outrider.engine.read.body_pieces import Piece
     from tests.support.bucket import Bucket
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/xml\r\n"

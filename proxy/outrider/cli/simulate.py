@@ -15,7 +15,7 @@ from outrider.settings import parse_bytes
 from outrider.simulator.logs import requests_of
 from outrider.simulator.optimal import optimal_hits
 from outrider.simulator.run import EpochResult, Machine, Simulation
-from outrider.simulator.worlds import ORDERS, JobSpec, OrderKind, Request, Shards, order_of
+from outrider.simulator.scenarios import ORDERS, JobSpec, OrderKind, Request, Shards, order_of
 
 POLICIES = ("epoch", "lru", "fifo", "none")
 _HEADINGS = ("cache", "policy", "job", "epoch", "hits", "traffic", "stall", "waste")

@@ -1,7 +1,7 @@
 """Simulates cache, readers and origin in virtual time, around the very planner and policies that the proxy runs.
 
-1. `worlds` describes the readers: jobs made up from a seed (`JobSpec`, `order_of`), or `logs` takes the requests of a
-   real run from a proxy's own log (`requests_of`).
+1. `scenarios` describes the readers: jobs made up from a seed (`JobSpec`, `order_of`), or `logs` takes the requests of
+   a real run from a proxy's own log (`requests_of`).
 2. `world` has the parts of the machine: a `Timeline` of events in virtual time, a `SimStore` with a budget whose
    victims the policy chooses, and a `SimOrigin` of limited bandwidth that serves the most urgent block first.
 3. `run.Simulation` connects them. For each shard that a reader opens it tells the planner, as the engine does, and asks

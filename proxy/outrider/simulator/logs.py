@@ -8,7 +8,7 @@ from datetime import datetime
 
 from outrider.core.model import Extent
 from outrider.core.s3 import ranges
-from outrider.simulator.worlds import Request
+from outrider.simulator.scenarios import Request
 
 
 def requests_of(lines: Iterable[str]) -> list[Request]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from outrider.core.ahead.numbered_names import NumberedNames, NumberedRange
+from outrider.core.ahead.numbered_names_search import NumberedNames, NumberedRange
 from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.readahead import window_blocks
 from outrider.core.model import Extent, ObjectRef
 from outrider.simulator.policies import policy_of
+from outrider.simulator.scenarios import JobSpec, Request
 from outrider.simulator.world import (
     AWAITED,
     PREFETCHED,
@@ -23,7 +24,6 @@ from outrider.simulator.world import (
     SimStore,
     Timeline,
 )
-from outrider.simulator.worlds import JobSpec, Request
 
 # The duration of a LIST of a dataset: one page for each 1,000 keys, a few pages at a time.
 _LIST_S = 0.2

@@ -19,8 +19,8 @@ from outrider.core.model import ObjectRef
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.read import body as body_module
-from outrider.engine.read.body import Body, EarlyPiece
+from outrider.engine.read import body_pieces as body_module
+from outrider.engine.read.body_pieces import Body, EarlyPiece
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.ports import BlockWriter, Buffer

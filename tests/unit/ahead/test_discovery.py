@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from outrider.core.ahead.numbered_names import NumberedNames
+from outrider.core.ahead.numbered_names_search import NumberedNames
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import Extent, ObjectRef
 from outrider.simulator.run import Machine, Simulation
-from outrider.simulator.worlds import JobSpec, Shards, order_of
+from outrider.simulator.scenarios import JobSpec, Shards, order_of
 
 SMALL = 10_000
 COUNT = 300

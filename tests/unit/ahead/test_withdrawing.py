@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.ahead.candidates import Want
 from outrider.core.ahead.hints import Hint, HintedObjects
+from outrider.core.ahead.prefetch_candidates import Want
 from outrider.core.model import BlockKey, ObjectRef
 from tests.support.planned import BLOCK, PlannedStore
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.registry import DatasetRegistry
-from outrider.core.ahead.numbered_names import NumberedNames, numbering_of
+from outrider.core.ahead.numbered_names_search import NumberedNames, numbering_of
 from outrider.core.model import ObjectRef
 
 # The origin is asked about a dataset once so many of its keys are known.

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from outrider.core.ahead.numbered_names import NumberedNames
+from outrider.core.ahead.numbered_names_search import NumberedNames
 
 # The rest after a LIST that failed; it doubles with each failure in a row.
 _LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
@@ -97,7 +97,7 @@ class DiscoveryState:
     """How far it is known which objects a dataset has, and when the origin may be asked again.
 
     `Discovery` decides by it, and changes it. "Numbered" means that the names differ in one number that counts up (see
-    `numbered_names`), so that a few HEADs tell which objects there are.
+    `numbered_names_search`), so that a few HEADs tell which objects there are.
     """
 
     # A LIST, or HEADs of numbered names in its place, was asked for.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.registry import Item
-from outrider.core.ahead.readers import ABANDONED_S
+from outrider.core.ahead.sequential_reads import ABANDONED_S
 
 # The number of readers falls by at most this factor with each object that is opened.
 _READERS_KEPT = 0.99

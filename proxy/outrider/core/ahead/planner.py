@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from outrider.core.ahead.candidates import SOONER, CacheSpace, Candidates, Want
 from outrider.core.ahead.dataset.dataset import CachedObject, Dataset, blocks_of
 from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
 from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.ahead.discovery import FAREST, NAMES_PER_PAGE, Discovery
 from outrider.core.ahead.hint_messages import COUNT_MAX
 from outrider.core.ahead.hints import Hint
-from outrider.core.ahead.numbered_names import NumberedNames
+from outrider.core.ahead.numbered_names_search import NumberedNames
 from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.order_search import OrderSearch
 from outrider.core.ahead.outstanding import Outstanding
-from outrider.core.ahead.readers import Readers
+from outrider.core.ahead.prefetch_candidates import SOONER, CacheSpace, Candidates, Want
+from outrider.core.ahead.sequential_reads import Readers
 from outrider.core.block_layout import block_count
 from outrider.core.cache.pins import Pins
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion

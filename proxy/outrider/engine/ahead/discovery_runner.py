@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from itertools import islice
 
-from outrider.core.ahead.numbered_names import NumberedNames
+from outrider.core.ahead.numbered_names_search import NumberedNames
 from outrider.core.ahead.planner import Planner
 from outrider.core.errors import S3Error, Signal
 from outrider.engine.fill.fill_scheduler import FillScheduler

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
-from outrider.core.ahead.candidates import Want
 from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
-from outrider.core.ahead.readers import Readers
+from outrider.core.ahead.prefetch_candidates import Want
+from outrider.core.ahead.sequential_reads import Readers
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from outrider.core.ahead.numbered_names import NumberedNames, NumberedRange
+from outrider.core.ahead.numbered_names_search import NumberedNames, NumberedRange
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import OriginBroke
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, ListPage, parse_page

@@ -16,7 +16,7 @@
    begin again; afterwards it cuts the connection. No answer mixes two versions.
 """
 
-from outrider.engine.read.body import Body, EarlyPiece, FilePiece, Piece
+from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, Piece
 from outrider.engine.read.hit_lookup import HitLookup
 from outrider.engine.read.object_read import CacheStatus, ObjectReads, ReadAnswer
 from outrider.engine.read.version_cache import VersionCache

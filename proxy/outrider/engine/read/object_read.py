@@ -2,7 +2,7 @@
 
 version    from the version cache while it is fresh, else by one question to the origin (`version_lookup`)
 extent     by the Range, the conditions of RFC 9110, and the version's size
-body       each byte from the nearest place that has it (`body`)
+body       each byte from the nearest place that has it (`body_pieces`)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginRefused
-from outrider.engine.read.body import Body, BodyParts, BodyRead, Piece, ReaderCount
+from outrider.engine.read.body_pieces import Body, BodyParts, BodyRead, Piece, ReaderCount
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
 from outrider.metrics import Metrics

@@ -12,10 +12,10 @@ million,
 the
    slow path. It gives the same reply to any request that the fast path could have answered.
 
-`handoff` has the results that the fast path leaves to the slow path: a reply that the socket did not take at once
-(`Begun`), a hit that waits for its pages (`PageCold`), and the verified sender and the operation of a request that it
-could not answer (`Recognised`). The last one is bound to the exact bytes of the request, so nothing that was found out
-about one request can be used for another on the same connection.
+`slow_path_handoff` has the results that the fast path leaves to the slow path: a reply that the socket did not take at
+once (`Begun`), a hit that waits for its pages (`PageCold`), and the verified sender and the operation of a request that
+it could not answer (`Recognised`). The last one is bound to the exact bytes of the request, so nothing that was found
+out about one request can be used for another on the same connection.
 
 `exchange.Exchange` is a request on the slow path with the facts for its log line. `workers` are threads with loops of
 their own: each has a fast path, and moves a connection to the engine's loop when it asks for anything but a hit. `port`

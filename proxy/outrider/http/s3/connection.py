@@ -13,8 +13,8 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 from aiohttp.web_server import Server
 
-from outrider.http.s3.handoff import PAGES_WAIT_S, Begun, PageCold, Recognised
 from outrider.http.s3.port import ConnectionPort
+from outrider.http.s3.slow_path_handoff import PAGES_WAIT_S, Begun, PageCold, Recognised
 from outrider.http.wire.parser_guard import guarded
 from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
 

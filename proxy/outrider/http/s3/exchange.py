@@ -18,7 +18,7 @@ from outrider.engine.read.object_read import CacheStatus
 from outrider.http.access import Access, Who
 from outrider.http.record.access_log import new_request_id
 from outrider.http.record.record import Ended, Sent
-from outrider.http.s3.handoff import Begun, Recognised
+from outrider.http.s3.slow_path_handoff import Begun, Recognised
 from outrider.http.wire.sender import Sender
 from outrider.metrics import method_label
 

@@ -30,8 +30,8 @@ from outrider.engine.read.hit_lookup import HitLookup, Piece
 from outrider.http.access import Access, Who, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
 from outrider.http.record.record import Ended
-from outrider.http.s3.handoff import Begun, PageCold, Recognised
 from outrider.http.s3.hit_reply import COPIED_BYTES, Brought, Subject, begins_with_a_page, send_at_once
+from outrider.http.s3.slow_path_handoff import Begun, PageCold, Recognised
 from outrider.http.wire.sender import SocketSender
 from outrider.metrics import Metrics
 from outrider.pagecache import in_memory, read_in_memory

@@ -36,7 +36,7 @@ from outrider.core.s3.user_agent import app_of
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.lists import Lists
-from outrider.engine.read.body import Body
+from outrider.engine.read.body_pieces import Body
 from outrider.engine.read.object_read import ObjectReads, OnAsked, ReadAnswer
 from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
@@ -49,7 +49,7 @@ from outrider.http.record.access_log import AccessLog
 from outrider.http.record.record import Sent
 from outrider.http.record.request_end import RequestRecorder
 from outrider.http.s3.exchange import Exchange, ended_elsewhere
-from outrider.http.s3.handoff import Begun, Caller
+from outrider.http.s3.slow_path_handoff import Begun, Caller
 from outrider.http.wire.reply import OnEnd, Reply, Rest
 from outrider.http.wire.request_body import client_body, send_continue
 from outrider.http.wire.sender import Sender

@@ -10,10 +10,10 @@ from typing import Protocol
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
-from outrider.engine.read.body import Body
+from outrider.engine.read.body_pieces import Body
 from outrider.http.record.record import Sent
 from outrider.http.s3.fast_path import FastPath
-from outrider.http.s3.handoff import Begun
+from outrider.http.s3.slow_path_handoff import Begun
 from outrider.http.wire.sender import Sender
 
 

@@ -15,13 +15,13 @@ from contextlib import suppress
 
 from aiohttp.web_server import Server
 
-from outrider.engine.read.body import Body
+from outrider.engine.read.body_pieces import Body
 from outrider.http.record.access_log import AccessLog
 from outrider.http.record.record import Sent
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handler import S3Handler
-from outrider.http.s3.handoff import Begun
+from outrider.http.s3.slow_path_handoff import Begun
 from outrider.http.s3.workers import NewLoop, Workers
 
 log = logging.getLogger(__name__)

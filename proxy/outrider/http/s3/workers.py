@@ -20,11 +20,11 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar, cast
 
 from outrider.core.errors import S3Error, Signal
-from outrider.engine.read.body import Body, EarlyPiece, FilePiece, Piece
+from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, Piece
 from outrider.http.record.record import Sent
 from outrider.http.s3.fast_path import FastPath
-from outrider.http.s3.handoff import Begun
 from outrider.http.s3.port import WorkerPort
+from outrider.http.s3.slow_path_handoff import Begun
 from outrider.http.wire.sender import SocketSender
 
 log = logging.getLogger(__name__)

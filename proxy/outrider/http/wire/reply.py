@@ -19,7 +19,7 @@ from aiohttp.web_response import StreamResponse
 
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
-from outrider.engine.read.body import Body, EarlyPiece, FilePiece
+from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece
 from outrider.http.record.record import Sent
 from outrider.http.wire.sender import Buffer, Sender
 

@@ -21,7 +21,7 @@ from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import EpochResult, Machine, Simulation
-from outrider.simulator.worlds import JobSpec, OrderKind, Shards, order_of
+from outrider.simulator.scenarios import JobSpec, OrderKind, Shards, order_of
 
 MIB = 2**20
 ODD_NAMES_MAX, ODD_FOLDERS_MAX, SHARED_MAX, PLACES_MAX = 32, 1024, 1024, 4096

@@ -18,7 +18,7 @@ from outrider.core.ahead.order.torch_sampler import Draw, at_once, in_batches, o
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import EpochResult, Machine, Simulation
-from outrider.simulator.worlds import JobSpec, Order, Shards
+from outrider.simulator.scenarios import JobSpec, Order, Shards
 from tests.support.sampled import SIZE, Sampled, beside_each_other, drifting
 
 RATE = 2e6

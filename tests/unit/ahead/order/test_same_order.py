@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.simulator.run import EpochResult, Machine, Simulation
-from outrider.simulator.worlds import JobSpec, Shards, order_of
+from outrider.simulator.scenarios import JobSpec, Shards, order_of
 from tests.support.planned import PlannedStore, drive, shuffled
 from tests.support.trials import SCALE
 

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from outrider.core.ahead.candidates import Candidates, Want
 from outrider.core.ahead.dataset import job_table as job_table_module
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.prefetch_candidates import Candidates, Want
 from outrider.core.model import ObjectRef
 from tests.support.planned import PlannedStore, drive, ratio, shuffled
 

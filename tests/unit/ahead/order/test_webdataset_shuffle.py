@@ -20,7 +20,7 @@ from outrider.core.ahead.order.webdataset_shuffle import (
     next_shuffles,
 )
 from outrider.simulator.run import EpochResult, Machine, Simulation
-from outrider.simulator.worlds import JobSpec, Order, Shards
+from outrider.simulator.scenarios import JobSpec, Order, Shards
 from tests.support.sampled import Sampled
 
 T = TypeVar("T")

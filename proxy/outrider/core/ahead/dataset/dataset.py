@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from outrider.core.ahead.dataset.job_table import JobTable
-from outrider.core.ahead.dataset.next_use import NEVER, NextUse
+from outrider.core.ahead.dataset.next_use_ranking import NEVER, NextUse
 from outrider.core.ahead.dataset.templates import prefix_of
 from outrider.core.ahead.object_names import DiscoveryState, Names
 from outrider.core.ahead.order.epoch import Epoch

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.numbered_names import NumberedNames, NumberedRange, numbering_of
+from outrider.core.ahead.numbered_names_search import NumberedNames, NumberedRange, numbering_of
 
 
 def probed(
