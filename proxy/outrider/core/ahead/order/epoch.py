@@ -15,7 +15,7 @@ from outrider.core.ahead.order.fetch_cursor import FetchCursor
 from outrider.core.ahead.order.frontier import RECENT, Frontier, tolerance
 from outrider.core.ahead.order.learned_order import LearnedOrder, blanks
 from outrider.core.ahead.order.seed_state import DrawnOrder, SeedState
-from outrider.core.ahead.order.told_order import Expectation, ToldOrder
+from outrider.core.ahead.order.told_order import END, Expectation, ToldOrder
 from outrider.core.ahead.order.torch_sampler import at_once, out_of_batches
 
 # The weight of the newest read in `confidence`, an exponentially weighted mean.
@@ -336,6 +336,8 @@ class Epoch:
         """Add those objects that are not in the agenda to its end."""
         for index in indexes:
             if self.place[index] < 0:
+                if self.told_order is not None:
+                    self.told_order.append(END)
                 self._append(index)
 
     def _append(self, index: int) -> None:

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from outrider.core.ahead.order.torch_sampler import turn_of
 
+END = 1.0
+"""The share of an object that is expected without having been told: it follows all that was told."""
+
 
 class Expectation(NamedTuple):
     """The expectation of an epoch before its order was told: see the same names in `Epoch`."""
