@@ -60,7 +60,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files that take long come first, so that two processes which share the files out end together."""
+    """Files that take long come first, so that the processes which share the files out end together."""
     seconds = {**USUAL_SECONDS, **dict(known_seconds(config))}
     items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), 0.0))
 
