@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from outrider.adapters.process.system import JsonLines
 from tests.support.bucket import Bucket
 from tests.support.certificate import Certificate, certify
 from tests.support.simulator import Simulator
@@ -56,6 +57,12 @@ def pytest_configure() -> None:
     ):  # fmt: skip
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The report of a failed test shows log lines with their fields: why a reply was cut stands in one of them."""
+    plugin: Any = session.config.pluginmanager.get_plugin("logging-plugin")
+    plugin.report_handler.setFormatter(JsonLines())
 
 
 @pytest.hookimpl(tryfirst=True)
