@@ -32,6 +32,7 @@ from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import background
 from outrider.http.admin.server import AdminServer
 from outrider.metrics import Metrics
+from outrider.origin_oddities import OriginOddities
 from outrider.ports import Clock
 from outrider.settings import Settings, SettingsError
 
@@ -89,6 +90,7 @@ async def running(
         region = settings.region or await credentials.region() or DEFAULT_REGION
         endpoint = settings.origin or aws_url(region)
         shares = Shares.of(settings.buffer_bytes, settings.origin_connections)
+        oddities = OriginOddities(endpoint, metrics)
         origin = HttpOrigin(
             endpoint, region, credentials, metrics, wall_clock, connections=shares.exchanges,
             read_timeout_s=settings.origin_timeout_s, resolver=resolver,
@@ -96,7 +98,7 @@ async def running(
         await origin.open()
         stack.push_async_callback(origin.close)
         resources = Resources(
-            metrics, directory, credentials, traced(origin, traces), shares, tasks, stack, open_files, traces
+            metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, open_files, traces
         )
         outrider, recovery = compose(settings, resources)
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX

@@ -58,6 +58,7 @@ from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handler import HandlerSettings, S3Handler, Services
 from outrider.http.s3.server import S3Server
 from outrider.metrics import Metrics
+from outrider.origin_oddities import OriginOddities
 from outrider.ports import Origin
 from outrider.settings import Settings, SettingsError
 
@@ -107,6 +108,7 @@ class Resources:
     directory: BlockDir
     credentials: AwsCredentials
     origin: Origin
+    oddities: OriginOddities
     shares: Shares
     tasks: Background
     stack: AsyncExitStack
@@ -139,7 +141,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     stack.callback(store.close)
     versions = VersionCache(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
     scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), time.monotonic)
-    origin_reader = OriginReader(origin, Patience(), metrics, scheduler, Hedging())
+    origin_reader = OriginReader(origin, Patience(), metrics, scheduler, Hedging(), resources.oddities)
     source = BlockSource(origin_reader)
     runtime, apart = Runtime(tasks.spawn, time.monotonic), Runtime(tasks.spawn_apart, time.monotonic)
     flights = FlightTable(layout, source, store, scheduler, runtime)
@@ -178,6 +180,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), time.monotonic,
         capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, _names_of_keys(settings)),
+        oddities=resources.oddities,
     )  # fmt: skip
     outrider = Outrider(
         settings,

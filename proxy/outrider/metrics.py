@@ -140,6 +140,18 @@ class Metrics:
             ["method", "status"],
             registry=r,
         )
+        self.origin_oddities = Counter(
+            "outrider_origin_oddities",
+            "Times that the origin behaved otherwise than AWS S3; `kind`: how (docs/s3-compatibility.md).",
+            ["kind"],
+            registry=r,
+        )
+        self.uncached_reads = Counter(
+            "outrider_uncached_reads",
+            "Reads of objects that were relayed or forwarded, and not kept; `reason`: a kind of oddity, or another.",
+            ["reason"],
+            registry=r,
+        )
         self.origin_bytes = Counter("outrider_origin_bytes", "Body bytes received from the origin.", registry=r)
         self.origin_retries = Counter("outrider_origin_retries", "Reads retried at the origin.", registry=r)
         self.hedges = Counter(

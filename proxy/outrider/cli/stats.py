@@ -72,6 +72,8 @@ def view(status: status_client.Status) -> RenderableType:
         Text(),
         _readers(status["readers"]),
     ]  # fmt: skip
+    if oddities := _oddities(status):
+        parts += [Text(), oddities]
     if status["errors"]:
         last = status["errors"][0]
         times = f" ({last['times']} times)" if last["times"] > 1 else ""
@@ -119,6 +121,16 @@ def _facts(status: status_client.Status) -> Table:
     )
     table.add_row("cache size", f"would hit: {sizes}" if sizes else "too few reads to tell")
     return table
+
+
+def _oddities(status: status_client.Status) -> Text | None:
+    """How the origin differs from AWS S3, and how many reads stayed uncached; None: nothing to tell."""
+    # An older proxy tells neither.
+    lines = [status_client.shown(odd["text"]) for odd in status.get("origin_oddities", ())]
+    known = {odd["kind"] for odd in status.get("origin_oddities", ())}
+    others = {why: count for why, count in status.get("uncached_reads", {}).items() if why not in known}
+    lines += [f"{count:,} reads uncached: {why}" for why, count in others.items()]
+    return Text("\n".join(lines), style="yellow") if lines else None
 
 
 def _readers(readers: list[status_client.Status]) -> RenderableType:

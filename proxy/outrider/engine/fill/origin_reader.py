@@ -23,6 +23,7 @@ from outrider.core.origin.hedging import Hedging
 from outrider.core.s3.ranges import parse_content_range
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.metrics import Metrics
+from outrider.origin_oddities import OriginOddities
 from outrider.ports import Chunks, Clock, Origin, OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
@@ -107,13 +108,17 @@ class OriginReader:
     """Reads the origin. Writes are never tried twice, so they do not go through here."""
 
     def __init__(
-        self, origin: Origin, patience: Patience, metrics: Metrics, scheduler: FillScheduler, hedging: Hedging
-    ) -> None:
+        self, origin: Origin, patience: Patience, metrics: Metrics, scheduler: FillScheduler, hedging: Hedging,
+        oddities: OriginOddities | None = None,
+    ) -> None:  # fmt: skip
+        """`oddities` None: this reader has a list of its own."""
         self._origin = origin
         self._patience = patience
         self._metrics = metrics
         self._scheduler = scheduler
         self._hedging = hedging
+        self.oddities = oddities or OriginOddities(origin.endpoint, metrics)
+        """Told of each reply that differs from AWS S3's."""
 
     @asynccontextmanager
     async def reply(self, request: OriginRequest, *, hedged: bool = False) -> AsyncIterator[OriginReply]:

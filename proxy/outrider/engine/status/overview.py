@@ -15,6 +15,7 @@ from outrider.core.insight.miss_ratio import FACTORS, MissRatioCurve
 from outrider.core.insight.rates import STEP_S, Rates
 from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Prices, Saved, Sums
 from outrider.metrics import Metrics
+from outrider.origin_oddities import OriginOddities
 from outrider.ports import Clock
 
 # The datasets that were read last are shown in full. The map of each, 512 letters, is most of the document's length.
@@ -43,9 +44,11 @@ class Overview:
 
     def __init__(
         self, metrics: Metrics, planner: Planner, miss_ratio: MissRatioCurve, prices: Prices, clock: Clock, *,
-        capacity_bytes: int, name_of: Callable[[str], str] = str,
+        capacity_bytes: int, name_of: Callable[[str], str] = str, oddities: OriginOddities | None = None,
     ) -> None:  # fmt: skip
-        """`name_of`: a reader's name (see `http.access.reader_name`) as people may see it."""
+        """`name_of`: a reader's name (see `http.access.reader_name`) as people may see it. `oddities` None: there
+        are none."""
+        self._oddities = oddities or OriginOddities("", metrics)
         self._metrics = metrics
         self._usage = metrics.usage
         self._planner = planner
@@ -105,6 +108,8 @@ class Overview:
             "datasets": [self._dataset(row) for row in rows[:_DATASETS_SHOWN]],
             "datasets_known": len(rows),
             "readers": readers,
+            "origin_oddities": self._oddities.document(),
+            "uncached_reads": self._oddities.uncached_reads(),
             "errors": [asdict(error) for error in self._metrics.recent_errors.last()[:_ERRORS_SHOWN]],
         }
 
