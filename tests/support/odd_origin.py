@@ -1,0 +1,188 @@
+"""A catalogue of odd origins: a small S3 server on loopback that answers as AWS does, save for the oddities set.
+
+Objects are held in memory. GET, HEAD and LIST are answered. Each request is recorded with the bytes that were sent for
+it, so that the traffic of a cache can be compared with that of clients without one.
+
+    with OddOrigin(Oddities(range_status=200)).on_thread() as origin, Proxy(bucket, origin.endpoint) as proxy:
+        origin.put("train", "a.tar", RAMP)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import count
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, quote, unquote
+from xml.sax.saxutils import escape
+
+from tests.support.odd_replies import Reply, etag_of, object_reply, refusal, send
+from tests.support.oddities import AWS, Oddities, Seen, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
+_HEAD_BYTES_MAX = 64 * 1024
+_START_S = 60.0
+# The dates of the objects: each one that is put is a second younger than the one before, and all are old enough to be
+# settled.
+_FIRST_DATE = 1_700_000_000
+
+
+class OddOrigin:
+    """All may be changed at any time. What `odd_objects` has for an object goes before what `oddities` has for all.
+
+    Refusals (404, 412, ...) are as AWS sends them, but for `http_1_0`, `closes` and `hangs_up`.
+    """
+
+    def __init__(self, oddities: Oddities = AWS) -> None:
+        self.oddities = oddities
+        self.odd_objects: dict[tuple[str, str], Oddities] = {}
+        self.objects: dict[tuple[str, str], Stored] = {}
+        self.seen: list[Seen] = []
+        self._dates = count(_FIRST_DATE)
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    # -- objects -------------------------------------------------------------------------------------------------------
+
+    def put(self, bucket: str, key: str, body: bytes, *headers: tuple[str, str], modified: int | None = None) -> None:
+        """Store an object, or overwrite it. `modified` None: a second after the last one that was put."""
+        date = next(self._dates) if modified is None else modified
+        self.objects[bucket, key] = Stored(body, date, headers)
+
+    def delete(self, bucket: str, key: str) -> None:
+        del self.objects[bucket, key]
+
+    # -- what was seen ------------------------------------------------------------------------------------------------
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes of bodies that were sent."""
+        return sum(seen.sent_bytes for seen in self.seen)
+
+    def count(self, method: str) -> int:
+        return sum(seen.method == method for seen in self.seen)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> tuple[str, int]:
+        assert self._server is not None, "not running"
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def endpoint(self) -> str:
+        host, port = self.address
+        return f"http://{host}:{port}"
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[OddOrigin]:
+        """Serves on the running loop."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_HEAD_BYTES_MAX)
+        try:
+            yield self
+        finally:
+            self._server.close()
+            for writer in tuple(self._writers):
+                writer.transport.abort()
+            await asyncio.sleep(0)
+
+    @contextmanager
+    def on_thread(self) -> Iterator[OddOrigin]:
+        """Serves on a thread with a loop of its own."""
+        started, ends = threading.Event(), asyncio.Event()
+        loop = asyncio.new_event_loop()
+
+        async def serve() -> None:
+            async with self.serving():
+                started.set()
+                await ends.wait()
+            # The tasks of the connections that were cut end by themselves.
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others)
+
+        def run() -> None:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(serve())
+
+        thread = threading.Thread(target=run, name="odd origin", daemon=True)
+        thread.start()
+        assert started.wait(_START_S), "the origin did not start"
+        try:
+            yield self
+        finally:
+            loop.call_soon_threadsafe(ends.set)
+            thread.join(_START_S)
+            assert not thread.is_alive(), "the origin did not stop"
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                while await self._one_request(reader, writer):
+                    pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _one_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Returns whether another request may follow on this connection."""
+        raw = await reader.readuntil(b"\r\n\r\n")
+        start, *lines = raw.decode("latin-1").rstrip("\r\n").split("\r\n")
+        method, target, _ = start.split(" ", 2)
+        pairs = (line.partition(":") for line in lines)
+        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        await reader.readexactly(int(headers.get("content-length", "0")))
+        seen = Seen(method, target, headers)
+        self.seen.append(seen)
+        path, _, query = target.partition("?")
+        bucket, _, key = unquote(path, errors="surrogateescape").removeprefix("/").partition("/")
+        odd = self.odd_objects.get((bucket, key), self.oddities)
+        if key:
+            reply = object_reply(odd, seen, self.objects.get((bucket, key)))
+        else:
+            reply = self._list(odd, method, bucket, dict(parse_qsl(query, keep_blank_values=True)))
+        seen.status = reply.status
+        await send(writer, odd, seen, reply)
+        return not (reply.closes or odd.closes or odd.hangs_up or odd.http_1_0 or headers.get("connection") == "close")
+
+    # -- LIST ----------------------------------------------------------------------------------------------------------
+
+    def _list(self, odd: Oddities, method: str, bucket: str, query: Mapping[str, str]) -> Reply:
+        """A page of ListObjectsV2, or of ListObjects; without `delimiter`."""
+        if method != "GET":
+            return refusal(405, method)
+        prefix = query.get("prefix", "")
+        after = query.get("continuation-token") or query.get("start-after") or query.get("marker") or ""
+        keys = sorted(key for name, key in self.objects if name == bucket and key.startswith(prefix) and key > after)
+        page = keys[: min(odd.list_page, int(query.get("max-keys") or 1000))]
+        encodes = query.get("encoding-type") == "url" and not odd.list_ignores_encoding
+        entries = "".join(self._entry(odd, bucket, key, encodes=encodes) for key in page)
+        more = len(page) < len(keys)
+        token = ""
+        if more and not odd.list_without_token:
+            name = "NextContinuationToken" if query.get("list-type") == "2" else "NextMarker"
+            token = f"<{name}>{escape(page[-1])}</{name}>"
+        xml = (
+            '<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"
+            f"<IsTruncated>{str(more).lower()}</IsTruncated>{'<EncodingType>url</EncodingType>' if encodes else ''}"
+            f"{token}{entries}</ListBucketResult>"
+        )
+        return Reply(200, [("Content-Type", "application/xml")], xml.encode())
+
+    def _entry(self, odd: Oddities, bucket: str, key: str, *, encodes: bool) -> str:
+        stored = self.objects[bucket, key]
+        date = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stored.modified))
+        etag = etag_of(odd, stored, "GET")
+        shown = "" if etag is None else f"<ETag>{escape(etag)}</ETag>"
+        return (
+            f"<Contents><Key>{quote(key) if encodes else escape(key)}</Key><LastModified>{date}</LastModified>{shown}"
+            f"<Size>{len(stored.body)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+        )

@@ -1,0 +1,149 @@
+"""The oddities of origins: each is a knob of `odd_origin.OddOrigin`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+
+class ContentRange(StrEnum):
+    """The Content-Range of a reply that brings a part of the object."""
+
+    RIGHT = "right"
+    MISSING = "missing"
+    NO_TOTAL = "no total"  # `bytes 0-9/*`
+    WRONG_START = "wrong start"  # names bytes one further on than those that follow
+    WRONG_TOTAL = "wrong total"  # the object is one byte longer than told
+    WRONG_LENGTH = "wrong length"  # names one byte more than follows
+    UNREADABLE = "unreadable"
+
+
+class Length(StrEnum):
+    """How a reply tells where its body ends."""
+
+    TOLD = "told"
+    CHUNKED = "chunked"
+    UNTIL_CLOSE = "until close"
+
+
+class Body(StrEnum):
+    """The bytes that follow the head."""
+
+    WHOLE = "whole"
+    CUT = "cut"  # half of them, then the connection is closed
+    SHORT = "short"  # half of them, and Content-Length counts only these
+    LONGER = "longer"  # other bytes follow those that Content-Length counts
+    LONG = "long"  # other bytes follow, and Content-Length counts them
+
+
+class HeadLength(StrEnum):
+    """The Content-Length of a reply to HEAD."""
+
+    RIGHT = "right"
+    MISSING = "missing"
+    ZERO = "zero"
+    WRONG = "wrong"  # one byte less
+
+
+class ETag(StrEnum):
+    """`hex`: the MD5, as AWS has it for a simple PUT."""
+
+    HEX = "hex"
+    MULTIPART = "multipart"
+    BASE64 = "base64"  # with `+`, `/` and `=`
+    WEAK = "weak"
+    UNQUOTED = "unquoted"
+    EMPTY = "empty"  # `""`
+    BLANK = "blank"  # the header is there, without a value
+    MISSING = "missing"
+    CONSTANT = "constant"  # the same for all objects and versions
+    CHANGING = "changing"  # another one in each reply
+    NOT_AT_HEAD = "not at HEAD"
+    OTHER_AT_HEAD = "other at HEAD"
+
+
+class IfMatch(StrEnum):
+    HEEDED = "heeded"
+    IGNORED = "ignored"
+    REFUSED = "501"
+    FAILS = "412"  # whatever the ETag
+
+
+class Checksum(StrEnum):
+    """The checksum header of a reply to a request that asks for it."""
+
+    NONE = "none"
+    RIGHT = "right"
+    WRONG = "wrong"
+    OF_PART = "of part"  # a reply to a Range has one, too: that of the part
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Oddities:
+    """How the replies differ from those of AWS. Without arguments: in nothing."""
+
+    range_status: int = 206
+    """The status of a reply that brings the part of a Range."""
+    plain_status: int = 200
+    """The status of a reply to a GET without Range."""
+    plain_content_range: bool = False
+    """A reply to a GET without Range has the Content-Range of the whole object."""
+    content_range: ContentRange = ContentRange.RIGHT
+    ignores_range: bool = False
+    ignores_conditions: bool = False
+    """If-None-Match and the conditions by date are ignored."""
+    if_match: IfMatch = IfMatch.HEEDED
+    checksum_mode: int | None = None
+    """The status that refuses each request with `x-amz-checksum-mode`; None: it is heeded."""
+    checksum: Checksum = Checksum.NONE
+    head_status: int | None = None
+    """The status that refuses each HEAD of an object; None: HEAD is answered."""
+    head_length: HeadLength = HeadLength.RIGHT
+    length: Length = Length.TOLD
+    body: Body = Body.WHOLE
+    etag: ETag = ETag.HEX
+    lacks: frozenset[str] = frozenset()
+    """Names of headers, in lower case, that no reply has."""
+    http_1_0: bool = False
+    closes: bool = False
+    """The connection is closed after each reply, which says so."""
+    hangs_up: bool = False
+    """The connection is closed after each reply, which does not say so."""
+    content_encoding: str = ""
+    more_headers: tuple[tuple[str, str], ...] = ()
+    """Headers of each reply about an object, as they are written: odd names, Vary, and others."""
+    list_without_token: bool = False
+    """A page of a LIST that is not the last one has no token for the next."""
+    list_ignores_encoding: bool = False
+    """Keys are listed as they are, though `encoding-type=url` was asked for."""
+    list_page: int = 1000
+    """The most objects on a page of a LIST."""
+
+    def __repr__(self) -> str:
+        """The oddities alone: a failed test shows what was odd."""
+        odd = (f for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"Oddities({', '.join(f'{f.name}={getattr(self, f.name)!s}' for f in odd)})"
+
+
+AWS = Oddities()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object. `modified`: seconds since 1970."""
+
+    body: bytes
+    modified: int
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class Seen:
+    """A request as it arrived, header names in lower case; and what was sent for it: the status, and bytes of the
+    body."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    status: int = 0
+    sent_bytes: int = 0
