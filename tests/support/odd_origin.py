@@ -32,7 +32,7 @@ _FIRST_DATE = 1_700_000_000
 
 
 class OddOrigin:
-    """All may be changed at any time. What `odd_objects` has for an object goes before what `oddities` has for all.
+    """All attributes may be changed at any time. `odd_objects` overrides `oddities` for single objects.
 
     Refusals (404, 412, ...) are as AWS sends them, but for `http_1_0`, `closes` and `hangs_up`.
     """
