@@ -90,6 +90,21 @@ def test_a_list_that_shows_another_version_makes_the_known_one_doubtful() -> Non
     assert versions.changes > before, "a cached lookup must be made again"
 
 
+def test_a_list_without_etags_neither_confirms_nor_doubts_a_version() -> None:
+    versions, clock = versions_of()
+    versions.learn(dated(), versions.mark(), settled=True)
+    for size in (-1, 10):
+        versions.listed("bkt", [Listed("a", size)], versions.mark())
+        assert versions.fresh(A) == dated()
+    versions.listed("bkt", [Listed("a", 11)], versions.mark())
+    assert versions.fresh(A) is None, "another size is another version"
+    versions.learn(dated(), versions.mark(), settled=True)
+    clock.advance(50)
+    versions.listed("bkt", [Listed("a", 10)], versions.mark())
+    clock.advance(20)
+    assert versions.fresh(A) is None
+
+
 def test_a_list_older_than_the_known_version_or_than_a_write_confirms_nothing() -> None:
     versions, clock = versions_of()
     mark = versions.mark()

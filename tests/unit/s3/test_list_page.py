@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.core.s3.list_page import Listed, ListPage, parse_page
 
+ENCODED = b"<EncodingType>url</EncodingType>"
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 
@@ -26,23 +27,51 @@ def page(objects: list[tuple[str, int]], token: str | None = None) -> bytes:
     more = "" if token is None else f"<NextContinuationToken>{token}</NextContinuationToken>"
     return (
         f'<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="{NAMESPACE}"><Name>b</Name>'
-        f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{contents}{more}</ListBucketResult>"
+        f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{contents}{more}{ENCODED.decode()}"
+        "</ListBucketResult>"
     ).encode()
 
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(0, 2**50)), max_size=5))
 def test_keys_and_sizes_come_back_in_order(objects: list[tuple[str, int]]) -> None:
-    assert parse_page(page(objects)) == ListPage(tuple(as_listed(*entry) for entry in objects), None)
+    assert parse_page(page(objects)) == ListPage(tuple(as_listed(*entry) for entry in objects))
 
 
 def test_a_page_that_is_not_the_last_names_the_next() -> None:
-    assert parse_page(page([("a", 1)], "xyz")) == ListPage((as_listed("a", 1),), "xyz")
+    assert parse_page(page([("a", 1)], "xyz")) == ListPage((as_listed("a", 1),), True, "xyz")
 
 
-def test_a_page_that_is_cut_short_without_a_token_is_the_last() -> None:
-    assert parse_page(page([("a", 1)], "xyz").replace(b"NextContinuationToken", b"NextMarker")) == ListPage(
-        (as_listed("a", 1),), None
-    )
+def test_a_page_of_version_1_names_the_next_by_a_key() -> None:
+    body = page([("a", 1)], "x%2By").replace(b"NextContinuationToken", b"NextMarker")
+    assert parse_page(body) == ListPage((as_listed("a", 1),), True, None, "x+y")
+    assert parse_page(body.replace(ENCODED, b"")) == ListPage((as_listed("a", 1),), True, None, "x%2By")
+
+
+def test_a_page_that_is_cut_short_without_a_token_is_not_the_last() -> None:
+    body = page([("a", 1)], "xyz").replace(b"NextContinuationToken", b"Other")
+    assert parse_page(body) == ListPage((as_listed("a", 1),), True)
+
+
+def test_a_page_that_does_not_say_whether_it_is_the_last_is_so_without_a_token() -> None:
+    told = b"<IsTruncated>true</IsTruncated>"
+    assert parse_page(page([("a", 1)], "xyz").replace(told, b"")) == ListPage((as_listed("a", 1),), True, "xyz")
+    assert parse_page(page([("a", 1)], "").replace(told, b"")) == ListPage((as_listed("a", 1),))
+
+
+def test_keys_are_decoded_only_where_the_page_says_that_they_are_encoded() -> None:
+    body = page([("a+%41 b", 1)])
+    assert parse_page(body.replace(ENCODED, b"")) == ListPage((as_listed("a%2B%2541+b", 1),))
+
+
+@pytest.mark.parametrize("size", ["", "one", "-1", "9" * 5000])
+def test_a_size_that_is_no_number_is_unknown(size: str) -> None:
+    body = page([("a", 1)]).replace(b"<Size>1", f"<Size>{size}".encode())
+    assert parse_page(body) == ListPage((as_listed("a", -1),))
+
+
+def test_common_prefixes_show_that_keys_are_left_out() -> None:
+    body = page([("a", 1)]).replace(ENCODED, b"<CommonPrefixes><Prefix>b/</Prefix></CommonPrefixes>" + ENCODED)
+    assert parse_page(body) == ListPage((as_listed("a", 1),), has_groups=True)
 
 
 def test_an_object_is_the_version_that_has_its_bytes_and_its_date() -> None:
@@ -63,8 +92,8 @@ def test_an_object_is_the_version_that_has_its_bytes_and_its_date() -> None:
         b"",
         b"<Error><Code>AccessDenied</Code></Error>",
         page([("a", 1)])[:-5],
-        page([("a", 1)]).replace(b"<Size>1", b"<Size>one"),
-        page([("a", 1)]).replace(b"<Size>1", b"<Size>-1"),
+        page([("a", 1)]).replace(b"<Key>a</Key>", b""),
+        page([("", 1)]),
         b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">]>' + page([("a", 1)]).partition(b"\n")[2],
     ],
 )

@@ -1,4 +1,4 @@
-"""Parses a page of a LIST. Source: S3 API reference, ListObjectsV2."""
+"""Parses a page of a LIST. Source: S3 API reference, ListObjectsV2 and ListObjects."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from outrider.core.s3.xml import DEPTH_MAX
 
 PAGE_BYTES_MAX = 16 * 1024 * 1024
 """Ample room for 1,000 keys of 1,024 bytes with each byte escaped, and for the other elements."""
+_SIZE_DIGITS_MAX = 18
 
 
 class Listed(NamedTuple):
-    """An object as a LIST shows it. `size` in bytes; `etag` and `modified` (ISO 8601) are empty where the LIST has
-    none."""
+    """An object as a LIST shows it. `size` in bytes, -1 where the LIST tells none; `etag` and `modified` (ISO 8601) are
+    empty where the LIST has none."""
 
     key: str
     size: int
@@ -44,16 +45,24 @@ def _http_date(iso: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """`objects` in the order of the LIST. `next_token` None: this is the last page."""
+    """`objects` in the order of the LIST. `is_truncated`: this is not the last page.
+
+    `next_token` continues a LIST of version 2, and `next_marker` one of version 1; None: the page has none.
+    `has_groups`: the page shows some keys only as a common prefix.
+    """
 
     objects: tuple[Listed, ...]
-    next_token: str | None
+    is_truncated: bool = False
+    next_token: str | None = None
+    next_marker: str | None = None
+    has_groups: bool = False
 
 
 def parse_page(body: bytes) -> ListPage | None:
-    """A page of a LIST that was asked with `encoding-type=url`; None: `body` is no such page.
+    """A page of a LIST, of version 1 or 2; None: `body` is no such page.
 
-    No DTD is accepted, so no entity can expand.
+    Keys are decoded only where the page says that they are encoded: not every store heeds `encoding-type`. No DTD is
+    accepted, so no entity can expand.
     """
     reader = _Reader()
     parser = expat.ParserCreate()
@@ -63,21 +72,19 @@ def parse_page(body: bytes) -> ListPage | None:
     parser.StartDoctypeDeclHandler = _refuse
     try:
         parser.Parse(body, True)
+        return reader.page() if reader.is_list else None
     except (expat.ExpatError, ValueError):
         return None
-    if not reader.is_list:
-        return None
-    # A truncated list without a token counts as the last page: it could only be asked for again from its start.
-    return ListPage(tuple(reader.objects), reader.token if reader.truncated else None)
 
 
 class _Reader:
     def __init__(self) -> None:
-        self.objects: list[Listed] = []
-        self.token: str | None = None
-        self.truncated = False
         self.is_list = False
         self.text: list[str] = []
+        self._entries: list[dict[str, str]] = []
+        # The children of the root that have no children themselves.
+        self._values: dict[str, str] = {}
+        self._has_groups = False
         self._path: list[str] = []
         self._entry: dict[str, str] = {}
 
@@ -90,27 +97,49 @@ class _Reader:
 
     def end(self, _: str) -> None:
         path, value = "/".join(self._path), "".join(self.text)
-        self._path.pop()
+        name = self._path.pop()
         match path:
             case "ListBucketResult":
                 self.is_list = True
             case "ListBucketResult/Contents":
-                self.objects.append(_listed(self._entry))
+                self._entries.append(self._entry)
                 self._entry = {}
-            case "ListBucketResult/NextContinuationToken":
-                self.token = value
-            case "ListBucketResult/IsTruncated":
-                self.truncated = value == "true"
-            case _ if path.startswith("ListBucketResult/Contents/"):
-                self._entry[path.rpartition("/")[2]] = value
+            case "ListBucketResult/CommonPrefixes/Prefix":
+                self._has_groups |= value != ""
+            case _ if path == f"ListBucketResult/Contents/{name}":
+                self._entry[name] = value
+            case _ if len(self._path) == 1:
+                self._values[name] = value
+
+    def page(self) -> ListPage:
+        """Raises ValueError: an entry has no key."""
+        # EncodingType may come after the keys.
+        is_encoded = self._values.get("EncodingType", "").strip() == "url"
+        token, marker = self._values.get("NextContinuationToken"), self._values.get("NextMarker")
+        told = self._values.get("IsTruncated")
+        is_truncated = told.strip().lower() == "true" if told is not None else bool(token or marker)
+        return ListPage(
+            tuple(_listed(entry, is_encoded=is_encoded) for entry in self._entries),
+            is_truncated,
+            token or None,
+            _decoded(marker) if marker and is_encoded else marker or None,
+            self._has_groups,
+        )
 
 
-def _listed(entry: dict[str, str]) -> Listed:
-    key, size = entry.get("Key", ""), entry.get("Size", "")
-    if not (size.isascii() and size.isdecimal()):
-        raise ValueError("a size must be a number")
-    key = unquote_to_bytes(key.replace("+", " ")).decode("utf-8", "surrogateescape")
-    return Listed(key, int(size), entry.get("ETag", ""), entry.get("LastModified", ""))
+def _listed(entry: dict[str, str], *, is_encoded: bool) -> Listed:
+    key, size = entry.get("Key", ""), entry.get("Size", "").strip()
+    if not key:
+        raise ValueError("an entry must have a key")
+    if is_encoded:
+        key = _decoded(key)
+    # No object has more bytes than 18 digits tell; CPython refuses to convert numbers of thousands of digits.
+    is_number = size.isascii() and size.isdecimal() and len(size) <= _SIZE_DIGITS_MAX
+    return Listed(key, int(size) if is_number else -1, entry.get("ETag", ""), entry.get("LastModified", ""))
+
+
+def _decoded(text: str) -> str:
+    return unquote_to_bytes(text.replace("+", " ")).decode("utf-8", "surrogateescape")
 
 
 def _refuse(*_: object) -> None:

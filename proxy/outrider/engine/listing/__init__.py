@@ -7,7 +7,8 @@ was under way. All other LISTs are forwarded.
 
 `enumerate.Enumerator` finds out for prefetch and warm-ups which objects exist: page by page with a LIST of a prefix, or
 by a few HEADs where the names are numbered. Each page also confirms versions that the version cache knows, or casts
-doubt on them.
+doubt on them. A LIST that ends without an error was whole: a truncated page without a token is gone on from by its last
+key, and pages that repeat or hide keys are an error. Stores that refuse version 2 or `encoding-type` are asked without.
 
 Entry points: `lists.Lists`, `list_cache.ListCache`, `enumerate.Enumerator`.
 """

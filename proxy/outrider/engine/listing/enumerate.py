@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from outrider.core.ahead.numbered_names_search import NumberedNames, NumberedRange
 from outrider.core.cache.memory_budget import MemoryBudget
-from outrider.core.errors import OriginBroke
+from outrider.core.errors import OriginBroke, SlowDown
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, ListPage, parse_page
+from outrider.core.s3.operation import Query
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import OriginRequest
 
+log = logging.getLogger(__name__)
+
 # A million keys. One cache does not prefetch for a larger dataset.
 _PAGES_MAX = 1000
 # S3 answers 403 in place of 404 where the key may not LIST (API reference, HeadObject: "Permissions").
 _THERE_OR_NOT = (200, 403, 404)
+# Ways to ask for a LIST, the best first: older stores refuse version 2, or `encoding-type`.
+_FORMS: tuple[Query, ...] = (
+    (("encoding-type", "url"), ("list-type", "2")),
+    (("encoding-type", "url"),),
+    (),
+)
+# Statuses by which stores refuse a parameter that they do not know.
+_NOT_UNDERSTOOD = (400, 501)
 
 
 class Enumerator:
@@ -28,25 +40,34 @@ class Enumerator:
         self._origin_reader = origin_reader
         self._memory = memory
         self._versions = versions
+        # The first of `_FORMS` that the origin has answered.
+        self._form = 0
 
     async def pages(self, bucket: str, prefix: str) -> AsyncGenerator[Sequence[Listed], None]:
-        """The objects under `prefix`, a page at a time.
+        """The objects under `prefix`, a page at a time. A LIST that ends without an error was whole.
 
         Raises:
-            Signal: the origin refuses the LIST (OriginRefused) or does not answer.
+            Signal: the origin refuses the LIST (OriginRefused), does not answer, or its pages do not make a whole LIST
+                (OriginBroke, whose text says why).
+            SlowDown: there is no memory for a page.
         """
-        token: str | None = None
+        way_on: Query = ()
+        steps = _Steps()
         for _ in range(_PAGES_MAX):
             mark = self._versions.mark() if self._versions is not None else None
-            page = await self._page(bucket, prefix, token)
-            if page is None:
-                raise OriginBroke("the reply is no LIST")
+            page = await self._page(bucket, prefix, way_on)
+            steps.take(page)
+            under = [listed for listed in page.objects if listed.key.startswith(prefix)]
+            if len(under) < len(page.objects):
+                # The rest is still the whole answer. Some stores take the prefix for a folder or ignore it.
+                log.debug("list shows keys outside of its prefix", extra={"bucket": bucket, "prefix": prefix})
             if self._versions is not None and mark is not None:
-                self._versions.listed(bucket, page.objects, mark)
-            yield page.objects
-            token = page.next_token
-            if token is None:
+                self._versions.listed(bucket, under, mark)
+            yield under
+            if not page.is_truncated:
                 return
+            way_on = steps.way_on(page)
+        raise OriginBroke(f"its LIST has more than {_PAGES_MAX} pages")
 
     async def range_of(self, bucket: str, numbering: NumberedNames) -> NumberedRange | None:
         """The names of `numbering` that exist, found by a binary search; None: the names are not numbered one by one.
@@ -73,20 +94,76 @@ class Enumerator:
                 raise OriginRefused(reply.status, reply.headers, b"")
             return reply.status == 200
 
-    async def _page(self, bucket: str, prefix: str, token: str | None) -> ListPage | None:
-        query = [("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix)]
-        if token is not None:
-            query.append(("continuation-token", token))
-        async with self._origin_reader.reply(OriginRequest("GET", bucket, "", query=tuple(query))) as reply:
-            if reply.status != 200:
-                raise OriginRefused(reply.status, reply.headers, b"")
-            body = bytearray()
-            try:
-                async with aclosing(reply.chunks()) as chunks:
-                    async for chunk in chunks:
-                        if len(body) + len(chunk) > PAGE_BYTES_MAX or not self._memory.take(len(chunk)):
-                            return None
-                        body += chunk
-                return parse_page(bytes(body))
-            finally:
-                self._memory.give_back(len(body))
+    async def _page(self, bucket: str, prefix: str, way_on: Query) -> ListPage:
+        """The next page. The first page of a LIST is asked for in other forms, too, where the origin refuses one."""
+        forms = range(self._form, len(_FORMS)) if not way_on else [self._form]
+        for form in forms:
+            request = OriginRequest("GET", bucket, "", query=(*_FORMS[form], ("prefix", prefix), *way_on))
+            async with self._origin_reader.reply(request) as reply:
+                if reply.status in _NOT_UNDERSTOOD and form != forms[-1]:
+                    continue
+                if reply.status != 200:
+                    raise await OriginRefused.read(reply)
+                body = bytearray()
+                try:
+                    async with aclosing(reply.chunks()) as chunks:
+                        async for chunk in chunks:
+                            if len(body) + len(chunk) > PAGE_BYTES_MAX:
+                                raise OriginBroke(f"a page of its LIST has more than {PAGE_BYTES_MAX} bytes")
+                            if not self._memory.take(len(chunk)):
+                                raise SlowDown("There is no memory for a page of a LIST.")
+                            body += chunk
+                    page = parse_page(bytes(body))
+                finally:
+                    self._memory.give_back(len(body))
+            if page is None:
+                raise OriginBroke("its reply to a LIST is no page of a LIST")
+            self._form = form
+            return page
+        raise AssertionError("the last form returns or raises")
+
+
+class _Steps:
+    """Checks that the pages of one LIST go on from each other and leave nothing out."""
+
+    def __init__(self) -> None:
+        self._first_keys: set[str] = set()
+        # The continuation tokens and markers.
+        self._marks: set[str] = set()
+        # With a way on by the last key, all keys of the next page must come after it.
+        self._after: bytes | None = None
+
+    def take(self, page: ListPage) -> None:
+        """Raises OriginBroke: the page is one of the pages before, or does not show all keys."""
+        if page.has_groups:
+            raise OriginBroke("its LIST hides keys under common prefixes, without a delimiter in the request")
+        if not page.objects:
+            return
+        first = page.objects[0].key
+        if first in self._first_keys or (self._after is not None and _bytes_of(first) <= self._after):
+            raise OriginBroke(f"its LIST comes to the key {first!r} again and does not go on")
+        self._first_keys.add(first)
+
+    def way_on(self, page: ListPage) -> Query:
+        """The parameters that ask for the page after `page`. Raises OriginBroke: there is no way on."""
+        self._after = None
+        mark = page.next_token or page.next_marker
+        if mark is not None:
+            if mark in self._marks:
+                raise OriginBroke("its LIST goes on from the same place twice, and would have no end")
+            self._marks.add(mark)
+            return (("continuation-token" if page.next_token else "marker", mark),)
+        keys = [_bytes_of(listed.key) for listed in page.objects]
+        if not keys or keys != sorted(keys):
+            raise OriginBroke("its LIST is truncated, with neither a continuation token nor a last key to go on from")
+        self._after = keys[-1]
+        last = page.objects[-1].key
+        # `marker` is of version 1, `start-after` of version 2; each version ignores the other's. A store that does not
+        # know version 2 answers with a page of version 1, which need not tell a marker: the last key is it (S3 API
+        # reference, ListObjects: NextMarker).
+        return (("marker", last), ("start-after", last))
+
+
+def _bytes_of(key: str) -> bytes:
+    # S3 sorts by the bytes of UTF-8 (S3 user guide, "Listing object keys programmatically").
+    return key.encode("utf-8", "surrogateescape")

@@ -196,6 +196,9 @@ class VersionCache:
             if not self.believes(ref, mark) or not self.believes(ref, entry.asked):
                 continue
             version = entry.version
+            if not listed.etag and listed.size in (-1, version.size):
+                # A store that lists no ETags tells nothing of the version.
+                continue
             if not listed.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
                 entry.mark, entry.lists_until = None, -inf
                 self.changes += 1
