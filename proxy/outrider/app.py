@@ -28,6 +28,7 @@ from outrider.composition import Outrider, Resources, compose, make_traces, trac
 from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import ROUND_S, ScrubPace
 from outrider.engine.ahead.prefetch import Prefetch
+from outrider.engine.fill.origin_reader import Patience
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import background
 from outrider.http.admin.server import AdminServer
@@ -65,13 +66,13 @@ def last_acts_s(outrider: Outrider) -> float:
 @asynccontextmanager
 async def running(
     settings: Settings, hurry: asyncio.Event | None = None, *, wall_clock: Clock = time.time,
-    resolver: AbstractResolver | None = None,
+    resolver: AbstractResolver | None = None, clock: Clock = time.monotonic, patience: Patience | None = None,
 ) -> AsyncIterator[Outrider]:  # fmt: skip
     """A proxy that serves until the context ends. Then it drains, until `hurry` is set at the latest, and saves a
     snapshot of its index.
 
     `wall_clock`: the machine's; `resolver` None: the machine's. Tests of a machine with a wrong clock or resolver pass
-    others.
+    others. Tests of what a proxy does later pass another monotonic `clock`, and a `patience` without waits.
 
     Raises:
         UnusableCacheDir, SettingsError: it cannot start with these settings.
@@ -98,8 +99,9 @@ async def running(
         await origin.open()
         stack.push_async_callback(origin.close)
         resources = Resources(
-            metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, open_files, traces
-        )
+            metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, open_files, traces,
+            clock, patience or Patience(),
+        )  # fmt: skip
         outrider, recovery = compose(settings, resources)
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
         endless = {

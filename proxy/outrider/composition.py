@@ -59,7 +59,7 @@ from outrider.http.s3.handler import HandlerSettings, S3Handler, Services
 from outrider.http.s3.server import S3Server
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
-from outrider.ports import Origin
+from outrider.ports import Clock, Origin
 from outrider.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Outrider:
 @dataclass(frozen=True, slots=True)
 class Resources:
     """The things that are opened before a proxy is composed. `stack` closes parts that need it; `open_files`: how many
-    descriptors the process may have; `traces` None: they are off."""
+    descriptors the process may have; `traces` None: they are off; `clock` is monotonic."""
 
     metrics: Metrics
     directory: BlockDir
@@ -114,12 +114,14 @@ class Resources:
     stack: AsyncExitStack
     open_files: int
     traces: Traces | None
+    clock: Clock
+    patience: Patience
 
 
 def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recovery]:
     """A proxy that does not listen yet, and the recovery of its index. Raises SettingsError."""
     metrics, directory, origin = resources.metrics, resources.directory, resources.origin
-    shares, tasks, stack = resources.shares, resources.tasks, resources.stack
+    shares, tasks, stack, clock = resources.shares, resources.tasks, resources.stack, resources.clock
     total = directory.total_bytes()
     limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, resources.open_files // 4))
     miss_ratio = MissRatioCurve(limits.capacity_bytes)
@@ -137,26 +139,26 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     learned_file.load(directory.orders, planner.registry)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
-    store = DiskBlockStore(directory, policy, limits, metrics, time.monotonic, verify_always=always, pins=pins)
+    store = DiskBlockStore(directory, policy, limits, metrics, clock, verify_always=always, pins=pins)
     stack.callback(store.close)
-    versions = VersionCache(origin.endpoint, settings.freshness_of, time.monotonic, settings.catalog_entries)
-    scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), time.monotonic)
-    origin_reader = OriginReader(origin, Patience(), metrics, scheduler, Hedging(), resources.oddities)
+    versions = VersionCache(origin.endpoint, settings.freshness_of, clock, settings.catalog_entries)
+    scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), clock)
+    origin_reader = OriginReader(origin, resources.patience, metrics, scheduler, Hedging(), resources.oddities)
     source = BlockSource(origin_reader)
-    runtime, apart = Runtime(tasks.spawn, time.monotonic), Runtime(tasks.spawn_apart, time.monotonic)
+    runtime, apart = Runtime(tasks.spawn, clock), Runtime(tasks.spawn_apart, clock)
     flights = FlightTable(layout, source, store, scheduler, runtime)
     version_lookup = VersionLookup(
         layout, origin_reader, source, versions, flights, runtime, stale_if_error=settings.stale_if_error
     )
     reads = ObjectReads(layout, source, versions, store, flights, version_lookup, scheduler, metrics)
     memory = MemoryBudget(shares.clients_bytes)
-    list_cache = ListCache(settings.list_ttl_of, time.monotonic, shares.listings_bytes, memory)
-    hits = HitLookup(layout, versions, store, time.monotonic)
+    list_cache = ListCache(settings.list_ttl_of, clock, shares.listings_bytes, memory)
+    hits = HitLookup(layout, versions, store, clock)
     access = _access(settings)
     enumerator = Enumerator(origin_reader, memory, versions)
     fills = BackgroundFill(
         layout, versions, store, flights, version_lookup, scheduler, metrics,
-        TokenBucket(settings.prefetch_bandwidth, time.monotonic()),
+        TokenBucket(settings.prefetch_bandwidth, clock()),
     )  # fmt: skip
     prefetching = PrefetchPolicy(lambda ref: Mode(settings.prefetch_of(ref)), settings.prefetch_blocks)
     prefetch = Prefetch(planner, fills, enumerator, scheduler, apart, prefetching)
@@ -178,7 +180,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, access, control, memory)
     overview = Overview(
-        metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), time.monotonic,
+        metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), clock,
         capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, _names_of_keys(settings)),
         oddities=resources.oddities,
     )  # fmt: skip
