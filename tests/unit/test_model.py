@@ -23,9 +23,19 @@ def test_an_extent_that_runs_backwards_is_refused(start: int, stop: int) -> None
         Extent(start, stop)
 
 
-@pytest.mark.parametrize("etag", [None, "", '"', "abc", 'W/"abc"', '"abc', 'abc"'])
+@pytest.mark.parametrize(
+    "etag",
+    [None, "", '"', "abc", 'W/"abc"', '"abc', 'abc"', '""', '"a b"', '"a"b"', '"a\t"', '"a\x7f"', '"a"\n', "'abc'"],
+)
 def test_only_a_quoted_etag_is_strong(etag: str | None) -> None:
     assert not is_strong_etag(etag)
+
+
+@pytest.mark.parametrize(
+    "etag", ['"abc"', '"d41d8cd9-12"', '"CJ+q/w=="', '"!#$%&\'()*+,-./:;<=>?@[]^_`{|}~\\"', '"\u00e9"', '"\udce9"']
+)
+def test_each_form_that_rfc_9110_allows_is_strong(etag: str) -> None:
+    assert is_strong_etag(etag)
 
 
 def test_a_version_without_a_strong_etag_or_with_a_negative_size_is_refused() -> None:

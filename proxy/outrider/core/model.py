@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -85,6 +86,16 @@ class BlockKey(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which is never called
 
 
+# Bytes beyond ASCII (obs-text) come as text, or as surrogate escapes where they are no UTF-8.
+_STRONG_ETAG = re.compile('"[^\x00-\x20"\x7f]+"')
+
+
 def is_strong_etag(etag: str | None) -> bool:
-    """A cache needs a strong validator: quoted and not `W/`. Source: RFC 9110 section 8.8.3."""
-    return etag is not None and len(etag) >= 2 and etag[0] == '"' and etag[-1] == '"'
+    """A cache needs a strong validator: quoted, not `W/`, and not empty. Source: RFC 9110 section 8.8.3."""
+    return etag is not None and _STRONG_ETAG.fullmatch(etag) is not None
+
+
+def quoted_etag(etag: str) -> str | None:
+    """The strong ETag that `etag` stands for; None: it stands for none. Some stores list ETags without their quotes."""
+    quoted = '"' + etag.strip('"') + '"'
+    return quoted if is_strong_etag(quoted) else None

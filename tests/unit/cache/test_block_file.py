@@ -36,13 +36,17 @@ def meta_of(
 
 # Headers as they can come from the wire: text, and bytes that are no UTF-8 as surrogate escapes.
 wire_text = st.binary(max_size=40).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
+# Each byte that RFC 9110 allows in an ETag.
+etag_text = st.lists(
+    st.sampled_from([b for b in range(0x21, 0x100) if b not in (0x22, 0x7F)]), min_size=1, max_size=40
+).map(lambda codes: bytes(codes).decode("utf-8", "surrogateescape"))
 metas = st.builds(
     lambda origin, bucket, key, etag, headers, size, block_bytes: BlockMeta(
         BlockLayout(origin, block_bytes),
         ObjectVersion(ObjectRef(bucket, key), f'"{etag}"', size, tuple(headers)),
         (size - 1) // block_bytes,
     ),
-    wire_text, wire_text, wire_text, wire_text, st.lists(st.tuples(wire_text, wire_text), max_size=5),
+    wire_text, wire_text, wire_text, etag_text, st.lists(st.tuples(wire_text, wire_text), max_size=5),
     st.integers(1, 2**50), st.integers(1, 2**33),
 )  # fmt: skip
 

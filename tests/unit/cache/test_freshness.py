@@ -80,6 +80,8 @@ def test_a_block_filled_a_minute_after_the_date_of_its_version_is_enough_for_two
         ({"if-match": '"abc"'}, Precondition.SERVE),
         ({"if-match": "abc"}, Precondition.SERVE),
         ({"if-match": "*"}, Precondition.SERVE),
+        ({"if-match": '"abc,x"'}, Precondition.FAILED),
+        ({"if-none-match": '"x,abc"'}, Precondition.SERVE),
         ({"if-match": '"x", "abc"'}, Precondition.SERVE),
         ({"if-match": '"x"'}, Precondition.FAILED),
         ({"if-match": 'W/"abc"'}, Precondition.FAILED),
@@ -113,7 +115,8 @@ ETAG_NAMES, DATE_NAMES = ("if-match", "if-none-match"), ("if-modified-since", "i
     ("value", "plain"),
     [('"abc"', True), ("abc", True), ('"d41d8cd98f00b204e9800998ecf8427e-12"', True), ("*", False), ('"*"', False),
      ('W/"abc"', False), ('"a", "b"', False), ('"a","a"', False), ("", False), ('""', False), ('"abc', False),
-     ('abc"', False), ('"a b"', False), ('"é"', False)],
+     ('abc"', False), ('"a b"', False), ('"é"', True), ('"\udce9"', True), ('"CJ+q/w=="', True), ("CJ+q/w==", True),
+     ('"a,b"', True), ("a,b", False), ("W/abc", False), ("a*", False)],
 )  # fmt: skip
 def test_one_strong_etag_alone_is_plain(name: str, value: str, plain: bool) -> None:
     assert are_plain(((name, value),)) == plain

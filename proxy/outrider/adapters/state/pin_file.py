@@ -11,7 +11,7 @@ from typing import Any
 from outrider.adapters import sealed_file
 from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.core.cache.pins import SavedPin
-from outrider.core.model import ObjectRef
+from outrider.core.model import ObjectRef, quoted_etag
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def load(path: Path) -> list[SavedPin]:
 
 
 def _pin_of(fields: dict[str, Any]) -> SavedPin:
-    objects = tuple((ObjectRef(_text(bucket), _text(key)), _text(etag), _size(size))
+    objects = tuple((ObjectRef(_text(bucket), _text(key)), _etag(etag), _size(size))
                     for (bucket, key), etag, size in fields["objects"])  # fmt: skip
     owner, client, name, body = (_text(fields[field]) for field in ("owner", "client", "name", "body"))
     return SavedPin(owner, client, name, body, float(fields["at"]), objects)
@@ -46,6 +46,12 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"not text: {value!r}")
     return value
+
+
+def _etag(value: object) -> str:
+    if quoted_etag(_text(value)) is None:
+        raise TypeError(f"not an ETag: {value!r}")
+    return _text(value)
 
 
 def _size(value: object) -> int:

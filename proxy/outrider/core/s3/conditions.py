@@ -25,9 +25,9 @@ class Precondition(Enum):
 CONDITIONALS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 
-# One strong ETag, with its quotes or, as some clients send it, without. Stores differ in how they read `*`, lists and
-# weak tags.
-_PLAIN_ETAG = re.compile(r'"[A-Za-z0-9-]+"|[A-Za-z0-9-]+', re.ASCII)
+# One strong ETag, with its quotes or, as some clients send it, without. Stores differ in how they read `*` (also in
+# quotes), lists and weak tags.
+_PLAIN_ETAG = re.compile(r'(?!"\*")"[^\x00-\x20"\x7f]+"|(?!W/)[^\x00-\x20"*,\x7f]+')
 
 
 # The only form of a date that RFC 9110 lets a client send. Stores refuse or ignore the older forms.
@@ -71,7 +71,10 @@ def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Precondition
 
 def _names(header: str, etag: str) -> bool:
     # S3 clients send ETags with and without quotes. A weak tag never names a version here.
-    bare = etag.strip('"')
+    bare = etag[1:-1]
+    if _PLAIN_ETAG.fullmatch(header) is not None:
+        # A comma within the quotes is part of the tag.
+        return header in (etag, bare)
     return any(part.strip() == "*" or part.strip().strip('"') == bare for part in header.split(","))
 
 

@@ -12,7 +12,7 @@ from outrider.core.cache.pins import SavedPin
 from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
 from outrider.core.maintenance.object_list import parse_list
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
-from outrider.core.model import ObjectVersion
+from outrider.core.model import ObjectVersion, quoted_etag
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.origin_reader import OriginRefused
@@ -140,7 +140,7 @@ class Pinning:
 
     async def _ask(self, pin: Warmup, item: Item) -> None:
         """Ask the origin for the size and ETag of `item`, unless a LIST told them."""
-        if item.size >= 0 and item.etag:
+        if item.size >= 0 and quoted_etag(item.etag) is not None:
             return
         try:
             version = self._fills.known(item.ref) or await self._version_lookup.ask(item.ref, None)
@@ -171,8 +171,9 @@ class Pinning:
 
 
 def _version(item: Item) -> ObjectVersion:
-    # Some stores list an ETag without its quotes.
-    return ObjectVersion(item.ref, '"' + item.etag.strip('"') + '"', item.size)
+    etag = quoted_etag(item.etag)
+    assert etag is not None, "it was asked for"
+    return ObjectVersion(item.ref, etag, item.size)
 
 
 def _saved(pin: Warmup) -> SavedPin:
