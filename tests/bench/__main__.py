@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from tests.bench import clients, pipeline, report, upkeep
+from tests.bench import clients, line, pipeline, report, upkeep
 from tests.bench.goals import NAMES, PIPELINE, UPKEEP
+from tests.bench.line import LineLoad
 from tests.bench.loads import LOADS
 from tests.bench.peers import ALL
 from tests.bench.plot import plot
@@ -33,6 +34,8 @@ from tests.support.simulator_process import SimulatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from tests.support.bucket import Bucket
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,12 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(chosen: argparse.Namespace, console: Console) -> tuple[Results, list[str]]:
     plan, rounds = (SHORT, chosen.rounds or 1) if chosen.short else (Plan(), chosen.rounds or 3)
     loads = [load for load in LOADS if load.name in chosen.only]
+    results, notes = Results(), list[str]()
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(scratch_directory("outrider-bench-"))
         bucket = stack.enter_context(make_bucket())
         simulator = stack.enter_context(SimulatorProcess(bucket.address))
         world = World(plan, directory, bucket, simulator, shlex.split(chosen.outrider_flags))
-        runner = stack.enter_context(Runner(world, console))
+        runner = stack.enter_context(Runner(world, console, results, notes))
         if loads or UPKEEP in chosen.only:
             runner.fill_bucket()
         used = {name for load in loads for name in load.targets}
@@ -89,11 +93,30 @@ def run(chosen: argparse.Namespace, console: Console) -> tuple[Results, list[str
             else:
                 place = directory / "pipeline"
                 runner.figures("pipeline", lambda tell: pipeline.measure(world, rounds, place, console, tell))
-        return runner.results, runner.notes
+        line_loads = [load for load in line.LOADS if load.name in chosen.only]
+        for kind in dict.fromkeys(load.kind for load in line_loads):
+            _run_line(kind, [load for load in line_loads if load.kind == kind], bucket, chosen, console, results, notes)
+    return results, notes
+
+
+def _run_line(
+    kind: str, loads: list[LineLoad], bucket: Bucket, chosen: argparse.Namespace, console: Console,
+    results: Results, notes: list[str],
+) -> None:  # fmt: skip
+    """The loads of one kind, in a world of their own."""
+    flags = shlex.split(chosen.outrider_flags)
+    with (
+        line.world_of(kind, bucket, flags, short=chosen.short) as world,
+        Runner(world, console, results, notes) as runner,
+    ):
+        used = {name for load in loads for name in load.targets}
+        runner.start([target for target in line.ALL if target.name in used and target.slug in chosen.targets])
+        for load in loads:
+            runner.measure(load, chosen.rounds or (1 if chosen.short else 3))
 
 
 def _tell(results: Results, notes: list[str], chosen: argparse.Namespace, console: Console) -> None:
-    loads = [load for load in LOADS if results.targets(load.name)]
+    loads = [load for load in (*LOADS, *line.LOADS) if results.targets(load.name)]
     grids = [*(report.load_grid(load, results) for load in loads), *report.figure_grids(results)]
     grids.append(report.goals_grid(results, chosen.only))
     machine = report.machine()
@@ -115,7 +138,7 @@ def _tell(results: Results, notes: list[str], chosen: argparse.Namespace, consol
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    known = [target.slug for target in ALL]
+    known = list(dict.fromkeys(target.slug for target in (*ALL, *line.ALL)))
     parser.add_argument("--only", type=_names(NAMES), default=None, metavar="LOAD,...", help=", ".join(NAMES))
     parser.add_argument("--targets", type=_names(known), default=known, metavar="TARGET,...", help=", ".join(known))
     parser.add_argument("--rounds", type=int, default=None, help="default: 3; with --short 1")

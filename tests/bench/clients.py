@@ -24,7 +24,7 @@ from tests.support.child import clean_environment, program
 from tests.support.simulator_process import REPOSITORY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _SCRIPT = Path(__file__).with_name("wrk.lua")
 _DEADLINE_S = 180.0
@@ -72,6 +72,10 @@ def wrk(wanted: Sequence[Wanted], answer_bytes: int, *, connections: int, second
         program("wrk"), "--threads", threads, "--connections", connections, "--duration", f"{seconds}s",
         "--timeout", "30s", "--script", _SCRIPT, f"{parts.scheme}://{parts.netloc}", "--", requests, threads,
     )  # fmt: skip
+    return _told_by_wrk(done, answer_bytes, connections)
+
+
+def _told_by_wrk(done: str, answer_bytes: int, connections: int) -> Took:
     result = json.loads(done.splitlines()[-1])
     if result["errors"] or not result["requests"]:
         raise BenchError(f"{result['errors']} of {result['requests']} answers failed:\n{done}")
@@ -85,8 +89,24 @@ def wrk(wanted: Sequence[Wanted], answer_bytes: int, *, connections: int, second
     )
 
 
-def curl(urls: Sequence[str], size_bytes: int, readers: int) -> Took:
-    """Read whole objects of `size_bytes` each, dealt to `readers` processes, one connection each.
+def wrk_fixed(url: str, extent: tuple[int, int] | None, answer_bytes: int, *, connections: int, seconds: int) -> Took:
+    """Request one extent (None: the whole object) over and over, by a client that costs little: no script makes its
+    requests.
+
+    Raises:
+        BenchError: an answer failed, or had another length.
+    """
+    headers = () if extent is None else ("--header", f"Range: bytes={extent[0]}-{extent[1] - 1}")
+    done = _run(
+        program("wrk"), "--threads", 2, "--connections", connections, "--duration", f"{seconds}s", "--timeout", "30s",
+        *headers, "--script", _SCRIPT, url,
+    )  # fmt: skip
+    return _told_by_wrk(done, answer_bytes, connections)
+
+
+def curl(urls: Sequence[str], size_bytes: int, readers: int, authority: Path | None = None) -> Took:
+    """Read whole objects of `size_bytes` each, dealt to `readers` processes, one connection each. `authority`: the
+    certificate to trust over https; None: those of the system.
 
     Raises:
         BenchError: an object did not come whole.
@@ -103,6 +123,7 @@ def curl(urls: Sequence[str], size_bytes: int, readers: int) -> Took:
             "--fail",
             "--write-out",
             "%{size_download}\n",
+            *(() if authority is None else ("--cacert", authority)),
             *words,
         ]
         running.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
@@ -225,18 +246,25 @@ def _piped(aws: Path, endpoint: str, key: str, env: dict[str, str]) -> int:
 
 
 def one_by_one(urls: Sequence[str], size_bytes: int, threads: int) -> Took:
-    """Whole objects of `size_bytes`, dealt to `threads`, each with one connection; latencies are of whole answers.
+    """As `one_by_one_of`, for objects of one size."""
+    return one_by_one_of(dict.fromkeys(urls, size_bytes), threads)
+
+
+def one_by_one_of(sizes: Mapping[str, int], threads: int) -> Took:
+    """Whole objects, by URL and size, dealt to `threads`, each with one connection; latencies are of whole answers.
 
     Raises:
         BenchError: an answer failed or was short.
     """
+    parts = list(pieces(list(sizes), threads))
     begun = time.monotonic()
     with ThreadPoolExecutor(threads) as pool:
-        timed = [pair for part in pool.map(_timed_reads, pieces(list(urls), threads)) for pair in part]
+        timed = [pair for part in pool.map(_timed_reads, parts) for pair in part]
     seconds = time.monotonic() - begun
-    if any(size != size_bytes for size, _, _ in timed):
-        raise BenchError(f"answers of {sorted({size for size, _, _ in timed})} bytes, not {size_bytes}")
-    return Took(seconds, size_bytes * len(timed), len(timed), *_percentiles([whole for _, _, whole in timed]))
+    wanted = [sizes[url] for part in parts for url in part]
+    if [size for size, _, _ in timed] != wanted:
+        raise BenchError(f"answers of {sum(size for size, _, _ in timed)} bytes, not {sum(wanted)}")
+    return Took(seconds, sum(wanted), len(timed), *_percentiles([whole for _, _, whole in timed]))
 
 
 def first_bytes(urls: Sequence[str], size_bytes: int) -> Took:

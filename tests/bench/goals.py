@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.bench import pipeline, upkeep
+from tests.bench import line, pipeline, upkeep
 from tests.bench.loads import LOADS
-from tests.bench.targets import DIRECT, JUICEFS, OUTRIDER, RCLONE, SIGV4, STATIC
+from tests.bench.targets import DIRECT, JUICEFS, NGINX_CACHE, OUTRIDER, RCLONE, SIGV4, STATIC
 from tests.bench.world import TOTAL_BYTES_S
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.bench.results import Results
 
 PIPELINE, UPKEEP = "pipeline", "memory"
-NAMES = [*(load.name for load in LOADS), PIPELINE, UPKEEP]
+NAMES = [*(load.name for load in LOADS), *line.NAMES, PIPELINE, UPKEEP]
 _MB = 1e6
 
 
@@ -34,7 +34,9 @@ class Goal:
 
 def goals(results: Results, of: Collection[str]) -> list[Goal]:
     """Every goal of these loads, in order, measured or not."""
-    return [goal for goal in (*_warm(results), *_cold(results), *_by_itself(results)) if goal.load in of]
+    return [
+        goal for goal in (*_warm(results), *_cold(results), *_line(results), *_by_itself(results)) if goal.load in of
+    ]
 
 
 def _warm(results: Results) -> list[Goal]:
@@ -75,6 +77,28 @@ def _cold(results: Results) -> list[Goal]:
     met = None if faster is None else faster > 1.0
     measured = None if faster is None else f"{faster:.2f} x"
     rows.append(Goal("transfer", "parallel ranges out of order", "> 1.0 x direct", measured, met))
+    return rows
+
+
+def _line(results: Results) -> list[Goal]:
+    rows = []
+    for kind, cpu in (("http", 1.0), ("https", 1.1)):
+        for readers in (1, 4, 16):
+            load, what = f"line-{kind}-{readers}", f"cold objects over {kind}, readers: {readers}"
+            rows.append(_at_least(results, what, load, "mb_s", 1.0, NGINX_CACHE))
+            rows.append(_at_most(results, f"{what}, CPU s/GB", load, "cpu_s_gb", cpu, NGINX_CACHE))
+        load, what = f"line-{kind}-disk-4", f"cold objects over {kind}, cache on disk, readers: 4"
+        rows.append(_at_least(results, what, load, "mb_s", 1.0, NGINX_CACHE))
+    what = "cold objects over https, readers: 16, two cores"
+    rows.append(_at_least(results, what, "line-https-16", "mb_s", 1.6, line.ONE_CORE, line.TWO_CORES))
+    what = "objects of 4 to 100 kB, first pass"
+    rows.append(_at_least(results, what, "line-small", "req_s", 1.0, NGINX_CACHE))
+    rows.append(_at_most(results, f"{what}, CPU", "line-small", "cpu_us_request", 2.5, NGINX_CACHE))
+    for load, size in (("hit-4k", "4 KiB"), ("hit-64k", "64 KiB"), ("hit-50kb", "a whole object of 50 kB")):
+        rows.append(_at_least(results, f"hits of {size}", load, "req_s", 0.6, STATIC))
+        rows.append(_at_most(results, f"hits of {size}, CPU", load, "cpu_us_request", 2.0, STATIC))
+    rows.append(_at_least(results, "upload in parts", "upload", "mb_s", 0.95, DIRECT))
+    rows.append(_at_most(results, "upload in parts, CPU s/GB", "upload", "cpu_s_gb", 1.3, line.REVERSE))
     return rows
 
 

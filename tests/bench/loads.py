@@ -70,7 +70,7 @@ def measured(load: Load, world: World, target: Target, round_number: int) -> Sam
     if isinstance(target, Direct):
         target.far = load.cold
     if load.cold:
-        clients.curl([target.url(PROBE)], world.sizes[PROBE], readers=1)
+        clients.curl([target.url(PROBE)], world.sizes[PROBE], readers=1, authority=world.authority)
         world.far_away()
     world.simulator.reset()
     before_s = None if target.session is None else procs.cpu_s(target.session)

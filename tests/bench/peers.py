@@ -49,10 +49,11 @@ class Rclone(Target):
             "TYPE": "s3", "PROVIDER": "SeaweedFS", "ENDPOINT": self.world.simulator.endpoint,
             "ACCESS_KEY_ID": bucket.access_key, "SECRET_ACCESS_KEY": bucket.secret_key,
         }  # fmt: skip
-        return super().env() | {f"RCLONE_CONFIG_ORIGIN_{name}": value for name, value in told.items()}
+        trusted = {} if self.world.authority is None else {"RCLONE_CA_CERT": str(self.world.authority)}
+        return super().env() | trusted | {f"RCLONE_CONFIG_ORIGIN_{name}": value for name, value in told.items()}
 
 
-_NGINX = """
+NGINX = """
 daemon off;
 worker_processes auto;
 pid {directory}/pid;
@@ -71,7 +72,6 @@ http {{
     scgi_temp_path {directory}/scgi;
     {http}
     server {{
-        listen 127.0.0.1:{port} backlog=1024;
         {server}
     }}
 }}
@@ -95,7 +95,8 @@ class NginxStatic(Target):
 
     def argv(self) -> list[str | Path]:
         config = self.directory / "nginx.conf"
-        text = _NGINX.format(directory=self.directory, port=self.port, http=self.http(), server=self.server())
+        listen = f"listen 127.0.0.1:{self.port} backlog=1024;"
+        text = NGINX.format(directory=self.directory, http=self.http(), server=f"{listen} {self.server()}")
         # As root, nginx's workers change to another user, which cannot read this directory.
         config.write_text(("user root;\n" if os.geteuid() == 0 else "") + text)
         return [program("nginx"), "-p", self.directory, "-e", self.directory / "log", "-c", config]
@@ -123,7 +124,7 @@ class NginxCache(NginxStatic):
         return None if "http_slice_module" in built else "this nginx was built without its slice module"
 
     def http(self) -> str:
-        origin = self.world.simulator.endpoint.removeprefix("http://")
+        origin = self.world.simulator.endpoint.partition("://")[2]
         return (
             f"proxy_cache_path {self.cache} levels=1:2 keys_zone=all:64m max_size=100g inactive=1h use_temp_path=off;\n"
             "open_file_cache max=10000 inactive=1h; open_file_cache_valid 1h;\n"
@@ -131,9 +132,10 @@ class NginxCache(NginxStatic):
         )
 
     def server(self) -> str:
+        scheme = self.world.simulator.endpoint.partition("://")[0]
         return """location / {
             slice 8m;
-            proxy_pass http://origin;
+            proxy_pass SCHEME://origin;
             proxy_http_version 1.1;
             proxy_set_header Connection "";
             proxy_set_header Authorization "";
@@ -142,7 +144,7 @@ class NginxCache(NginxStatic):
             proxy_cache_key $uri$slice_range;
             proxy_cache_valid 200 206 1h;
             proxy_cache_lock on;
-        }"""
+        }""".replace("SCHEME", scheme)
 
     def populate(self) -> None:
         pass

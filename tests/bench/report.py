@@ -56,8 +56,8 @@ def load_grid(load: Load, results: Results) -> Grid:
     """One row a target; each figure is the median of its rounds. "all CPU" includes that of clients and kernel."""
     best = best_peer(load, results)
     headings = (
-        "target", "MB/s", "req/s", "p50 ms", "p99 ms", "CPU s/GB", "all CPU s/GB", "RSS MB", "GETs", "MB from bucket",
-        f"x {load.limit}", f"x {best or 'best peer'}",
+        "target", "MB/s", "req/s", "p50 ms", "p99 ms", "CPU s/GB", "CPU us/req", "all CPU s/GB", "RSS MB", "GETs",
+        "MB from bucket", f"x {load.limit}", f"x {best or 'best peer'}",
     )  # fmt: skip
 
     def row(target: str) -> tuple[str, ...]:
@@ -72,7 +72,8 @@ def load_grid(load: Load, results: Results) -> Grid:
         return (
             target, cell("mb_s", "{:,.0f}"), cell("req_s", "{:,.0f}"),
             cell("p50_s", "{:.2f}", 1e3), cell("p99_s", "{:.2f}", 1e3),
-            cell("cpu_s_gb", "{:.2f}"), cell("machine_cpu_s_gb", "{:.2f}"), cell("rss_bytes", "{:,.0f}", 1e-6),
+            cell("cpu_s_gb", "{:.2f}"), cell("cpu_us_request", "{:,.0f}"), cell("machine_cpu_s_gb", "{:.2f}"),
+            cell("rss_bytes", "{:,.0f}", 1e-6),
             cell("bucket_gets", "{:,.0f}"), cell("bucket_bytes", "{:,.0f}", 1e-6),
             ratio(load.limit), ratio(best),
         )  # fmt: skip

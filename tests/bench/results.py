@@ -50,6 +50,10 @@ class Sample:
         return None if self.machine_cpu_s is None else self.machine_cpu_s / (self.bytes / 1e9)
 
     @property
+    def cpu_us_request(self) -> float | None:
+        return None if self.cpu_s is None else self.cpu_s / self.requests * 1e6
+
+    @property
     def bucket_ratio(self) -> float:
         """Bytes that left the bucket for each byte that was read."""
         return self.bucket_bytes / self.bytes

@@ -22,11 +22,12 @@ _FAILURES = (BenchError, RuntimeError, OSError, subprocess.SubprocessError)
 
 
 class Runner:
-    """Owns the running targets, and the results so far. All targets are stopped when the context ends."""
+    """Owns the running targets. All targets are stopped when the context ends."""
 
-    def __init__(self, world: World, console: Console) -> None:
-        self.results = Results()
-        self.notes: list[str] = []
+    def __init__(self, world: World, console: Console, results: Results, notes: list[str]) -> None:
+        """`results` and `notes`: to which this runner's are added."""
+        self.results = results
+        self.notes = notes
         self._world = world
         self._console = console
         self._targets: dict[str, Target] = {}

@@ -6,6 +6,7 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from tests.support.simulator_process import SimulatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 NAME = "bench"
 PROBE = "probe"
@@ -75,6 +75,9 @@ SHORT = Plan(
 
 class World:
     """Owns the bucket's contents and the simulator. Each target makes a directory of its own under `directory`."""
+
+    authority: Path | None = None
+    """The certificate that clients have to trust; None: those of the system."""
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
--- Requests from a file: one line each, the path, a tab, and the Range header (or nothing). They are made ready before the
--- clock starts; each thread begins at another place of the list. The result is the last line of the output, as JSON.
+-- Without an argument, the requests are wrk's own, all alike: the script then costs nothing until the end.
+-- With arguments, requests from a file: one line each, the path, a tab, and the Range header (or nothing). They are made
+-- ready before the clock starts; each thread begins at another place of the list.
+-- The result is the last line of the output, as JSON.
 
 local threads = 0
 
@@ -9,7 +11,8 @@ function setup(thread)
 end
 
 function init(arguments)
-  requests, at = {}, 0
+  if not arguments[1] then return end
+  local requests, at = {}, 0
   for line in io.lines(arguments[1]) do
     local path, range = line:match("^([^\t]*)\t(.*)$")
     local headers = {}
@@ -17,11 +20,10 @@ function init(arguments)
     requests[#requests + 1] = wrk.format("GET", path, headers)
   end
   at = math.floor(first * #requests / tonumber(arguments[2]))
-end
-
-function request()
-  at = at % #requests + 1
-  return requests[at]
+  function request()
+    at = at % #requests + 1
+    return requests[at]
+  end
 end
 
 function done(summary, latency, _)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import procs, report, upkeep
+from tests.bench import line, procs, report, upkeep
 from tests.bench.goals import NAMES, goals
 from tests.bench.loads import LOADS, Load, measured, warm_up
 from tests.bench.peers import ALL, NginxStatic
@@ -93,6 +93,20 @@ def test_a_cold_shard_costs_a_get_a_block_and_a_warm_one_nothing(world: World, t
         assert cold.rss_bytes > 10 * MIB
     finally:
         target.stop()
+
+
+@pytest.mark.skipif(NginxStatic.lacks() is not None, reason="nginx is not installed")
+@pytest.mark.parametrize("kind", ["https"])
+def test_a_world_without_limits_serves_its_objects(world: World, kind: str) -> None:
+    with line.world_of(kind, world.bucket, [], short=True) as own:
+        target = line.LineOutrider(own)
+        target.start()
+        try:
+            key = list(own.sizes)[-1]
+            with urllib.request.urlopen(target.url(key), timeout=60) as answer:
+                assert answer.read() == own.body(key)
+        finally:
+            target.stop()
 
 
 @pytest.mark.parametrize("crashed", [False, True], ids=["snapshot", "scan"])

@@ -114,9 +114,10 @@ class Child:
 
 
 @contextlib.contextmanager
-def scratch_directory(prefix: str) -> Iterator[Path]:
-    """A new temporary directory that is removed at the end, even when this process is killed before."""
-    directory = Path(tempfile.mkdtemp(prefix=prefix))
+def scratch_directory(prefix: str, place: Path | None = None) -> Iterator[Path]:
+    """A new temporary directory that is removed at the end, even when this process is killed before. `place` None: the
+    usual directory for such files."""
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
     watchdog = _watch("none", [directory])
     try:
         yield directory
