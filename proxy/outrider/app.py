@@ -94,7 +94,7 @@ async def running(
         oddities = OriginOddities(endpoint, metrics)
         origin = HttpOrigin(
             endpoint, region, credentials, metrics, wall_clock, connections=shares.exchanges,
-            read_timeout_s=settings.origin_timeout_s, resolver=resolver,
+            read_timeout_s=settings.origin_timeout_s, resolver=resolver, oddities=oddities,
         )  # fmt: skip
         await origin.open()
         stack.push_async_callback(origin.close)

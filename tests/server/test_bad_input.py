@@ -169,6 +169,15 @@ def test_an_ambiguous_head_ends_the_connection(proxy: Proxy, case: str) -> None:
     assert closed
 
 
+@pytest.mark.parametrize("name", ["x-amz-meta-a/b", "x-amz-meta-(a)", 'x-amz-meta-a"b', "x-amz-meta-a b"])
+def test_metadata_whose_name_http_does_not_allow_is_refused_by_name(proxy: Proxy, name: str) -> None:
+    """boto3 sends such names as they are."""
+    answer, _ = sent(proxy, (PUT + f"{name}: secret\r\ncontent-length: 4\r\n\r\nabcd").encode())
+    assert (answer.status, answer.code) == (400, "BadRequest")
+    assert f'invalid header token in the header name "{name}"' in answer.error["Message"]
+    assert b"secret" not in answer.body
+
+
 @pytest.mark.parametrize(
     "wire",
     [

@@ -101,9 +101,15 @@ class ListOrigin(FakeOrigin):
         )
 
 
-async def listed(origin: ListOrigin, prefix: str = "a/", memory_bytes: int = 1 << 20) -> list[str]:
+async def listed(
+    origin: ListOrigin, prefix: str = "a/", memory_bytes: int = 1 << 20, metrics: Metrics | None = None
+) -> list[str]:
     reader = OriginReader(
-        origin, no_wait_patience(), Metrics(), FillScheduler(AimdLimit(4), BackgroundLimit(4), FakeClock()), Hedging()
+        origin,
+        no_wait_patience(),
+        metrics or Metrics(),
+        FillScheduler(AimdLimit(4), BackgroundLimit(4), FakeClock()),
+        Hedging(),
     )
     enumerator = Enumerator(reader, MemoryBudget(memory_bytes))
     return [entry.key async for page in enumerator.pages("bkt", prefix) for entry in page]
@@ -154,6 +160,23 @@ FAULTY = [
 async def test_a_list_that_is_not_whole_is_an_error_that_names_the_fault(origin: ListOrigin, why: str) -> None:
     with pytest.raises(OriginBroke, match=why):
         await listed(origin)
+
+
+@pytest.mark.parametrize(
+    ("origin", "odd"),
+    [
+        (ListOrigin(), {}),
+        (ListOrigin(refuses=("encoding-type",)), {}),
+        (ListOrigin(encodes=False), {"list_not_encoded": 3}),
+        (ListOrigin(ways="none"), {"list_cut_short": 2}),
+        (ListOrigin(version=1, ways="none"), {"list_cut_short": 2}),
+    ],
+)
+async def test_pages_that_differ_from_aws_are_counted(origin: ListOrigin, odd: dict[str, int]) -> None:
+    metrics = Metrics()
+    await listed(origin, metrics=metrics)
+    for kind in ("list_not_encoded", "list_cut_short"):
+        assert metrics.value("outrider_origin_oddities_total", kind=kind) == odd.get(kind, 0)
 
 
 async def test_a_page_may_be_empty_before_the_last() -> None:

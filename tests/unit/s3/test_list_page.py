@@ -34,28 +34,30 @@ def page(objects: list[tuple[str, int]], token: str | None = None) -> bytes:
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(0, 2**50)), max_size=5))
 def test_keys_and_sizes_come_back_in_order(objects: list[tuple[str, int]]) -> None:
-    assert parse_page(page(objects)) == ListPage(tuple(as_listed(*entry) for entry in objects))
+    assert parse_page(page(objects)) == ListPage(tuple(as_listed(*entry) for entry in objects), is_encoded=True)
 
 
 def test_a_page_that_is_not_the_last_names_the_next() -> None:
-    assert parse_page(page([("a", 1)], "xyz")) == ListPage((as_listed("a", 1),), True, "xyz")
+    assert parse_page(page([("a", 1)], "xyz")) == ListPage((as_listed("a", 1),), True, "xyz", is_encoded=True)
 
 
 def test_a_page_of_version_1_names_the_next_by_a_key() -> None:
     body = page([("a", 1)], "x%2By").replace(b"NextContinuationToken", b"NextMarker")
-    assert parse_page(body) == ListPage((as_listed("a", 1),), True, None, "x+y")
+    assert parse_page(body) == ListPage((as_listed("a", 1),), True, None, "x+y", is_encoded=True)
     assert parse_page(body.replace(ENCODED, b"")) == ListPage((as_listed("a", 1),), True, None, "x%2By")
 
 
 def test_a_page_that_is_cut_short_without_a_token_is_not_the_last() -> None:
     body = page([("a", 1)], "xyz").replace(b"NextContinuationToken", b"Other")
-    assert parse_page(body) == ListPage((as_listed("a", 1),), True)
+    assert parse_page(body) == ListPage((as_listed("a", 1),), True, is_encoded=True)
 
 
 def test_a_page_that_does_not_say_whether_it_is_the_last_is_so_without_a_token() -> None:
     told = b"<IsTruncated>true</IsTruncated>"
-    assert parse_page(page([("a", 1)], "xyz").replace(told, b"")) == ListPage((as_listed("a", 1),), True, "xyz")
-    assert parse_page(page([("a", 1)], "").replace(told, b"")) == ListPage((as_listed("a", 1),))
+    assert parse_page(page([("a", 1)], "xyz").replace(told, b"")) == ListPage(
+        (as_listed("a", 1),), True, "xyz", is_encoded=True
+    )
+    assert parse_page(page([("a", 1)], "").replace(told, b"")) == ListPage((as_listed("a", 1),), is_encoded=True)
 
 
 def test_keys_are_decoded_only_where_the_page_says_that_they_are_encoded() -> None:
@@ -66,12 +68,12 @@ def test_keys_are_decoded_only_where_the_page_says_that_they_are_encoded() -> No
 @pytest.mark.parametrize("size", ["", "one", "-1", "9" * 5000])
 def test_a_size_that_is_no_number_is_unknown(size: str) -> None:
     body = page([("a", 1)]).replace(b"<Size>1", f"<Size>{size}".encode())
-    assert parse_page(body) == ListPage((as_listed("a", -1),))
+    assert parse_page(body) == ListPage((as_listed("a", -1),), is_encoded=True)
 
 
 def test_common_prefixes_show_that_keys_are_left_out() -> None:
     body = page([("a", 1)]).replace(ENCODED, b"<CommonPrefixes><Prefix>b/</Prefix></CommonPrefixes>" + ENCODED)
-    assert parse_page(body) == ListPage((as_listed("a", 1),), has_groups=True)
+    assert parse_page(body) == ListPage((as_listed("a", 1),), has_groups=True, is_encoded=True)
 
 
 def test_an_object_is_the_version_that_has_its_bytes_and_its_date() -> None:

@@ -6,8 +6,9 @@
    client, through the proxy that `forward_proxy` finds in the environment.
 3. A refusal that is due to our side is repaired, and the request sent once more: another region of the bucket, a clock
    that is off, expired credentials. A request whose body was streamed is not repeated.
-4. The reply is streamed. Each error of aiohttp becomes `OriginBroke`; nothing is retried here. Retries, resumed reads
-   and hedged requests are the work of `engine/fill/origin_reader`.
+4. `reply_parser` reads the head of the reply, also one that aiohttp's parser refuses. The body is streamed. Each error
+   of aiohttp becomes `OriginBroke`; nothing is retried here. Retries, resumed reads and hedged requests are the work of
+   `engine/fill/origin_reader`.
 
 `traced_origin` wraps an origin with one OpenTelemetry span per attempt. It is imported only if traces are on.
 

@@ -12,6 +12,7 @@ import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Literal, Protocol, Self
 
 import aiohttp
@@ -21,6 +22,7 @@ from yarl import URL
 
 from outrider.adapters.origin.endpoint import Endpoint, moved
 from outrider.adapters.origin.http_reply import HttpReply, described
+from outrider.adapters.origin.reply_parser import LenientResponseHandler
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.errors import OriginBroke, OriginBusy
@@ -29,6 +31,7 @@ from outrider.core.origin import error_causes
 from outrider.core.s3.encoding import encode_url_query
 from outrider.core.s3.form_fields import PostForm
 from outrider.metrics import Metrics, method_label
+from outrider.origin_oddities import OriginOddities
 from outrider.ports import Buffer, Clock, OriginRequest
 from outrider.settings import SettingsError
 
@@ -65,8 +68,9 @@ class HttpOrigin:
     def __init__(
         self, endpoint: str, region: str, credentials: CredentialSource, metrics: Metrics, clock: Clock,
         *, connections: int, read_timeout_s: float = 30.0, resolver: AbstractResolver | None = None,
+        oddities: OriginOddities | None = None,
     ) -> None:  # fmt: skip
-        """`connections` bounds the open requests.
+        """`connections` bounds the open requests. `oddities` None: this one has a list of its own.
 
         `read_timeout_s` bounds the wait for a reply to a read, for its next bytes, and for a free connection.
         """
@@ -84,14 +88,19 @@ class HttpOrigin:
         self._read_timeout_s = read_timeout_s
         self._resolver = resolver
         self._keys = SigningKeys()
+        self._oddities = oddities or OriginOddities(endpoint, metrics)
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
+        connector = aiohttp.TCPConnector(
+            limit=0, ttl_dns_cache=30, keepalive_timeout=20, ssl=_trust(), resolver=self._resolver
+        )
+        # aiohttp (3.14) has no public way to choose the parser.
+        connector._factory = partial(  # type: ignore[assignment]  # of a subclass
+            LenientResponseHandler, self._oddities.note, asyncio.get_running_loop()
+        )
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, ttl_dns_cache=30, keepalive_timeout=20, ssl=_trust(),
-                resolver=self._resolver,
-            ),
+            connector=connector,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=_READ_BUFFER_BYTES,

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import aiohttp
 
+from outrider.adapters.origin.reply_parser import refused_for
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.origin import error_causes
@@ -30,7 +31,8 @@ class HttpReply:
         self.came_bytes = 0
         self.status = response.status
         self.headers: Headers = tuple(
-            (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+            # The parser takes `Content-Length : 1`, and leaves the blank (RFC 9112 section 5.1).
+            (name.decode("latin-1").strip().lower(), value.decode("utf-8", "surrogateescape"))
             for name, value in response.raw_headers
         )
 
@@ -87,4 +89,6 @@ def described(error: BaseException) -> str:
         return "timed out"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect: {error.os_error}"
+    if type(error) is aiohttp.ClientResponseError:
+        return f"its reply cannot be read: {refused_for(error.message)}"
     return type(error).__name__

@@ -12,7 +12,7 @@ third.
 A request that fails is tried again after a `backoff` with jitter. A reply that is later than 99 % of the recent ones
 gets a hedged request, within a budget (`hedging`). `error_causes` tells whether a refusal blames the proxy's clock or
 its credentials, so that the origin adapter can mend them and sign anew, and takes secrets out of error bodies.
-`oddities` names the ways in which origins differ from AWS S3.
+`oddities` names the ways in which origins differ from AWS S3, and `reply_head` mends the heads of their replies.
 
 Entry points: `aimd.AimdLimit`, `background_limit.BackgroundLimit`, `token_bucket.TokenBucket`, `backoff.Backoff`,
 `hedging.Hedging`, `error_causes`, `oddities.Oddity`.

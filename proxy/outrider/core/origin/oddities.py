@@ -43,7 +43,7 @@ class Oddity(Enum):
     STATUS_ODD = "answers GETs of objects with a status that no S3 sends"
     ENCODED = "encodes bodies on the way (Content-Encoding), though identity was asked for"
     FRAMING_ODD = "frames bodies twice (Content-Length and Transfer-Encoding)"
-    HEADER_MALFORMED = "sends header names that HTTP does not allow"
+    HEADER_MALFORMED = "sends headers that HTTP does not allow"
     # -- LIST
     LIST_CUT_SHORT = "sends truncated LIST pages without a token for the next"
     LIST_NOT_ENCODED = "ignores encoding-type of a LIST"

@@ -48,7 +48,7 @@ class ListPage:
     """`objects` in the order of the LIST. `is_truncated`: this is not the last page.
 
     `next_token` continues a LIST of version 2, and `next_marker` one of version 1; None: the page has none.
-    `has_groups`: the page shows some keys only as a common prefix.
+    `has_groups`: the page shows some keys only as a common prefix. `is_encoded`: its keys came encoded.
     """
 
     objects: tuple[Listed, ...]
@@ -56,6 +56,7 @@ class ListPage:
     next_token: str | None = None
     next_marker: str | None = None
     has_groups: bool = False
+    is_encoded: bool = False
 
 
 def parse_page(body: bytes) -> ListPage | None:
@@ -124,6 +125,7 @@ class _Reader:
             token or None,
             _decoded(marker) if marker and is_encoded else marker or None,
             self._has_groups,
+            is_encoded,
         )
 
 

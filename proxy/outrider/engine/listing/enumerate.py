@@ -9,6 +9,7 @@ from contextlib import aclosing
 from outrider.core.ahead.numbered_names_search import NumberedNames, NumberedRange
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import OriginBroke, SlowDown
+from outrider.core.origin.oddities import Oddity
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, ListPage, parse_page
 from outrider.core.s3.operation import Query
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
@@ -57,6 +58,7 @@ class Enumerator:
             mark = self._versions.mark() if self._versions is not None else None
             page = await self._page(bucket, prefix, way_on)
             steps.take(page)
+            self._note(bucket, prefix, page)
             under = [listed for listed in page.objects if listed.key.startswith(prefix)]
             if len(under) < len(page.objects):
                 # The rest is still the whole answer. Some stores take the prefix for a folder or ignore it.
@@ -68,6 +70,12 @@ class Enumerator:
                 return
             way_on = steps.way_on(page)
         raise OriginBroke(f"its LIST has more than {_PAGES_MAX} pages")
+
+    def _note(self, bucket: str, prefix: str, page: ListPage) -> None:
+        if page.objects and not page.is_encoded and _FORMS[self._form]:
+            self._origin_reader.oddities.note(Oddity.LIST_NOT_ENCODED, f"s3://{bucket}/{prefix}")
+        if page.is_truncated and page.next_token is None and page.next_marker is None:
+            self._origin_reader.oddities.note(Oddity.LIST_CUT_SHORT, f"s3://{bucket}/{prefix}")
 
     async def range_of(self, bucket: str, numbering: NumberedNames) -> NumberedRange | None:
         """The names of `numbering` that exist, found by a binary search; None: the names are not numbered one by one.

@@ -15,7 +15,7 @@ from aiohttp.web_server import Server
 
 from outrider.http.s3.port import ConnectionPort
 from outrider.http.s3.slow_path_handoff import PAGES_WAIT_S, Begun, PageCold, Recognised
-from outrider.http.wire.parser_guard import guarded
+from outrider.http.wire.parser_guard import guarded, refused_for
 from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
 
 # After so many hits in a row a connection asks for little else, and is lent to a worker.
@@ -299,4 +299,4 @@ class Connection(RequestHandler):
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> StreamResponse:
         """Bytes that aiohttp's parser refuses are answered with an S3 error, and the connection is closed."""
-        return self.port.handler.refuse_unparsed(request, self.wire)
+        return self.port.handler.refuse_unparsed(request, self.wire, refused_for(message or ""))

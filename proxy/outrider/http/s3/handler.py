@@ -159,11 +159,12 @@ class S3Handler:
             log.exception("request failed", extra={"request": exchange.id})
             return self._refuse(exchange, InternalError())
 
-    def refuse_unparsed(self, request: BaseRequest, wire: Sender) -> Reply:
-        """The reply to bytes that aiohttp's parser refused."""
+    def refuse_unparsed(self, request: BaseRequest, wire: Sender, why: str) -> Reply:
+        """The reply to bytes that aiohttp's parser refused. `why`: a phrase; empty: not known."""
         exchange = Exchange(request, wire, ())
         self._recorder.began()
-        return _error_reply(exchange, BadRequest(), "", close=True, on_end=self._on_end(exchange))
+        error = BadRequest(f"The request is not valid HTTP: {why}." if why else None)
+        return _error_reply(exchange, error, "", close=True, on_end=self._on_end(exchange))
 
     def _begin(self, request: BaseRequest, caller: Caller) -> Exchange:
         headers = tuple(

@@ -25,7 +25,7 @@ class RequestHandling(Protocol):
         """As many requests are under way as the settings allow: the next request is refused."""
         ...
 
-    def refuse_unparsed(self, request: BaseRequest, wire: Sender) -> StreamResponse:
+    def refuse_unparsed(self, request: BaseRequest, wire: Sender, why: str) -> StreamResponse:
         """The reply to bytes that the HTTP parser refused."""
         ...
 

@@ -3,6 +3,7 @@ that it lets through can be made a request."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 from aiohttp import StreamReader
@@ -12,6 +13,10 @@ from aiohttp.http_parser import HttpParser
 from yarl import URL
 
 _NOWHERE = URL()
+# The parser shows the refused line as the `repr` of bytes. Only the header's name may be repeated: the value may be a
+# secret.
+_HEADER_NAME = re.compile(r"""b['"]([^:'"\\\s][^:\\]{0,99}):""")
+_ODD_NAME = "invalid header token"
 
 
 class Parser:
@@ -40,6 +45,16 @@ class Parser:
 
 def guarded(parser: HttpParser[Any] | None) -> HttpParser[Any]:
     return cast(HttpParser[Any], Parser(parser))
+
+
+def refused_for(message: str) -> str:
+    """The reason in the parser's message: `invalid header token in "x-amz-meta-a/b"`. Empty: it tells none."""
+    reason = next((line.strip(" :.") for line in message.splitlines() if line.strip()), "")
+    if len(reason) > 100 or "b'" in reason:
+        return ""
+    reason = reason[:1].lower() + reason[1:]
+    name = _HEADER_NAME.search(message) if reason == _ODD_NAME else None
+    return reason if name is None else f'{reason} in the header name "{name[1]}"'
 
 
 def _aimed(message: RawRequestMessage) -> RawRequestMessage:
