@@ -267,6 +267,8 @@ def _access(settings: Settings) -> Access:
         {client.access_key: client for client, _ in known},
         {client.access_key: secret.get_secret_value() for client, secret in known},
         time.time,
+        settings.anonymous_client,
+        cross_site=settings.cross_site,
     )
 
 

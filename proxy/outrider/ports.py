@@ -45,6 +45,8 @@ class OriginRequest:
     """`body` follows the head of this form. The adapter signs the form's policy, and not the request."""
     bare: bool = False
     """With an empty `key`: no slash after the bucket."""
+    unsigned: bool = False
+    """An anonymous client sent the request: the adapter must not sign it."""
 
 
 class OriginReply(Protocol):

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from outrider.core.auth.grants import AccessLevel, Client, Grant
@@ -204,7 +213,8 @@ class Settings(BaseModel):
     clients: File | None = Field(None, description="TOML file with the keys and grants of clients, for `auth = sigv4`.")
     cross_site: bool = Field(
         False,
-        description="In loopback mode, answer web pages of other sites and any Host, as a bucket's CORS rules allow.",
+        description="Answer unsigned requests of web pages of other sites, as a bucket's CORS rules allow; "
+        "in loopback mode under any Host.",
     )
     domain: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = Field(
         (), description="Domain for virtual-host style requests to BUCKET.DOMAIN."
@@ -291,10 +301,19 @@ class Settings(BaseModel):
         None, description="Format of the log; default: text on a terminal, else json."
     )
 
-    @cached_property
+    @property
     def known_clients(self) -> tuple[tuple[Client, SecretStr], ...]:
-        """The clients in the clients file, each with its secret key."""
-        return () if self.clients is None else _read_clients(self.clients)
+        """The clients in the clients file that have a key, each with its secret key."""
+        return self._clients_file[0]
+
+    @property
+    def anonymous_client(self) -> Client | None:
+        """The client that unsigned requests belong to; None: they are refused."""
+        return self._clients_file[1]
+
+    @cached_property
+    def _clients_file(self) -> _Clients:
+        return ((), None) if self.clients is None else _read_clients(self.clients)
 
     def freshness_of(self, ref: ObjectRef) -> Freshness:
         name = f"{ref.bucket}/{ref.key}"
@@ -443,10 +462,20 @@ class _GrantEntry(BaseModel):
 
 class _ClientEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    access_key: str = Field(min_length=1)
-    secret_key: SecretStr = Field(min_length=1)
+    access_key: str = Field("", min_length=1)
+    secret_key: SecretStr = Field(SecretStr(""), min_length=1)
+    anonymous: bool = False
     name: str = ""
     grants: tuple[_GrantEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_keys_or_is_anonymous(self) -> Self:
+        keys = {"access_key", "secret_key"}
+        if self.anonymous and keys & self.model_fields_set:
+            raise PydanticCustomError("keys", "anonymous = true has no access_key and no secret_key")
+        if not self.anonymous and (missing := sorted(keys - self.model_fields_set)):
+            raise PydanticCustomError("keys", "is missing: {missing}", {"missing": ", ".join(missing)})
+        return self
 
 
 class _ClientsFile(BaseModel):
@@ -454,7 +483,11 @@ class _ClientsFile(BaseModel):
     client: tuple[_ClientEntry, ...]
 
 
-def _read_clients(path: Path) -> tuple[tuple[Client, SecretStr], ...]:
+_Clients = tuple[tuple[tuple[Client, SecretStr], ...], Client | None]
+"""The clients with a key, each with its secret key, and the anonymous one."""
+
+
+def _read_clients(path: Path) -> _Clients:
     try:
         entries = _ClientsFile.model_validate(_read_toml(path)).client
     except ValidationError as error:
@@ -463,12 +496,17 @@ def _read_clients(path: Path) -> tuple[tuple[Client, SecretStr], ...]:
             f"{path}: {'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}" for detail in error.errors()
         )
         raise SettingsError("\n".join(lines)) from error
-    keys = [entry.access_key for entry in entries]
+    keyed = [entry for entry in entries if not entry.anonymous]
+    anonymous = [_client(entry) for entry in entries if entry.anonymous]
+    keys = [entry.access_key for entry in keyed]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise SettingsError(f"{path}: access keys given twice: {', '.join(twice)}")
-    return tuple((_client(entry), entry.secret_key) for entry in entries)
+    if len(anonymous) > 1:
+        raise SettingsError(f"{path}: anonymous = true is given twice")
+    return tuple((_client(entry), entry.secret_key) for entry in keyed), anonymous[0] if anonymous else None
 
 
 def _client(entry: _ClientEntry) -> Client:
     grants = tuple(Grant(grant.bucket, grant.prefix, AccessLevel(grant.access)) for grant in entry.grants)
-    return Client(entry.name or entry.access_key, entry.access_key, grants)
+    name = entry.name or entry.access_key or "anonymous"
+    return Client(name, entry.access_key, grants, is_anonymous=entry.anonymous)

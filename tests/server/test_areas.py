@@ -18,7 +18,7 @@ from tests.support.areas import AREAS, Step, tags
 from tests.support.differential import Asker, difference
 from tests.support.forms import encoded, policy, post, signed
 from tests.support.proxy import ANY_KEYS, Keys, Proxy
-from tests.support.rawhttp import Answer, ask
+from tests.support.rawhttp import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,13 +53,10 @@ class Side:
         query = self._filled(step.query, escaped=True)
         headers = [(name, self._filled(value)) for name, value in step.headers]
         body = self._filled(step.body).encode() if isinstance(step.body, str) else step.body
-        if step.signed:
-            answer = self.asker.ask(
-                step.method, self.bucket, step.key, query, headers, body=body, presigned=step.presigned
-            )
-        else:
-            path = f"/{self.bucket}" + ("" if step.key is None else f"/{step.key}")
-            answer = ask(self.address, step.method, path, headers, body)
+        answer = self.asker.ask(
+            step.method, self.bucket, step.key, query, headers,
+            body=body, presigned=step.presigned, unsigned=not step.signed,
+        )  # fmt: skip
         self._learn(step, answer)
         return self._plain(answer)
 
@@ -98,9 +95,10 @@ def proxies(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     clients.write_text(
         f'[[client]]\naccess_key = "{KEYS[0]}"\nsecret_key = "{KEYS[1]}"\n'
         'grants = [{bucket = "*", access = "write"}]\n'
+        '[[client]]\nanonymous = true\ngrants = [{bucket = "*", access = "write"}]\n'
     )
     loopback_mode = Proxy(bucket, block_size="64KiB", cross_site=True)
-    with loopback_mode as loopback, Proxy(bucket, auth="sigv4", clients=clients) as strict:
+    with loopback_mode as loopback, Proxy(bucket, auth="sigv4", clients=clients, cross_site=True) as strict:
         yield {"loopback": loopback, "sigv4": strict}
 
 
@@ -126,6 +124,8 @@ def test_an_area_of_the_api_is_the_same_directly_and_through_the_proxy(
 ) -> None:
     found = []
     with sides(bucket, proxies, area) as (direct, through):
+        if "anonymous" in area:  # loopback mode signs each request
+            del through["loopback"]
         for number, step in enumerate(AREAS[area]):
             wanted = direct.take(step)
             twice = step.method in ("GET", "HEAD") and "{token}" not in step.query

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from tests.support.awschunked import checksum
@@ -66,6 +66,10 @@ def preflight(key: str | None, origin: str, method: str, headers: str = "") -> S
 
 def _named(headers: dict[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((name.replace("_", "-"), value) for name, value in headers.items())
+
+
+def unsigned(*steps: Step) -> list[Step]:
+    return [replace(step, signed=False) for step in steps]
 
 
 def both(key: str, query: str = "", /, **headers: str) -> tuple[Step, Step]:
@@ -232,6 +236,25 @@ AREAS: dict[str, list[Step]] = {
         get("t", "tagging="), delete("t", "tagging="), get("t", "tagging="), *both("t"), get("missing", "tagging="),
         put("u", b"", "", x_amz_tagging="a=1&a=2"), get(None, "tagging="), setting("tagging=", tags(("a", "b"))),
         get(None, "tagging="), delete(None, "tagging="), get(None, "tagging="),
+    ],
+    # Unsigned requests, in a private bucket and in a public one.
+    "anonymous": [
+        put("a"), put("p", b"public", "", x_amz_acl="public-read"), *both("a"), *both("p"),
+        *unsigned(*both("a"), *both("p"), *both("missing"), get("p", "", range="bytes=1-2"), get("p", "", origin="https://a.example.com"),
+            get(None), get(None, "list-type=2"), head(None), get("p", "acl="), get("p", "tagging="), put("n"), delete("a"),
+            get("p", "response-content-type=x%2Fy"), post("m", "uploads="),
+            post(None, "delete=", "<Delete><Object><Key>a</Key></Object></Delete>")), get("a"),
+        put("a", b"", "acl=", x_amz_acl="public-read"), *unsigned(*both("a")), put("a", b"", "acl=", x_amz_acl="private"), *unsigned(*both("a")),
+        delete("p"), *unsigned(*both("p")),
+    ],
+    "open anonymous": [
+        put("a"), *both("a"), *unsigned(*both("a"), *both("missing"), get("a", "", range="bytes=1-2"), get("a", "", range="bytes=9-"),
+            get("a", "", if_none_match="{etag}"), get("a", "", if_match='"other"'), get(None), get(None, "list-type=2&prefix=a"), head(None),
+            get("a", "response-content-type=x%2Fy"), put("a", b"new"), get("a")), *both("a"),
+        *unsigned(put("n", b"0123456789", "", content_type="a/b", x_amz_meta_a="b"), *both("n"), put("c", b"", "", x_amz_copy_source="/{bucket}/n")),
+        *both("n"), *both("c"), *unsigned(delete("n"), get("n")), get("n"), *unsigned(post("m", "uploads="),
+            put("m", b"part", "partNumber=1&uploadId={upload}"), post("m", "uploadId={upload}", parts(1)), get("m")), get("m"), *unsigned(
+            post(None, "delete=", "<Delete><Object><Key>a</Key></Object></Delete>"), get("a"), get("a", "versions=")), get("a"),
     ],
     # This area comes last, since its settings stay on the bucket.
     "versioning": [

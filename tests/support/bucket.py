@@ -22,7 +22,8 @@ READY_DEADLINE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A key pair that the bucket knows. `actions` are SeaweedFS's words, each for all buckets or as `Read:bucket`."""
+    """A key pair that the bucket knows. `actions` are SeaweedFS's words, each for all buckets or as `Read:bucket`.
+    An empty `access_key`: there is no key."""
 
     name: str
     access_key: str
@@ -33,6 +34,11 @@ class Identity:
 ADMIN = Identity("admin", "OUTRIDERADMIN", "admin-secret", ("Admin", "Read", "Write", "List", "Tagging"))
 READER = Identity("reader", "OUTRIDERREADER", "reader-secret", ("Read", "List"))
 GETTER = Identity("getter", "OUTRIDERGETTER", "getter-secret", ("Read",))
+# SeaweedFS gives this identity to unsigned requests: the buckets whose names begin so are public.
+_PUBLIC = ("open-", "areas-open-")
+ANYBODY = Identity(
+    "anonymous", "", "", tuple(f"{act}:{name}*" for act in ("Read", "List", "Write") for name in _PUBLIC)
+)
 
 
 class Bucket:
@@ -41,7 +47,7 @@ class Bucket:
     `access_key` and `secret_key` are those of the first identity, which must be allowed to list and to make buckets.
     """
 
-    def __init__(self, identities: tuple[Identity, ...] = (ADMIN, READER, GETTER)) -> None:
+    def __init__(self, identities: tuple[Identity, ...] = (ADMIN, READER, GETTER, ANYBODY)) -> None:
         self._identities = identities
         self._child: Child | None = None
         self._directory: Path | None = None
@@ -185,7 +191,9 @@ def _identities_json(identities: tuple[Identity, ...]) -> str:
             "identities": [
                 {
                     "name": identity.name,
-                    "credentials": [{"accessKey": identity.access_key, "secretKey": identity.secret_key}],
+                    "credentials": [{"accessKey": identity.access_key, "secretKey": identity.secret_key}]
+                    if identity.access_key
+                    else [],
                     "actions": list(identity.actions),
                 }
                 for identity in identities

@@ -275,7 +275,7 @@ LISTED_KEYS = (
 
 
 class Asker:
-    """One keep-alive connection to one endpoint; every request is signed for it."""
+    """One keep-alive connection to one endpoint; a request is signed for it, unless it is `unsigned`."""
 
     def __init__(self, endpoint: str, keys: tuple[str, str]) -> None:
         self.endpoint = endpoint
@@ -287,11 +287,13 @@ class Asker:
 
     def ask(
         self, method: str, bucket: str, key: str | None, query: str = "", headers: Iterable[tuple[str, str]] = (),
-        *, body: bytes = b"", presigned: str = "",
+        *, body: bytes = b"", presigned: str = "", unsigned: bool = False,
     ) -> Answer:  # fmt: skip
         """`key` None: the bucket itself, without a slash after its name."""
         target = f"/{bucket}" + ("" if key is None else "/" + encode_path(key)) + (f"?{query}" if query else "")
-        if presigned:
+        if unsigned:
+            signed = [("host", self.endpoint.partition("//")[2]), *headers]
+        elif presigned:
             target, signed = _presigned(method, self.endpoint, target, self._keys, headers, presigned)
         else:
             payload_hash = sha256(body).hexdigest()

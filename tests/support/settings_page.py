@@ -48,6 +48,10 @@ With `auth = "sigv4"` the clients file lists the client keys and their grants. I
 without a prefix is for the whole bucket; `write` includes `read`. [Security](security.md) says what a grant covers,
 [Operations](operations.md#several-tenants) shows how to give out keys.
 
+One entry may have `anonymous = true` in place of the keys. Requests without a signature are then those of this client:
+they go to the origin unsigned and past the cache, and the origin decides. Without such an entry they are refused.
+[Security](security.md#unsigned-requests-sigv4) says more.
+
 ```toml
 {clients}```
 """

@@ -235,6 +235,28 @@ def test_clients_are_read_with_their_grants(tmp_path: Path) -> None:
     assert SECRET not in repr(settings.known_clients)
 
 
+def test_one_client_may_be_anonymous(tmp_path: Path) -> None:
+    anonymous = '[[client]]\nanonymous = true\ngrants = [{bucket = "open"}]\n'
+    settings = with_clients(tmp_path, GOOD + anonymous)
+    assert [client.access_key for client, _ in settings.known_clients] == ["AK1", "AK2"]
+    client = settings.anonymous_client
+    assert client is not None
+    assert (client.name, client.access_key, client.is_anonymous) == ("anonymous", "", True)
+    assert [grant.bucket for grant in client.grants] == ["open"]
+    assert with_clients(tmp_path, GOOD).anonymous_client is None
+    for text, error in [
+        (anonymous * 2, "anonymous = true is given twice"),
+        (anonymous + f'access_key = "AK3"\nsecret_key = "{SECRET}"\n', "has no access_key and no secret_key"),
+        (anonymous + f'secret_key = "{SECRET}"\n', "has no access_key and no secret_key"),
+        ('[[client]]\nanonymous = false\naccess_key = "AK3"\n', "client.0: .*is missing: secret_key"),
+        ("[[client]]\n", "is missing: access_key, secret_key"),
+        ('[[client]]\naccess_key = ""\nsecret_key = ""\n', "access_key"),
+    ]:
+        with pytest.raises(SettingsError, match=error) as refused:
+            with_clients(tmp_path, text)
+        assert SECRET not in str(refused.value)
+
+
 def test_sigv4_takes_any_address_and_needs_clients(tmp_path: Path) -> None:
     clients = file_with(tmp_path, GOOD, "clients.toml")
     assert load({"auth": "sigv4", "clients": clients, "listen": "0.0.0.0:1"}, None, {}).auth == "sigv4"

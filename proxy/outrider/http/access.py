@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.auth import browser_guard
-from outrider.core.auth.form_policy import SizeRange, parse_policy, signer_of
+from outrider.core.auth.form_policy import SizeRange, is_unsigned, parse_policy, signer_of
 from outrider.core.auth.grants import Client, allowed, may_read
-from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, verify
+from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, is_half_signed, verify
 from outrider.core.errors import AccessDenied
 from outrider.core.memo import Memo
 from outrider.core.model import Headers, ObjectRef
@@ -32,6 +32,11 @@ class Who:
     client: Client | None
     identity: Identity | None
     payload: PayloadRule
+
+    @property
+    def is_anonymous(self) -> bool:
+        """See `grants.Client`."""
+        return self.client is not None and self.client.is_anonymous
 
 
 def reader_name(who: Who, address: str, app: str) -> str:
@@ -138,14 +143,24 @@ class Loopback:
 
 
 class SigV4:
-    """SigV4 mode: every request carries a good signature of a client key, and a grant of that client covers it."""
+    """SigV4 mode: every request carries a good signature of a client key, and a grant of that client covers it.
+
+    Requests without any signature are those of the anonymous client, if there is one.
+    """
 
     is_open = False
 
-    def __init__(self, clients: Mapping[str, Client], secrets: Mapping[str, str], clock: Clock) -> None:
+    def __init__(
+        self, clients: Mapping[str, Client], secrets: Mapping[str, str], clock: Clock,
+        anonymous: Client | None = None, *, cross_site: bool = False,
+    ) -> None:  # fmt: skip
+        """`anonymous` None: requests without a signature are refused. `cross_site`: web pages of any site may send
+        them."""
         self._clients = clients
         self._secrets = secrets
         self._clock = clock
+        self._anonymous = anonymous
+        self._cross_site = cross_site
         self._keys = SigningKeys()
         # Presigned URLs that were verified: they are used again and again, each time for another range.
         self._proved: Memo[tuple[str, str, str, str], Who] = Memo(_PROVED_MAX)
@@ -172,14 +187,31 @@ class SigV4:
             request, secret_of=self._secrets.get, now=self._clock(), keys=self._keys, bucket_of_host=bucket_of_host
         )
         if identity is None:
-            raise AccessDenied("Anonymous access is not allowed here: sign the request with a client key.")
+            return self._unsigned(request)
         return Who(self._clients[identity.access_key], identity, identity.payload)
+
+    def _unsigned(self, request: SignedRequest) -> Who:
+        if self._anonymous is None:
+            raise AccessDenied("Anonymous access is not allowed here: sign the request with a client key.")
+        if is_half_signed(request):
+            raise AccessDenied("The request has a part of a signature: sign it whole, or not at all.")
+        if not self._cross_site:
+            # The page may come from anywhere, while this port may be open to a private network alone.
+            browser_guard.check_page(request.headers)
+        payload = payload_rule(request.headers)
+        if payload.chunks_signed:
+            raise AccessDenied("The chunks of the body are signed, and the request is not.")
+        return Who(self._anonymous, None, payload)
 
     def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
         # The policy covers the fields of the form, which say all that it asks for; no signature covers the headers.
         for name, _ in headers:
             if name.startswith(STORE_HEADERS):
                 raise AccessDenied(f"There were headers present in the request which were not signed: {name}")
+        if self._anonymous is not None and is_unsigned(form):
+            if not self._cross_site:
+                browser_guard.check_page(headers)
+            return Who(self._anonymous, None, UNSIGNED), SizeRange()
         access_key = signer_of(form, secret_of=self._secrets.get, keys=self._keys)
         policy = parse_policy(form.values["policy"])
         policy.check(form, bucket, self._clock())

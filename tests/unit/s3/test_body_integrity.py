@@ -41,6 +41,14 @@ def test_the_payload_forms_are_known_by_their_names(form: PayloadForm) -> None:
 def test_a_body_without_the_header_is_unsigned() -> None:
     assert payload_rule([("host", HOST)]) == UNSIGNED
     assert payload_rule([("x-amz-content-sha256", EMPTY.upper())]) == PayloadRule(PayloadForm.HASHED, EMPTY)
+    assert payload_rule([("content-encoding", "aws-chunked")]) == UNSIGNED
+
+
+@pytest.mark.parametrize("coding", ["aws-chunked", "gzip,aws-chunked", "gzip, AWS-chunked"])
+@pytest.mark.parametrize("stated", [("x-amz-trailer", "x-amz-checksum-crc32"), ("x-amz-decoded-content-length", "9")])
+def test_an_unsigned_body_may_be_in_chunks(coding: str, stated: tuple[str, str]) -> None:
+    payload = payload_rule([("content-encoding", coding), stated])
+    assert payload.form is PayloadForm.UNSIGNED_CHUNKS_TRAILER
 
 
 @pytest.mark.parametrize("value", ["", "x", EMPTY[1:], "unsigned-payload", "STREAMING-", f"{EMPTY},{EMPTY}", "a hash"])

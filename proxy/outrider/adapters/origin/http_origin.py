@@ -148,7 +148,7 @@ class HttpOrigin:
         bucket = request.bucket or ""
         for _ in range(_REPAIRS_MAX):
             target = self._elsewhere.get(bucket, self._home)
-            credentials = await self._credentials.current()
+            credentials = await self._signer(request)
             reply = HttpReply(await self._attempt(request, target, credentials), self._metrics)
             try:
                 if (elsewhere := moved(request, reply.status, reply.headers, target)) is not None:
@@ -162,7 +162,7 @@ class HttpOrigin:
                 reply.close()
                 raise
             reply.close()
-        credentials = await self._credentials.current()
+        credentials = await self._signer(request)
         reply = HttpReply(await self._attempt(request, target, credentials), self._metrics)
         try:
             await self._refusal_code(request, reply, credentials)
@@ -170,6 +170,9 @@ class HttpOrigin:
             reply.close()
             raise
         return reply
+
+    async def _signer(self, request: OriginRequest) -> Credentials | None:
+        return None if request.unsigned else await self._credentials.current()
 
     async def _refusal_code(
         self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None

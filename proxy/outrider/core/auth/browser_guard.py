@@ -41,7 +41,7 @@ def check_page(headers: Headers) -> None:
     ):
         return
     raise AccessDenied(
-        "A web page of another site asks: loopback mode answers those with OUTRIDER_CROSS_SITE=true alone."
+        "A web page of another site asks without a signature. OUTRIDER_CROSS_SITE=true answers such requests."
     )
 
 

@@ -135,6 +135,11 @@ def parse_policy(encoded: str) -> FormPolicy:
     return FormPolicy(_expiration(document["expiration"]), tuple(conditions), sizes)
 
 
+def is_unsigned(form: PostForm) -> bool:
+    """Whether the form has no policy and no part of a signature: it is anonymous."""
+    return form.values.keys().isdisjoint(_SIGNING)
+
+
 def signer_of(form: PostForm, *, secret_of: Callable[[str], str | None], keys: SigningKeys) -> str:
     """The access key that signed the policy of `form`, by Signature Version 4 or 2.
 

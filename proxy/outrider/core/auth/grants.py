@@ -87,6 +87,9 @@ class Client:
     name: str
     access_key: str
     grants: tuple[Grant, ...]
+    is_anonymous: bool = False
+    """The client of all unsigned requests. It has no key: `access_key` is empty. Its requests go to the origin unsigned
+    and past the cache, since the proxy's own credentials may read more than the origin shows to everybody."""
 
 
 def may_read(client: Client, ref: ObjectRef) -> bool:

@@ -38,6 +38,7 @@ from outrider.core.s3.encoding import (
     reencode_path,
     trimmed,
 )
+from outrider.core.s3.operation import SIGNATURE_QUERY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,9 @@ _EXPIRES = re.compile(r"[0-9]{1,6}")
 
 _QUERY_FORM = frozenset(("x-amz-algorithm", "x-amz-credential", "x-amz-signature"))
 _QUERY_NEEDED = ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders")
+
+# Headers that only a signed request has.
+_SIGNING_HEADERS = frozenset(("authorization", "x-amz-security-token"))
 
 # The proxy sets those of the first line itself. The HTTP library, or an intermediary, changes the others on the way.
 _NEVER_SIGNED = frozenset(
@@ -220,6 +224,14 @@ def verify(
         return _check(request, headers, _header_form(headers, authorization, query, now, skew_s), secret_of, keys)
     except UnicodeEncodeError as error:
         raise InvalidRequest("The request holds characters that no UTF-8 can hold.") from error
+
+
+def is_half_signed(request: SignedRequest) -> bool:
+    """Whether a request in which `verify` finds no signature has a part of one: a signature that lost its other parts
+    must not turn into an anonymous request."""
+    return any(name in _SIGNING_HEADERS for name, _ in request.headers) or any(
+        name.lower() in SIGNATURE_QUERY - {"expires"} for name, _ in parse_query(request.raw_query)
+    )
 
 
 def _header_form(

@@ -78,13 +78,22 @@ _PAYLOADS = {form.value: PayloadRule(form) for form in PayloadForm if form is no
 
 
 def payload_rule(headers: Iterable[tuple[str, str]]) -> PayloadRule:
-    """The rule that x-amz-content-sha256 states; `UNSIGNED` without the header.
+    """The rule that x-amz-content-sha256 states.
+
+    Without the header the body is `UNSIGNED`. If Content-Encoding names aws-chunked, it is in unsigned chunks: botocore
+    sends no x-amz-content-sha256 where it does not sign.
 
     Raises:
         InvalidArgument: S3 knows no such value.
         InvalidRequest: an ECDSA form (SigV4A), for which the proxy has no keys.
     """
-    return payload_of(canonical_values(headers).get("x-amz-content-sha256", PayloadForm.UNSIGNED.value))
+    values = canonical_values(headers)
+    if (stated := values.get("x-amz-content-sha256")) is not None:
+        return payload_of(stated)
+    codings = {coding.strip().lower() for coding in values.get("content-encoding", "").split(",")}
+    if "aws-chunked" in codings and not values.keys().isdisjoint(("x-amz-trailer", "x-amz-decoded-content-length")):
+        return _PAYLOADS[PayloadForm.UNSIGNED_CHUNKS_TRAILER.value]
+    return UNSIGNED
 
 
 def payload_of(value: str) -> PayloadRule:

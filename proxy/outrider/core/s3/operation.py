@@ -70,7 +70,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
 _KEY_BYTES_MAX = 1024
 
 # Query parameters that carry a signature (SigV4, SigV2). The proxy signs anew in their place.
-_SIGNATURE_QUERY = frozenset(
+SIGNATURE_QUERY = frozenset(
     ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders", "x-amz-signature",
      "x-amz-security-token", "x-amz-content-sha256", "awsaccesskeyid", "signature", "expires")
 )  # fmt: skip
@@ -163,7 +163,7 @@ def without_signature(query: Query) -> Query:
     names = {name.lower() for name, _ in query}
     if not names & {_SIGV4_MARK, _SIGV2_MARK}:
         return query
-    return tuple((name, value) for name, value in query if name.lower() not in _SIGNATURE_QUERY)
+    return tuple((name, value) for name, value in query if name.lower() not in SIGNATURE_QUERY)
 
 
 def _decoded(raw: str) -> str:

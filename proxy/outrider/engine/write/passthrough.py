@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
@@ -93,10 +93,11 @@ class Passthrough:
         self._note = note
 
     async def send(
-        self, operation: Operation, headers: Headers, upload: Upload, deleted_keys: Sequence[str] | None = None
-    ) -> ForwardAnswer:
+        self, operation: Operation, headers: Headers, upload: Upload, deleted_keys: Sequence[str] | None = None,
+        *, unsigned: bool = False,
+    ) -> ForwardAnswer:  # fmt: skip
         """Send a request to the origin. `deleted_keys`: the keys of a DeleteObjects. None: they could not be read, and
-        all names of the bucket are forgotten.
+        all names of the bucket are forgotten. `unsigned`: the proxy must not sign it.
 
         Raises:
             S3Error: the body failed its verification.
@@ -107,7 +108,7 @@ class Passthrough:
             async for _ in upload.body:
                 pass
             upload = Upload(headers=upload.headers)
-        request = _origin_request(operation, headers, upload)
+        request = replace(_origin_request(operation, headers, upload), unsigned=unsigned)
         touched = _touched(operation, deleted_keys)
         await self._note(touched)
         async with AsyncExitStack() as stack:

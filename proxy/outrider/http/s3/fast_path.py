@@ -90,7 +90,8 @@ class FastPath:
         self._granted: Memo[tuple[str, bytes], bool] = Memo(_GRANTED_MAX)
         # The last request that was classified, and its operation: also for the slow path.
         self._classified: tuple[PlainRequest | None, Operation | None] = (None, None)
-        # The last request that no grant covers as a plain read, and its sender: for the slow path.
+        # The last request that the cache must not answer, because no grant covers it as a plain read or it is unsigned,
+        # and its sender: for the slow path.
         self._not_granted: tuple[PlainRequest | None, Who | None] = (None, None)
         self._second = 0
         self._date = b""
@@ -220,6 +221,9 @@ class FastPath:
             except S3Error:
                 return None
         if known.client is None:
+            return None
+        if known.client.is_anonymous:  # never served from the cache
+            self._not_granted = read, known
             return None
         asks = known.client.access_key, name
         if self._granted.get(asks) or self._is_granted(read, known, asks):

@@ -16,6 +16,7 @@ from aiohttp.web_response import StreamResponse
 
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import (
+    AccessDenied,
     BadRequest,
     IncompleteBody,
     InternalError,
@@ -198,12 +199,16 @@ class S3Handler:
             return await self._post_form(exchange, operation)
         if operations.is_preflight(request.method, exchange.headers):
             exchange.operation, exchange.headers = operations.preflight_alone(operation, exchange.headers)
-            return await self._send_up(exchange, exchange.operation, Upload(), None)
+            return await self._send_up(exchange, exchange.operation, Upload(), None, None)
         who = exchange.identified(self._access, operations.bucket_of_host(host, self._domains))
         exchange.operation = operation
         if operation.forgets is Forgets.KEYS_IN_BODY:
             return await self._delete_objects(exchange, operation, who)
         self._access.check(who, operation, None)
+        if who.is_anonymous:
+            # Only the origin knows whether everybody may have this: not from the cache, and not with our credentials.
+            exchange.operation = replace(operation, kind=Kind.FORWARD)
+            return await self._forward(exchange, exchange.operation, who)
         if operation.kind is Kind.FORWARD:
             if operations.is_warming_head(operation, exchange.headers):
                 self._warm(operation.ref)
@@ -227,6 +232,8 @@ class S3Handler:
         """A request to the control bucket: the origin never hears of it."""
         who = exchange.identified(self._access, None)
         exchange.operation = operation
+        if who.is_anonymous:
+            raise AccessDenied("The control bucket takes signed requests alone.")
 
         async def read_body(limit: int) -> bytes:
             request = exchange.request
@@ -289,19 +296,24 @@ class S3Handler:
         has_body = exchange.request.body_exists
         # An empty body is a body as well: a signature over another body must not store an empty object.
         if not has_body and operation.method in operations.SAFE_METHODS:
-            return await self._send_up(exchange, operation, Upload(), None)
+            return await self._send_up(exchange, operation, Upload(), None, who)
         with self._memory.held(_UPLOAD_BYTES):
             length = exchange.request.content_length if has_body else 0
             body = client_body(exchange.request, exchange.wire, self._client_timeout_s)
             upload = upload_of(exchange.headers, who.payload, who.identity, body, length)
-            return await self._send_up(exchange, operation, upload, None)
+            return await self._send_up(exchange, operation, upload, None, who)
 
     async def _send_up(
-        self, exchange: Exchange, operation: Operation, upload: Upload, deleted_keys: list[str] | None
-    ) -> Reply:
-        answer = await self._lists.answer(operation, exchange.headers, upload)
+        self, exchange: Exchange, operation: Operation, upload: Upload, deleted_keys: list[str] | None,
+        who: Who | None,
+    ) -> Reply:  # fmt: skip
+        """`who` None: a preflight, which the proxy signs for any sender."""
+        unsigned = who is not None and who.is_anonymous
+        answer = None if unsigned else await self._lists.answer(operation, exchange.headers, upload)
         if answer is None:
-            answer = await self._passthrough.send(operation, exchange.headers, upload, deleted_keys)
+            answer = await self._passthrough.send(
+                operation, exchange.headers, upload, deleted_keys, unsigned=unsigned
+            )  # fmt: skip
         exchange.cache = answer.cache
         return self._reply(exchange, answer.status, answer.headers, answer.body, answer.length)
 
@@ -316,7 +328,7 @@ class S3Handler:
             keys = xml.keys_to_delete(body)
             self._access.check(who, operation, keys)
             upload = Upload(one_chunk(body), len(body), headers=trailers) if body else Upload()
-            return await self._send_up(exchange, operation, upload, keys)
+            return await self._send_up(exchange, operation, upload, keys, who)
 
     async def _post_form(self, exchange: Exchange, operation: Operation) -> Reply:
         """An upload by form: its signer and its key stand in the body, which is read up to the file."""
@@ -330,7 +342,7 @@ class S3Handler:
             exchange.client = who.client.name if who.client else "-"
             operation = exchange.operation = replace(operation, key=incoming.form.key, forgets=Forgets.KEY)
             self._access.check(who, operation, None)
-            return await self._send_up(exchange, operation, incoming.upload(sizes), None)
+            return await self._send_up(exchange, operation, incoming.upload(sizes), None, who)
 
     # -- begun by the fast path ------------------------------------------------------------------------------------
 
