@@ -1294,6 +1294,90 @@ def test_a_directory_of_another_format_is_refused_and_not_changed(root: Path) ->
     assert open_fds() == before
 
 
+MARKER = b"outrider cache, layout 2\n"
+DAMAGED = {
+    "empty": b"",
+    "cut": MARKER[:11],
+    "without its end": MARKER[:-1],
+    "NULs": bytes(25),
+    "cut, then NULs": MARKER[:9] + bytes(16),
+    "garbage": bytes(range(251)),
+    "longer": MARKER + b"x",
+    "of no number": b"outrider cache, layout two\n",
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGED, "unreadable", "removed"])
+async def test_a_damaged_marker_is_written_anew_and_the_blocks_are_verified(
+    root: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(root)
+    await disk.recovery.index()
+    await disk.write(*(meta_of(index) for index in range(3)))
+    await disk.recovery.save()
+    disk.close()
+    flip(disk.path(meta_of(1)), PAGE_BYTES + 1)
+    (root / "lost+found").mkdir()
+    marker = root / "outrider-cache"
+    if damage == "removed":
+        marker.unlink()
+    else:
+        marker.write_bytes(DAMAGED.get(damage, MARKER + b"?"))
+    caplog.clear()
+    with SickDisk(root) as sick:
+        if damage == "unreadable":
+            sick.fail(("pread",), errno.EIO)
+        directory = BlockDir.open(root)
+        sick.heal()
+    assert marker.read_bytes() == MARKER
+    assert [record.message for record in caplog.records] == [
+        "marker file of the cache directory was damaged, and is written anew"
+    ]
+    assert not (root / "index").exists()
+    directory.close()
+    disk = Disk(root)
+    await disk.recovery.index()
+    assert [await disk.read(meta_of(index)) is not None for index in range(3)] == [True, False, True]
+    disk.close()
+
+
+@pytest.mark.parametrize("strange", ["notes.txt", "v2/notes", "nothing here"])
+def test_a_damaged_marker_among_other_files_is_refused_and_nothing_is_changed(root: Path, strange: str) -> None:
+    (root / "v2" / ("notes" if strange == "v2/notes" else "00")).mkdir(parents=True)
+    if strange == "notes.txt":
+        (root / strange).write_text("theirs")
+    if strange == "nothing here":
+        (root / "v2" / "00").rmdir()
+    marker = root / "outrider-cache"
+    marker.write_bytes(b"#!/bin/sh\n")
+    with pytest.raises(UnusableCacheDir, match="remove that file"):
+        BlockDir.open(root)
+    assert marker.read_bytes() == b"#!/bin/sh\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"theirs"])
+def test_a_marker_that_is_a_link_is_refused_and_its_target_not_written(root: Path, content: bytes) -> None:
+    (root / "v2" / "00").mkdir(parents=True)
+    target = root.parent / "target"
+    target.write_bytes(content)
+    (root / "outrider-cache").symlink_to(target)
+    with pytest.raises(UnusableCacheDir, match="outrider-cache is a link"):
+        BlockDir.open(root)
+    (root / "outrider-cache").unlink()
+    (root / "outrider-cache").hardlink_to(target)
+    with pytest.raises(UnusableCacheDir, match="remove that file"):
+        BlockDir.open(root)
+    assert target.read_bytes() == content
+
+
+def test_a_marker_on_a_disk_that_takes_no_writes_is_refused(root: Path) -> None:
+    root.mkdir()
+    with SickDisk(root) as sick:
+        sick.fail(("create",), errno.EROFS)
+        with pytest.raises(UnusableCacheDir, match=r"Read-only file system\. Make it writable"):
+            BlockDir.open(root)
+
+
 def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnusableCacheDir, match="--cache-dir"):

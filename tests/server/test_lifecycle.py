@@ -72,6 +72,19 @@ def test_a_cache_directory_of_another_format_is_refused_and_left_as_it_is(bucket
     assert marker.read_text() == "outrider cache, layout 99\n"
 
 
+def test_a_damaged_marker_file_stops_no_start_and_the_cache_is_kept(bucket: Bucket, tmp_path: Path) -> None:
+    """Otherwise a pod with such a disk would crash at each start."""
+    with ServedProxy(bucket, tmp_path) as proxy:
+        assert ask(proxy.address, "GET", TARGET).body == RAMP
+        proxy.settle()
+    (tmp_path / "cache" / "outrider-cache").write_bytes(b"\xff" * 25)
+    with ServedProxy(bucket, tmp_path) as proxy:
+        answer = ask(proxy.address, "GET", TARGET)
+        assert (answer.body, answer.headers["x-cache"]) == (RAMP, "HIT")
+        assert proxy.lines("index ready")[0]["by"] == "scan"
+        assert len(proxy.lines("marker file of the cache directory was damaged, and is written anew")) == 1
+
+
 def test_a_cache_directory_in_use_is_refused(bucket: Bucket, tmp_path: Path) -> None:
     with ServedProxy(bucket, tmp_path) as first:
         stderr = refused(ServedProxy(bucket, tmp_path))

@@ -9,15 +9,21 @@
     <dir>/warmups           warm-ups that the last clean stop cut off
     <dir>/touched           names written through this proxy, whose blocks may carry older headers
 
-The last five are written as <file>.part first: see `adapters/sealed_file`. No file outside this layout is ever touched.
+A marker file that is empty, cut or otherwise damaged is written anew if the rest of the directory is this layout. The
+snapshot is then dropped, so that the start scans the directory as after a power loss.
+
+The last five files are written as <file>.part first: see `adapters/sealed_file`. No file outside this layout is ever
+touched.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,7 +36,11 @@ from outrider.adapters.disk.block_io import file_name
 from outrider.core.cache import block_file
 from outrider.core.model import BlockKey
 
-_LAYOUT = "outrider cache, layout 2\n"
+log = logging.getLogger(__name__)
+
+_LAYOUT = b"outrider cache, layout 2\n"
+_ANY_LAYOUT = re.compile(rb"outrider cache, layout [0-9]{1,9}\n")
+_FOLDER = re.compile(r"[0-9a-f]{2}")
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TMP_NAME = re.compile(r"[0-9a-f]{32}\.[0-9]+")
 
@@ -39,13 +49,32 @@ class UnusableCacheDir(ValueError):
     """The directory cannot hold a cache; the message says why and what to do."""
 
 
+def _is_a_link(path: Path) -> str:
+    return f"cache directory {path.parent}: {path.name} is a link. Choose another --cache-dir."
+
+
 def _close_to_others(folder: Path) -> None:
     """Make `folder` private: the cache directory may be open to all users, as an emptyDir is; its content is not."""
     if folder.is_symlink():
-        raise UnusableCacheDir(f"cache directory {folder.parent}: {folder.name} is a link. Choose another --cache-dir.")
-    stat = folder.stat()
-    if stat.st_uid == os.geteuid() and stat.st_mode & 0o077:
+        raise UnusableCacheDir(_is_a_link(folder))
+    found = folder.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         folder.chmod(0o700)
+
+
+def _content(fd: int) -> bytes | None:
+    """The begin of the file; None: the disk cannot read it."""
+    try:
+        return os.pread(fd, 256, 0)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None
+
+
+def _is_plain(fd: int) -> bool:
+    found = os.fstat(fd)
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
 class BlockDir:
@@ -74,7 +103,8 @@ class BlockDir:
         """Create or adopt the directory, and lock it.
 
         Raises:
-            UnusableCacheDir: not writable, in use by another process, or of another layout.
+            UnusableCacheDir: not writable, in use by another process, of another layout, or with a damaged marker among
+                files that are no cache's.
         """
         self = cls(root)
         try:
@@ -142,7 +172,10 @@ class BlockDir:
 
     def _lock(self) -> None:
         """Raises UnusableCacheDir, OSError; an earlier lock is then still held."""
-        fd = os.open(self._marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if self._marker.is_symlink():
+            # It may lead to a file of somebody else, which must not be written.
+            raise UnusableCacheDir(_is_a_link(self._marker))
+        fd = os.open(self._marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             self._take(fd)
             ours = os.fstat(fd)
@@ -161,14 +194,47 @@ class BlockDir:
                 f"cache directory {self.root}: another process uses it. "
                 "Stop that one, or give each its own --cache-dir."
             ) from error
-        found = os.pread(fd, 256, 0).decode("utf-8", "replace")
-        if not found:
-            os.pwrite(fd, _LAYOUT.encode(), 0)
-        elif found != _LAYOUT:
+        found = _content(fd)
+        if found == _LAYOUT:
+            return
+        if found is not None and _ANY_LAYOUT.fullmatch(found):
             raise UnusableCacheDir(
-                f"cache directory {self.root}: it is of another format ({self._marker} says {found.strip()!r}). "
-                "Choose an empty directory with --cache-dir, or delete this one."
+                f"cache directory {self.root}: it is of another format ({self._marker} says "
+                f"{found.decode().strip()!r}). Choose an empty directory with --cache-dir, or delete this one."
             )
+        if found != b"" or self.blocks.exists():
+            self._distrust(fd, found)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, _LAYOUT, 0)
+        os.fsync(fd)
+
+    def _distrust(self, fd: int, found: bytes | None) -> None:
+        """The marker file is damaged; `found`: its content, None if it cannot be read. Without the snapshot the
+        directory is scanned, as after a power loss.
+
+        Raises UnusableCacheDir: the directory may belong to something else.
+        """
+        # A power loss leaves a file without its last bytes, or with NULs in their place.
+        cut = found is not None and _LAYOUT.startswith(found.rstrip(b"\0"))
+        if not (_is_plain(fd) and (cut or self._is_layout())):
+            raise UnusableCacheDir(
+                f"cache directory {self.root}: {self._marker} is no marker of a cache, and other files lie in the "
+                "directory. Choose an empty directory with --cache-dir, or remove that file."
+            )
+        log.warning(
+            "marker file of the cache directory was damaged, and is written anew",
+            extra={"directory": str(self.root), "found": "unreadable" if found is None else repr(found[:64])},
+        )
+        self.snapshot.unlink(missing_ok=True)
+
+    def _is_layout(self) -> bool:
+        """The directory has blocks, and nothing that is not of this layout."""
+        files = (self.snapshot, self.orders, self.pins, self.warmups, self.touched)
+        own = {path.name for path in (self._marker, self.blocks, self.tmp, *files, *map(sealed_file.part_of, files))}
+        # mke2fs makes `lost+found` at the root of each file system.
+        strange = {path.name for path in self.root.iterdir()} - own - {"lost+found"}
+        folders = _directories(self.blocks)
+        return not strange and bool(folders) and all(_FOLDER.fullmatch(folder.name) for folder in folders)
 
     def _sweep_tmp(self) -> None:
         for path in self.tmp.iterdir():
@@ -224,12 +290,12 @@ class BlockDir:
 
     def free_bytes(self) -> int:
         self.hold()
-        stat = os.statvfs(self.root)
-        return stat.f_bavail * stat.f_frsize
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
 
     def total_bytes(self) -> int:
-        stat = os.statvfs(self.root)
-        return stat.f_blocks * stat.f_frsize
+        found = os.statvfs(self.root)
+        return found.f_blocks * found.f_frsize
 
     def walk(self) -> Iterator[FoundFile]:
         """All block files with their size on disk, in no particular order."""
@@ -237,9 +303,9 @@ class BlockDir:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                        stat = entry.stat(follow_symlinks=False)
-                        pages = -(-stat.st_size // block_file.PAGE_BYTES)
-                        yield FoundFile(Path(entry.path), pages * block_file.PAGE_BYTES, stat.st_mtime)
+                        found = entry.stat(follow_symlinks=False)
+                        pages = -(-found.st_size // block_file.PAGE_BYTES)
+                        yield FoundFile(Path(entry.path), pages * block_file.PAGE_BYTES, found.st_mtime)
 
 
 def _directories(parent: Path) -> list[Path]:
