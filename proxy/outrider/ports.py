@@ -25,6 +25,19 @@ Name = ObjectRef | str
 Buffer = bytes | bytearray | memoryview
 
 
+class ByteSink(Protocol):
+    """Takes the bytes of a body in order, in the thread that receives them."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """A reader waits for the next bytes. From any thread."""
+        ...
+
+    def write(self, data: memoryview) -> None:
+        """`data` is valid during the call. `OriginReply.receive` raises what this raises."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OriginRequest:
     """A request to the origin, unsigned. `key` empty: the bucket; `bucket` None: the service.
@@ -45,6 +58,8 @@ class OriginRequest:
     """`body` follows the head of this form. The adapter signs the form's policy, and not the request."""
     bare: bool = False
     """With an empty `key`: no slash after the bucket."""
+    bulk: bool = False
+    """The body is large, and will be received by `OriginReply.receive`."""
     unsigned: bool = False
     """An anonymous client sent the request: the adapter must not sign it."""
 
@@ -68,6 +83,16 @@ class OriginReply(Protocol):
 
         Raises:
             OriginBroke: the connection ended, or nothing came for too long, before the body was complete.
+        """
+        ...
+
+    def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+        """Put the next `count` bytes of the body into `sink`. Yields how many more bytes the sink has, as often as a
+        reader waits for them. Once the generator is closed, nothing uses the sink any more, unless the sink itself
+        hangs. It is called for one part of the body after the other, in place of `chunks`.
+
+        Raises:
+            OriginBroke: as `chunks`. Anything that the sink raises.
         """
         ...
 

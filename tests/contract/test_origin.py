@@ -7,18 +7,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.auth.sigv4 import Credentials
-from outrider.core.errors import OriginBroke
+from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import Headers
 from outrider.core.s3.ranges import parse_content_range
 from outrider.metrics import Metrics
-from outrider.ports import Origin, OriginRequest
+from outrider.ports import Origin, OriginReply, OriginRequest
 from tests.support.bucket import REGION, Bucket
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 from tests.support.simulator import Simulator
@@ -41,6 +42,37 @@ class Keys:
         return False
 
 
+class InThreads:
+    """An origin of which each body is received by a thread."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+
+    @property
+    def endpoint(self) -> str:
+        return self._origin.endpoint
+
+    def send(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
+        return self._origin.send(replace(request, bulk=request.method == "GET"))
+
+
+class Sink:
+    """Keeps what comes. `fail_after`: the call of `write` that fails, from 0."""
+
+    is_awaited = True
+
+    def __init__(self, fail_after: int = -1) -> None:
+        self.data = bytearray()
+        self._fail_after = fail_after
+        self.calls = 0
+
+    def write(self, data: memoryview) -> None:
+        if self.calls == self._fail_after:
+            raise StoreUnavailable("no room")
+        self.calls += 1
+        self.data += data
+
+
 class World:
     """An origin, and the controls that make it break off after some bytes, or answer with a status."""
 
@@ -54,8 +86,11 @@ class World:
 
     async def ask(self, method: str, key: str, *headers: tuple[str, str]) -> tuple[int, dict[str, str], bytes]:
         async with self.origin.send(OriginRequest(method, NAME, key, headers=headers)) as reply:
-            async with aclosing(reply.chunks()) as chunks:
-                body = b"".join([chunk async for chunk in chunks])
+            if reply.status in (200, 206) and reply.content_length and method == "GET":
+                body = await received(reply, reply.content_length)
+            else:
+                async with aclosing(reply.chunks()) as chunks:
+                    body = b"".join([chunk async for chunk in chunks])
             return reply.status, dict(reply.headers), body
 
     async def put(self, key: str, data: bytes, *headers: tuple[str, str]) -> str:
@@ -65,13 +100,26 @@ class World:
             return dict(reply.headers)["etag"]
 
 
+async def received(reply: OriginReply, length: int) -> bytes:
+    """The body, received in two parts."""
+    sink = Sink()
+    for part in (length // 3, length - length // 3):
+        before, told = len(sink.data), 0
+        async with aclosing(reply.receive(part, sink)) as counts:
+            async for came in counts:
+                told += came
+                assert len(sink.data) - before >= told
+        assert (told, len(sink.data) - before) == (part, part)
+    return bytes(sink.data)
+
+
 async def pieces(data: bytes) -> AsyncIterator[bytes]:
     for at in range(0, len(data), 65_536):
         yield data[at : at + 65_536]
 
 
 @asynccontextmanager
-async def http_world(bucket: Bucket, simulator: Simulator) -> AsyncIterator[World]:
+async def http_world(bucket: Bucket, simulator: Simulator, *, in_threads: bool) -> AsyncIterator[World]:
     bucket.make_bucket(NAME)
 
     def origin(endpoint: str) -> HttpOrigin:
@@ -88,7 +136,8 @@ async def http_world(bucket: Bucket, simulator: Simulator) -> AsyncIterator[Worl
         simulator.weather.faults = [Weather(FaultKind.STATUS, status=status)]
 
     try:
-        yield World(real, break_after, answer, nowhere)
+        reading: tuple[Origin, Origin] = (InThreads(real), InThreads(nowhere)) if in_threads else (real, nowhere)
+        yield World(reading[0], break_after, answer, reading[1])
     finally:
         await real.close()
         await nowhere.close()
@@ -107,14 +156,14 @@ async def fake_world() -> AsyncIterator[World]:
     yield World(fake, break_after, answer, FakeOrigin(faults=[Fault(times=None, refuse=True)]))
 
 
-@pytest.fixture(params=["fake", "http"])
+@pytest.fixture(params=["fake", "http", "threads"])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     if request.param == "fake":
         async with fake_world() as world:
             yield world
     else:
         bucket, simulator = request.getfixturevalue("bucket"), request.getfixturevalue("simulator")
-        async with http_world(bucket, simulator) as world:
+        async with http_world(bucket, simulator, in_threads=request.param == "threads") as world:
             yield world
 
 
@@ -213,6 +262,52 @@ async def test_a_body_that_ends_early_is_never_taken_for_whole(after: int, world
         await take()
     assert bytes(got) == DATA[: len(got)]
     assert len(got) <= after
+
+
+@pytest.mark.parametrize("after", [1, 100_000, 299_999])
+async def test_a_body_that_ends_early_is_never_received_whole(after: int, world: World, key: str) -> None:
+    await world.put(key, DATA)
+    world.break_after(after)
+    sink = Sink()
+
+    async def take() -> None:
+        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
+            async for _ in reply.receive(len(DATA), sink):
+                pass
+
+    with pytest.raises(OriginBroke):
+        await take()
+    assert bytes(sink.data) == DATA[: len(sink.data)]
+    assert len(sink.data) <= after
+
+
+async def test_a_sink_that_fails_ends_the_body_with_its_own_error(world: World, key: str) -> None:
+    await world.put(key, DATA)
+    sink = Sink(fail_after=1)
+
+    async def take() -> None:
+        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
+            async for _ in reply.receive(len(DATA), sink):
+                pass
+
+    for _ in range(12):  # more than there are connections
+        sink.calls = 0
+        with pytest.raises(StoreUnavailable):
+            await take()
+    assert (await world.ask("GET", key))[2] == DATA
+
+
+async def test_a_body_that_is_given_up_writes_nothing_more(world: World, key: str) -> None:
+    await world.put(key, DATA)
+    for _ in range(12):
+        sink = Sink()
+        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
+            counts = reply.receive(len(DATA), sink)
+            await anext(counts)
+            await counts.aclose()
+            length = len(sink.data)
+        assert len(sink.data) == length
+    assert (await world.ask("GET", key))[2] == DATA
 
 
 async def test_a_status_of_the_origin_is_a_reply_like_any_other(world: World, key: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from typing import Any
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers, ObjectRef
 from outrider.engine.fill.origin_reader import Patience
-from outrider.ports import Chunks, OriginRequest
+from outrider.ports import ByteSink, Chunks, OriginRequest
 
 
 def ramp(count: int, start: int = 0) -> bytes:
@@ -144,6 +144,21 @@ class FakeReply:
     body: bytes
     fault: Fault | None
     origin: FakeOrigin
+    under_way: Chunks | None = None
+    rest: bytes = b""
+
+    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+        if self.under_way is None:
+            self.under_way = self.chunks()
+        left = count
+        while left:
+            self.rest = self.rest or await anext(self.under_way, b"")
+            if not self.rest:
+                raise OriginBroke("the body was shorter than it said")
+            piece, self.rest = self.rest[:left], self.rest[left:]
+            sink.write(memoryview(piece))
+            left -= len(piece)
+            yield len(piece)
 
     async def chunks(self) -> Chunks:
         step = self.origin.chunk_bytes

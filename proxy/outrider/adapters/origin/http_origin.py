@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Literal, Protocol, Self
 
@@ -20,8 +20,9 @@ from aiohttp.abc import AbstractResolver
 from cachetools import LRUCache
 from yarl import URL
 
+from outrider.adapters.origin.bulk_client import BulkClient, Unfit
 from outrider.adapters.origin.endpoint import Endpoint, moved
-from outrider.adapters.origin.http_reply import HttpReply, described
+from outrider.adapters.origin.http_reply import HttpReply, Reply, described
 from outrider.adapters.origin.reply_parser import LenientResponseHandler
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
@@ -67,10 +68,11 @@ class HttpOrigin:
 
     def __init__(
         self, endpoint: str, region: str, credentials: CredentialSource, metrics: Metrics, clock: Clock,
-        *, connections: int, read_timeout_s: float = 30.0, resolver: AbstractResolver | None = None,
-        oddities: OriginOddities | None = None,
+        *, connections: int, receivers: int = 64, read_timeout_s: float = 30.0,
+        resolver: AbstractResolver | None = None, oddities: OriginOddities | None = None,
     ) -> None:  # fmt: skip
-        """`connections` bounds the open requests. `oddities` None: this one has a list of its own.
+        """`connections` bounds the open requests, `receivers` those whose body a thread receives. `oddities` None: this
+        one has a list of its own.
 
         `read_timeout_s` bounds the wait for a reply to a read, for its next bytes, and for a free connection.
         """
@@ -90,6 +92,9 @@ class HttpOrigin:
         self._keys = SigningKeys()
         self._oddities = oddities or OriginOddities(endpoint, metrics)
         self._session: aiohttp.ClientSession | None = None
+        self._receivers = receivers
+        # None: with a resolver of our own, as tests have, all requests go through aiohttp.
+        self._bulk: BulkClient | None = None
 
     async def open(self) -> None:
         connector = aiohttp.TCPConnector(
@@ -110,13 +115,21 @@ class HttpOrigin:
             max_headers=_HEADERS_MAX,
             middlewares=(_sent_once,),
         )  # fmt: skip
+        if self._resolver is None:
+            trust = _trust()
+            self._bulk = BulkClient(
+                self._receivers, self._metrics, connect_timeout_s=_CONNECT_TIMEOUT_S,
+                read_timeout_s=self._read_timeout_s, trust=None if trust is True else trust,
+            )  # fmt: skip
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+        if self._bulk is not None:
+            self._bulk.close()
 
     @asynccontextmanager
-    async def send(self, request: OriginRequest) -> AsyncIterator[HttpReply]:
+    async def send(self, request: OriginRequest) -> AsyncIterator[Reply]:
         with await self._connection() as connection:
             reply = await self._send_repaired(request)
             reply.ended = connection.give_back
@@ -139,7 +152,7 @@ class HttpOrigin:
             raise OriginBusy("no connection to it became free in time") from error
         return _Connection(self._free)
 
-    async def _send_repaired(self, request: OriginRequest) -> HttpReply:
+    async def _send_repaired(self, request: OriginRequest) -> Reply:
         """Send `request` and return the reply, after repairing what the origin refuses of our side.
 
         Repairable are the region, the clock offset and the credentials. Such a refusal means that the origin did
@@ -149,7 +162,7 @@ class HttpOrigin:
         for _ in range(_REPAIRS_MAX):
             target = self._elsewhere.get(bucket, self._home)
             credentials = await self._signer(request)
-            reply = HttpReply(await self._attempt(request, target, credentials), self._metrics)
+            reply = await self._attempt(request, target, credentials)
             try:
                 if (elsewhere := moved(request, reply.status, reply.headers, target)) is not None:
                     self._elsewhere[bucket] = elsewhere
@@ -163,7 +176,7 @@ class HttpOrigin:
                 raise
             reply.close()
         credentials = await self._signer(request)
-        reply = HttpReply(await self._attempt(request, target, credentials), self._metrics)
+        reply = await self._attempt(request, target, credentials)
         try:
             await self._refusal_code(request, reply, credentials)
         except BaseException:
@@ -174,9 +187,7 @@ class HttpOrigin:
     async def _signer(self, request: OriginRequest) -> Credentials | None:
         return None if request.unsigned else await self._credentials.current()
 
-    async def _refusal_code(
-        self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None
-    ) -> str | None:
+    async def _refusal_code(self, request: OriginRequest, reply: Reply, credentials: Credentials | None) -> str | None:
         """The S3 error code of a refusal that may be about the signature; "" if its body has no code.
 
         None: it is no such refusal, or has no body. Afterwards the body of `reply` holds nothing about the signer.
@@ -185,7 +196,7 @@ class HttpOrigin:
             return None
         return error_causes.code_of(await reply.refusal()) or ""
 
-    async def _repair(self, request: OriginRequest, reply: HttpReply, credentials: Credentials | None) -> str | None:
+    async def _repair(self, request: OriginRequest, reply: Reply, credentials: Credentials | None) -> str | None:
         """Repair the clock offset or the credentials. Returns what was wrong; None: nothing to repair."""
         if credentials is None or reply.status not in error_causes.STATUSES:
             return None
@@ -206,35 +217,46 @@ class HttpOrigin:
         """The time by the origin's clock."""
         return self._clock() + self._clock_offset_s
 
-    async def _attempt(
-        self, request: OriginRequest, target: Endpoint, credentials: Credentials | None
-    ) -> aiohttp.ClientResponse:
-        assert self._session is not None
+    async def _attempt(self, request: OriginRequest, target: Endpoint, credentials: Credentials | None) -> Reply:
         path = target.path_of(request)
         body = request.body
         if request.form is None:
             headers = self._signed(request, target, path, credentials)
         else:
             headers, body = self._signed_form(request, request.form, target, credentials)
+        headers |= target.proxy.headers
         query = encode_url_query(request.query)
-        url = URL(f"{target.base}{path}{'?' if query else ''}{query}", encoded=True)
-        read = request.method in ("GET", "HEAD")
+        path += f"?{query}" if query else ""
+        try:
+            reply = await self._answered(request, target, path, headers, body)
+        except OriginBroke:
+            self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
+            raise
+        self._metrics.origin_requests.labels(method_label(request.method), str(reply.status)).inc()
+        if request.method in ("GET", "HEAD") and request.bucket is not None and request.key:
+            self._metrics.usage.asked(request.bucket, request.key)
+        return reply
+
+    async def _answered(
+        self, request: OriginRequest, target: Endpoint, path: str, headers: dict[str, str],
+        body: AsyncIterator[Buffer] | None,
+    ) -> Reply:  # fmt: skip
+        """The reply of the one client or the other. Raises OriginBroke."""
+        if request.bulk and self._bulk is not None and self._bulk.can_reach(target):
+            with suppress(Unfit):
+                return await self._bulk.get(target, path, headers)
+        assert self._session is not None
         try:
             response = await self._session.request(
-                request.method, url, headers={**headers, **target.proxy.headers}, data=body, allow_redirects=False,
-                timeout=self._timeout(read=read),
+                request.method, URL(f"{target.base}{path}", encoded=True), headers=headers, data=body,
+                allow_redirects=False, timeout=self._timeout(read=request.method in ("GET", "HEAD")),
                 proxy=target.proxy.url, proxy_headers=target.proxy.connect_headers,
             )  # fmt: skip
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
             raise OriginBroke(described(error)) from error
         except _SentOnce as error:
-            self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
             raise OriginBroke(described(error.why)) from error.why
-        self._metrics.origin_requests.labels(method_label(request.method), str(response.status)).inc()
-        if read and request.bucket is not None and request.key:
-            self._metrics.usage.asked(request.bucket, request.key)
-        return response
+        return HttpReply(response, self._metrics)
 
     def _timeout(self, *, read: bool) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(

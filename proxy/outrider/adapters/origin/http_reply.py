@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import aiohttp
@@ -13,32 +14,33 @@ from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.origin import error_causes
 from outrider.metrics import Metrics
-from outrider.ports import Chunks
+from outrider.ports import ByteSink, Chunks
 
 # An error reply of S3 has some hundred bytes, or some thousand where it repeats the string that was signed.
 _REFUSAL_BYTES_MAX = 64 * 1024
+# A hop to a thread for fewer bytes would cost more than their copy.
+_BUNDLE_BYTES = 256 * 1024
 
 
-class HttpReply:
-    """A reply of the origin, valid while the context of `send` is open."""
+class Reply(ABC):
+    """A reply of the origin, valid while the context of `send` is open. Satisfies `ports.OriginReply`."""
 
-    def __init__(self, response: aiohttp.ClientResponse, metrics: Metrics) -> None:
-        self._response = response
+    def __init__(self, metrics: Metrics, status: int, headers: Headers) -> None:
         self._metrics = metrics
         self.ended: Callable[[], None] | None = None
         """Called when the body has been read whole, and its connection is free for other requests."""
         self._read: bytes | None = None
         self.came_bytes = 0
-        self.status = response.status
-        self.headers: Headers = tuple(
-            # The parser takes `Content-Length : 1`, and leaves the blank (RFC 9112 section 5.1).
-            (name.decode("latin-1").strip().lower(), value.decode("utf-8", "surrogateescape"))
-            for name, value in response.raw_headers
-        )
+        self.status = status
+        self.headers = headers
 
     @property
     def content_length(self) -> int | None:
-        return self._response.content_length if self._read is None else len(self._read)
+        return self._told_length if self._read is None else len(self._read)
+
+    @property
+    @abstractmethod
+    def _told_length(self) -> int | None: ...
 
     async def refusal(self) -> bytes:
         """The body of a refusal, without the parts that name the proxy's signature; `chunks` then yields the same.
@@ -56,6 +58,48 @@ class HttpReply:
             self._read = error_causes.without_signers(bytes(body[:_REFUSAL_BYTES_MAX]))
         return self._read
 
+    @abstractmethod
+    def chunks(self) -> Chunks: ...
+
+    @abstractmethod
+    def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def _came(self, count: int) -> None:
+        self._metrics.origin_bytes.inc(count)
+        self.came_bytes += count
+
+    def _broke(self) -> None:
+        # A caller that retries may still hold this reply, and wait for the very connection that it has.
+        self.close()
+        self._whole()
+
+    def _whole(self) -> None:
+        if self.ended is not None:
+            self.ended()
+
+
+class HttpReply(Reply):
+    """A reply that aiohttp reads, on the event loop."""
+
+    def __init__(self, response: aiohttp.ClientResponse, metrics: Metrics) -> None:
+        self._response = response
+        self._body: Chunks | None = None
+        # Bytes of the body that belong to the next call of `receive`.
+        self._rest = memoryview(b"")
+        headers = tuple(
+            # The parser takes `Content-Length : 1`, and leaves the blank (RFC 9112 section 5.1).
+            (name.decode("latin-1").strip().lower(), value.decode("utf-8", "surrogateescape"))
+            for name, value in response.raw_headers
+        )
+        super().__init__(metrics, response.status, headers)
+
+    @property
+    def _told_length(self) -> int | None:
+        return self._response.content_length
+
     def close(self) -> None:
         self._response.close()
 
@@ -69,18 +113,41 @@ class HttpReply:
             content = self._response.content
             while not content.at_eof():
                 chunk, _ = await content.readchunk()
-                if content.at_eof() and self.ended is not None:
-                    self.ended()
+                if content.at_eof():
+                    self._whole()
                 if chunk:
-                    self._metrics.origin_bytes.inc(len(chunk))
-                    self.came_bytes += len(chunk)
+                    self._came(len(chunk))
                     yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            # A caller that retries may still hold this reply, and wait for the very connection that it has.
-            self.close()
-            if self.ended is not None:
-                self.ended()
+            self._broke()
             raise OriginBroke(described(error)) from error
+
+    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+        if self._body is None:
+            self._body = self.chunks()
+        pieces, held = [self._rest], len(self._rest)
+        loop, left = asyncio.get_running_loop(), count
+
+        def write(taken: list[memoryview]) -> None:
+            for piece in taken:
+                sink.write(piece)
+
+        while left:
+            if not held or (held < min(left, _BUNDLE_BYTES) and not sink.is_awaited):
+                chunk = await anext(self._body, b"")
+                if not chunk:
+                    raise OriginBroke("the body was shorter than it said")
+                pieces.append(memoryview(chunk))
+                held += len(chunk)
+                continue
+            last = pieces.pop()
+            over = max(0, held - left)
+            pieces.append(last[: len(last) - over])
+            taken = held - over
+            await loop.run_in_executor(None, write, pieces)
+            pieces, held, self._rest = [], 0, last[len(last) - over :]
+            left -= taken
+            yield taken
 
 
 def described(error: BaseException) -> str:

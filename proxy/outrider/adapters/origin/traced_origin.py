@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -27,7 +27,7 @@ from outrider.core.errors import OriginBroke
 from outrider.core.insight.trace_attributes import subject, unicode_of
 from outrider.core.model import Headers
 from outrider.metrics import method_label
-from outrider.ports import Chunks, Origin, OriginReply, OriginRequest
+from outrider.ports import ByteSink, Chunks, Origin, OriginReply, OriginRequest
 from outrider.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -195,6 +195,16 @@ class _TracedReply:
                 async for chunk in chunks:
                     self.came_bytes += len(chunk)
                     yield chunk
+        except OriginBroke as error:
+            _failed(self._span, type(error).__name__)
+            raise
+
+    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+        try:
+            async with aclosing(self._reply.receive(count, sink)) as counts:
+                async for came in counts:
+                    self.came_bytes += came
+                    yield came
         except OriginBroke as error:
             _failed(self._span, type(error).__name__)
             raise
