@@ -41,9 +41,8 @@ SIZES = {
 }
 NAME = "reads"
 
-# Headers that each server sets for itself. `vary` belongs to the CORS answer to one request, so it is not replayed to
-# another.
-OWN_HEADERS = {"date", "server", "connection", "x-amz-request-id", "x-cache", "x-amz-id-2", "vary"}
+# Headers that each server sets for itself.
+OWN_HEADERS = {"date", "server", "connection", "x-amz-request-id", "x-cache", "x-amz-id-2"}
 
 Reply = tuple[int, dict[str, str], bytes]
 

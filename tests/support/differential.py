@@ -360,8 +360,6 @@ NOT_COMPARED = {
     "x-amz-request-id", "x-amz-id-2",
     # Headers that only a cache sends.
     "x-cache",
-    # Part of the CORS answer to one request: replayed to another request it would be wrong, and a GET needs none.
-    "vary",
 }  # fmt: skip
 
 

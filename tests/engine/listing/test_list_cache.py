@@ -56,6 +56,13 @@ def found(list_cache: ListCache, operation: Operation) -> bytes | None:
     return None if page is None else page.body
 
 
+async def test_a_page_that_varies_with_the_client_is_not_cached(list_cache: ListCache) -> None:
+    await keep(list_cache, a_list(), headers=(("vary", "Origin"), ("vary", "*")))
+    assert found(list_cache, a_list()) is None
+    await keep(list_cache, a_list(), headers=(("vary", "Origin"), ("vary", "Accept-Encoding")))
+    assert found(list_cache, a_list()) == PAGE
+
+
 async def test_a_page_is_cached_until_its_ttl_ends(list_cache: ListCache, clock: FakeClock) -> None:
     await keep(list_cache, a_list())
     assert found(list_cache, a_list("/train?prefix=a%2F&list-type=2")) == PAGE, (

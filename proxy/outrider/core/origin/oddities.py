@@ -41,6 +41,7 @@ class Oddity(Enum):
     ETAG_CHANGES = "sends another ETag with each reply"
     # -- the reply as a whole
     STATUS_ODD = "answers GETs of objects with a status that no S3 sends"
+    VARIES = "sends objects that vary with the client's request (Vary)"
     ENCODED = "encodes bodies on the way (Content-Encoding), though identity was asked for"
     FRAMING_ODD = "frames bodies twice (Content-Length and Transfer-Encoding)"
     HEADER_MALFORMED = "sends headers that HTTP does not allow"

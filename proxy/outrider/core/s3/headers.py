@@ -23,7 +23,7 @@ _NOT_PASSED_DOWN = HOP_BY_HOP | {"date", "server"}
 _NOT_REPLAYED = _NOT_PASSED_DOWN | frozenset(
     ("content-length", "content-range", "x-amz-request-id", "x-amz-id-2", "age", "set-cookie", "alt-svc", "via",
      "access-control-allow-origin", "access-control-allow-methods", "access-control-allow-headers",
-     "access-control-expose-headers", "access-control-max-age", "access-control-allow-credentials", "vary",
+     "access-control-expose-headers", "access-control-max-age", "access-control-allow-credentials",
      "x-amz-mp-parts-count", "x-amz-request-charged")
 )  # fmt: skip
 
@@ -34,6 +34,26 @@ CHECKSUM_PREFIX = "x-amz-checksum-"
 def replayable(headers: Headers) -> Headers:
     """The headers of an origin's reply that belong to the version: each later answer repeats them."""
     return shared_headers((name, value) for name, value in headers if name not in _NOT_REPLAYED)
+
+
+# Requests with `origin` and `x-origin` are forwarded, and preflights too. The origin is asked for the encoding
+# `identity`, which each client accepts.
+_VARY_HARMLESS = frozenset(
+    ("origin", "x-origin", "access-control-request-method", "access-control-request-headers", "accept-encoding")
+)  # fmt: skip
+
+
+def varies_with_clients(headers: Headers) -> bool:
+    """Whether the reply's Vary says that another client may get other bytes: such a reply is not kept.
+
+    The reply to a fill holds for all clients if it varies only with headers that the proxy sets itself, and with those
+    that no request has which the cache answers. Source: RFC 9111 section 4.1; `*` never matches.
+    """
+    names = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
+    return any(
+        name and name not in _VARY_HARMLESS and name not in _NOT_PASSED_UP and not name.startswith("x-forwarded-")
+        for name in names
+    )
 
 
 def passed_down(headers: Headers) -> Headers:

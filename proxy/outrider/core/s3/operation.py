@@ -190,7 +190,7 @@ def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
             return Kind.FORWARD
         # CORS answers vary with Origin, and stores differ on If-Range. For SSE-C, requester-pays and expected-owner
         # headers the origin must decide each time.
-        if name in ("origin", "if-range") or (name.startswith(STORE_HEADERS) and name not in _PLAIN_AMZ):
+        if name in ("origin", "x-origin", "if-range") or (name.startswith(STORE_HEADERS) and name not in _PLAIN_AMZ):
             return Kind.FORWARD
     return Kind.GET if method == "GET" else Kind.HEAD
 
@@ -217,7 +217,8 @@ def is_plain_list(operation: Operation, headers: Headers) -> bool:
     if not {name for name, _ in operation.query} <= LIST_QUERY:
         return False
     return all(
-        name in _PLAIN_AMZ_OF_LIST or not (name.startswith(STORE_HEADERS) or name in ("origin", "range", *CONDITIONALS))
+        name in _PLAIN_AMZ_OF_LIST
+        or not (name.startswith(STORE_HEADERS) or name in ("origin", "x-origin", "range", *CONDITIONALS))
         for name, _ in headers
     )
 

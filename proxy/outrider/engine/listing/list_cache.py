@@ -14,6 +14,7 @@ from cachetools import LRUCache
 
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.model import Headers
+from outrider.core.s3.headers import varies_with_clients
 from outrider.core.s3.operation import Operation, Query, is_plain_list
 from outrider.engine.read.version_cache import ForgetLog, Mark
 from outrider.ports import Chunks, Clock
@@ -83,9 +84,11 @@ class ListCache:
     ) -> Chunks:
         """Passes `chunks` on, and caches the page if it came complete and no write came in between.
 
-        A page with a Content-Encoding is not cached: the next client may not accept that encoding.
+        A page with a Content-Encoding is not cached: the next client may not accept that encoding. Nor is one that
+        varies with the client.
         """
-        body, whole = bytearray(), not any(name == "content-encoding" for name, _ in headers)
+        body = bytearray()
+        whole = not varies_with_clients(headers) and not any(name == "content-encoding" for name, _ in headers)
         try:
             async for chunk in chunks:
                 # A page that finds no room in memory is passed on, and not cached.

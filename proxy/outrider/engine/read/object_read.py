@@ -230,7 +230,7 @@ def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: Cach
     if verdict is Precondition.FAILED:
         raise PreconditionFailed
     if verdict is Precondition.NOT_MODIFIED:
-        sent = {"etag", "last-modified", "cache-control", "expires", "x-amz-version-id"}
+        sent = {"etag", "last-modified", "cache-control", "expires", "vary", "x-amz-version-id"}
         return ReadAnswer(304, tuple(pair for pair in version.headers if pair[0] in sent), 0, cache)
     return None
 

@@ -18,8 +18,9 @@ from outrider.core.cache.readahead import FIRST_BLOCKS, BlockRun, fill_start
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, unanswered, without_traceback
 from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_etag
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
+from outrider.core.origin.oddities import Oddity
 from outrider.core.s3 import ranges
-from outrider.core.s3.headers import replayable, without_checksums
+from outrider.core.s3.headers import replayable, varies_with_clients, without_checksums
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
@@ -262,6 +263,9 @@ class VersionLookup:
         etag = headers.get("etag")
         if size is None or not is_strong_etag(etag):
             raise NotCacheable(f"{ref} has no strong ETag or no size")
+        if varies_with_clients(reply.headers):
+            self._origin_reader.oddities.note(Oddity.VARIES, ref, uncached=True)
+            raise NotCacheable(f"{ref} varies with the request")
         assert etag is not None
         return ObjectVersion(ref, etag, size, kept, whole and reply.status == 200)
 
