@@ -12,6 +12,7 @@ from outrider.core.s3.encoding import encode_path
 from outrider.ports import OriginRequest
 
 DEFAULT_REGION = "us-east-1"
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _REGION = re.compile(r"[a-z0-9]{2,15}(?:-[a-z0-9]{1,15}){0,5}", re.ASCII)
 _AWS_ENDPOINT = re.compile(r"(?P<scheme>https?)://s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com(?P<cn>\.cn)?", re.ASCII)
 
@@ -26,7 +27,7 @@ class Endpoint:
 
     @classmethod
     def at(cls, url: str, region: str) -> Endpoint:
-        return cls(url, region, forward_proxy_to(url))
+        return cls(without_default_port(url), region, forward_proxy_to(url))
 
     @property
     def base(self) -> str:
@@ -43,6 +44,13 @@ class Endpoint:
             if request.key or not request.bare:
                 path += "/" + encode_path(request.key)
         return path
+
+
+def without_default_port(url: str) -> str:
+    """The URL without a port that is its scheme's default: botocore, and so S3, signs and sends the Host without it."""
+    parts = urlsplit(url)
+    host = parts.netloc.removesuffix(_DEFAULT_PORTS.get(parts.scheme, " "))
+    return parts._replace(netloc=host).geturl()
 
 
 def aws_url(region: str) -> str:
