@@ -50,6 +50,18 @@ def test_a_bucket_glob_covers_matching_names_and_case_counts() -> None:
     assert not may("GET", "/xtrain-1/k", READ_TRAIN)
 
 
+def test_a_tenants_bucket_takes_a_glob_with_a_tenant_or_a_grant_on_everything() -> None:
+    for bucket, target, covered in [
+        ("*", "/t:train/k", True), ("t:*", "/t:train/k", True), ("*:train", "/t%3Atrain/k", True),
+        (":*", "/:train/k", True), ("t*", "/t:train/k", False), ("*n", "/t:train/k", False),
+        ("train", "/:train/k", False), ("t:*", "/u:train/k", False), ("t:*", "/train/k", False),
+        ("*", "/train/k", True),
+    ]:  # fmt: skip
+        assert may("GET", target, Grant(bucket, "", AccessLevel.READ)) is covered, (bucket, target)
+    assert not may("GET", "/t:train/shards/1", Grant("*", "shards/", AccessLevel.READ))
+    assert not may("HEAD", "/t:train", READ_TRAIN, READ_SHARDS)
+
+
 def test_a_prefix_covers_the_keys_that_begin_with_it() -> None:
     assert may("GET", "/train/shards/1.tar", READ_SHARDS)
     assert may("GET", "/train/shards/a%0Ab", READ_SHARDS)

@@ -24,14 +24,18 @@ class AccessLevel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Access to the keys that begin with `prefix` (a glob), in the buckets whose name matches the glob `bucket`."""
+    """Access to the keys that begin with `prefix` (a glob), in the buckets whose name matches the glob `bucket`.
+
+    A glob without a colon covers no tenant's bucket (`tenant:bucket`), except `*` without a prefix, which covers
+    everything.
+    """
 
     bucket: str
     prefix: str
     access: AccessLevel
 
     def _gives(self, access: AccessLevel, bucket: str) -> bool:
-        return (access is AccessLevel.READ or self.access is AccessLevel.WRITE) and fnmatchcase(bucket, self.bucket)
+        return (access is AccessLevel.READ or self.access is AccessLevel.WRITE) and self.touches_bucket(bucket)
 
     def covers_key(self, access: AccessLevel, bucket: str, key: str) -> bool:
         """Whether the grant covers `key`. For a LIST `key` is the listed prefix: each key under it then begins with the
@@ -50,6 +54,8 @@ class Grant:
 
     def touches_bucket(self, bucket: str) -> bool:
         """Whether the grant lets the client learn that the bucket exists (HeadBucket, GetBucketLocation)."""
+        if ":" in bucket and ":" not in self.bucket and not self.covers_service():
+            return False
         return fnmatchcase(bucket, self.bucket)
 
     def covers_service(self) -> bool:
@@ -124,6 +130,6 @@ def allowed(client: Client, operation: Operation, keys_in_body: Sequence[str] | 
 def _covers_source(grants: Sequence[Grant], source: ObjectRef, operation: Operation) -> bool:
     access = AccessLevel.WRITE if operation.renames else AccessLevel.READ
     if not is_bucket_name(source.bucket):
-        # `arn:...`, `tenant:bucket`, `//bucket`: only the origin knows which objects such a name means.
+        # `arn:...`, `//bucket`: only the origin knows which objects such a name means.
         return any(grant.covers_service() and grant.access in (access, AccessLevel.WRITE) for grant in grants)
     return any(grant.covers_key(access, source.bucket, source.key) for grant in grants)

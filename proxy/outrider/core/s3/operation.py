@@ -64,8 +64,12 @@ class Operation:
         return ObjectRef(self.bucket, self.key)
 
 
-# Looser than S3's rule for new buckets (lower case, 3 to 63 characters): stores have older and other names.
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
+# Looser than S3's rule for new buckets (lower case, 3 to 63 characters): stores have older and other names. Ceph's
+# gateway names another tenant's bucket `tenant:bucket`, and one of no tenant `:bucket`.
+_BUCKET = re.compile(r"(?:[A-Za-z0-9._-]{0,255}:)?[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
+
+# A name or an address, and a port. `tenant:bucket.DOMAIN` is none: no request may be for another bucket than it names.
+_HOST = re.compile(r"(?:[^:]*|\[[^\]]*\])(?::[0-9]*)?", re.ASCII)
 
 _KEY_BYTES_MAX = 1024
 
@@ -104,8 +108,8 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
     """Classify a request by its method, raw target and headers (names in lower case).
 
     Raises:
-        BadRequest: the target is not a path (absolute form, `*`), there is not exactly one Host header, or another
-            store's header names an object to copy.
+        BadRequest: the target is not a path (absolute form, `*`), there is not exactly one Host header or it is
+            malformed, or another store's header names an object to copy.
         InvalidBucketName: no bucket can have the name.
     """
     path, _, raw_query = target.partition("?")
@@ -115,6 +119,8 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
     if len(hosts) > 1:
         raise BadRequest("More than one Host header.")
     host_bucket = bucket_of_host(hosts[0], domains) if hosts else None
+    if domains and hosts and _HOST.fullmatch(hosts[0]) is None:
+        raise BadRequest("The Host header is malformed.")
     if host_bucket is None:
         first, slash, rest = path[1:].partition("/")
         bucket, key = _decoded(first), _decoded(rest)
@@ -208,6 +214,11 @@ def is_warming_head(operation: Operation, headers: Headers) -> bool:
 
 def is_bucket_name(name: str) -> bool:
     return _BUCKET.fullmatch(name) is not None
+
+
+def without_tenant(bucket: str) -> str:
+    """The name of the bucket without its tenant's. A store may know one bucket by both names."""
+    return bucket.rpartition(":")[2]
 
 
 def is_plain_list(operation: Operation, headers: Headers) -> bool:

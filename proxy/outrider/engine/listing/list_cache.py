@@ -15,7 +15,7 @@ from cachetools import LRUCache
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.model import Headers
 from outrider.core.s3.headers import varies_with_clients
-from outrider.core.s3.operation import Operation, Query, is_plain_list
+from outrider.core.s3.operation import Operation, Query, is_plain_list, without_tenant
 from outrider.engine.read.version_cache import ForgetLog, Mark
 from outrider.ports import Chunks, Clock
 
@@ -69,7 +69,7 @@ class ListCache:
         return page
 
     def _believes(self, key: ListingKey, mark: Mark) -> bool:
-        return self._forgotten.last(key[0]) <= mark.generation
+        return self._forgotten.last(without_tenant(key[0])) <= mark.generation
 
     def mark(self) -> Mark:
         """The time and the generation of a request, to be taken before it is sent."""
@@ -77,7 +77,7 @@ class ListCache:
 
     def forget(self, bucket: str) -> None:
         self._generation += 1
-        self._forgotten.note(bucket, self._generation)
+        self._forgotten.note(without_tenant(bucket), self._generation)
 
     async def keeping(
         self, operation: Operation, key: ListingKey, mark: Mark, headers: Headers, chunks: AsyncIterator[bytes]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from outrider.core.cache.freshness import Freshness, is_fresh
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.list_page import Listed
+from outrider.core.s3.operation import without_tenant
 from outrider.ports import Clock
 
 # For as long as a write may leave its connection silent.
@@ -74,6 +75,11 @@ class ForgetLog:
         return self._at.get(name, self._floor)
 
 
+def _without_tenant(ref: ObjectRef) -> ObjectRef:
+    """The name under which a write of `ref` is noted: it may be seen by any other tenant's name of the bucket."""
+    return ref if ":" not in ref.bucket else ObjectRef(without_tenant(ref.bucket), ref.key)
+
+
 class VersionCache:
     """Bounded, LRU. All methods but `look` are called from one thread."""
 
@@ -103,6 +109,8 @@ class VersionCache:
 
     def believes(self, ref: ObjectRef, mark: Mark) -> bool:
         """Whether an answer to a question put at `mark` holds: `ref` was not forgotten since."""
+        if ":" in ref.bucket:
+            ref = _without_tenant(ref)
         last = max(self._forgotten.last(ref), self._forgotten_buckets.last(ref.bucket))
         if self._doubted and mark.at < max(self._doubted.get(ref, -inf), self._doubted.get(ref.bucket, -inf)):
             return False
@@ -217,13 +225,13 @@ class VersionCache:
         """A write is about to change `ref`, or has changed it: the next read asks the origin, and no older answer is
         believed."""
         self._generation += 1
-        self._forgotten.note(ref, self._generation)
+        self._forgotten.note(_without_tenant(ref), self._generation)
         # Last: a worker that looks between the two must not keep the old version under the new count.
         self.changes += 1
 
     def forget_bucket(self, bucket: str) -> None:
         self._generation += 1
-        self._forgotten_buckets.note(bucket, self._generation)
+        self._forgotten_buckets.note(without_tenant(bucket), self._generation)
         self.changes += 1
 
     def doubt(self, name: ObjectRef | str) -> None:
@@ -231,8 +239,10 @@ class VersionCache:
         of the bucket, asks the origin."""
         if isinstance(name, str):
             self.forget_bucket(name)
+            name = without_tenant(name)
         else:
             self.forget(name)
+            name = _without_tenant(name)
         self._doubted.pop(name, None)
         self._doubted[name] = self._clock() + _DOUBT_S
         if len(self._doubted) > _DOUBTS_MAX:
