@@ -28,7 +28,7 @@ from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.read.hit_lookup import HitLookup
 from outrider.engine.read.object_read import ReadAnswer
-from outrider.engine.read.version_lookup import NotCacheable
+from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.write.upload import Upload, upload_of
 from tests.support.engine import BLOCK, Engine, as_large, as_small, engine, pieces_of
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp

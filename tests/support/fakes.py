@@ -276,7 +276,7 @@ class FakeOrigin:
         if wanted is not None and wanted != stored.etag and not self.ignore_if_match:
             return self._refusal(request, 412, b"<Error><Code>PreconditionFailed</Code></Error>", fault)
         headers = self._headers(stored)
-        if asked.get("if-none-match") == stored.etag:
+        if stored.etag is not None and asked.get("if-none-match") == stored.etag:
             return FakeReply(304, headers, None, b"", fault, self)
         size = len(stored.data)
         status, start, stop = 200, 0, size

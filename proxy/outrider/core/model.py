@@ -95,6 +95,12 @@ def is_strong_etag(etag: str | None) -> bool:
     return etag is not None and _STRONG_ETAG.fullmatch(etag) is not None
 
 
+def is_sendable(value: str) -> bool:
+    """Whether the HTTP library can send a header value that came from the wire: bytes that are no UTF-8 come as
+    surrogate escapes, which it refuses."""
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
+
+
 def quoted_etag(etag: str) -> str | None:
     """The strong ETag that `etag` stands for; None: it stands for none. Some stores list ETags without their quotes."""
     quoted = '"' + etag.strip('"') + '"'

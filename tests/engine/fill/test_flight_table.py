@@ -334,7 +334,7 @@ async def test_the_head_of_a_block_is_requested_at_once_when_a_reader_waits_for_
 @pytest.mark.parametrize("which", [0, 1])
 async def test_either_part_that_fails_ends_the_flight_for_all(which: int, room: Engine) -> None:
     gate = asyncio.Event()
-    faults = [Fault(status=412), Fault(body_gate=gate, gate_after=100)]
+    faults = [Fault(status=404), Fault(body_gate=gate, gate_after=100)]
     room.origin.faults = faults if which == 0 else faults[::-1]
     (lead,) = room.flights.board(version_in(room), BlockRun(0, 1), AT)
     waiters = [asyncio.create_task(here(lead, at)) for at in (0, BLOCK - 1)]

@@ -136,7 +136,7 @@ async def test_a_reply_that_says_slow_down_halves_the_limit(status: int, limit: 
     assert await filled == DATA
 
 
-@pytest.mark.parametrize("status", [503, 412])
+@pytest.mark.parametrize("status", [503, 404])
 async def test_an_error_document_is_read_to_its_end_so_that_its_connection_can_be_used_again(
     status: int, room: Room
 ) -> None:
@@ -247,7 +247,7 @@ async def test_when_both_requests_fail_there_is_a_next_try(room: Room) -> None:
 
 async def test_a_refusal_of_the_origin_is_an_answer(room: Room) -> None:
     room.measured()
-    room.origin.faults = [Fault(gate=asyncio.Event()), Fault(status=412)]
+    room.origin.faults = [Fault(gate=asyncio.Event()), Fault(status=404)]
     filled = asyncio.create_task(room.read())
     await room.settle()
     room.alarms[0].set_result(None)

@@ -22,7 +22,7 @@ from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.read import body_pieces as body_module
 from outrider.engine.read.body_pieces import Body, EarlyPiece
 from outrider.engine.read.object_read import CacheStatus
-from outrider.engine.read.version_lookup import NotCacheable
+from outrider.engine.read.version_answers import NotCacheable
 from outrider.ports import BlockWriter, Buffer
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, pieces_of, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp

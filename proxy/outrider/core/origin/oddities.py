@@ -29,6 +29,9 @@ class Oddity(Enum):
     HEAD_WITHOUT_SIZE = "does not tell sizes by HEAD"
     HEAD_SIZE_ZERO = "tells by HEAD a size of 0 for objects that have bytes"
     HEAD_REFUSED = "refuses HEAD of objects that it gives by GET"
+    HEAD_WITHOUT_ETAG = "does not tell ETags by HEAD"
+    HEAD_SIZE_OTHER = "tells other sizes by HEAD than by GET"
+    HEAD_ETAG_OTHER = "tells other ETags by HEAD than by GET"
     # -- request headers that it does not take
     CHECKSUM_MODE_REFUSED = "refuses requests with x-amz-checksum-mode"
     IF_MATCH_REFUSED = "refuses GETs with If-Match"
@@ -37,7 +40,7 @@ class Oddity(Enum):
     ETAG_MISSING = "sends objects without an ETag"
     ETAG_WEAK = "sends weak ETags, which do not prove that the bytes are the same"
     ETAG_MALFORMED = "sends ETags that RFC 9110 does not allow, or empty ones"
-    ETAG_SHARED = "sends one ETag for objects of different sizes"
+    ETAG_SHARED = "sends one ETag for different contents"
     ETAG_CHANGES = "sends another ETag with each reply"
     # -- the reply as a whole
     STATUS_ODD = "answers GETs of objects with a status that no S3 sends"
@@ -54,11 +57,19 @@ class Oddity(Enum):
         return self.name.lower()
 
 
+HEAD_TELLS_NOTHING = (
+    Oddity.HEAD_WITHOUT_SIZE, Oddity.HEAD_SIZE_ZERO, Oddity.HEAD_REFUSED, Oddity.HEAD_WITHOUT_ETAG,
+    Oddity.HEAD_SIZE_OTHER, Oddity.HEAD_ETAG_OTHER,
+)  # fmt: skip
+"""Oddities for which versions are asked for by a GET of one byte in place of a HEAD."""
+
+
 class Uncached(Enum):
     """Why a read stayed uncached, apart from an oddity. The name in lower case is the label of metrics."""
 
     CHANGING = "the object changed again and again under the read"
     REFUSED = "the origin refused a HEAD, and the read was forwarded for its reason"
+    EMPTY = "the object has no byte to keep"
     RANGE_FORM = "the Range has a form that stores read differently"
 
     @property

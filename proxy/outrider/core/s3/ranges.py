@@ -63,6 +63,15 @@ def content_range(extent: Extent, size: int) -> str:
     return f"bytes {extent.start}-{extent.stop - 1}/{size}"
 
 
+_NO_RANGE = re.compile(r"bytes \*/([0-9]{1,18})", re.ASCII)
+
+
+def parse_empty_range(header: str) -> int | None:
+    """The size of the object in the Content-Range of a 416; None: the header has another form."""
+    match = _NO_RANGE.fullmatch(header.strip())
+    return None if match is None else int(match[1])
+
+
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.ASCII)
 
 

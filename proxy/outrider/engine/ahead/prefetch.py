@@ -22,6 +22,7 @@ from outrider.core.ahead.sequential_reads import Readers
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
+from outrider.core.origin.oddities import Uncached
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.discovery_runner import UNAVAILABLE_STATUSES, DiscoveryRunner
 from outrider.engine.ahead.read_log import ClientRead, ReadLog
@@ -29,7 +30,7 @@ from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
-from outrider.engine.read.version_lookup import NotCacheable
+from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.tasks.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -303,7 +304,7 @@ class Prefetch:
 
         def begin(version: ObjectVersion) -> None:
             if version.size == 0:
-                raise NotCacheable("nothing to bring")
+                raise NotCacheable(want.ref, Uncached.EMPTY)
             flights.extend(self._begin(want, version))
 
         await self._fills.opened(want.ref, begin, size=want.size)

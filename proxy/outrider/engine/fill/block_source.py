@@ -9,7 +9,8 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from outrider.core.model import Extent, ObjectVersion
+from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.origin.oddities import Oddity
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.ports import Chunks, OriginReply, OriginRequest
@@ -47,7 +48,11 @@ class BlockSource:
             return chunks
         return self._origin_reader.stream(version, extent, first, slot)
 
-    def first_reply(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
+    def first_reply(self, request: OriginRequest, optional: Headers) -> AbstractAsyncContextManager[OriginReply]:
         """The reply to a GET of an object whose version is not known. Only the origin knows the version, so no peer is
-        asked. Raises what `OriginReader.reply` raises."""
-        return self._origin_reader.reply(request, hedged=True)
+        asked. `optional`, and what it raises: see `OriginReader.asked`."""
+        return self._origin_reader.asked(request, optional, hedged=True)
+
+    def ignores_ranges(self, bucket: str) -> bool:
+        """Whether each GET of a block would bring the whole object."""
+        return self._origin_reader.quirks.has(bucket, Oddity.RANGE_IGNORED)

@@ -15,19 +15,29 @@ from contextlib import (
     asynccontextmanager,
     suppress,
 )
+from dataclasses import replace
 
 from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged
-from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_sendable
 from outrider.core.origin.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backoff
 from outrider.core.origin.hedging import Hedging
-from outrider.core.s3.ranges import parse_content_range
+from outrider.core.origin.oddities import Oddity
+from outrider.core.origin.quirks import Quirks
+from outrider.core.origin.witnesses import is_hash
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
+from outrider.engine.fill.reply_proof import Brought, Unproved, brought
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
 from outrider.ports import Chunks, Clock, Origin, OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
 
+# How origins answer a request header that they do not take: other statuses have other causes.
+_REFUSED_HEADERS = (400, 501)
+_REFUSED_CONDITIONS = (400, 412, 501)
+# A reply that does not prove which bytes it brings is followed by another: one of several servers behind an endpoint
+# may be the odd one.
+_DOUBTS_MAX = 2
 # An error document of S3 has some hundred bytes. Longer ones are cut.
 _REFUSAL_BYTES_MAX = 64 * 1024
 
@@ -58,10 +68,6 @@ class OriginRefused(Signal):
                 if len(body) > _REFUSAL_BYTES_MAX:
                     break
         return cls(reply.status, reply.headers, bytes(body[:_REFUSAL_BYTES_MAX]))
-
-
-class _OtherSizeError(OriginBroke):
-    """Two replies with the same ETag tell different sizes. One of them is wrong, and nothing says which."""
 
 
 class Patience:
@@ -117,6 +123,7 @@ class OriginReader:
         self._metrics = metrics
         self._scheduler = scheduler
         self._hedging = hedging
+        self.quirks = Quirks(patience.clock)
         self.oddities = oddities or OriginOddities(origin.endpoint, metrics)
         """Told of each reply that differs from AWS S3's."""
 
@@ -148,6 +155,31 @@ class OriginReader:
             # Not within the `async with`: the connection is given back before the wait.
             await self._patience.sleep(wait_s)
 
+    @asynccontextmanager
+    async def asked(
+        self, request: OriginRequest, optional: Headers, *, hedged: bool = False
+    ) -> AsyncIterator[OriginReply]:  # fmt: skip
+        """As `reply`, with headers that some origins refuse: these get the request once more without them."""
+        tried = bool(optional) and not self.quirks.has(request.bucket, Oddity.CHECKSUM_MODE_REFUSED)
+        if tried:
+            async with self.reply(replace(request, headers=request.headers + optional), hedged=hedged) as reply:
+                if reply.status not in _REFUSED_HEADERS:
+                    yield reply
+                    return
+                await _drain(reply)
+        async with self.reply(request, hedged=hedged) as reply:
+            # The refusal may have another cause: only a reply that is no refusal proves this one.
+            if tried and reply.status < 300:
+                self.learned(Oddity.CHECKSUM_MODE_REFUSED, ObjectRef(request.bucket or "", request.key))
+            yield reply
+
+    def learned(self, quirk: Oddity, ref: ObjectRef) -> None:
+        """The bucket of `ref` is asked otherwise from now on."""
+        if self.quirks.has(ref.bucket, quirk):
+            return
+        self.quirks.learn(ref.bucket, quirk)
+        self.oddities.note(quirk, ref)
+
     async def stream(
         self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, slot: FillSlot | None = None
     ) -> Chunks:
@@ -160,6 +192,7 @@ class OriginReader:
             VersionChanged: the origin no longer has `version`.
             OriginRefused: the origin answered with an error of its own.
             OriginBroke: the last try failed.
+            Unproved: the replies do not tell which bytes they bring.
         """
         position, failures = extent.start, 0
         while position < extent.stop:
@@ -181,10 +214,6 @@ class OriginReader:
             except OriginBroke as error:
                 failures = failures + 1 if position == started else 1
                 if (wait_s := self._again(failures, error)) is None:
-                    if isinstance(error, _OtherSizeError):
-                        # The size that we know may be the wrong one. It must not break all reads until the version is
-                        # asked about again.
-                        raise VersionChanged(f"{version.ref}: another size") from error
                     raise
             if slot is not None:
                 slot.give_back()
@@ -194,20 +223,67 @@ class OriginReader:
 
     async def _once(self, version: ObjectVersion, extent: Extent) -> Chunks:
         """One GET of `extent`."""
-        request = OriginRequest(
-            "GET", version.ref.bucket, version.ref.key,
-            headers=(("range", f"bytes={extent.start}-{extent.stop - 1}"), ("if-match", version.etag)),
-        )  # fmt: skip
-        async with self._send(request, hedged=True) as reply:
-            skip = await _check(reply, version, extent)
+        async with self._proved(version, extent) as (reply, body):
+            skip = extent.start - body.start
+            left = extent.length if body.length is None else body.length - skip
             async with aclosing(reply.chunks()) as chunks:
                 async for chunk in chunks:
                     if skip:
                         dropped = min(skip, len(chunk))
                         skip -= dropped
                         chunk = chunk[dropped:]
+                    # No byte beyond those that the reply names.
+                    if len(chunk) > left:
+                        chunk = chunk[:left]
                     if chunk:
+                        left -= len(chunk)
                         yield chunk
+
+    @asynccontextmanager
+    async def _proved(self, version: ObjectVersion, extent: Extent) -> AsyncIterator[tuple[OriginReply, Brought]]:
+        """A reply that proves to bring bytes of `version` from `extent.start` on, or from before it.
+
+        A refusal that If-Match may have caused is followed by one GET without it, whose ETag tells whether the version
+        changed. A reply that proves nothing is followed by one more.
+        """
+        ref, conditions = version.ref, self._conditions(version)
+        headers: Headers = (("range", f"bytes={extent.start}-{extent.stop - 1}"),)
+        refused, doubts = None, 0
+        while True:
+            async with self._send(OriginRequest("GET", *ref, headers=headers + conditions), hedged=True) as reply:
+                if conditions and reply.status in _REFUSED_CONDITIONS:
+                    refused, conditions = reply.status, ()
+                    await _drain(reply)
+                    continue
+                try:
+                    body = await _check(reply, version, extent)
+                except Unproved as error:
+                    doubts += 1
+                    if doubts < _DOUBTS_MAX:
+                        continue
+                    if error.why is Oddity.SIZES_DIFFER:
+                        # The size that we know may be the wrong one.
+                        self.oddities.note(error.why, ref)
+                        raise VersionChanged(f"{ref}: another size") from error
+                    raise
+                if refused is not None:
+                    self.learned(Oddity.IF_MATCH_FAILS if refused == 412 else Oddity.IF_MATCH_REFUSED, ref)
+                self.told(body, ref)
+                yield reply, body
+                return
+
+    def told(self, body: Brought, ref: ObjectRef) -> None:
+        """A reply was odd, though its bytes are proved."""
+        if body.odd is Oddity.RANGE_IGNORED:
+            self.learned(body.odd, ref)
+        elif body.odd is not None:
+            self.oddities.note(body.odd, ref)
+
+    def _conditions(self, version: ObjectVersion) -> Headers:
+        if self.quirks.has(version.ref.bucket, Oddity.IF_MATCH_REFUSED, Oddity.IF_MATCH_FAILS):
+            return ()
+        # Bytes that are no UTF-8 cannot be sent as they are. The ETag of the reply is compared in any case.
+        return (("if-match", version.etag),) if is_sendable(version.etag) else ()
 
     @asynccontextmanager
     async def _send(self, request: OriginRequest, *, hedged: bool) -> AsyncIterator[OriginReply]:
@@ -297,8 +373,9 @@ async def _drain(reply: OriginReply) -> None:
         await OriginRefused.read(reply)
 
 
-async def _check(reply: OriginReply, version: ObjectVersion, extent: Extent) -> int:
-    """How many bytes of the body lie before `extent`: 0, unless the origin ignored the Range."""
+async def _check(reply: OriginReply, version: ObjectVersion, extent: Extent) -> Brought:
+    """The body of `reply`, which begins with the first byte of `extent`, or with the object. Raises what `stream`
+    raises."""
     if reply.status in RETRYABLE_STATUSES:
         await _drain(reply)
         raise OriginBroke(f"status {reply.status}")
@@ -308,15 +385,22 @@ async def _check(reply: OriginReply, version: ObjectVersion, extent: Extent) -> 
         raise VersionChanged(f"{version.ref}: {reply.status}")
     if reply.status not in (200, 206):
         raise await OriginRefused.read(reply)
-    headers = dict(reply.headers)
+    headers, known = dict(reply.headers), dict(version.headers)
     # Not all origins heed If-Match on a GET: the ETag of the reply decides.
     if headers.get("etag") != version.etag:
         raise VersionChanged(f"{version.ref}: another ETag")
-    if reply.status == 200:
-        return extent.start
-    got = parse_content_range(headers.get("content-range", ""))
-    if got is None or got[0].start != extent.start:
-        raise OriginBroke("the Content-Range is not what was asked for")
-    if got[1] != version.size:
-        raise _OtherSizeError("the Content-Range is not of the size that was told before")
-    return 0
+    if not is_hash(version.etag) and _differ(headers.get("last-modified"), known.get("last-modified")):
+        raise VersionChanged(f"{version.ref}: another date under one ETag")
+    # The bytes of the same object, encoded on their way or not, must not be mixed.
+    if headers.get("content-encoding", "identity") != known.get("content-encoding", "identity"):
+        raise Unproved(Oddity.ENCODED)
+    body = brought(reply, extent, version.size)
+    if body.size != version.size:
+        raise Unproved(Oddity.SIZES_DIFFER)
+    if body.start != extent.start and body.odd is not Oddity.RANGE_IGNORED:
+        raise Unproved(Oddity.RANGE_OTHER)
+    return body
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    return one is not None and other is not None and one != other

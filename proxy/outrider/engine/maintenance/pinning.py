@@ -18,7 +18,8 @@ from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.maintenance.warmup import Book, Item, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner, reason_of
-from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
+from outrider.engine.read.version_answers import NotCacheable
+from outrider.engine.read.version_lookup import VersionLookup
 
 log = logging.getLogger(__name__)
 

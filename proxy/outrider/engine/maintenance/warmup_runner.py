@@ -24,8 +24,8 @@ from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
+from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import VersionCache
-from outrider.engine.read.version_lookup import NotCacheable
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import ControlledStore

@@ -19,8 +19,9 @@
 from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, Piece
 from outrider.engine.read.hit_lookup import HitLookup
 from outrider.engine.read.object_read import CacheStatus, ObjectReads, ReadAnswer
+from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import VersionCache
-from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
+from outrider.engine.read.version_lookup import VersionLookup
 
 __all__ = [
     "Body",

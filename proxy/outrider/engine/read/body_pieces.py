@@ -127,8 +127,8 @@ class BodyRead:
         self._flights = parts.flights
         self._readers = parts.readers
         self._metrics = parts.metrics
-        # The disk took no fill of this read: what is missing of it is relayed to its end.
-        self._relaying = False
+        # The disk took no fill of this read, or each fill would bring the whole object: the missing bytes are relayed.
+        self._relaying = parts.source.ignores_ranges(version.ref.bucket)
         # The block whose file failed under this read: the rest of it is relayed.
         self._failed_index = -1
         # The last block came at the pace of a disk that lags: the blocks after it need not.

@@ -15,6 +15,7 @@ from enum import Enum
 from outrider.core.block_layout import BlockLayout
 from outrider.core.errors import OriginBroke, PreconditionFailed, VersionChanged, unanswered
 from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
+from outrider.core.origin.oddities import Uncached
 from outrider.core.s3 import ranges
 from outrider.core.s3.conditions import CONDITIONALS, Precondition, evaluate
 from outrider.core.s3.headers import asks_checksums, without_checksums
@@ -23,9 +24,11 @@ from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.read.body_pieces import Body, BodyParts, BodyRead, Piece, ReaderCount
+from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import VersionCache
-from outrider.engine.read.version_lookup import NotCacheable, VersionLookup
+from outrider.engine.read.version_lookup import VersionLookup
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore
 
@@ -109,9 +112,16 @@ class ObjectReads:
             OriginRefused: the origin's own error, to be passed on.
             NotCacheable: forward the request instead.
         """
+        try:
+            return await self._get(ref, headers, asked)
+        except NotCacheable as error:
+            self._version_lookup.uncached(error)
+            raise
+
+    async def _get(self, ref: ObjectRef, headers: Mapping[str, str], asked: OnAsked | None) -> ReadAnswer:
         span = _range_of(headers)
-        for _ in range(_BEGINNINGS):
-            version = await self._known_or_asked(ref, headers, span)
+        for beginning in range(_BEGINNINGS):
+            version = await self._known_or_asked(ref, headers, span, by_get=beginning > 0)
             cache = CacheStatus.HIT
             if (early := _conditional(version, headers, cache)) is not None:
                 return early
@@ -127,10 +137,15 @@ class ObjectReads:
                 first = await anext(body, None)
             except VersionChanged:
                 continue
+            except Unproved as error:
+                if beginning > 0:
+                    raise self._version_lookup.unproved(ref, error) from error
+                # The size that we know may be wrong.
+                continue
             except OriginBroke as error:
                 raise unanswered(error) from error
             return _answer(version, extent, headers, cache, _Primed(first, body))
-        raise NotCacheable(f"{ref} changed {_BEGINNINGS} times under one read")
+        raise NotCacheable(ref, Uncached.CHANGING)
 
     def resume(self, version: ObjectVersion, extent: Extent) -> Body:
         """The bytes of `extent`, for a reply whose head is out: now only `version` will do."""
@@ -160,8 +175,9 @@ class ObjectReads:
         return self._fresh(ref, headers)
 
     async def _known_or_asked(
-        self, ref: ObjectRef, headers: Mapping[str, str], span: RangeSpec | None
+        self, ref: ObjectRef, headers: Mapping[str, str], span: RangeSpec | None, *, by_get: bool
     ) -> ObjectVersion:  # fmt: skip
+        """`by_get`: see `VersionLookup.ask`."""
         try:
             version = await self._known(ref, headers)
             if version is not None:
@@ -169,14 +185,17 @@ class ObjectReads:
             asks = asks_checksums(headers)
             self._readers.beginning += 1
             try:
+                first_byte = _first_byte(headers, span)
+                if by_get and first_byte is None:
+                    first_byte = 0
                 with self._scheduler.question():
-                    return await self._version_lookup.ask(ref, _first_byte(headers, span), whole_headers=asks)
+                    return await self._version_lookup.ask(ref, first_byte, whole_headers=asks, by_get=by_get)
             finally:
                 self._readers.beginning -= 1
         except OriginRefused as refused:
             if not refused.body:
                 # The question was a HEAD, whose refusal has no body: the origin says why to the GET itself.
-                raise NotCacheable(f"{ref}: refused without a word") from refused
+                raise NotCacheable(ref, Uncached.REFUSED) from refused
             raise
 
     # -- which bytes ----------------------------------------------------------------------------------------------
@@ -192,13 +211,19 @@ class ObjectReads:
         return CacheStatus.HIT if here == len(indexes) else CacheStatus.PARTIAL
 
     async def _body(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
+        begun = False
         try:
             async with aclosing(BodyRead(version, extent, self._body_parts).pieces()) as pieces:
                 async for piece in pieces:
+                    begun = True
                     yield piece
-        except VersionChanged:
+        except (VersionChanged, Unproved) as error:
             # Also when it comes too late for this answer: the client's next try must not begin with the old blocks.
             self._versions.forget(version.ref)
+            if begun and isinstance(error, Unproved):
+                self._version_lookup.unproved(version.ref, error)
+            elif begun:
+                self._version_lookup.cut(version)
             raise
 
 
@@ -221,7 +246,7 @@ def _extent_of(headers: Mapping[str, str], span: RangeSpec | None, version: Obje
     if "range" not in headers:
         return None
     if span is None:
-        raise NotCacheable("an unusual Range")
+        raise NotCacheable(version.ref, Uncached.RANGE_FORM)
     return ranges.resolve(span, version.size)
 
 

@@ -5,45 +5,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cachetools import LRUCache, TTLCache
 
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.freshness import is_settled
 from outrider.core.cache.readahead import FIRST_BLOCKS, BlockRun, fill_start
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, unanswered, without_traceback
-from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_etag
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.oddities import Oddity
-from outrider.core.s3 import ranges
-from outrider.core.s3.headers import replayable, varies_with_clients, without_checksums
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.reply_proof import Brought, Unproved
+from outrider.engine.read.version_answers import CHECKSUMS, NotCacheable, VersionAnswers, kinds_of
 from outrider.engine.read.version_cache import Mark, VersionCache
 from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
 
-_CHECKSUMS: Headers = (("x-amz-checksum-mode", "ENABLED"),)
+# An origin that ignores Range sends all blocks of an object at once. More than these are not kept.
+_IGNORED_BLOCKS_MAX = 1024
 # A HEAD that was sent for checksums alone is waited for no longer than this once the bytes are here.
 _CHECKSUMS_WAIT_S = 1.0
 # After a HEAD for checksums that failed or took longer, none is sent for this folder for so long: each read of a whole
 # object in it would wait as long in vain.
 _CHECKSUMS_REST_S = 60.0
 _FOLDERS_MAX = 4096
-# Digits in an ending tell one object from the next, and not its kind: `train.tfrecord-00000-of-01024`, `data.17`.
-_NUMBER = re.compile(r"\d{3,}|^\d+$")
-
-
-class NotCacheable(Signal):
-    """The cache cannot answer this request: no strong ETag, no size, a name that changes too fast. Forward it."""
 
 
 @dataclass(slots=True)
@@ -81,17 +74,32 @@ class VersionLookup:
         flights: FlightTable, runtime: Runtime, *, stale_if_error: bool = False,
     ) -> None:  # fmt: skip
         self._layout = layout
-        self._origin_reader = origin_reader
         self._source = source
         self._versions = versions
         self._flights = flights
         self._runtime = runtime
         self._stale_if_error = stale_if_error
+        self._answers = VersionAnswers(origin_reader, versions, runtime.clock)
         self._questions: dict[ObjectRef, _Question] = {}
         # Folders whose checksums the origin does not tell now.
         self._no_checksums: TTLCache[tuple[str, str], None] = TTLCache(_FOLDERS_MAX, _CHECKSUMS_REST_S, runtime.clock)
         # The size last seen of each kind of object: one shard, or sample, is much like the next.
         self._sizes: LRUCache[tuple[str, str], int] = LRUCache(_FOLDERS_MAX)
+
+    def uncached(self, error: NotCacheable) -> None:
+        """A read is forwarded for this reason."""
+        if isinstance(error.why, Oddity):
+            self._answers.oddities.note(error.why, error.ref, uncached=True)
+        else:
+            self._answers.oddities.uncached(error.why)
+
+    def unproved(self, ref: ObjectRef, error: Unproved) -> NotCacheable:
+        """The blocks of an object cannot be filled, since no reply proves which bytes it brings."""
+        return self._answers.refuse(ref, error.why)
+
+    def cut(self, version: ObjectVersion) -> None:
+        """The body of a reply ended early, because the origin no longer has `version`."""
+        self._answers.cut(version)
 
     def is_asking(self, ref: ObjectRef) -> bool:
         """Whether the version cache is about to be told of `ref`."""
@@ -99,21 +107,23 @@ class VersionLookup:
 
     async def ask(
         self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool = False, if_small: bool = False,
-        size: int = -1,
+        size: int = -1, by_get: bool = False,
     ) -> ObjectVersion:  # fmt: skip
         """The version that the origin has now.
 
         `first_byte`: the question is a GET that brings the block of that byte, so that an unknown object costs one
         round trip; None: the question is a HEAD. `whole_headers`: the checksums of the whole object are wanted, too,
         which stores leave out of a reply to a Range. `if_small`: they are wanted where they cost nothing, which is
-        where one block holds the object. `size`: as a LIST told it; -1: unknown.
+        where one block holds the object. `size`: as a LIST told it; -1: unknown. `by_get`: the answer to the last
+        question proved wrong, and a HEAD would only repeat it.
 
         Raises:
             OriginRefused, NotCacheable, ServiceUnavailable: see `ObjectReads.get`.
         """
+        self._answers.check(ref)
         try:
             # No name for the future here: an error knows the frames that it came through, and would close a circle.
-            return await asyncio.shield(self._asked(ref, first_byte, whole_headers, if_small, size))
+            return await asyncio.shield(self._asked(ref, first_byte, whole_headers, if_small, size, by_get))
         except (OriginBroke, OriginRefused) as error:
             down = isinstance(error, OriginBroke) or error.status in RETRYABLE_STATUSES
             if down and self._stale_if_error and (stale := self._versions.stale(ref)) is not None:
@@ -132,11 +142,17 @@ class VersionLookup:
     # -- one question for all ---------------------------------------------------------------------------------------
 
     def _asked(
-        self, ref: ObjectRef, first_byte: int | None, whole_headers: bool, if_small: bool, size: int
+        self,
+        ref: ObjectRef,
+        first_byte: int | None,
+        whole_headers: bool,
+        if_small: bool,
+        size: int,
+        by_get: bool = False,
     ) -> asyncio.Future[ObjectVersion]:
         """The answer of a question under way that will do, or of one that begins now."""
         stale = self._versions.stale(ref)
-        if stale is not None and first_byte is not None and self._is_here(stale, first_byte):
+        if stale is not None and first_byte is not None and not by_get and self._is_here(stale, first_byte):
             # The version is most likely the same still, so its block is not brought again. Not by If-None-Match: a 304
             # leaves out the headers, which may have changed while the bytes, and so the ETag, did not.
             first_byte = None
@@ -165,7 +181,11 @@ class VersionLookup:
     async def _put(self, ref: ObjectRef, question: _Question, first_byte: int | None) -> None:
         try:
             if first_byte is None:
-                self._learn(ref, question, await self._head(ref, question))
+                version = await self._head(ref, question)
+                if not version.whole_headers:
+                    # A HEAD tells nothing, so it tells no checksums either.
+                    self._no_checksums[folder_of(ref)] = None
+                self._learn(ref, question, version)
             else:
                 await self._get(ref, question, first_byte)
         except Signal as error:
@@ -183,15 +203,18 @@ class VersionLookup:
 
     def _is_small(self, ref: ObjectRef, size: int) -> bool:
         """Whether one block most likely holds the object. `size` -1: unknown."""
-        seen = [size] if size >= 0 else [self._sizes[kind] for kind in _kinds(ref) if kind in self._sizes]
+        seen = [size] if size >= 0 else [self._sizes[kind] for kind in kinds_of(ref) if kind in self._sizes]
         return bool(seen) and seen[0] <= self._layout.block_bytes
 
     # -- asked by HEAD, or by a GET that brings a block -------------------------------------------------------------
 
-    async def _head(self, ref: ObjectRef, question: _Question) -> ObjectVersion:
-        request = OriginRequest("HEAD", ref.bucket, ref.key, headers=_CHECKSUMS)
-        async with self._origin_reader.reply(request, hedged=True) as reply:
-            return await self._version_of(ref, question, reply, whole=True)
+    async def _head(
+        self, ref: ObjectRef, question: _Question, *, empty: bool = False, alone: bool = False
+    ) -> ObjectVersion:  # fmt: skip
+        """`empty`, `alone`: see `VersionAnswers.head`."""
+        answer = await self._answers.head(ref, empty=empty, alone=alone)
+        question.settled &= answer.settled
+        return answer.version
 
     async def _get(self, ref: ObjectRef, question: _Question, first_byte: int) -> None:
         index, inside = divmod(first_byte, self._layout.block_bytes)
@@ -199,75 +222,58 @@ class VersionLookup:
         # objects: of a large one too much would be under way when we stop it.
         whole = question.whole_headers and question.small
         asks = question.whole_headers and not whole and folder_of(ref) not in self._no_checksums
-        beside = self._ask_beside(ref, self._head(ref, question)) if asks else None
-        headers: Headers = _CHECKSUMS
-        start = 0 if whole else first_byte - inside + fill_start(inside, self._layout.block_bytes)
+        beside = self._ask_beside(ref, self._head(ref, question, alone=True)) if asks else None
+        headers: Headers = ()
+        asked = None
         if not whole:
-            stop = (index + 1) * self._layout.block_bytes
-            headers += (("range", f"bytes={start}-{stop - 1}"),)
+            start = first_byte - inside + fill_start(inside, self._layout.block_bytes)
+            asked = Extent(start, (index + 1) * self._layout.block_bytes)
+            headers = (("range", f"bytes={asked.start}-{asked.stop - 1}"),)
         asked_at = self._runtime.clock()
-        async with self._source.first_reply(OriginRequest("GET", ref.bucket, ref.key, headers=headers)) as reply:
+        request = OriginRequest("GET", ref.bucket, ref.key, headers=headers)
+        async with self._source.first_reply(request, CHECKSUMS) as reply:
             if reply.status != 416:
-                version = await self._version_of(ref, question, reply, whole=whole)
+                version, body, settled = await self._answers.of_get(ref, reply, asked)
+                question.settled &= settled
                 if beside is not None:
                     by_head = await self._answer_beside(ref, beside)
                     if by_head is not None and (by_head.etag, by_head.size) == (version.etag, version.size):
                         version = by_head
-                flights = self._board(version, index, start, whole=whole)
+                flights = self._board(version, index, asked, body)
                 self._learn(ref, question, version)
-                if flights and _begins_at(reply) == flights[0].begins_at:
+                if flights and _brings(reply, body, flights):
                     await self._flights.fill_from(flights, reply, asked_at)
                 elif flights:
-                    # The origin ignored the Range or took another. An ordinary fill checks that, skips, and asks again.
+                    # The origin took another Range. An ordinary fill checks that, and asks again.
                     self._flights.fill(flights)
                 return
         # Nothing lies at that offset: the object is shorter, or empty. Only a HEAD tells how long it is.
         by_head = None if beside is None else await self._answer_beside(ref, beside)
-        self._learn(ref, question, by_head or await self._head(ref, question))
+        self._learn(ref, question, by_head or await self._head(ref, question, empty=first_byte == 0))
 
-    def _board(self, version: ObjectVersion, index: int, start: int, *, whole: bool) -> list[Flight]:
-        """Flights for the blocks that the reply brings; none if one of them is here or on its way."""
+    def _board(self, version: ObjectVersion, index: int, asked: Extent | None, body: Brought) -> list[Flight]:
+        """Flights for the blocks that the reply brings; none if one of them is here or on its way. `index`: the block
+        that a reader waits for."""
         blocks = self._layout.count(version.size)
-        # An object that is larger than it was taken for: its next blocks are kept, too, where they are few.
-        count = blocks if whole and index == 0 and blocks <= FIRST_BLOCKS else 1
-        indexes = range(index, index + count)
+        first, count, wanted_byte = index, 1, 0 if asked is None else asked.start
+        if body.odd is Oddity.RANGE_IGNORED and blocks <= _IGNORED_BLOCKS_MAX:
+            first, count, wanted_byte = 0, blocks, 0
+        elif asked is None and index == 0 and blocks <= FIRST_BLOCKS:
+            # An object that is larger than it was taken for: its next blocks are kept, too, where they are few.
+            count = blocks
+        indexes = range(first, first + count)
         if index >= blocks or not all(self._flights.wanted(self._layout.key(version, i)) for i in indexes):
             return []
-        return self._flights.board(version, BlockRun(index, count), start)
+        return self._flights.board(version, BlockRun(first, count), wanted_byte)
 
     def _learn(self, ref: ObjectRef, question: _Question, version: ObjectVersion) -> None:
         self._versions.learn(version, question.mark, settled=question.settled)
-        for kind in _kinds(ref):
+        for kind in kinds_of(ref):
             self._sizes[kind] = version.size
         if self._questions.get(ref) is question:
             # The question is answered; its task goes on only to fill a block.
             del self._questions[ref]
         question.settle(version)
-
-    async def _version_of(
-        self, ref: ObjectRef, question: _Question, reply: OriginReply, *, whole: bool
-    ) -> ObjectVersion:  # fmt: skip
-        if reply.status not in (200, 206):
-            if reply.status == 404:
-                self._versions.gone(ref)
-            raise await OriginRefused.read(reply)
-        headers = dict(reply.headers)
-        question.settled &= is_settled(headers)
-        size = reply.content_length
-        kept = replayable(reply.headers)
-        if reply.status == 206:
-            got = ranges.parse_content_range(headers.get("content-range", ""))
-            size = None if got is None else got[1]
-            if got is None or got[0].length != got[1]:
-                kept = without_checksums(kept)
-        etag = headers.get("etag")
-        if size is None or not is_strong_etag(etag):
-            raise NotCacheable(f"{ref} has no strong ETag or no size")
-        if varies_with_clients(reply.headers):
-            self._origin_reader.oddities.note(Oddity.VARIES, ref, uncached=True)
-            raise NotCacheable(f"{ref} varies with the request")
-        assert etag is not None
-        return ObjectVersion(ref, etag, size, kept, whole and reply.status == 200)
 
     # -- checksums, asked for beside something else -----------------------------------------------------------------
 
@@ -313,17 +319,10 @@ def folder_of(ref: ObjectRef) -> tuple[str, str]:
     return ref.bucket, ref.key.rpartition("/")[0]
 
 
-def _kinds(ref: ObjectRef) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Names for the objects that are like this one. The first is the folder and the ending: an index among shards is
-    not like them. The second is the ending alone, for data sets where each sample has a folder of its own."""
-    folder, _, name = ref.key.rpartition("/")
-    ending = _NUMBER.sub("", name.rpartition(".")[2]) if "." in name else ""
-    return (ref.bucket, f"{folder}/*.{ending}"), (ref.bucket, f"*.{ending}")
-
-
-def _begins_at(reply: OriginReply) -> int | None:
-    """Where in the object the body of a 200 or 206 begins."""
-    if reply.status == 200:
-        return 0
-    got = ranges.parse_content_range(dict(reply.headers).get("content-range", ""))
-    return None if got is None else got[0].start
+def _brings(reply: OriginReply, body: Brought, flights: Sequence[Flight]) -> bool:
+    """Whether the body begins with the first byte of the flights, and has no byte that the reply does not name."""
+    if body.start != flights[0].begins_at:
+        return False
+    # Chunks may go on beyond the bytes that the reply names.
+    bounded = reply.content_length is not None or body.length is None
+    return bounded or (body.length is not None and body.start + body.length >= flights[-1].meta.extent.stop)

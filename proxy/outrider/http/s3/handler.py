@@ -39,7 +39,7 @@ from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.lists import Lists
 from outrider.engine.read.body_pieces import Body
 from outrider.engine.read.object_read import ObjectReads, OnAsked, ReadAnswer
-from outrider.engine.read.version_lookup import NotCacheable
+from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
 from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.upload import Upload, one_chunk, upload_of, whole_body

@@ -1,0 +1,89 @@
+"""Finds validators that prove nothing: one ETag for different contents, and another ETag with each reply.
+
+A version is named by its ETag and its size. Both come from the origin, so each reply is compared with the earlier ones.
+Dates are the third witness: a form of ETag that is no hash of the content names it only beside the same date.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cachetools import LRUCache
+
+from outrider.core.origin.oddities import Oddity
+
+_NAMES_MAX = 10_000
+# S3's ETags: the MD5 of the content, or of the MD5s of its parts. Two such ETags that are the same mean the same bytes,
+# also after a second upload.
+_HASH = re.compile('"[0-9A-Fa-f]{32}(-[0-9]{1,5})?"')
+_OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
+
+
+def is_hash(etag: str) -> bool:
+    """Whether the ETag has the form of a hash of the content, as S3's have."""
+    return _HASH.fullmatch(etag) is not None
+
+
+def is_of_nothing(etag: str) -> bool:
+    """Whether this is the ETag of an empty object."""
+    return etag[1:-1].lower() == _OF_NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The facts about an object in one reply. `encoding`: its Content-Encoding; None: it has none, as `modified`, its
+    Last-Modified. `settled`: a later write must have another date (`core.cache.freshness.is_settled`). `by_head`: the
+    reply was to a HEAD."""
+
+    etag: str
+    size: int
+    encoding: str | None
+    modified: str | None
+    settled: bool
+    by_head: bool
+
+
+class Witnesses:
+    """Bounded: what falls out is no witness any more."""
+
+    def __init__(self) -> None:
+        self._told: LRUCache[object, Told] = LRUCache(_NAMES_MAX)
+        # The object and the size that each ETag was last seen with.
+        self._sizes: LRUCache[tuple[str, str], tuple[object, int]] = LRUCache(_NAMES_MAX)
+        self._shared: LRUCache[tuple[str, str], None] = LRUCache(_NAMES_MAX)
+
+    def judge(self, bucket: str, name: object, told: Told) -> Oddity | None:
+        """The oddity of the validator in a reply about the object `name`; None: none is known.
+
+        HEAD_SIZE_OTHER and HEAD_ETAG_OTHER blame the reply to a HEAD, be that this one or the one before it.
+        """
+        before, self._told[name] = self._told.get(name), told
+        etag = bucket, told.etag
+        last, self._sizes[etag] = self._sizes.get(etag), (name, told.size)
+        odd = None if before is None else _compared(before, told)
+        if last is not None and last[0] != name and last[1] != told.size:
+            odd = Oddity.ETAG_SHARED
+        if odd is Oddity.ETAG_SHARED:
+            self._shared[etag] = None
+        return Oddity.ETAG_SHARED if etag in self._shared else odd
+
+
+def _compared(before: Told, now: Told) -> Oddity | None:
+    dated = before.modified is not None and now.modified is not None
+    rewritten = dated and before.modified != now.modified
+    if before.etag == now.etag:
+        if before.size != now.size:
+            if before.by_head != now.by_head and not rewritten:
+                return Oddity.HEAD_SIZE_OTHER
+            return Oddity.ETAG_SHARED if rewritten else Oddity.SIZES_DIFFER
+        if before.encoding != now.encoding and not rewritten:
+            # A strong ETag names the encoded bytes (RFC 9110 section 8.8.1): here it names others as well.
+            return Oddity.ENCODED
+        return Oddity.ETAG_SHARED if rewritten and not is_hash(now.etag) else None
+    # Another ETag is another version, unless the origin says itself that nothing was written.
+    if not dated or rewritten or not before.settled:
+        return None
+    if before.by_head != now.by_head:
+        return Oddity.HEAD_ETAG_OTHER
+    return Oddity.ETAG_CHANGES if before.size == now.size else None

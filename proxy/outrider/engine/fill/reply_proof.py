@@ -1,0 +1,93 @@
+"""Which bytes of an object the body of a reply has, as far as the reply proves it.
+
+The proof is in the status, the Content-Range and the length. An origin may send what it likes: a reply that proves
+nothing is not kept, and no byte of it is sent under a claim that it does not make itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from outrider.core.errors import Signal
+from outrider.core.model import Extent
+from outrider.core.origin.oddities import Oddity, sentence
+from outrider.core.s3.ranges import parse_content_range
+from outrider.ports import OriginReply
+
+
+class Unproved(Signal):
+    """The replies of the origin do not prove which bytes they bring. `why`: how."""
+
+    def __init__(self, why: Oddity) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return sentence(self.why)
+
+    def __copy__(self) -> Unproved:
+        return Unproved(self.why)
+
+
+class Brought(NamedTuple):
+    """The body of a 200 or 206. `start`: which byte of the object is its first. `length`: how many bytes it has; None:
+    it ends where the origin ends it. `size`: that of the whole object; None: the reply does not tell, and the body may
+    also be the part that was asked for. `odd`: what is odd, though proved."""
+
+    start: int
+    length: int | None
+    size: int | None
+    odd: Oddity | None = None
+
+
+def brought(reply: OriginReply, asked: Extent | None, size: int | None = None) -> Brought:
+    """`asked`: the Range of the request; None: it had none. `size`: of the object, where it is known.
+
+    Raises:
+        Unproved: the reply contradicts itself, or the known size, or does not tell which bytes it has.
+    """
+    headers = dict(reply.headers)
+    if asked is not None and headers.get("content-type", "").lower().startswith("multipart/byteranges"):
+        raise Unproved(Oddity.RANGE_MULTIPART)
+    length = reply.content_length
+    if (stated := headers.get("content-range")) is not None:
+        return _stated(reply.status, stated, length, asked)
+    if reply.status == 206:
+        raise Unproved(Oddity.RANGE_UNPROVED)
+    if asked is None:
+        if size is not None and length not in (size, None):
+            raise Unproved(Oddity.SIZES_DIFFER)
+        return Brought(0, length, length, Oddity.LENGTH_UNKNOWN if length is None else None)
+    return _whole_or_part(length, asked, size)
+
+
+def _stated(status: int, stated: str, length: int | None, asked: Extent | None) -> Brought:
+    got = parse_content_range(stated)
+    if got is None:
+        raise Unproved(Oddity.RANGE_UNPROVED)
+    extent, size = got
+    if length is not None and length != extent.length:
+        raise Unproved(Oddity.LENGTH_OTHER)
+    odd = None
+    if asked is None:
+        odd = Oddity.RANGE_UNASKED if status == 206 or extent.length < size else None
+    elif status == 200:
+        odd = Oddity.RANGE_AS_200
+    return Brought(extent.start, extent.length, size, odd)
+
+
+def _whole_or_part(length: int | None, asked: Extent, size: int | None) -> Brought:
+    """A 200 to a Range, without a Content-Range: the whole object, or the part alone under the wrong status."""
+    if size is not None:
+        if length == size:
+            return Brought(0, length, size, Oddity.RANGE_IGNORED)
+        if length is None and asked.start == 0:
+            # Both begin with the same byte. The bytes are counted as they come.
+            return Brought(0, None, size, Oddity.LENGTH_UNKNOWN)
+        raise Unproved(Oddity.LENGTH_UNKNOWN if length is None else Oddity.RANGE_AS_200)
+    if length is None:
+        return Brought(0, None, None, Oddity.LENGTH_UNKNOWN)
+    # No part is longer than the Range. One that begins at 0 and is shorter ends with the object.
+    if length > asked.length or (asked.start == 0 and length < asked.length):
+        return Brought(0, length, length, Oddity.RANGE_IGNORED)
+    return Brought(0, length, None, Oddity.RANGE_AS_200)

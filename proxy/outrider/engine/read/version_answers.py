@@ -1,0 +1,234 @@
+"""Versions out of replies: the ETag and the size of an object, as far as the replies prove them.
+
+HEAD is asked first where no byte is wanted. Where HEAD does not tell, a GET of one byte does. A version needs a strong
+ETag and a size that no other reply contradicts; otherwise the object stays uncached, and is not asked about again for a
+while.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from cachetools import TTLCache
+
+from outrider.core.cache.freshness import is_settled
+from outrider.core.errors import Signal
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_strong_etag
+from outrider.core.origin.oddities import HEAD_TELLS_NOTHING, Oddity, Uncached, sentence
+from outrider.core.origin.quirks import UncachedNames
+from outrider.core.origin.witnesses import Told, Witnesses, is_of_nothing
+from outrider.core.s3.headers import replayable, varies_with_clients, without_checksums
+from outrider.core.s3.ranges import parse_empty_range
+from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.reply_proof import Brought, Unproved, brought
+from outrider.engine.read.version_cache import VersionCache
+from outrider.ports import Clock, OriginReply, OriginRequest
+
+CHECKSUMS: Headers = (("x-amz-checksum-mode", "ENABLED"),)
+_FIRST_BYTE = Extent(0, 1)
+# Digits in an ending tell one object from the next, and not its kind: `train.tfrecord-00000-of-01024`, `data.17`.
+_NUMBER = re.compile(r"\d{3,}|^\d+$")
+# A body that was cut because the version changed is most likely read again at once. If it is cut once more, and by
+# another version, the object changes faster than it can be read block by block.
+_CUTS_KEPT_S = 60.0
+_CUTS_MAX = 10_000
+
+
+class NotCacheable(Signal):
+    """The cache cannot answer this request: forward it. `why` tells the reason."""
+
+    def __init__(self, ref: ObjectRef, why: Oddity | Uncached) -> None:
+        super().__init__(ref, why)
+        self.ref = ref
+        self.why = why
+
+    def __str__(self) -> str:
+        return sentence(self.why) if isinstance(self.why, Oddity) else self.why.value
+
+    def __copy__(self) -> NotCacheable:
+        return NotCacheable(self.ref, self.why)
+
+
+class Answer(NamedTuple):
+    """`body`: the bytes that the reply brings with it. `settled`: see `freshness.is_settled`."""
+
+    version: ObjectVersion
+    body: Brought
+    settled: bool
+
+
+class VersionAnswers:
+    """Raises everywhere: OriginRefused, NotCacheable, and what `OriginReader.reply` raises."""
+
+    def __init__(self, origin_reader: OriginReader, versions: VersionCache, clock: Clock) -> None:
+        self._origin_reader = origin_reader
+        self._versions = versions
+        self._witnesses = Witnesses()
+        self._uncached = UncachedNames(clock)
+        self._cuts: TTLCache[ObjectRef, frozenset[str]] = TTLCache(_CUTS_MAX, _CUTS_KEPT_S, clock)
+        self.oddities = origin_reader.oddities
+
+    # -- objects that stay uncached -----------------------------------------------------------------------------------
+
+    def check(self, ref: ObjectRef) -> None:
+        """Raises NotCacheable: the origin need not be asked."""
+        if (why := self._uncached.why(ref, kinds_of(ref)[:1])) is not None:
+            raise NotCacheable(ref, why)
+
+    def refuse(self, ref: ObjectRef, why: Oddity | Uncached) -> NotCacheable:
+        """The error for an object that stays uncached for a while."""
+        self._uncached.note(ref, kinds_of(ref)[:1] if isinstance(why, Oddity) else (), why)
+        return NotCacheable(ref, why)
+
+    def cut(self, version: ObjectVersion) -> None:
+        """The body of a reply ended early, because the origin no longer has `version`."""
+        ref = version.ref
+        etags = self._cuts[ref] = self._cuts.get(ref, frozenset()) | {version.etag}
+        if len(etags) > 1:
+            self.refuse(ref, Uncached.CHANGING)
+
+    # -- asked for alone ----------------------------------------------------------------------------------------------
+
+    async def head(self, ref: ObjectRef, *, empty: bool = False, alone: bool = False) -> Answer:
+        """The version by a HEAD, or by a GET of one byte where HEAD does not tell. `empty`: a GET found no byte in the
+        object. `alone`: by HEAD or not at all."""
+        odd: Oddity | None = None
+        told: Answer | None = None
+        if not self._origin_reader.quirks.has(ref.bucket, *HEAD_TELLS_NOTHING):
+            request = OriginRequest("HEAD", ref.bucket, ref.key)
+            async with self._origin_reader.asked(request, CHECKSUMS, hedged=True) as reply:
+                odd = await self._odd_head(ref, reply)
+                size = reply.content_length
+                if odd is None:
+                    assert size is not None
+                    told = _answer(ref, reply, Brought(0, 0, size), whole=True)
+                    if size == 0 and not empty and not is_of_nothing(told.version.etag):
+                        odd = Oddity.HEAD_SIZE_ZERO
+                    elif (odd := self._judged(told, by_head=True)) is None:
+                        return told
+        if alone or odd not in (None, *HEAD_TELLS_NOTHING):
+            why = odd or Oddity.HEAD_WITHOUT_SIZE
+            raise NotCacheable(ref, why) if alone else self.refuse(ref, why)
+        return await self._by_first_byte(ref, odd, told)
+
+    async def _odd_head(self, ref: ObjectRef, reply: OriginReply) -> Oddity | None:
+        """The lack of the reply to a HEAD; None: it has all."""
+        # A 403 is odd only where the object was read before. Otherwise no GET would bring more.
+        if reply.status in (405, 501) or (reply.status == 403 and self._versions.stale(ref) is not None):
+            return Oddity.HEAD_REFUSED
+        await self._check_status(ref, reply)
+        etag = dict(reply.headers).get("etag")
+        if etag is None:
+            return Oddity.HEAD_WITHOUT_ETAG
+        if (odd := _odd_etag(etag)) is not None:
+            return odd
+        if varies_with_clients(reply.headers):
+            return Oddity.VARIES
+        return Oddity.HEAD_WITHOUT_SIZE if reply.content_length is None else None
+
+    async def _by_first_byte(self, ref: ObjectRef, odd: Oddity | None, by_head: Answer | None) -> Answer:
+        """`odd`: why HEAD did not do; None: that is known of the bucket. `by_head`: what it told all the same."""
+        headers: Headers = (("range", "bytes=0-0"),)
+        request = OriginRequest("GET", ref.bucket, ref.key, headers=headers)
+        async with self._origin_reader.reply(request, hedged=True) as reply:
+            if reply.status != 416:
+                answer = await self.of_get(ref, reply, _FIRST_BYTE)
+                if odd is not None and (odd is not Oddity.HEAD_SIZE_ZERO or answer.version.size > 0):
+                    self._origin_reader.learned(odd, ref)
+                return answer
+            empty = parse_empty_range(dict(reply.headers).get("content-range", "bytes */0")) == 0
+            if empty and by_head is not None:
+                return by_head._replace(version=_sized(by_head.version, 0))
+            if empty and is_strong_etag(dict(reply.headers).get("etag")):
+                return _answer(ref, reply, Brought(0, 0, 0), whole=False)
+        # An empty object, most likely: the others of its kind are asked about.
+        raise NotCacheable(ref, odd or Oddity.HEAD_WITHOUT_SIZE)
+
+    # -- brought along with bytes -------------------------------------------------------------------------------------
+
+    async def of_get(self, ref: ObjectRef, reply: OriginReply, asked: Extent | None) -> Answer:
+        """The version that a reply to a GET tells, other than a 416. `asked`: its Range; None: it had none."""
+        await self._check_status(ref, reply)
+        try:
+            body = brought(reply, asked)
+        except Unproved as error:
+            raise self.refuse(ref, error.why) from error
+        etag = dict(reply.headers).get("etag")
+        if (odd := _odd_etag(etag)) is not None:
+            raise self.refuse(ref, odd)
+        if varies_with_clients(reply.headers):
+            raise self.refuse(ref, Oddity.VARIES)
+        if body.size is None:
+            body = await self._body_by_head(ref, reply, body, asked)
+        answer = _answer(ref, reply, body, whole=asked is None)
+        odd = self._judged(answer, by_head=False)
+        if odd in HEAD_TELLS_NOTHING:
+            self._origin_reader.learned(odd, ref)
+        elif odd is not None:
+            raise self.refuse(ref, odd)
+        self._origin_reader.told(body, ref)
+        return answer
+
+    async def _body_by_head(self, ref: ObjectRef, reply: OriginReply, body: Brought, asked: Extent | None) -> Brought:
+        """The body of a reply that does not tell the object's size, once HEAD told it."""
+        assert body.odd is not None
+        try:
+            told = (await self.head(ref, alone=True)).version
+        except (NotCacheable, OriginRefused) as error:
+            raise self.refuse(ref, body.odd) from error
+        headers, known = dict(reply.headers), dict(told.headers)
+        same = headers["etag"] == told.etag and headers.get("content-encoding") == known.get("content-encoding")
+        if same and body.length == told.size:
+            return Brought(0, body.length, told.size, Oddity.RANGE_IGNORED)
+        if same and body.length is None and (asked is None or asked.start == 0):
+            return Brought(0, None, told.size, Oddity.LENGTH_UNKNOWN)
+        raise self.refuse(ref, body.odd)
+
+    async def _check_status(self, ref: ObjectRef, reply: OriginReply) -> None:
+        if reply.status in (200, 206):
+            return
+        if reply.status == 404:
+            self._versions.gone(ref)
+        if reply.status < 300 or reply.status == 304:
+            raise self.refuse(ref, Oddity.STATUS_ODD)
+        raise await OriginRefused.read(reply)
+
+    def _judged(self, answer: Answer, *, by_head: bool) -> Oddity | None:
+        version, headers = answer.version, dict(answer.version.headers)
+        encoding, modified = headers.get("content-encoding"), headers.get("last-modified")
+        told = Told(version.etag, version.size, encoding, modified, answer.settled, by_head)
+        odd = self._witnesses.judge(version.ref.bucket, version.ref, told)
+        if odd is None:
+            self._uncached.cached(kinds_of(version.ref)[:1])
+        return odd
+
+
+def _odd_etag(etag: str | None) -> Oddity | None:
+    if etag is None:
+        return Oddity.ETAG_MISSING
+    if is_strong_etag(etag):
+        return None
+    return Oddity.ETAG_WEAK if etag.startswith("W/") else Oddity.ETAG_MALFORMED
+
+
+def _answer(ref: ObjectRef, reply: OriginReply, body: Brought, *, whole: bool) -> Answer:
+    """`whole`: no Range was asked for."""
+    assert body.size is not None
+    headers = dict(reply.headers)
+    kept = replayable(reply.headers)
+    if body.start != 0 or body.length not in (0, None, body.size):
+        kept = without_checksums(kept)
+    return Answer(ObjectVersion(ref, headers["etag"], body.size, kept, whole), body, is_settled(headers))
+
+
+def kinds_of(ref: ObjectRef) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Names for the objects that are like this one. The first is the folder and the ending: an index among shards is
+    not like them. The second is the ending alone, for data sets where each sample has a folder of its own."""
+    folder, _, name = ref.key.rpartition("/")
+    ending = _NUMBER.sub("", name.rpartition(".")[2]) if "." in name else ""
+    return (ref.bucket, f"{folder}/*.{ending}"), (ref.bucket, f"*.{ending}")
+
+
+def _sized(version: ObjectVersion, size: int) -> ObjectVersion:
+    return ObjectVersion(version.ref, version.etag, size, version.headers, version.whole_headers)
