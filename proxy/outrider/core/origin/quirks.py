@@ -30,6 +30,10 @@ class Quirks:
     def learn(self, bucket: str | None, kind: Oddity) -> None:
         self._known[bucket or "", kind] = None
 
+    def unlearn(self, bucket: str, kind: Oddity) -> None:
+        if self._known:
+            self._known.pop((bucket, kind), None)
+
 
 class UncachedNames:
     """Objects that stay uncached because of an oddity. They are not asked about again for a while: the question would

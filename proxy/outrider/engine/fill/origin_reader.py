@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 # How origins answer a request header that they do not take: other statuses have other causes.
 _REFUSED_HEADERS = (400, 501)
 _REFUSED_CONDITIONS = (400, 412, 501)
-# A reply that does not prove which bytes it brings is followed by another: one of several servers behind an endpoint
-# may be the odd one.
-_DOUBTS_MAX = 2
 # An error document of S3 has some hundred bytes. Longer ones are cut.
 _REFUSAL_BYTES_MAX = 64 * 1024
 
@@ -244,7 +241,7 @@ class OriginReader:
         """A reply that proves to bring bytes of `version` from `extent.start` on, or from before it.
 
         A refusal that If-Match may have caused is followed by one GET without it, whose ETag tells whether the version
-        changed. A reply that proves nothing is followed by one more.
+        changed. A reply that proves nothing is followed by another.
         """
         ref, conditions = version.ref, self._conditions(version)
         headers: Headers = (("range", f"bytes={extent.start}-{extent.stop - 1}"),)
@@ -259,7 +256,7 @@ class OriginReader:
                     body = await _check(reply, version, extent)
                 except Unproved as error:
                     doubts += 1
-                    if doubts < _DOUBTS_MAX:
+                    if error.may_pass(doubts):
                         continue
                     if error.why is Oddity.SIZES_DIFFER:
                         # The size that we know may be the wrong one.
@@ -273,10 +270,14 @@ class OriginReader:
                 return
 
     def told(self, body: Brought, ref: ObjectRef) -> None:
-        """A reply was odd, though its bytes are proved."""
+        """A reply proved its bytes, and may be odd all the same."""
         if body.odd is Oddity.RANGE_IGNORED:
             self.learned(body.odd, ref)
-        elif body.odd is not None:
+            return
+        if body.size is not None and body.length not in (None, body.size):
+            # It was ignored by one of several servers, or in a moment of weakness.
+            self.quirks.unlearn(ref.bucket, Oddity.RANGE_IGNORED)
+        if body.odd is not None:
             self.oddities.note(body.odd, ref)
 
     def _conditions(self, version: ObjectVersion) -> Headers:

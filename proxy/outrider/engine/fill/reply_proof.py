@@ -14,6 +14,11 @@ from outrider.core.origin.oddities import Oddity, sentence
 from outrider.core.s3.ranges import parse_content_range
 from outrider.ports import OriginReply
 
+# A reply that contradicts itself, or another one, is most likely a fault that passes: as many tries as after a broken
+# connection. Any other reply without a proof shows how the origin is.
+_CONTRADICTIONS = (Oddity.LENGTH_OTHER, Oddity.RANGE_OTHER, Oddity.SIZES_DIFFER)
+_TRIES = 5
+
 
 class Unproved(Signal):
     """The replies of the origin do not prove which bytes they bring. `why`: how."""
@@ -24,6 +29,11 @@ class Unproved(Signal):
 
     def __str__(self) -> str:
         return sentence(self.why)
+
+    def may_pass(self, tries: int, otherwise: int = 2) -> bool:
+        """Whether one more try, after so many, may bring a reply that proves its bytes. `otherwise`: how many tries a
+        reply gets that contradicts nothing."""
+        return tries < (_TRIES if self.why in _CONTRADICTIONS else otherwise)
 
     def __copy__(self) -> Unproved:
         return Unproved(self.why)

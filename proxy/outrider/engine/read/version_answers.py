@@ -133,7 +133,10 @@ class VersionAnswers:
         request = OriginRequest("GET", ref.bucket, ref.key, headers=headers)
         async with self._origin_reader.reply(request, hedged=True) as reply:
             if reply.status != 416:
-                answer = await self.of_get(ref, reply, _FIRST_BYTE)
+                try:
+                    answer = await self.of_get(ref, reply, _FIRST_BYTE)
+                except Unproved as error:
+                    raise self.refuse(ref, error.why) from error
                 if odd is not None and (odd is not Oddity.HEAD_SIZE_ZERO or answer.version.size > 0):
                     self._origin_reader.learned(odd, ref)
                 return answer
@@ -148,12 +151,10 @@ class VersionAnswers:
     # -- brought along with bytes -------------------------------------------------------------------------------------
 
     async def of_get(self, ref: ObjectRef, reply: OriginReply, asked: Extent | None) -> Answer:
-        """The version that a reply to a GET tells, other than a 416. `asked`: its Range; None: it had none."""
+        """The version that a reply to a GET tells, other than a 416. `asked`: its Range; None: it had none. Raises
+        Unproved, too."""
         await self._check_status(ref, reply)
-        try:
-            body = brought(reply, asked)
-        except Unproved as error:
-            raise self.refuse(ref, error.why) from error
+        body = brought(reply, asked)
         etag = dict(reply.headers).get("etag")
         if (odd := _odd_etag(etag)) is not None:
             raise self.refuse(ref, odd)

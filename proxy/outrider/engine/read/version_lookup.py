@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from cachetools import LRUCache, TTLCache
@@ -22,7 +24,7 @@ from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
 from outrider.engine.fill.reply_proof import Brought, Unproved
-from outrider.engine.read.version_answers import CHECKSUMS, NotCacheable, VersionAnswers, kinds_of
+from outrider.engine.read.version_answers import CHECKSUMS, Answer, NotCacheable, VersionAnswers, kinds_of
 from outrider.engine.read.version_cache import Mark, VersionCache
 from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import OriginReply, OriginRequest
@@ -229,11 +231,10 @@ class VersionLookup:
             start = first_byte - inside + fill_start(inside, self._layout.block_bytes)
             asked = Extent(start, (index + 1) * self._layout.block_bytes)
             headers = (("range", f"bytes={asked.start}-{asked.stop - 1}"),)
-        asked_at = self._runtime.clock()
         request = OriginRequest("GET", ref.bucket, ref.key, headers=headers)
-        async with self._source.first_reply(request, CHECKSUMS) as reply:
-            if reply.status != 416:
-                version, body, settled = await self._answers.of_get(ref, reply, asked)
+        async with self._proved_reply(request, asked) as (reply, asked_at, answer):
+            if answer is not None:
+                version, body, settled = answer
                 question.settled &= settled
                 if beside is not None:
                     by_head = await self._answer_beside(ref, beside)
@@ -250,6 +251,26 @@ class VersionLookup:
         # Nothing lies at that offset: the object is shorter, or empty. Only a HEAD tells how long it is.
         by_head = None if beside is None else await self._answer_beside(ref, beside)
         self._learn(ref, question, by_head or await self._head(ref, question, empty=first_byte == 0))
+
+    @asynccontextmanager
+    async def _proved_reply(
+        self, request: OriginRequest, asked: Extent | None
+    ) -> AsyncIterator[tuple[OriginReply, float, Answer | None]]:
+        """The reply to the question, when it was asked for, and the version that it tells; None: nothing lies at that
+        offset."""
+        assert request.bucket is not None
+        ref = ObjectRef(request.bucket, request.key)
+        for tries in count(1):
+            asked_at = self._runtime.clock()
+            async with self._source.first_reply(request, CHECKSUMS) as reply:
+                try:
+                    answer = None if reply.status == 416 else await self._answers.of_get(ref, reply, asked)
+                except Unproved as error:
+                    if error.may_pass(tries, otherwise=1):
+                        continue
+                    raise self._answers.refuse(ref, error.why) from error
+                yield reply, asked_at, answer
+                return
 
     def _board(self, version: ObjectVersion, index: int, asked: Extent | None, body: Brought) -> list[Flight]:
         """Flights for the blocks that the reply brings; none if one of them is here or on its way. `index`: the block
