@@ -257,6 +257,7 @@ class OriginReader:
                 except Unproved as error:
                     doubts += 1
                     if error.may_pass(doubts):
+                        self._metrics.origin_retries.inc()
                         continue
                     if error.why is Oddity.SIZES_DIFFER:
                         # The size that we know may be the wrong one.
