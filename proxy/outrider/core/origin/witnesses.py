@@ -48,7 +48,8 @@ class Witnesses:
     """Bounded: what falls out is no witness any more."""
 
     def __init__(self) -> None:
-        self._told: LRUCache[object, Told] = LRUCache(_NAMES_MAX)
+        self._by_get: LRUCache[object, Told] = LRUCache(_NAMES_MAX)
+        self._by_head: LRUCache[object, Told] = LRUCache(_NAMES_MAX)
         # The object and the size that each ETag was last seen with.
         self._sizes: LRUCache[tuple[str, str], tuple[object, int]] = LRUCache(_NAMES_MAX)
         self._shared: LRUCache[tuple[str, str], None] = LRUCache(_NAMES_MAX)
@@ -58,10 +59,15 @@ class Witnesses:
 
         HEAD_SIZE_OTHER and HEAD_ETAG_OTHER blame the reply to a HEAD, be that this one or the one before it.
         """
-        before, self._told[name] = self._told.get(name), told
+        same, other = (self._by_head, self._by_get) if told.by_head else (self._by_get, self._by_head)
+        before, beside = same.get(name), other.get(name)
+        same[name] = told
         etag = bucket, told.etag
         last, self._sizes[etag] = self._sizes.get(etag), (name, told.size)
+        # Replies to the same method first: only where these agree is it the method that makes the difference.
         odd = None if before is None else _compared(before, told)
+        if odd is None and beside is not None:
+            odd = _compared(beside, told)
         if last is not None and last[0] != name and last[1] != told.size:
             odd = Oddity.ETAG_SHARED
         if odd is Oddity.ETAG_SHARED:

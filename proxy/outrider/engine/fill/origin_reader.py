@@ -23,9 +23,8 @@ from outrider.core.origin.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES,
 from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity
 from outrider.core.origin.quirks import Quirks
-from outrider.core.origin.witnesses import is_hash
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
-from outrider.engine.fill.reply_proof import Brought, Unproved, brought
+from outrider.engine.fill.reply_proof import Brought, Unproved, brought_of, check_version
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
 from outrider.ports import Chunks, Clock, Origin, OriginReply, OriginRequest
@@ -240,20 +239,19 @@ class OriginReader:
     async def _proved(self, version: ObjectVersion, extent: Extent) -> AsyncIterator[tuple[OriginReply, Brought]]:
         """A reply that proves to bring bytes of `version` from `extent.start` on, or from before it.
 
-        A refusal that If-Match may have caused is followed by one GET without it, whose ETag tells whether the version
-        changed. A reply that proves nothing is followed by another.
+        A reply that proves nothing is followed by another.
         """
-        ref, conditions = version.ref, self._conditions(version)
-        headers: Headers = (("range", f"bytes={extent.start}-{extent.stop - 1}"),)
-        refused, doubts = None, 0
+        ref, doubts = version.ref, 0
         while True:
-            async with self._send(OriginRequest("GET", *ref, headers=headers + conditions), hedged=True) as reply:
+            conditions = self._conditions(version)
+            async with self._send(_part_of(ref, extent, conditions), hedged=True) as reply:
                 if conditions and reply.status in _REFUSED_CONDITIONS:
-                    refused, conditions = reply.status, ()
                     await _drain(reply)
+                    await self._check_refusal(reply.status, version, extent)
                     continue
+                await _check_status(reply, version)
                 try:
-                    body = await _check(reply, version, extent)
+                    body = brought_of(reply, version, extent)
                 except Unproved as error:
                     doubts += 1
                     if error.may_pass(doubts):
@@ -264,11 +262,18 @@ class OriginReader:
                         self.oddities.note(error.why, ref)
                         raise VersionChanged(f"{ref}: another size") from error
                     raise
-                if refused is not None:
-                    self.learned(Oddity.IF_MATCH_FAILS if refused == 412 else Oddity.IF_MATCH_REFUSED, ref)
                 self.told(body, ref)
                 yield reply, body
                 return
+
+    async def _check_refusal(self, status: int, version: ObjectVersion, extent: Extent) -> None:
+        """A GET with If-Match was refused: one byte without it tells by its ETag whether the version changed. If it did
+        not, the bucket is not asked with If-Match any more. Raises what `stream` raises."""
+        byte = Extent(extent.start, extent.start + 1)
+        async with self._send(_part_of(version.ref, byte), hedged=False) as reply:
+            await _check_status(reply, version)
+            check_version(reply, version)
+        self.learned(Oddity.IF_MATCH_FAILS if status == 412 else Oddity.IF_MATCH_REFUSED, version.ref)
 
     def told(self, body: Brought, ref: ObjectRef) -> None:
         """A reply proved its bytes, and may be odd all the same."""
@@ -369,15 +374,19 @@ async def _first_answered(first: _Try, second: _Try) -> _Try:
     return first
 
 
+def _part_of(ref: ObjectRef, extent: Extent, conditions: Headers = ()) -> OriginRequest:
+    span = ("range", f"bytes={extent.start}-{extent.stop - 1}")
+    return OriginRequest("GET", ref.bucket, ref.key, headers=(span, *conditions))
+
+
 async def _drain(reply: OriginReply) -> None:
     """Read an error document to its end, so that the connection can be used again."""
     with suppress(OriginBroke):
         await OriginRefused.read(reply)
 
 
-async def _check(reply: OriginReply, version: ObjectVersion, extent: Extent) -> Brought:
-    """The body of `reply`, which begins with the first byte of `extent`, or with the object. Raises what `stream`
-    raises."""
+async def _check_status(reply: OriginReply, version: ObjectVersion) -> None:
+    """Raises what `stream` raises, unless the reply is a 200 or 206."""
     if reply.status in RETRYABLE_STATUSES:
         await _drain(reply)
         raise OriginBroke(f"status {reply.status}")
@@ -387,22 +396,3 @@ async def _check(reply: OriginReply, version: ObjectVersion, extent: Extent) -> 
         raise VersionChanged(f"{version.ref}: {reply.status}")
     if reply.status not in (200, 206):
         raise await OriginRefused.read(reply)
-    headers, known = dict(reply.headers), dict(version.headers)
-    # Not all origins heed If-Match on a GET: the ETag of the reply decides.
-    if headers.get("etag") != version.etag:
-        raise VersionChanged(f"{version.ref}: another ETag")
-    if not is_hash(version.etag) and _differ(headers.get("last-modified"), known.get("last-modified")):
-        raise VersionChanged(f"{version.ref}: another date under one ETag")
-    # The bytes of the same object, encoded on their way or not, must not be mixed.
-    if headers.get("content-encoding", "identity") != known.get("content-encoding", "identity"):
-        raise Unproved(Oddity.ENCODED)
-    body = brought(reply, extent, version.size)
-    if body.size != version.size:
-        raise Unproved(Oddity.SIZES_DIFFER)
-    if body.start != extent.start and body.odd is not Oddity.RANGE_IGNORED:
-        raise Unproved(Oddity.RANGE_OTHER)
-    return body
-
-
-def _differ(one: str | None, other: str | None) -> bool:
-    return one is not None and other is not None and one != other

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outrider.core.errors import Signal
-from outrider.core.model import Extent
+from outrider.core.errors import Signal, VersionChanged
+from outrider.core.model import Extent, ObjectVersion
 from outrider.core.origin.oddities import Oddity, sentence
+from outrider.core.origin.witnesses import is_hash
 from outrider.core.s3.ranges import parse_content_range
 from outrider.ports import OriginReply
 
@@ -101,3 +102,36 @@ def _whole_or_part(length: int | None, asked: Extent, size: int | None) -> Broug
     if length > asked.length or (asked.start == 0 and length < asked.length):
         return Brought(0, length, length, Oddity.RANGE_IGNORED)
     return Brought(0, length, None, Oddity.RANGE_AS_200)
+
+
+def check_version(reply: OriginReply, version: ObjectVersion) -> None:
+    """Compare the validators of a 200 or 206 with those of `version`.
+
+    Raises:
+        VersionChanged: the origin has another version; Unproved: it sends the bytes of `version` in another encoding.
+    """
+    headers, known = dict(reply.headers), dict(version.headers)
+    # Not all origins heed If-Match on a GET: the ETag of the reply decides.
+    if headers.get("etag") != version.etag:
+        raise VersionChanged(f"{version.ref}: another ETag")
+    if not is_hash(version.etag) and _differ(headers.get("last-modified"), known.get("last-modified")):
+        raise VersionChanged(f"{version.ref}: another date under one ETag")
+    # The bytes of the same object, encoded on their way or not, must not be mixed.
+    if headers.get("content-encoding", "identity") != known.get("content-encoding", "identity"):
+        raise Unproved(Oddity.ENCODED)
+
+
+def brought_of(reply: OriginReply, version: ObjectVersion, extent: Extent) -> Brought:
+    """The body of a 200 or 206 to a Range for `extent` of `version`. It begins with the first byte of `extent`, or with
+    the object. Raises what `check_version` and `brought` raise."""
+    check_version(reply, version)
+    body = brought(reply, extent, version.size)
+    if body.size != version.size:
+        raise Unproved(Oddity.SIZES_DIFFER)
+    if body.start != extent.start and body.odd is not Oddity.RANGE_IGNORED:
+        raise Unproved(Oddity.RANGE_OTHER)
+    return body
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    return one is not None and other is not None and one != other

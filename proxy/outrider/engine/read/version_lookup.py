@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -102,6 +102,13 @@ class VersionLookup:
     def cut(self, version: ObjectVersion) -> None:
         """The body of a reply ended early, because the origin no longer has `version`."""
         self._answers.cut(version)
+        self._runtime.spawn(self._look_again(version.ref), f"look again {version.ref}")
+
+    async def _look_again(self, ref: ObjectRef) -> None:
+        """Ask whether the object was overwritten, or the origin sends another ETag with each reply: the next read is
+        then relayed."""
+        with suppress(Signal, S3Error):
+            await self._answers.head(ref)
 
     def is_asking(self, ref: ObjectRef) -> bool:
         """Whether the version cache is about to be told of `ref`."""
