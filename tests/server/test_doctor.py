@@ -23,6 +23,7 @@ from outrider.settings import load
 from tests.support.child import free_ports
 from tests.support.command import Command
 from tests.support.proxy import ServedProxy
+from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +124,10 @@ def test_a_key_that_the_origin_does_not_know_is_named_as_such(command: Command) 
 
 def test_no_credentials_are_a_warning_since_buckets_may_be_public(command: Command) -> None:
     command.without("AWS_ACCESS_KEY_ID")
-    _, found = findings(command)
+    body = b"<Error><Code>AccessDenied</Code></Error>"
+    refusal = b"HTTP/1.1 403 Forbidden\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    with Recorder(lambda _: refusal) as private:
+        _, found = findings(command, "--origin", private.endpoint)
     assert found["credentials"].level is found["origin"].level is Level.WARN
     assert "AWS_PROFILE" in found["credentials"].do
 
@@ -297,6 +301,7 @@ def test_the_jobs_endpoint(environ: dict[str, str], level: Level, says: str) -> 
         ({"HTTP_PROXY": "http://corporate:3128", "NO_PROXY": "a, 127.0.0.1"}, set()),
         ({"https_proxy": "http://corporate:3128"}, set()),
         ({"AWS_CA_BUNDLE": "/bundle"}, {"certificates"}),
+        ({"REQUESTS_CA_BUNDLE": "/bundle"}, {"certificates"}),
     ],
 )
 def test_other_variables_of_the_jobs_environment_that_are_in_the_way(environ: dict[str, str], names: set[str]) -> None:
