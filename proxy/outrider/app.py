@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 import time
@@ -89,7 +90,7 @@ async def running(
         tasks = await stack.enter_async_context(background())
         credentials = AwsCredentials(settings.listen)
         region = settings.region or await credentials.region() or DEFAULT_REGION
-        endpoint = settings.origin or aws_url(region)
+        endpoint = settings.origin or aws_url(region, os.environ)
         shares = Shares.of(settings.buffer_bytes, settings.origin_connections)
         oddities = OriginOddities(endpoint, metrics)
         origin = HttpOrigin(

@@ -357,19 +357,36 @@ def test_an_idle_tls_client_that_sends_no_close_notify_is_cut_at_the_end(
 
 
 def test_an_origin_behind_https_is_trusted_by_the_bundle_that_aws_tools_use(
-    tls: tuple[Proxy, Any], bucket: Bucket, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+    tls: tuple[Proxy, Any], bucket: Bucket, certificate: Certificate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     origin, _ = tls
     with Proxy(bucket, origin.endpoint) as stranger:
         answer = ask(stranger.address, "GET", TARGET)
         assert (answer.status, answer.code) == (503, "ServiceUnavailable")
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.authority))
-    with Proxy(bucket, origin.endpoint) as proxy:
-        assert ask(proxy.address, "GET", TARGET).body == RAMP
+    for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    # The variable wins over the profile, and both win over the variable of Python's requests.
+    config = tmp_path / "config"
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    bundle = str(certificate.authority)
+    for variables, in_profile in [
+        ({"AWS_CA_BUNDLE": bundle, "REQUESTS_CA_BUNDLE": "/nothing"}, "/nothing"),
+        ({"REQUESTS_CA_BUNDLE": "/nothing"}, bundle),
+        ({"REQUESTS_CA_BUNDLE": bundle}, ""),
+    ]:
+        config.write_text(f"[default]\nca_bundle = {in_profile}\n")
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            with Proxy(bucket, origin.endpoint) as proxy:
+                assert ask(proxy.address, "GET", TARGET).body == RAMP
 
 
 def test_an_invalid_ca_bundle_is_refused(bucket: Bucket, tmp_path: Path) -> None:
     served = ServedProxy(bucket, tmp_path)
+    served.environment["AWS_CONFIG_FILE"] = str(tmp_path / "config")
+    (tmp_path / "config").write_text("[default]\nca_bundle = /nothing\n")
+    assert "ca_bundle of the AWS profile=/nothing" in refused(served)
     served.environment["AWS_CA_BUNDLE"] = str(tmp_path / "nothing")
     assert "AWS_CA_BUNDLE" in refused(served)
 

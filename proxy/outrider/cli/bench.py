@@ -110,7 +110,7 @@ def bench(
 async def _bench(settings: Settings, url: str, count: int, readers: int, rounds: int, *, quiet: bool) -> list[Measured]:
     credentials, metrics = AwsCredentials(), Metrics()
     region = settings.region or await credentials.region() or DEFAULT_REGION
-    endpoint = settings.origin or aws_url(region)
+    endpoint = settings.origin or aws_url(region, os.environ)
     found: dict[str, list[Measured]] = {way: [] for way in _WAYS}
     async with _origin(endpoint, region, credentials, metrics) as bucket:
         objects = await _objects(bucket, metrics, url, count)

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from outrider.adapters.origin import aws_config
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
 from outrider.settings import SettingsError
@@ -111,7 +111,7 @@ class AwsCredentials:
         for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
             if region := os.environ.get(name):
                 return region
-        if not _has_profiles():
+        if not aws_config.may_have_profiles(os.environ):
             return None
         session = await self._open_session()
         from botocore.exceptions import BotoCoreError
@@ -167,24 +167,22 @@ def _from_environment() -> Credentials | None:
     return Credentials(access_key, secret_key, of("AWS_SECURITY_TOKEN") or of("AWS_SESSION_TOKEN") or None)
 
 
-def _has_profiles() -> bool:
-    """Whether there is a file that may hold a profile, and with it a region."""
-    files = (("AWS_CONFIG_FILE", "~/.aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
-    return "AWS_PROFILE" in os.environ or any(
-        Path(os.environ.get(name, default)).expanduser().is_file() for name, default in files
-    )
-
-
 def _make_session(listen: str) -> AioSession:
     from aiobotocore.session import get_session
 
     session = get_session()
-    if _is_own_address(os.environ.get("AWS_ENDPOINT_URL_STS") or os.environ.get("AWS_ENDPOINT_URL") or "", listen):
+    named = (
+        os.environ.get("AWS_ENDPOINT_URL_STS") or os.environ.get("AWS_ENDPOINT_URL")
+        or aws_config.in_services(os.environ, "sts", "endpoint_url")
+        or aws_config.profile_of(os.environ).get("endpoint_url")
+    )  # fmt: skip
+    if _is_own_address(named or "", listen):
         session.set_config_variable("ignore_configured_endpoint_urls", True)
     return session
 
 
 def _is_own_address(endpoint: str, listen: str) -> bool:
     host, _, port = listen.rpartition(":")
-    named, _, named_port = urlsplit(endpoint).netloc.rpartition(":")
-    return bool(port) and port == named_port and named in {host, "127.0.0.1", "localhost", "[::1]"}
+    parts = urlsplit(endpoint)
+    named_port = str(parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0))
+    return bool(port) and port == named_port and parts.hostname in {host.strip("[]"), "127.0.0.1", "localhost", "::1"}

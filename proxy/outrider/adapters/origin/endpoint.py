@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from outrider.adapters.origin import aws_config
 from outrider.adapters.origin.forward_proxy import ForwardProxy, forward_proxy_to
 from outrider.core.model import Headers
 from outrider.core.s3.encoding import encode_path
@@ -14,7 +16,15 @@ from outrider.ports import OriginRequest
 DEFAULT_REGION = "us-east-1"
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _REGION = re.compile(r"[a-z0-9]{2,15}(?:-[a-z0-9]{1,15}){0,5}", re.ASCII)
-_AWS_ENDPOINT = re.compile(r"(?P<scheme>https?)://s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com(?P<cn>\.cn)?", re.ASCII)
+_AWS_ENDPOINT = re.compile(
+    r"(?P<kind>https?://s3(?:-fips)?(?:\.dualstack)?)(?:[.-][a-z0-9-]+)?\.(?P<suffix>amazonaws\.(?:com\.cn|com|eu))",
+    re.ASCII,
+)
+# The domains of AWS by the beginnings of their regions' names. Source: botocore's partitions.json.
+_SUFFIXES = {
+    "cn-": "amazonaws.com.cn", "eusc-": "amazonaws.eu", "us-iso-": "c2s.ic.gov", "us-isob-": "sc2s.sgov.gov",
+    "eu-isoe-": "cloud.adc-e.uk", "us-isof-": "csp.hci.ic.gov",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +63,12 @@ def without_default_port(url: str) -> str:
     return parts._replace(netloc=host).geturl()
 
 
-def aws_url(region: str) -> str:
-    """The URL of AWS S3 in `region`."""
-    return f"https://s3.{region}.amazonaws.com"
+def aws_url(region: str, environ: Mapping[str, str]) -> str:
+    """The URL of AWS S3 in `region`: the FIPS or the dual-stack endpoint, if `environ` or the AWS profile say so."""
+    fips = "-fips" if aws_config.is_on(environ, "use_fips_endpoint") else ""
+    dual = ".dualstack" if aws_config.is_on(environ, "use_dualstack_endpoint") else ""
+    suffix = next((suffix for start, suffix in _SUFFIXES.items() if region.startswith(start)), "amazonaws.com")
+    return f"https://s3{fips}{dual}.{region}.{suffix}"
 
 
 def moved(request: OriginRequest, status: int, headers: Headers, asked: Endpoint) -> Endpoint | None:
@@ -77,4 +90,4 @@ def moved(request: OriginRequest, status: int, headers: Headers, asked: Endpoint
 def endpoint_in(url: str, region: str) -> str:
     """The endpoint of `region` if `url` is AWS S3's. Any other store has one endpoint for all regions."""
     match = _AWS_ENDPOINT.fullmatch(url)
-    return url if match is None else f"{match['scheme']}://s3.{region}.amazonaws.com{match['cn'] or ''}"
+    return url if match is None else f"{match['kind']}.{region}.{match['suffix']}"

@@ -20,6 +20,7 @@ from aiohttp.abc import AbstractResolver
 from cachetools import LRUCache
 from yarl import URL
 
+from outrider.adapters.origin.aws_config import ca_bundle
 from outrider.adapters.origin.bulk_client import BulkClient, Unfit
 from outrider.adapters.origin.endpoint import Endpoint, moved
 from outrider.adapters.origin.http_reply import HttpReply, Reply, described
@@ -355,13 +356,12 @@ async def _sent_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHand
 
 
 def _trust() -> ssl.SSLContext | Literal[True]:
-    """The certificates in AWS_CA_BUNDLE, as for AWS tools; True: those of the system, which aiohttp has read."""
-    bundle = os.environ.get("AWS_CA_BUNDLE")
-    if not bundle:
+    """The certificates that AWS tools trust (see `ca_bundle`); True: those of the system, which aiohttp has read."""
+    found = ca_bundle(os.environ)
+    if found is None:
         return True
+    name, bundle = found
     try:
         return ssl.create_default_context(cafile=bundle)
     except OSError as error:  # ssl.SSLError is one
-        raise SettingsError(
-            f"AWS_CA_BUNDLE={bundle}: {error.strerror or error}. Name a PEM file, or unset it."
-        ) from error
+        raise SettingsError(f"{name}={bundle}: {error.strerror or error}. Name a PEM file, or unset it.") from error

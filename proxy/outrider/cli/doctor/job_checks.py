@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from outrider.adapters.origin.aws_config import ca_bundle
 from outrider.cli import aws_environment
 from outrider.cli.admin_port import STATUS_URL, loopback_of
 from outrider.cli.doctor.finding import Finding, ok, warn
@@ -25,9 +26,9 @@ def job_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Fin
             "http proxy", "http_proxy is set, and NO_PROXY does not name 127.0.0.1",
             "Add 127.0.0.1,localhost to NO_PROXY and no_proxy of the job, else its reads go to that proxy.",
         )  # fmt: skip
-    bundle = environ.get("AWS_CA_BUNDLE")
-    if bundle and not Path(bundle).is_file():
-        yield warn("certificates", f"AWS_CA_BUNDLE names {bundle}, which is no file", "Name a PEM file, or unset it.")
+    bundle = ca_bundle(environ)
+    if bundle and not Path(bundle[1]).is_file():
+        yield warn("certificates", f"{bundle[0]} names {bundle[1]}, which is no file", "Name a PEM file, or unset it.")
 
 
 def check_endpoint(ours: str, environ: Mapping[str, str]) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import time
@@ -59,7 +60,7 @@ async def origin_findings(settings: Settings) -> AsyncIterator[Finding]:
     finding, found = await check_credentials(credentials)
     yield finding
     region = settings.region or await _region(credentials)
-    endpoint = settings.origin or aws_url(region)
+    endpoint = settings.origin or aws_url(region, os.environ)
     way = await check_way(endpoint)
     yield way
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from outrider.adapters.origin.aws_config import in_profile
 from outrider.cli.admin_port import STATUS_URL
-from outrider.cli.aws_environment import ENDPOINTS, IGNORE_ENDPOINTS, ignores_endpoints, in_profile
+from outrider.cli.aws_environment import ENDPOINTS, IGNORE_ENDPOINTS, ignores_endpoints
 
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 _NO_PROXY = ("no_proxy", "NO_PROXY")
