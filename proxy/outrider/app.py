@@ -26,6 +26,7 @@ from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import new_event_loop, raise_open_files_limit
 from outrider.adapters.state import learned_file, warmup_file
 from outrider.composition import Outrider, Resources, compose, make_traces, traced
+from outrider.core.cache.descriptor_budget import DescriptorBudget, TooFewDescriptors
 from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import ROUND_S, ScrubPace
 from outrider.engine.ahead.prefetch import Prefetch
@@ -76,10 +77,10 @@ async def running(
     others. Tests of what a proxy does later pass another monotonic `clock`, and a `patience` without waits.
 
     Raises:
-        UnusableCacheDir, SettingsError: it cannot start with these settings.
+        UnusableCacheDir, SettingsError: it cannot start with these settings, or with this limit on open files.
         OSError: an address cannot be bound.
     """
-    open_files = raise_open_files_limit()
+    descriptors = _descriptors(settings)
     async with AsyncExitStack() as stack:
         metrics = Metrics()
         traces = await make_traces(settings, stack)
@@ -91,7 +92,7 @@ async def running(
         credentials = AwsCredentials(settings.listen)
         region = settings.region or await credentials.region() or DEFAULT_REGION
         endpoint = settings.origin or aws_url(region, os.environ)
-        shares = Shares.of(settings.buffer_bytes, settings.origin_connections)
+        shares = Shares.of(settings.buffer_bytes, descriptors.exchanges)
         oddities = OriginOddities(endpoint, metrics)
         origin = HttpOrigin(
             endpoint, region, credentials, metrics, wall_clock, connections=shares.exchanges,
@@ -100,8 +101,8 @@ async def running(
         await origin.open()
         stack.push_async_callback(origin.close)
         resources = Resources(
-            metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, open_files, traces,
-            clock, patience or Patience(),
+            metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, descriptors,
+            traces, clock, patience or Patience(),
         )  # fmt: skip
         outrider, recovery = compose(settings, resources)
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
@@ -134,6 +135,16 @@ async def running(
             await recovery.save()
             await learned_file.save(directory, outrider.planner.registry, outrider.store.work)
             await warmup_file.save(directory.warmups, under_way, outrider.store.work)
+
+
+def _descriptors(settings: Settings) -> DescriptorBudget:
+    try:
+        return DescriptorBudget.of(
+            raise_open_files_limit(), workers=settings.workers, clients_max=settings.max_connections,
+            exchanges_max=settings.origin_connections, fills_max=settings.fills,
+        )  # fmt: skip
+    except TooFewDescriptors as error:
+        raise SettingsError(f"{error}. Raise it: ulimit -n, LimitNOFILE=.") from error
 
 
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:

@@ -19,6 +19,7 @@ from outrider.adapters.state import learned_file, pin_file
 from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
+from outrider.core.cache.descriptor_budget import DescriptorBudget
 from outrider.core.cache.memory_budget import MemoryBudget, Shares
 from outrider.core.cache.pins import Pins, SavedPin
 from outrider.core.cache.policies import POLICIES
@@ -101,8 +102,8 @@ class Outrider:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The things that are opened before a proxy is composed. `stack` closes parts that need it; `open_files`: how many
-    descriptors the process may have; `traces` None: they are off; `clock` is monotonic."""
+    """The things that are opened before a proxy is composed. `stack` closes parts that need it; `traces` None: they
+    are off; `clock` is monotonic."""
 
     metrics: Metrics
     directory: BlockDir
@@ -112,7 +113,7 @@ class Resources:
     shares: Shares
     tasks: Background
     stack: AsyncExitStack
-    open_files: int
+    descriptors: DescriptorBudget
     traces: Traces | None
     clock: Clock
     patience: Patience
@@ -122,8 +123,9 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     """A proxy that does not listen yet, and the recovery of its index. Raises SettingsError."""
     metrics, directory, origin = resources.metrics, resources.directory, resources.origin
     shares, tasks, stack, clock = resources.shares, resources.tasks, resources.stack, resources.clock
+    descriptors = resources.descriptors
     total = directory.total_bytes()
-    limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), max(16, resources.open_files // 4))
+    limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), descriptors.block_files)
     miss_ratio = MissRatioCurve(limits.capacity_bytes)
     layout = BlockLayout(origin.endpoint, settings.block_size)
     pins = Pins(lambda size: layout.disk_bytes(size, block_file.usual_disk_bytes), layout.version_id)
@@ -142,7 +144,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     store = DiskBlockStore(directory, policy, limits, metrics, clock, verify_always=always, pins=pins)
     stack.callback(store.close)
     versions = VersionCache(origin.endpoint, settings.freshness_of, clock, settings.catalog_entries)
-    scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), clock)
+    scheduler = FillScheduler(AimdLimit(descriptors.fills), BackgroundLimit(descriptors.fills), clock)
     origin_reader = OriginReader(origin, resources.patience, metrics, scheduler, Hedging(), resources.oddities)
     source = BlockSource(origin_reader)
     runtime, apart = Runtime(tasks.spawn, clock), Runtime(tasks.spawn_apart, clock)
@@ -160,11 +162,10 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         layout, versions, store, flights, version_lookup, scheduler, metrics,
         TokenBucket(settings.prefetch_bandwidth, clock()),
     )  # fmt: skip
-    prefetching = PrefetchPolicy(lambda ref: Mode(settings.prefetch_of(ref)), settings.prefetch_blocks)
+    blocks_at_once = min(settings.prefetch_blocks, descriptors.fills)
+    prefetching = PrefetchPolicy(lambda ref: Mode(settings.prefetch_of(ref)), blocks_at_once)
     prefetch = Prefetch(planner, fills, enumerator, scheduler, apart, prefetching)
-    warmup_runner = WarmupRunner(
-        layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=settings.prefetch_blocks
-    )
+    warmup_runner = WarmupRunner(layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=blocks_at_once)
     pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
@@ -220,8 +221,7 @@ def _s3_server(
     )  # fmt: skip
     server = S3Server(
         handler, new_fast_path,
-        # Each connection takes two descriptors, and block files take a quarter of all descriptors.
-        connections_max=min(settings.max_connections, max(16, resources.open_files // 4)),
+        connections_max=resources.descriptors.clients, turned_away_max=resources.descriptors.turned_away,
         client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
     )  # fmt: skip
     resources.stack.push_async_callback(server.stop)

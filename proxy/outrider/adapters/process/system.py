@@ -93,7 +93,7 @@ _OPEN_FILES_MAX = 65536
 def raise_open_files_limit() -> int:
     """Raise the limit on open files as far as the system allows, up to a bound. Returns the new limit.
 
-    A connection takes two descriptors, an open block file one.
+    A connection takes two descriptors, an open block file one: see `core.cache.descriptor_budget`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_MAX)

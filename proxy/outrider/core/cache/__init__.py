@@ -13,7 +13,7 @@ blocks:
 
 A hit is served without asking the origin while its version is fresh: `freshness` decides that. `memory_budget` divides
 the memory between exchanges with the origin, caches in memory and the requests under way; a request that finds no room
-gets 503 SlowDown.
+gets 503 SlowDown. `descriptor_budget` shares out the limit on open files in the same way.
 
 Entry points: `readahead.runs_ahead`, `block_file.Header`, `disk_budget.DiskBudget`, `policies.POLICIES`, `pins.Pins`,
 `freshness.is_fresh`, `memory_budget.MemoryBudget`.

@@ -24,8 +24,6 @@ _HITS_TO_LEND_OUT = 8
 _HEAD_BYTES_MAX = 64 * 1024
 # A connection beyond the limit has this long to send its request and to be refused.
 _TURNED_AWAY_S = 2.0
-# At most this many connections beyond the limit are refused with a reply, which costs little; more are cut.
-_TURNED_AWAY_MAX = 256
 
 
 class Connection(RequestHandler):
@@ -71,7 +69,7 @@ class Connection(RequestHandler):
         self.wire = wire_of(cast(asyncio.Transport, transport), self.port.readers)
         if self._data:
             self.data_received(self._data)
-        elif spare <= -_TURNED_AWAY_MAX:
+        elif spare <= -self.port.turned_away_max:
             self.wire.abort()
         elif self.is_one_too_many:
             self._start_head_timer(min(_TURNED_AWAY_S, self.port.client_timeout_s))

@@ -64,6 +64,11 @@ class ConnectionPort(Protocol):
         """How many more clients may connect; a negative number counts the connections that are being turned away."""
         ...
 
+    @property
+    def turned_away_max(self) -> int:
+        """At most this many connections beyond the limit are refused with a reply, which costs little; more are cut."""
+        ...
+
     def left_alone(self, request: asyncio.Task[None]) -> None:
         """The client of this request left. The request goes on, because a write under way must not be broken off."""
         ...

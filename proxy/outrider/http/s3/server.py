@@ -48,9 +48,10 @@ class S3Server(Server):
 
     def __init__(
         self, handler: S3Handler, new_fast_path: Callable[[AccessLog], FastPath], *,
-        connections_max: int, client_timeout_s: float, client_idle_s: float,
+        connections_max: int, turned_away_max: int, client_timeout_s: float, client_idle_s: float,
     ) -> None:  # fmt: skip
-        """`new_fast_path`: makes the fast path of one loop."""
+        """`new_fast_path`: makes the fast path of one loop. `turned_away_max`: so many connections beyond
+        `connections_max` are refused with a reply; more are cut."""
         super().__init__(handler.handle)
         self.handler = handler
         self.client_timeout_s = client_timeout_s
@@ -59,6 +60,7 @@ class S3Server(Server):
         self.workers: Workers | None = None
         self._new_fast_path = new_fast_path
         self._connections_max = connections_max
+        self.turned_away_max = turned_away_max
         self._client_idle_s = client_idle_s
         self._moving: set[asyncio.Task[None]] = set()
         self._left_alone: set[asyncio.Task[None]] = set()

@@ -88,14 +88,20 @@ class SocketSender:
         original = transport.get_extra_info("socket")
         self._readers = readers
         self.address = _address_of(transport)
-        self._socket: socket.socket | None = socket.socket(fileno=os.dup(original.fileno()))
-        self._socket.setblocking(False)
-        if 0 < _round_trip_s(self._socket) < _NEAR_S:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_BUFFER_BYTES)
+        self._socket: socket.socket | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.ended = time.perf_counter()
         self.full_s = 0.0
+        try:
+            self._socket = socket.socket(fileno=os.dup(original.fileno()))
+        except OSError:
+            # No descriptor is left. The client would wait in vain on an open connection.
+            transport.abort()
+            return
+        self._socket.setblocking(False)
+        if 0 < _round_trip_s(self._socket) < _NEAR_S:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_BUFFER_BYTES)
 
     @property
     def has_unsent(self) -> bool:
