@@ -301,3 +301,69 @@ async def test_a_list_confirms_a_version_only_if_it_was_older_than_the_resolutio
     room.clock.advance(50)
     await taken(await room.reads.get(REF, {}))
     assert questions(room) == ["HEAD"] * heads
+
+
+async def test_a_read_that_wants_checksums_beside_one_that_does_not_brings_no_byte_twice(room: Engine) -> None:
+    room.origin.put(REF, LARGE, (CHECKSUM,))
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(times=2, gate=gate)]
+    plain = asyncio.create_task(room.get())
+    while not room.origin.log:
+        await asyncio.sleep(0)
+    reading = asyncio.create_task(whole(room))
+    while room.origin.count() < 2:
+        await asyncio.sleep(0)
+    gate.set()
+    assert await plain == LARGE
+    assert told(await reading)
+    assert (room.origin.count("HEAD"), room.origin.count("GET")) == (1, 3), "one GET for each block"
+    assert room.origin.body_bytes == len(LARGE)
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+async def test_a_head_that_is_answered_before_the_get_brings_no_byte_twice(room: Engine, prefetched: bool) -> None:
+    room.origin.put(REF, LARGE)
+    head, get = asyncio.Event(), asyncio.Event()
+    room.origin.faults = [Fault(method="HEAD", gate=head), Fault(method="GET", gate=get)]
+    heading = asyncio.create_task(room.reads.head(REF, {}))
+    while not room.origin.log:
+        await asyncio.sleep(0)
+    first = asyncio.create_task(room.get())
+    while room.origin.count() < 2:
+        await asyncio.sleep(0)
+    head.set()
+    await heading
+    if prefetched:
+        second: asyncio.Task[object] = asyncio.create_task(
+            room.fills.opened(REF, lambda version: [room.fills.fill(version, [0])] and None)
+        )
+    else:
+        second = asyncio.create_task(room.get())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    get.set()
+    assert await first == LARGE
+    await second
+    assert room.origin.body_bytes == len(LARGE)
+
+
+async def test_a_get_that_hangs_holds_a_read_of_a_known_version_no_longer_than_its_bound(
+    room: Engine, bound: Bound
+) -> None:
+    room.origin.put(REF, LARGE)
+    head, get = asyncio.Event(), asyncio.Event()
+    room.origin.faults = [Fault(method="HEAD", gate=head), Fault(method="GET", gate=get)]
+    heading = asyncio.create_task(room.reads.head(REF, {}))
+    while not room.origin.log:
+        await asyncio.sleep(0)
+    first = asyncio.create_task(room.get())
+    while room.origin.count() < 2:
+        await asyncio.sleep(0)
+    head.set()
+    await heading
+    second = asyncio.create_task(room.get())
+    await bound.begun.wait()
+    bound.over.set()
+    assert await second == LARGE
+    get.set()
+    assert await first == LARGE

@@ -92,6 +92,7 @@ class BackgroundFill:
             if version is None:
                 checksums = self._with_checksums(ref)
                 version = await self._version_lookup.ask(ref, 0, whole_headers=checksums, if_small=True, size=size)
+            await self._version_lookup.brought(ref, 0)
             opened = self._flights.get(self.layout.key(version, 0))
             begin(version)
             if opened is not None and opened.slot is None:

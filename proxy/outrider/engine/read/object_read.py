@@ -130,6 +130,7 @@ class ObjectReads:
             if asked is not None:
                 asked(version, whole)
                 asked = None
+            await self._version_lookup.brought(ref, whole.start)
             body = self._body(version, whole)
             cache = self._status_of(version, whole)
             try:

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _IGNORED_BLOCKS_MAX = 1024
 # A HEAD that was sent for checksums alone is waited for no longer than this once the bytes are here.
 _CHECKSUMS_WAIT_S = 1.0
+# A read of a version that is known waits for no longer than this for the head of a GET that brings its block.
+_BROUGHT_WAIT_S = 1.0
 # After a HEAD for checksums that failed or took longer, none is sent for this folder for so long: each read of a whole
 # object in it would wait as long in vain.
 _CHECKSUMS_REST_S = 60.0
@@ -48,13 +50,16 @@ class _Question:
     mark: Mark
     by_head: bool
     whole_headers: bool
-    brings: bool
-    """The first block is on its way with this question, or with the one whose place it took."""
     small: bool
     """The object most likely fits into one block."""
+    index: int = -1
+    """The block that is brought; -1: none."""
     settled: bool = True
     """No reply told of a version that may be overwritten without a change of its date."""
     answer: asyncio.Future[ObjectVersion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    boarded: asyncio.Event = field(default_factory=asyncio.Event)
+    """The block that is brought has its flight, or will have none."""
 
     def settle(self, version: ObjectVersion) -> None:
         if not self.answer.done():
@@ -83,6 +88,8 @@ class VersionLookup:
         self._stale_if_error = stale_if_error
         self._answers = VersionAnswers(origin_reader, versions, runtime.clock)
         self._questions: dict[ObjectRef, _Question] = {}
+        # The question under way about each name that is a GET: no other GET is to bring its block.
+        self._gets: dict[ObjectRef, _Question] = {}
         # Folders whose checksums the origin does not tell now.
         self._no_checksums: TTLCache[tuple[str, str], None] = TTLCache(_FOLDERS_MAX, _CHECKSUMS_REST_S, runtime.clock)
         # The size last seen of each kind of object: one shard, or sample, is much like the next.
@@ -130,6 +137,8 @@ class VersionLookup:
             OriginRefused, NotCacheable, ServiceUnavailable: see `ObjectReads.get`.
         """
         self._answers.check(ref)
+        if whole_headers and first_byte is not None and (get := self._get_under_way(ref)) and not get.whole_headers:
+            return await self._with_checksums(ref, first_byte)
         try:
             # No name for the future here: an error knows the frames that it came through, and would close a circle.
             return await asyncio.shield(self._asked(ref, first_byte, whole_headers, if_small, size, by_get))
@@ -148,6 +157,30 @@ class VersionLookup:
         if folder_of(ref) not in self._no_checksums:
             await self._answer_beside(ref, self._ask_beside(ref, self.ask(ref, None)))
 
+    async def brought(self, ref: ObjectRef, byte: int) -> None:
+        """Wait for the flight of the block that holds `byte`, if a question under way brings it. The version may be
+        known before, by a HEAD that was answered earlier; a fill of the block would then bring it twice."""
+        get = self._gets.get(ref)
+        if get is None or get.index != self._layout.index_of(byte):
+            return
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(get.boarded.wait()),
+            asyncio.ensure_future(self._runtime.sleep(_BROUGHT_WAIT_S)),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _with_checksums(self, ref: ObjectRef, first_byte: int) -> ObjectVersion:
+        """The answer of the GET under way, which tells no checksums, with those of a HEAD beside it."""
+        if folder_of(ref) in self._no_checksums:
+            return await self.ask(ref, first_byte)
+        beside = self._ask_beside(ref, self.ask(ref, None, whole_headers=True))
+        version = await self.ask(ref, first_byte)
+        return _same(await self._answer_beside(ref, beside), version)
+
     # -- one question for all ---------------------------------------------------------------------------------------
 
     def _asked(
@@ -165,24 +198,30 @@ class VersionLookup:
             # The version is most likely the same still, so its block is not brought again. Not by If-None-Match: a 304
             # leaves out the headers, which may have changed while the bytes, and so the ETag, did not.
             first_byte = None
-        question, brings = self._questions.get(ref), False
         # A question that began before a write may be answered with the older version. In a mode in which each read must
         # ask, the same holds for any question that began before this read.
+        if first_byte is not None and (get := self._gets.get(ref)) is not None:
+            if self._get_under_way(ref) is not None:
+                return get.answer
+            if not by_get and self._versions.believes(ref, get.mark):
+                first_byte = None
+        question = self._questions.get(ref)
         if question is not None and not self._versions.will_be_fresh(ref, question.mark):
-            if question.brings and self._versions.believes(ref, question.mark):
-                first_byte, brings = None, True
             question = None
         by_head = first_byte is None
         # The refusal of a HEAD has no body to answer a GET with.
         if question is None or (question.by_head and not by_head) or (whole_headers and not question.whole_headers):
             small = self._is_small(ref, size)
             whole_headers = whole_headers or by_head or (if_small and small)
-            question = _Question(self._versions.mark(), by_head, whole_headers, brings or not by_head, small)
+            question = _Question(self._versions.mark(), by_head, whole_headers, small)
             self._begin(ref, question, first_byte)
         return question.answer
 
     def _begin(self, ref: ObjectRef, question: _Question, first_byte: int | None) -> None:
         self._questions[ref] = question
+        if first_byte is not None:
+            question.index = self._layout.index_of(first_byte)
+            self._gets[ref] = question
         task = self._runtime.spawn(self._put(ref, question, first_byte), f"open {ref}")
         # Not a `finally` in the task: a task that is cancelled before its first step never gets there.
         task.add_done_callback(lambda _: self._ended(ref, question))
@@ -204,8 +243,19 @@ class VersionLookup:
 
     def _ended(self, ref: ObjectRef, question: _Question) -> None:
         question.fail(ServiceUnavailable("The proxy is stopping."))
-        if self._questions.get(ref) is question:
-            del self._questions[ref]
+        self._over(ref, question)
+
+    def _over(self, ref: ObjectRef, question: _Question) -> None:
+        """The question is answered, or failed; its task goes on only to fill a block."""
+        question.boarded.set()
+        for questions in (self._questions, self._gets):
+            if questions.get(ref) is question:
+                del questions[ref]
+
+    def _get_under_way(self, ref: ObjectRef) -> _Question | None:
+        """A GET about `ref` whose answer will do for a read that comes now."""
+        get = self._gets.get(ref)
+        return get if get is not None and self._versions.will_be_fresh(ref, get.mark) else None
 
     def _is_here(self, version: ObjectVersion, byte: int) -> bool:
         return not self._flights.wanted(self._layout.key(version, self._layout.index_of(byte)))
@@ -244,9 +294,7 @@ class VersionLookup:
                 version, body, settled = answer
                 question.settled &= settled
                 if beside is not None:
-                    by_head = await self._answer_beside(ref, beside)
-                    if by_head is not None and (by_head.etag, by_head.size) == (version.etag, version.size):
-                        version = by_head
+                    version = _same(await self._answer_beside(ref, beside), version)
                 flights = self._board(version, index, asked, body)
                 self._learn(ref, question, version)
                 if flights and _brings(reply, body, flights):
@@ -298,9 +346,7 @@ class VersionLookup:
         self._versions.learn(version, question.mark, settled=question.settled)
         for kind in kinds_of(ref):
             self._sizes[kind] = version.size
-        if self._questions.get(ref) is question:
-            # The question is answered; its task goes on only to fill a block.
-            del self._questions[ref]
+        self._over(ref, question)
         question.settle(version)
 
     # -- checksums, asked for beside something else -----------------------------------------------------------------
@@ -340,6 +386,13 @@ class VersionLookup:
             self._no_checksums[folder_of(ref)] = None
             return None
         return beside.result()
+
+
+def _same(by_head: ObjectVersion | None, version: ObjectVersion) -> ObjectVersion:
+    """The version as the HEAD told it, if it is the same; else `version`."""
+    if by_head is not None and (by_head.etag, by_head.size) == (version.etag, version.size):
+        return by_head
+    return version
 
 
 def folder_of(ref: ObjectRef) -> tuple[str, str]:
