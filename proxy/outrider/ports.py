@@ -58,6 +58,8 @@ class OriginRequest:
     """`body` follows the head of this form. The adapter signs the form's policy, and not the request."""
     bare: bool = False
     """With an empty `key`: no slash after the bucket."""
+    likely_bytes: int | None = None
+    """How long the body of the reply most likely is, as objects alike were; None: unknown."""
     bulk: bool = False
     """The body is large, and will be received by `OriginReply.receive`."""
     unsigned: bool = False

@@ -50,7 +50,7 @@ class Room:
         await self.waits[-1]
 
     def alarm(self, after_s: float) -> asyncio.Future[None]:
-        assert after_s == 0.5, "the 99th percentile of the measured latencies"
+        assert after_s in (0.5, Hedging.ALONE_S), "the 99th percentile of the measured latencies, or that of a lone one"
         self.alarms.append(asyncio.get_running_loop().create_future())
         return self.alarms[-1]
 
@@ -60,6 +60,11 @@ class Room:
             self.hedging.replied(0.5)
         for _ in range(50 * saved):
             self.hedging.after_s()
+
+    def late(self) -> None:
+        """The last request is late, and a reply to another came since it was sent."""
+        self.hedging.replied(0.5)
+        self.alarms[-1].set_result(None)
 
     async def read(self, *, slot: bool = False) -> bytes:
         own = self.scheduler.slot()
@@ -175,11 +180,64 @@ async def test_a_late_request_is_hedged_and_the_first_reply_is_used(room: Room) 
     filled = asyncio.create_task(room.read())
     await room.settle()
     assert room.origin.count() == 1
-    room.alarms[0].set_result(None)
+    room.late()
     assert await filled == DATA
     assert room.origin.count() == 2
     assert room.origin.body_bytes == len(DATA)
     assert (room.hedges("yes"), room.hedges("no")) == (1, 0)
+
+
+async def test_a_reply_that_came_while_the_loop_was_busy_is_not_hedged(room: Room) -> None:
+    room.measured()
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(gate=gate)]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    gate.set()
+    room.late()
+    assert await filled == DATA
+    assert room.origin.count() == 1
+
+
+async def test_a_slow_origin_is_not_asked_twice(room: Room) -> None:
+    """No reply came since the request was sent, so it is no straggler among others."""
+    room.measured(saved=2)
+    gates = [asyncio.Event(), asyncio.Event()]
+    room.origin.faults = [Fault(gate=gate) for gate in gates]
+    reads = [asyncio.create_task(room.read()) for _ in gates]
+    await room.settle()
+    for alarm in room.alarms[:2]:
+        alarm.set_result(None)
+    await room.settle()
+    assert room.origin.count() == 2
+    gates[0].set()
+    assert await reads[0] == DATA
+    room.alarms[3].set_result(None)
+    assert await reads[1] == DATA, "a request that is later still is hedged"
+    assert room.origin.count() == 3
+
+
+async def test_a_large_body_is_hedged_only_from_saved_bytes(room: Room) -> None:
+    large = RAMP[:300_000]
+    etag = room.origin.put(REF, large)
+    version, parts = ObjectVersion(REF, etag, len(large)), []
+
+    async def read() -> None:
+        parts.extend([chunk async for chunk in room.origin_reader.stream(version, Extent(0, len(large)))])
+
+    room.measured(saved=2)
+    for hedged in (False, True):
+        gate = asyncio.Event()
+        room.origin.faults = [Fault(gate=gate)]
+        before, filled = room.origin.count(), asyncio.create_task(read())
+        await room.settle()
+        room.late()
+        await room.settle()
+        assert room.origin.count() - before == 1 + hedged
+        gate.set()
+        await filled
+        room.hedging.replied(0.5, 100 * len(large))
+    assert b"".join(parts) == large * 2
 
 
 async def test_the_first_request_may_still_win_and_the_second_is_given_up(room: Room) -> None:
@@ -188,7 +246,7 @@ async def test_the_first_request_may_still_win_and_the_second_is_given_up(room: 
     room.origin.faults = [Fault(gate=gate) for gate in gates]
     filled = asyncio.create_task(room.read())
     await room.settle()
-    room.alarms[0].set_result(None)
+    room.late()
     await room.settle()
     assert room.origin.under_way == 2
     gates[0].set()
@@ -201,7 +259,7 @@ async def test_the_loser_is_given_up_before_the_body_is_read(room: Room) -> None
     room.origin.faults = [Fault(gate=asyncio.Event()), Fault(body_gate=(gate := asyncio.Event()), gate_after=10)]
     filled = asyncio.create_task(room.read())
     await room.settle()
-    room.alarms[0].set_result(None)
+    room.late()
     await room.settle()
     assert room.origin.under_way == 1
     gate.set()
@@ -219,7 +277,7 @@ async def test_a_failed_request_is_no_answer_while_the_other_is_under_way(
     room.origin.faults[which] = Fault(gate=gates[which], **bad)  # type: ignore[arg-type]
     filled = asyncio.create_task(room.read())
     await room.settle()
-    room.alarms[0].set_result(None)
+    room.late()
     await room.settle()
     gates[which].set()
     await room.settle()
@@ -235,7 +293,7 @@ async def test_when_both_requests_fail_there_is_a_next_try(room: Room) -> None:
     room.origin.faults = [Fault(gate=gate, status=503) for gate in gates]
     filled = asyncio.create_task(room.read())
     await room.settle()
-    room.alarms[0].set_result(None)
+    room.late()
     await room.settle()
     for gate in gates:
         gate.set()
@@ -250,7 +308,7 @@ async def test_a_refusal_of_the_origin_is_an_answer(room: Room) -> None:
     room.origin.faults = [Fault(gate=asyncio.Event()), Fault(status=404)]
     filled = asyncio.create_task(room.read())
     await room.settle()
-    room.alarms[0].set_result(None)
+    room.late()
     with pytest.raises(VersionChanged):
         await filled
 
@@ -261,6 +319,7 @@ async def test_hedged_requests_keep_to_their_budget(room: Room) -> None:
     room.origin.faults = [Fault(gate=gate) for gate in gates]
     filled = [asyncio.create_task(room.read()) for _ in range(5)]
     await room.settle()
+    room.hedging.replied(0.5)
     for rings in room.alarms:
         rings.set_result(None)
     await room.settle()
@@ -277,7 +336,7 @@ async def test_a_reader_that_leaves_ends_both_requests(rung: bool, room: Room) -
     filled = asyncio.create_task(room.read())
     await room.settle()
     if rung:
-        room.alarms[0].set_result(None)
+        room.late()
         await room.settle()
         assert room.origin.under_way == 2
     filled.cancel()
@@ -291,7 +350,7 @@ async def test_a_late_reply_that_was_given_up_counts_as_late(room: Room) -> None
     filled = asyncio.create_task(room.read())
     await room.settle()
     room.clock.advance(3.0)
-    room.alarms[0].set_result(None)
+    room.late()
     assert await filled == DATA
     assert room.hedging._ordered[-1] == 3.0
 

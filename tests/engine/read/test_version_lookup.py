@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from outrider.core.model import ObjectVersion
     from outrider.engine.read.object_read import ReadAnswer
 
 MODE = {"x-amz-checksum-mode": "ENABLED"}
@@ -334,9 +335,11 @@ async def test_a_head_that_is_answered_before_the_get_brings_no_byte_twice(room:
     head.set()
     await heading
     if prefetched:
-        second: asyncio.Task[object] = asyncio.create_task(
-            room.fills.opened(REF, lambda version: [room.fills.fill(version, [0])] and None)
-        )
+
+        def begin(version: ObjectVersion) -> None:
+            room.fills.fill(version, [0])
+
+        second: asyncio.Task[object] = asyncio.create_task(room.fills.opened(REF, begin))
     else:
         second = asyncio.create_task(room.get())
     for _ in range(20):

@@ -54,3 +54,22 @@ def test_little_is_saved_up_for_an_origin_that_hangs() -> None:
     hedging = after([0.1] * 100, asked=100_000)
     assert sum(hedging.spend() for _ in range(100)) == 4
     assert hedging.after_s() is None
+
+
+MIB = 1024 * 1024
+
+
+def test_second_requests_for_large_bodies_add_one_byte_in_a_hundred_at_most() -> None:
+    hedging = after([0.1] * 100, asked=0)
+    second = 0
+    for _ in range(10_000):
+        hedging.replied(0.1, 8 * MIB)
+        if hedging.after_s() is not None and hedging.spend(8 * MIB):
+            second += 1
+    assert 190 <= second <= 200, "each costs what 4 MiB of buffers hold"
+
+
+def test_replies_of_small_objects_save_nothing_for_a_large_one() -> None:
+    hedging = after([0.1] * 1000)
+    assert not hedging.spend(8 * MIB)
+    assert hedging.spend(100_000)

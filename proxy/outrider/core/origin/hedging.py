@@ -14,17 +14,30 @@ _QUANTILE = 0.99
 _SHARE = 0.02
 # The most hedged requests saved up, so that an origin that hangs does not get every request twice.
 _SAVED_MAX = 4.0
+# A second request for a large body costs what the loser's connection buffers by the time it is closed: up to so many
+# bytes (Linux, `net.ipv4.tcp_wmem`). Hedging adds at most this share of bytes. Smaller bodies keep to the share of
+# requests alone.
+_BUFFERED_BYTES_MAX = 4 * 1024 * 1024
+_BYTES_SHARE = 0.01
+_LARGE_BYTES = 256 * 1024
 # A reply that takes less than this is no straggler: a second request would take as long.
 _AFTER_MIN_S = 0.02
 
 
 class Hedging:
-    """The waits for recent reply heads, in seconds, and a budget to which each request adds `_SHARE`."""
+    """The waits for recent reply heads, in seconds, a budget to which each request adds `_SHARE`, and one of bytes."""
+
+    ALONE_S = 1.0
+    """A request is a straggler once a reply to another has come since it was sent. Without such a reply, the origin or
+    the line is slow: the request is not hedged before it is late by so many seconds more."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
         self._ordered: list[float] = []
         self._saved = 0.0
+        self._saved_bytes = 0.0
+        self.replies = 0
+        """How many reply heads came."""
 
     def after_s(self) -> float | None:
         """A request is about to be sent. Returns after how many seconds without a reply head to send a second one;
@@ -34,15 +47,19 @@ class Hedging:
             return None
         return max(_AFTER_MIN_S, self._ordered[int(_QUANTILE * len(self._ordered))])
 
-    def spend(self) -> bool:
-        """Whether the budget allows the second request now; if so, it is charged."""
-        if self._saved < 1.0:
+    def spend(self, body_bytes: int = 0) -> bool:
+        """Whether the budgets allow a second request for `body_bytes` now; if so, they are charged."""
+        cost_bytes = min(body_bytes, _BUFFERED_BYTES_MAX) if body_bytes > _LARGE_BYTES else 0
+        if self._saved < 1.0 or self._saved_bytes < cost_bytes:
             return False
         self._saved -= 1.0
+        self._saved_bytes -= cost_bytes
         return True
 
-    def replied(self, wait_s: float) -> None:
-        """A reply head came after `wait_s`, or was given up then and would have taken longer."""
+    def replied(self, wait_s: float, body_bytes: int = 0) -> None:
+        """A reply head came after `wait_s`, or was given up then and would have taken longer. `body_bytes` follow."""
+        self.replies += 1
+        self._saved_bytes = min(_BUFFERED_BYTES_MAX, self._saved_bytes + _BYTES_SHARE * body_bytes)
         if len(self._recent) == _SAMPLES_MAX:
             del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
         self._recent.append(wait_s)

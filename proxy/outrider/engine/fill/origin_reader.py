@@ -16,6 +16,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import replace
+from sys import maxsize
 
 from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_sendable
@@ -23,6 +24,7 @@ from outrider.core.origin.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES,
 from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity
 from outrider.core.origin.quirks import Quirks
+from outrider.core.s3 import ranges
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.reply_proof import Brought, Unproved, brought_of, check_version
 from outrider.metrics import Metrics
@@ -36,6 +38,8 @@ _REFUSED_HEADERS = (400, 501)
 _REFUSED_CONDITIONS = (400, 412, 501)
 # An error document of S3 has some hundred bytes. Longer ones are cut.
 _REFUSAL_BYTES_MAX = 64 * 1024
+# The loop takes fewer steps from a readable socket to a reply head.
+_STEPS_OF_A_HEAD = 8
 
 
 class OriginRefused(Signal):
@@ -302,20 +306,19 @@ class OriginReader:
             if reply.status in SLOW_DOWN_STATUSES:
                 self._scheduler.slow_down()
             if hedged and reply.status not in RETRYABLE_STATUSES:
-                self._hedging.replied(self._patience.clock() - began)
+                body_bytes = 0 if request.method == "HEAD" else reply.content_length or 0
+                self._hedging.replied(self._patience.clock() - began, body_bytes)
             yield reply
 
     @asynccontextmanager
     async def _raced(self, request: OriginRequest, after_s: float) -> AsyncIterator[OriginReply]:
         async with AsyncExitStack() as tries:
-            first = _Try(self._origin.send(request))
+            first, replies = _Try(self._origin.send(request)), self._hedging.replies
             tries.push_async_callback(first.close)
-            rings = self._patience.alarm(after_s)
-            try:
-                await asyncio.wait((first.head, rings), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                rings.cancel()
-            if first.head.done() or not self._hedging.spend():
+            await self._late(first, after_s)
+            if not first.head.done() and self._hedging.replies == replies:
+                await self._late(first, self._hedging.ALONE_S)
+            if first.head.done() or not self._hedging.spend(_body_bytes(request)):
                 yield await first.head
                 return
             second = _Try(self._origin.send(request))
@@ -324,6 +327,19 @@ class OriginReader:
             self._metrics.hedges.labels("yes" if won is second else "no").inc()
             await (first if won is second else second).close()
             yield await won.head
+
+    async def _late(self, attempt: _Try, after_s: float) -> None:
+        """Wait until the reply is here, or is late by `after_s`."""
+        rings = self._patience.alarm(after_s)
+        try:
+            await asyncio.wait((attempt.head, rings), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            rings.cancel()
+        # An alarm rings late where the loop was busy. The reply may be in the socket by then, unread.
+        for _ in range(_STEPS_OF_A_HEAD):
+            if attempt.head.done():
+                return
+            await asyncio.sleep(0)
 
     def _again(self, failures: int, why: object) -> float | None:
         """How long to wait before the next try; None: this was the last."""
@@ -360,6 +376,19 @@ class _Try:
             await asyncio.wait([self.head])
         if not self.head.cancelled() and self.head.exception() is None:
             await self._sending.__aexit__(None, None, None)
+
+
+def _body_bytes(request: OriginRequest) -> int:
+    """How many bytes the body of the reply most likely has."""
+    asked = ranges.parse(dict(request.headers).get("range", ""))
+    likely = maxsize if request.likely_bytes is None else request.likely_bytes
+    if request.method == "HEAD":
+        return 0
+    return (
+        likely
+        if asked is None or asked.first is None or asked.last is None
+        else min(likely, asked.last - asked.first + 1)
+    )
 
 
 async def _first_answered(first: _Try, second: _Try) -> _Try:

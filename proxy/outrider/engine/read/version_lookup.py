@@ -262,8 +262,12 @@ class VersionLookup:
 
     def _is_small(self, ref: ObjectRef, size: int) -> bool:
         """Whether one block most likely holds the object. `size` -1: unknown."""
-        seen = [size] if size >= 0 else [self._sizes[kind] for kind in kinds_of(ref) if kind in self._sizes]
-        return bool(seen) and seen[0] <= self._layout.block_bytes
+        seen = size if size >= 0 else self._seen_bytes(ref)
+        return seen is not None and seen <= self._layout.block_bytes
+
+    def _seen_bytes(self, ref: ObjectRef) -> int | None:
+        """The size last seen of an object like this one; None: there was none."""
+        return next((self._sizes[kind] for kind in kinds_of(ref) if kind in self._sizes), None)
 
     # -- asked by HEAD, or by a GET that brings a block -------------------------------------------------------------
 
@@ -288,7 +292,7 @@ class VersionLookup:
             start = first_byte - inside + fill_start(inside, self._layout.block_bytes)
             asked = Extent(start, (index + 1) * self._layout.block_bytes)
             headers = (("range", f"bytes={asked.start}-{asked.stop - 1}"),)
-        request = OriginRequest("GET", ref.bucket, ref.key, headers=headers)
+        request = OriginRequest("GET", ref.bucket, ref.key, headers=headers, likely_bytes=self._seen_bytes(ref))
         async with self._proved_reply(request, asked) as (reply, asked_at, answer):
             if answer is not None:
                 version, body, settled = answer
