@@ -41,7 +41,7 @@ from outrider.core.s3.encoding import (
 from outrider.core.s3.operation import SIGNATURE_QUERY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 EXPIRES_MAX_S = 604_800  # seven days: the presigned limit of S3
@@ -298,27 +298,19 @@ def _check(
     key = keys.get(secret_key, scope.date, scope.region)
     prefix = f"{ALGORITHM}\n{claim.amz_date}\n{scope.text}\n"
     query = encode_query(claim.query) if claim.query else ""
+    tail = _canonical_headers(headers, names, claim.payload_hash)
     claimed = raw_bytes(claim.signature)
-    for sent in _with_hosts(headers):
-        tail = _canonical_headers(sent, names, claim.payload_hash)
-        # Most clients sign the path as they send it, so the encoding that S3 prescribes is tried second.
-        for spelling in (str, reencode_path):
-            head = f"{request.method}\n{spelling(request.raw_path) or '/'}\n{query}\n"
-            expected = _signature(key, prefix, head, tail)
-            if hmac.compare_digest(expected.encode(), claimed):
-                return Identity(scope.access_key, payload, expected, key, scope.text, claim.amz_date, claim.until)
+    # Most clients sign the path as they send it, so the encoding that S3 prescribes is tried second.
+    for spelling in (str, reencode_path):
+        expected = _signature(key, prefix, f"{request.method}\n{spelling(request.raw_path) or '/'}\n{query}\n", tail)
+        if hmac.compare_digest(expected.encode(), claimed):
+            return Identity(scope.access_key, payload, expected, key, scope.text, claim.amz_date, claim.until)
+    # SDKs sign the Host without a port that is its scheme's default. Go's HTTP client sends the port that stands in a
+    # presigned URL.
+    host, colon, port = headers["host"].rpartition(":")
+    if colon and port in _DEFAULT_PORTS and (":" not in host or host.endswith("]")):
+        return _check(request, {**headers, "host": host}, claim, secret_of, keys)
     raise SignatureDoesNotMatch
-
-
-def _with_hosts(headers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """`headers`, and then with a Host without its port, if that is a scheme's default.
-
-    SDKs sign the Host without such a port. Go's HTTP client sends the port that stands in a presigned URL.
-    """
-    yield headers
-    host, colon, port = headers.get("host", "").rpartition(":")
-    if colon and port in _DEFAULT_PORTS:
-        yield {**headers, "host": host}
 
 
 def _check_coverage(headers: Mapping[str, str], names: list[str], payload_hash: str) -> None:
