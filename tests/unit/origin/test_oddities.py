@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +62,8 @@ def test_an_oddity_is_counted_each_time_and_logged_once_for_its_kind(caplog: pyt
         ("etag_weak", 3, 3), ("range_as_200", 1, 0),
     ]  # fmt: skip
     assert oddities.uncached_reads() == {"etag_weak": 3, "changing": 1}
+
+
+def test_the_page_about_compatibility_names_each_kind() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "s3-compatibility.md").read_text()
+    assert [kind.label for kind in (*Oddity, *Uncached) if f"`{kind.label}`" not in page] == []

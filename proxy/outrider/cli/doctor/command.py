@@ -32,6 +32,10 @@ _PROBE_TIMEOUT_S = 2.0
 def doctor(
     flags: Flags,
     config: Config = None,
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="[s3://BUCKET/PREFIX]", help="A bucket whose replies are looked at, too."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array instead of lines.")] = False,
     health: Annotated[
         bool, typer.Option("--health", help="Only ask whether the proxy at --admin is ready (for a HEALTHCHECK).")
@@ -40,7 +44,8 @@ def doctor(
         str | None, typer.Option(help="Like --health, for the admin port at this URL.", metavar="URL")
     ] = None,
 ) -> None:
-    """Check credentials, origin, clock, disk, ports and environment, for a proxy with these flags.
+    """Check credentials, origin, clock, disk, ports and environment, for a proxy with these flags. With the name of a
+    bucket, also how its replies differ from AWS S3's.
 
     Each line is ok, warn or fail, with what to do. Exits with 0 when nothing fails, 1 otherwise, 2 for wrong settings.
     """
@@ -49,16 +54,18 @@ def doctor(
     if health:
         host, _, port = load(flags, config).admin.rpartition(":")
         raise typer.Exit(_probe(f"http://{loopback_of(host)}:{port}"))
+    if url is not None and not _is_url(url):
+        raise typer.BadParameter(f"{url}: write s3://BUCKET/PREFIX.")
     settings, _ = load_with_origin(flags, config, {}, os.environ)
     # The findings say what the parts of the proxy would log.
     logging.getLogger("outrider").setLevel(logging.ERROR)
-    healthy = (show_json if as_json else show)(_findings(settings))
+    healthy = (show_json if as_json else show)(_findings(settings, url))
     raise typer.Exit(0 if healthy else 1)
 
 
-def _findings(settings: Settings) -> Iterator[Finding]:
+def _findings(settings: Settings, url: str | None) -> Iterator[Finding]:
     yield ok("settings", f"valid: auth {settings.auth}, freshness {settings.freshness}, policy {settings.policy}")
-    yield from asyncio.run(_collected(origin_findings(settings)))
+    yield from asyncio.run(_collected(origin_findings(settings, url)))
     status = running_outrider(settings)
     version = None if status is None else str(status["version"])
     listens = status is not None and status["listen"] == settings.listen
@@ -71,6 +78,10 @@ def _findings(settings: Settings) -> Iterator[Finding]:
 
 async def _collected(findings: AsyncIterator[Finding]) -> list[Finding]:
     return [finding async for finding in findings]
+
+
+def _is_url(url: str) -> bool:
+    return url.startswith("s3://") and url.removeprefix("s3://").partition("/")[0] != ""
 
 
 def _probe(url: str) -> int:

@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urlsplit
@@ -16,6 +17,7 @@ from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.forward_proxy import forward_proxy_to
 from outrider.adapters.origin.http_origin import HttpOrigin
+from outrider.cli.doctor.bucket_checks import bucket_findings
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
@@ -55,7 +57,8 @@ class Answer:
     answered_at: float
 
 
-async def origin_findings(settings: Settings) -> AsyncIterator[Finding]:
+async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIterator[Finding]:
+    """`url`: s3://BUCKET/PREFIX, whose replies are looked at, too."""
     credentials = AwsCredentials()
     finding, found = await check_credentials(credentials)
     yield finding
@@ -77,6 +80,21 @@ async def origin_findings(settings: Settings) -> AsyncIterator[Finding]:
         return
     yield check_answer(answer, endpoint, found)
     yield check_clock(answer)
+    if url is not None:
+        async with opened(endpoint, region, found) as origin:
+            async for finding in bucket_findings(origin, url):
+                yield finding
+
+
+@asynccontextmanager
+async def opened(endpoint: str, region: str, credentials: Credentials | None) -> AsyncIterator[HttpOrigin]:
+    """The origin, asked as the proxy asks it."""
+    origin = HttpOrigin(endpoint, region, _Fixed(credentials), Metrics(), time.time, connections=1)
+    await origin.open()
+    try:
+        yield origin
+    finally:
+        await origin.close()
 
 
 async def check_credentials(source: AwsCredentials) -> tuple[Finding, Credentials | None]:
@@ -138,9 +156,7 @@ async def ask(endpoint: str, region: str, credentials: Credentials | None) -> An
     Raises:
         OriginBroke: no reply came.
     """
-    origin = HttpOrigin(endpoint, region, _Fixed(credentials), Metrics(), time.time, connections=1)
-    await origin.open()
-    try:
+    async with opened(endpoint, region, credentials) as origin:
         asked_at = time.time()
         async with origin.send(OriginRequest("GET", None, "")) as reply:
             answered_at = time.time()
@@ -150,11 +166,7 @@ async def ask(endpoint: str, region: str, credentials: Credentials | None) -> An
                 if len(body) >= _BODY_BYTES_MAX:
                     break
             headers = dict(reply.headers)
-            return Answer(
-                reply.status, body.decode("utf-8", "replace"), headers.get("date"), asked_at, answered_at
-            )  # fmt: skip
-    finally:
-        await origin.close()
+            return Answer(reply.status, body.decode("utf-8", "replace"), headers.get("date"), asked_at, answered_at)
 
 
 def check_answer(answer: Answer, endpoint: str, credentials: Credentials | None) -> Finding:

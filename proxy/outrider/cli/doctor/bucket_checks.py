@@ -1,0 +1,111 @@
+"""Check of `outrider doctor` of one bucket: its replies are read as the proxy reads them, and each oddity is a finding.
+
+Some ten small requests, of a byte or none of the objects themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import aclosing
+
+from outrider.adapters.origin.http_origin import HttpOrigin
+from outrider.cli.doctor.finding import Finding, fail, ok, warn
+from outrider.core.cache.freshness import Freshness
+from outrider.core.cache.memory_budget import MemoryBudget
+from outrider.core.errors import OriginBroke, S3Error, Signal
+from outrider.core.model import Extent, ObjectRef
+from outrider.core.origin.aimd import AimdLimit
+from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.hedging import Hedging
+from outrider.core.origin.oddities import Oddity, Uncached, sentence
+from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed
+from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.origin_reader import OriginReader, Patience
+from outrider.engine.fill.reply_proof import Unproved
+from outrider.engine.listing.enumerate import Enumerator
+from outrider.engine.read.version_answers import CHECKSUMS, NotCacheable, VersionAnswers
+from outrider.engine.read.version_cache import VersionCache
+from outrider.metrics import Metrics
+from outrider.ports import OriginRequest
+
+_TIMEOUT_S = 30.0
+# Two objects are enough to see one ETag for both.
+_OBJECTS = 3
+_PAGE = 'See "Odd origins" in docs/s3-compatibility.md.'
+
+
+async def bucket_findings(origin: HttpOrigin, url: str) -> AsyncIterator[Finding]:
+    """The findings about s3://BUCKET/PREFIX. `origin` is open."""
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            for finding in await _Bucket(origin, bucket).findings(prefix):
+                yield finding
+    except (Signal, S3Error, TimeoutError) as error:
+        yield fail(
+            "bucket", f"{url}: {str(error) or 'timed out'}", "Check the name of the bucket, and the key's rights."
+        )
+
+
+class _Bucket:
+    def __init__(self, origin: HttpOrigin, bucket: str) -> None:
+        self._bucket = bucket
+        scheduler = FillScheduler(AimdLimit(1), BackgroundLimit(1), time.monotonic)
+        self._reader = OriginReader(origin, Patience(), Metrics(), scheduler, Hedging())
+        versions = VersionCache(origin.endpoint, lambda _: Freshness(0.0), time.monotonic, 100)
+        self._answers = VersionAnswers(self._reader, versions, time.monotonic)
+        self._enumerator = Enumerator(self._reader, MemoryBudget(2 * PAGE_BYTES_MAX))
+
+    async def findings(self, prefix: str) -> list[Finding]:
+        shown = f"s3://{self._bucket}/{prefix}"
+        try:
+            objects = await self._objects(prefix)
+        except OriginBroke as error:
+            return [
+                warn("bucket", f"{shown}: {error}", f"Prefixes cannot be warmed or pinned. {_PAGE}"),
+                *self._odd(()),
+            ]
+        if not objects:
+            return [warn("bucket", f"{shown}: no object there to look at", "Name a prefix that has objects.")]
+        uncached: dict[Oddity | Uncached, ObjectRef] = {}
+        for listed in objects:
+            ref = ObjectRef(self._bucket, listed.key)
+            try:
+                await self._look_at(ref)
+            except (NotCacheable, Unproved) as error:
+                uncached.setdefault(error.why, ref)
+        found = [
+            warn("bucket", f"{ref} is relayed and not kept: {_sentence(why)}", _PAGE) for why, ref in uncached.items()
+        ]
+        found += self._odd(uncached)
+        return found or [ok("bucket", f"{shown}: answers as AWS S3 does, in {len(objects)} objects")]
+
+    def _odd(self, told: Collection[Oddity | Uncached]) -> list[Finding]:
+        """The oddities that cost nothing, but for those that were told already."""
+        known = {why.label for why in told}
+        odd = [each for each in self._reader.oddities.document() if each["kind"] not in known]
+        return [ok("bucket", f"{each['text']}: Outrider allows for that") for each in odd]
+
+    async def _objects(self, prefix: str) -> Sequence[Listed]:
+        async with aclosing(self._enumerator.pages(self._bucket, prefix)) as pages:
+            async for page in pages:
+                return sorted((entry for entry in page if entry.size > 1), key=lambda entry: -entry.size)[:_OBJECTS]
+        return ()
+
+    async def _look_at(self, ref: ObjectRef) -> None:
+        """Ask for the version by a Range and by HEAD, and for a byte with If-Match. Raises NotCacheable, Unproved, and
+        what `OriginReader.stream` raises."""
+        asked = Extent(0, 2)
+        request = OriginRequest("GET", *ref, headers=(("range", "bytes=0-1"),))
+        async with self._reader.asked(request, CHECKSUMS) as reply:
+            version = (await self._answers.of_get(ref, reply, asked)).version
+        version = (await self._answers.head(ref)).version
+        async with aclosing(self._reader.stream(version, Extent(1, 2))) as chunks:
+            async for _ in chunks:
+                pass
+
+
+def _sentence(why: Oddity | Uncached) -> str:
+    return sentence(why) if isinstance(why, Oddity) else why.value
