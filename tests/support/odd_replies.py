@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.support.oddities import Seen, Stored
 
-_MORE = b"#more#"
+MORE_BYTES = b"#more#"
 _REASONS = {200: "OK", 203: "Non-Authoritative Information", 206: "Partial Content", 304: "Not Modified"}
 _CODES = {
     400: "InvalidArgument", 403: "AccessDenied", 404: "NoSuchKey", 405: "MethodNotAllowed", 412: "PreconditionFailed",
@@ -80,7 +80,7 @@ def object_reply(odd: Oddities, seen: Seen, stored: Stored | None) -> Reply:
     if status is not None:
         return refusal(status, method)
     size = len(stored.body)
-    extent = None if odd.ignores_range or method == "HEAD" else _extent(headers.get("range", ""), size)
+    extent = None if odd.ignores_range or method == "HEAD" else extent_of(headers.get("range", ""), size)
     if extent == (0, 0):
         return refusal(416, method, ("Content-Range", f"bytes */{size}"))
     return _bodily(odd, seen, stored, etag, extent)
@@ -126,9 +126,9 @@ def _spoil(reply: Reply, odd: Oddities) -> None:
     elif odd.body is Body.SHORT:
         reply.body, reply.told = half, len(half)
     elif odd.body is Body.LONG:
-        reply.body, reply.told = reply.body + _MORE, len(reply.body) + len(_MORE)
+        reply.body, reply.told = reply.body + MORE_BYTES, len(reply.body) + len(MORE_BYTES)
     elif odd.body is Body.LONGER:
-        reply.more = _MORE
+        reply.more = MORE_BYTES
     # HTTP/1.0 has no chunks.
     reply.chunked = odd.length is Length.CHUNKED and not odd.http_1_0
     reply.without_length = odd.length is not Length.TOLD
@@ -169,7 +169,7 @@ def _seconds(date: str | None) -> float | None:
         return None
 
 
-def _extent(value: str, size: int) -> tuple[int, int] | None:
+def extent_of(value: str, size: int) -> tuple[int, int] | None:
     """The bytes that a Range wants; (0, 0): there are none; None: the whole object, also for a Range that is odd."""
     unit, _, rest = value.partition("=")
     first, dash, last = rest.partition("-")

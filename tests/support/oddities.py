@@ -119,6 +119,23 @@ class Oddities:
     list_page: int = 1000
     """The most objects on a page of a LIST."""
 
+    @property
+    def forged(self) -> bool:
+        """Whether replies that a direct client takes for right contradict each other, or their own bytes."""
+        return (
+            self.content_range
+            in (ContentRange.WRONG_START, ContentRange.WRONG_TOTAL, ContentRange.WRONG_LENGTH, ContentRange.UNREADABLE)
+            or self.body is Body.LONGER
+            or self.head_length is HeadLength.WRONG
+            or self.checksum is Checksum.WRONG
+        )
+
+    @property
+    def tells_no_overwrite(self) -> bool:
+        """Whether neither ETag nor date shows that an object was overwritten: no cache can know, unless the size
+        does."""
+        return self.etag is ETag.CONSTANT and "last-modified" in self.lacks
+
     def __repr__(self) -> str:
         """The oddities alone: a failed test shows what was odd."""
         odd = (f for f in fields(self) if getattr(self, f.name) != f.default)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import AbstractResolver
 
+    from outrider.engine.fill.origin_reader import Patience
     from tests.support.bucket import Bucket
 
 # Upper bounds for operations that hang, however slow the machine is.
@@ -65,12 +66,15 @@ class Proxy:
 
     def __init__(
         self, bucket: Bucket, origin: str | None = None, *, environment: Mapping[str, str] | None = None,
-        wall_clock: Callable[[], float] = time.time, resolver: AbstractResolver | None = None, **settings: Any,
+        wall_clock: Callable[[], float] = time.time, resolver: AbstractResolver | None = None,
+        patience: Patience | None = None, **settings: Any,
     ) -> None:  # fmt: skip
-        """`environment` None: that with the bucket's keys. `wall_clock` and `resolver`: the machine's own."""
+        """`environment` None: that with the bucket's keys. `wall_clock` and `resolver`: the machine's own. `patience`
+        None: that of a proxy."""
         self.environment = bucket.environment() if environment is None else environment
         self._wall_clock = wall_clock
         self._resolver = resolver
+        self._patience = patience
         self._own_dir = Path(tempfile.mkdtemp(prefix="outrider-proxy-"))
         self.settings = {
             "origin": origin or bucket.endpoint,
@@ -153,22 +157,7 @@ class Proxy:
         before this call count as under way.
         """
 
-        async def settled() -> None:
-            running = self.outrider
-            async with asyncio.timeout(START_DEADLINE_S):
-                await _some_loop_iterations()
-                # A worker counts a hit after its last byte, so a client that has this byte must wait for the worker's
-                # next iteration.
-                for worker in running.server.workers._workers if running.server.workers is not None else ():
-                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_some_loop_iterations(), worker._loop))
-                store = running.store
-                while (
-                    len(running.flights) or running.server.handler.in_flight or store._leaving or store.work._cleaning
-                ):
-                    await running.server.handler.idle()
-                    await asyncio.sleep(0.001)
-
-        self.on_loop(settled)
+        self.on_loop(lambda: settled(self.outrider))
 
     def start(self) -> None:
         """Returns when it serves and knows the content of its cache directory. Raises the errors of `running`."""
@@ -225,13 +214,29 @@ class Proxy:
     async def _serve(self, settings: outrider_settings.Settings, started: threading.Event) -> None:
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        async with running(settings, wall_clock=self._wall_clock, resolver=self._resolver) as self._outrider:
+        async with running(
+            settings, wall_clock=self._wall_clock, resolver=self._resolver, patience=self._patience
+        ) as self._outrider:
             # The credentials are looked up now, while this thread's environment has them.
             await self._outrider.credentials.current()
             async with asyncio.timeout(START_DEADLINE_S):
                 await self._outrider.indexed.wait()
             started.set()
             await self._stopping.wait()
+
+
+async def settled(running: Outrider) -> None:
+    """Returns once no request and no fill is under way; called on the loop of the proxy."""
+    async with asyncio.timeout(START_DEADLINE_S):
+        await _some_loop_iterations()
+        # A worker counts a hit after its last byte, so a client that has this byte must wait for the worker's
+        # next iteration.
+        for worker in running.server.workers._workers if running.server.workers is not None else ():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_some_loop_iterations(), worker._loop))
+        store = running.store
+        while len(running.flights) or running.server.handler.in_flight or store._leaving or store.work._cleaning:
+            await running.server.handler.idle()
+            await asyncio.sleep(0.001)
 
 
 async def _some_loop_iterations() -> None:

@@ -26,7 +26,7 @@ from outrider.core.origin.oddities import Oddity
 from outrider.core.origin.quirks import Quirks
 from outrider.core.s3 import ranges
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
-from outrider.engine.fill.reply_proof import Brought, Unproved, brought_of, check_version
+from outrider.engine.fill.reply_proof import Brought, Unproved, brought_of, check_version, is_odd_success
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
 from outrider.ports import Chunks, Clock, Origin, OriginReply, OriginRequest
@@ -423,5 +423,7 @@ async def _check_status(reply: OriginReply, version: ObjectVersion) -> None:
     if reply.status in (404, 412, 416):
         await _drain(reply)
         raise VersionChanged(f"{version.ref}: {reply.status}")
+    if is_odd_success(reply.status):
+        raise Unproved(Oddity.STATUS_ODD)
     if reply.status not in (200, 206):
         raise await OriginRefused.read(reply)

@@ -21,6 +21,12 @@ _CONTRADICTIONS = (Oddity.LENGTH_OTHER, Oddity.RANGE_OTHER, Oddity.SIZES_DIFFER)
 _TRIES = 5
 
 
+def is_odd_success(status: int) -> bool:
+    """Whether it is no refusal, and neither 200 nor 206. The body may be an object, and no error document that may be
+    cut."""
+    return status not in (200, 206) and (status < 300 or status == 304)
+
+
 class Unproved(Signal):
     """The replies of the origin do not prove which bytes they bring. `why`: how."""
 

@@ -21,7 +21,7 @@ from outrider.core.origin.witnesses import Told, Witnesses, is_of_nothing
 from outrider.core.s3.headers import replayable, varies_with_clients, without_checksums
 from outrider.core.s3.ranges import parse_empty_range
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
-from outrider.engine.fill.reply_proof import Brought, Unproved, brought
+from outrider.engine.fill.reply_proof import Brought, Unproved, brought, is_odd_success
 from outrider.engine.read.version_cache import VersionCache
 from outrider.ports import Clock, OriginReply, OriginRequest
 
@@ -191,7 +191,7 @@ class VersionAnswers:
             return
         if reply.status == 404:
             self._versions.gone(ref)
-        if reply.status < 300 or reply.status == 304:
+        if is_odd_success(reply.status):
             raise self.refuse(ref, Oddity.STATUS_ODD)
         raise await OriginRefused.read(reply)
 
