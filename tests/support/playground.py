@@ -1,6 +1,7 @@
 """A real S3 server on loopback with a small dataset, for users who have no bucket at hand: `make playground`.
 
 `start` leaves it running and writes `playground.env`, which names it to the AWS tools and to Outrider; `stop` ends it.
+The server writes to `playground.log`, and holds nothing of the terminal or pipe from which it was started.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.support.bucket import Bucket
 
 BUCKET, SHARDS, SAMPLES = "playground", 24, 20
 IMAGE_BYTES = 100_000
-ENVIRONMENT = Path("playground.env")
+ENVIRONMENT, LOG = Path("playground.env"), Path("playground.log")
 _PID = "# process "
 _DEADLINE_S = 60.0
 # One grey picture. Decoders stop at its end. The bytes after it make it as large as a camera's, and each one different.
@@ -67,6 +68,7 @@ def serve() -> None:
         try:
             ended.wait()
         finally:
+            LOG.unlink(missing_ok=True)
             ENVIRONMENT.unlink(missing_ok=True)
 
 
@@ -74,14 +76,15 @@ def start() -> str:
     """Returns when the bucket is full; prints the next steps."""
     if _pid() is None:
         ENVIRONMENT.unlink(missing_ok=True)
-        server = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.playground", "serve"], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        with LOG.open("wb") as log:
+            server = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.playground", "serve"], stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         _wait_until(lambda: ENVIRONMENT.exists() or server.poll() is not None)
         if not ENVIRONMENT.exists():
             server.terminate()
-            raise SystemExit("the playground's S3 server did not start")
+            raise SystemExit(f"the playground's S3 server did not start:\n{LOG.read_text(errors='replace')}")
     return (
         f"s3://{BUCKET}/train/ has {SHARDS} shards, {{000000..{SHARDS - 1:06}}}.tar. For its keys and address:\n"
         f". ./{ENVIRONMENT}\n`make playground-stop` ends it."

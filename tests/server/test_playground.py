@@ -1,0 +1,34 @@
+"""`make playground`: it leaves an S3 server behind, and ends all the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.support.child import clean_environment
+from tests.support.pages import ROOT
+from tests.support.playground import ENVIRONMENT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEADLINE_S = 60.0
+
+
+def playground(word: str, directory: Path) -> str:
+    """Its output, once no process has the pipe open any more."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.support.playground", word], cwd=directory, timeout=DEADLINE_S, check=True,
+        env={**clean_environment(), "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    ).stdout  # fmt: skip
+
+
+def test_a_pipe_behind_the_playground_ends_while_its_server_goes_on(tmp_path: Path) -> None:
+    try:
+        assert str(ENVIRONMENT) in playground("start", tmp_path)
+        assert "export OUTRIDER_ORIGIN=" in (tmp_path / ENVIRONMENT).read_text()
+    finally:
+        assert playground("stop", tmp_path) == "stopped\n"
+    assert not list(tmp_path.iterdir())
