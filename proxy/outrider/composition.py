@@ -135,6 +135,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         disk_bytes=block_file.usual_disk_bytes,
         opened=miss_ratio.opened,
         believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
+        fetches=lambda ref: settings.prefetch_of(ref) == "epoch",
         pins=pins,
         templates=metrics.usage.templates,
     )
@@ -163,7 +164,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         TokenBucket(settings.prefetch_bandwidth, clock()),
     )  # fmt: skip
     blocks_at_once = min(settings.prefetch_blocks, descriptors.fills)
-    prefetching = PrefetchPolicy(lambda ref: Mode(settings.prefetch_of(ref)), blocks_at_once)
+    prefetching = PrefetchPolicy(lambda ref: Mode(settings.prefetch_of(ref)), blocks_at_once, evicts=policy is planner)
     prefetch = Prefetch(planner, fills, enumerator, scheduler, apart, prefetching)
     warmup_runner = WarmupRunner(layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=blocks_at_once)
     pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))

@@ -112,6 +112,16 @@ def test_lru_hits_nothing_of_the_same_order(proxies: Callable[..., Proxy]) -> No
     assert epoch(proxy, order).count("HIT") == 0
 
 
+@pytest.mark.parametrize("prefetch", ["off", "object"])
+def test_a_cache_that_fetches_nothing_ahead_keeps_its_share_of_a_repeated_order(
+    proxies: Callable[..., Proxy], prefetch: str
+) -> None:
+    proxy, order = proxies(prefetch=prefetch), shuffled(1)
+    epoch(proxy, order)
+    hits = [epoch(proxy, order).count("HIT") for _ in range(2)]
+    assert min(hits) >= 0.2 * SHARDS, "the cache holds a quarter, some of it for the shard under way"
+
+
 def test_a_new_order_each_epoch_hits_more_than_the_cache_alone_could(proxies: Callable[..., Proxy]) -> None:
     proxy = proxies()
     epoch(proxy, shuffled(1))

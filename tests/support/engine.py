@@ -148,7 +148,8 @@ def engine(
     mode = Freshness.parse(freshness)
     layout = BlockLayout(origin.endpoint, BLOCK)
     pins = Pins(lambda size: layout.disk_bytes(size, usual_disk_bytes), layout.version_id)
-    planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s, pins=pins)
+    planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s,
+                      fetches=lambda _: prefetch is Mode.EPOCH, pins=pins)  # fmt: skip
     its_policy = planner if policy == "epoch" else POLICIES[policy]()
     store = DiskBlockStore(
         directory or BlockDir.open(root), its_policy, Limits(capacity_bytes, min_free_bytes), metrics, clock,
@@ -172,7 +173,7 @@ def engine(
     fills = BackgroundFill(
         layout, versions, store, flights, version_lookup, scheduler, metrics, TokenBucket(prefetch_bytes_s, clock())
     )
-    prefetching = PrefetchPolicy(lambda _: prefetch, prefetch_blocks, later)
+    prefetching = PrefetchPolicy(lambda _: prefetch, prefetch_blocks, policy == "epoch", later)
     ahead = Prefetch(planner, fills, enumerator, scheduler, runtime, prefetching)
     warmup_runner = WarmupRunner(
         layout, versions, store, fills, enumerator, pins, runtime, blocks_at_once=prefetch_blocks

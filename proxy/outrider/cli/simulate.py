@@ -49,10 +49,11 @@ class Question:
     latency_s: float
     block_bytes: int
     listing: bool
+    prefetch: bool
 
     def machine(self, cache: float) -> Machine:
         return Machine(int(cache * self.data_bytes), self.origin_bytes_s, self.latency_s, self.block_bytes,
-                       listing=self.listing)  # fmt: skip
+                       prefetch=self.prefetch, listing=self.listing)  # fmt: skip
 
 
 def simulate(
@@ -79,6 +80,9 @@ def simulate(
     switch: Annotated[bool, typer.Option("--switch", help="Afterwards, as many epochs over another dataset.")] = False,
     told: Annotated[bool, typer.Option("--told", help="The order is announced as each epoch begins.")] = False,
     listing: Annotated[bool, typer.Option("--list/--no-list", help="The bucket may be listed.")] = True,
+    prefetch: Annotated[
+        bool, typer.Option("--prefetch/--no-prefetch", help="The policy epoch prefetches; without, it only evicts.")
+    ] = True,
     block_size: Annotated[str, typer.Option(metavar="BYTES")] = "8MiB",
     policy: Annotated[str, typer.Option(help="Policies to compare.")] = "epoch,lru,fifo,none,opt",
     seed: Annotated[int, typer.Option(help="Seed of the made-up order.")] = 1,
@@ -106,7 +110,7 @@ def simulate(
             raise ValueError(f"--order {order}: must be one of {', '.join(ORDERS)}")
         if log is not None:
             requests = requests_of(log.read_text(encoding="utf-8", errors="replace").splitlines())
-            question = _logged(requests, bandwidth, latency, _bytes("--block-size", block_size), listing)
+            question = _logged(requests, bandwidth, latency, _bytes("--block-size", block_size), listing, prefetch)
         else:
             reader_bytes_s = float(_bytes("--compute", compute))
             made_up = _MadeUp(
@@ -116,7 +120,8 @@ def simulate(
             demand = sum(readers * job.reader_bytes_s for job in made_up[:jobs])
             data = sum({job.shards: job.shards.count * job.shards.size for job in made_up[:jobs]}.values())
             block_bytes = _bytes("--block-size", block_size)
-            question = Question(made_up, [], data, _rate(bandwidth, demand), latency, block_bytes, listing)
+            rate = _rate(bandwidth, demand)
+            question = Question(made_up, [], data, rate, latency, block_bytes, listing, prefetch)
     except (ValueError, OSError) as error:
         raise refused(error) from error
     rows = [row for part in caches for name in policies for row in rows_of(question, part, name)]
@@ -163,13 +168,16 @@ class _MadeUp:
         )
 
 
-def _logged(requests: list[Request], bandwidth: str, latency_s: float, block_bytes: int, listing: bool) -> Question:
+def _logged(
+    requests: list[Request], bandwidth: str, latency_s: float, block_bytes: int, listing: bool, prefetch: bool
+) -> Question:
     if not requests:
         raise ValueError("no answered GET in this log; is it JSON (--log-format json)?")
     sizes = {(request.bucket, request.key): request.size for request in requests}
     lasted_s = max(requests[-1].at, 1.0)
     demand = sum(request.stop - request.start for request in requests) / lasted_s
-    return Question([], requests, sum(sizes.values()), _rate(bandwidth, demand), latency_s, block_bytes, listing)
+    rate, data_bytes = _rate(bandwidth, demand), sum(sizes.values())
+    return Question([], requests, data_bytes, rate, latency_s, block_bytes, listing, prefetch)
 
 
 def _part(text: str) -> float:

@@ -113,6 +113,13 @@ def test_a_sweep_has_a_row_for_each_size_policy_and_epoch() -> None:
     assert rows[3]["hits"] == pytest.approx(0.25, abs=0.02)
 
 
+def test_without_prefetch_the_policy_only_evicts() -> None:
+    rows = simulate(*SMALL, "--no-prefetch", "--policy", "epoch,opt", "--epochs", "2")
+    second = {row["policy"]: row for row in rows if row["epoch"] == 2}
+    assert second["opt"]["hits"] - 0.1 <= second["epoch"]["hits"] <= second["opt"]["hits"]  # type: ignore[operator]
+    assert second["epoch"]["waste"] == 0.0
+
+
 def test_a_log_is_simulated(tmp_path: Path) -> None:
     lines = [line(time=f"2026-01-01T00:{n // 60:02d}:{n % 60:02d}.000Z", key=f"x-{n % 20:03d}", bytes=10**6)
              for n in range(100)]  # fmt: skip

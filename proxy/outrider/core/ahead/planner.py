@@ -42,18 +42,22 @@ class Planner:
         self, capacity_bytes: int, block_bytes: int, *, keys_max: int = 1_000_000,
         disk_bytes: Callable[[int], int] = int, opened: Callable[[ObjectRef, int], None] = lambda ref, size: None,
         believed_s: Callable[[ObjectRef], float] = lambda ref: FAREST,
+        fetches: Callable[[ObjectRef], bool] = lambda ref: True,
         pins: Pins | None = None, templates: Templates | None = None,
     ) -> None:  # fmt: skip
         """`keys_max`: at most so many names are remembered; beyond that, the dataset that was silent for longest is
         forgotten. `disk_bytes`: how much of the capacity a block of so many bytes takes. `opened` is called when a
         client begins to read an object (see `miss_ratio`). `believed_s`: for how long a name is believed without asking
-        the origin again. Objects that `pins` hold are never victims; None: nothing is pinned. `templates`: the names of
-        datasets, where others use them too; None: only the planner does.
+        the origin again. `fetches`: whether an object may be prefetched, and the origin may be asked which others its
+        dataset has; reads of an object that may not be still tell which blocks to evict. Objects that `pins` hold are
+        never victims; None: nothing is pinned. `templates`: the names of datasets, where others use them too; None:
+        only the planner does.
         """
         self._on_opened = opened
         self._pins = Pins(int, lambda version: b"") if pins is None else pins
         self._pins_released = 0
         self._space = CacheSpace(capacity_bytes, block_bytes, disk_bytes)
+        self._fetches = fetches
         self._now = 0.0
         self.registry = DatasetRegistry(
             keys_max, self._forget, self._move, Templates() if templates is None else templates,
@@ -68,8 +72,9 @@ class Planner:
         # Bytes prefetched in vain and not forgiven yet.
         self._waste_bytes: dict[Dataset, float] = {}
         self._candidates = Candidates(
-            self.registry, self._open_objects, self._outstanding, self._space, self._may_fetch, self._farthest
-        )
+            self.registry, self._open_objects, self._outstanding, self._space, self._may_fetch, fetches,
+            self._farthest,
+        )  # fmt: skip
         self._order_search = OrderSearch()
         self.fetched_bytes = 0
         """Bytes that were prefetched."""
@@ -116,6 +121,11 @@ class Planner:
         if dataset in self._waste_bytes:
             self._waste_bytes[dataset] *= 1 - _FORGIVEN
         dataset.opened(client, index, self._open_objects.readers, self._now)
+        dataset.is_fetched = self._fetches(ref)
+        if not dataset.is_fetched:
+            # Without prefetch, the share of hits that eviction can reach is the same for a known and an unknown order.
+            dataset.to_search.clear()
+            return
         if dataset.to_search:
             self._order_search.begin(dataset)
         self._candidates.opened(dataset)
@@ -132,6 +142,9 @@ class Planner:
         reader = self._readers.reader(client, item)
         if item in self._open_objects and reader is not None and reader.complete:
             self._open_objects.ended(item)
+            cached = item[0].cached.get(item[1])
+            if cached is not None and cached.broken:
+                item[0].next_use.lost_block(cached, now)
 
     # -- facts: names -------------------------------------------------------------------------------------------
 
@@ -261,6 +274,9 @@ class Planner:
         if cached is None:
             cached = self._begin_cached(item, block, version)
         cached.present |= 1 << block.index
+        if cached.broken and not cached.reading:
+            cached.broken = False
+            dataset.next_use.rank(cached, self._now)
         dataset.kept_bytes += cached.block_bytes
         if cached.ahead:
             self.fetched_bytes += cached.block_bytes
@@ -329,6 +345,8 @@ class Planner:
             del self._cached[block.version_id]
             self._outdated.pop(block.version_id, None)
             dataset.next_use.drop(cached)
+        elif not cached.broken and dataset.cached.get(cached.index) is cached:
+            dataset.next_use.lost_block(cached, self._now)
 
     # -- decisions: which blocks to evict -----------------------------------------------------------------------
 
@@ -362,6 +380,8 @@ class Planner:
         try:
             for seconds, cached in self.registry.farthest(self._now):
                 if seconds <= later_than_s:
+                    if cached.broken:
+                        continue
                     return
                 if holds(cached.version_id):
                     pinned.append(cached)
@@ -398,5 +418,7 @@ class Planner:
         return (dataset, index) in self._outstanding
 
     def _may_fetch(self, dataset: Dataset) -> bool:
+        if not dataset.is_fetched:
+            return False
         waste_max_bytes = _WASTE * self._space.capacity_bytes + 2 * self._space.block_bytes
         return self._waste_bytes.get(dataset, 0.0) <= waste_max_bytes

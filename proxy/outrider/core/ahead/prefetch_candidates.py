@@ -70,15 +70,18 @@ class Candidates:
 
     def __init__(
         self, registry: DatasetRegistry, open_objects: OpenObjects, outstanding: Outstanding, space: CacheSpace,
-        may_fetch: Callable[[Dataset], bool], farthest: Callable[[float], Iterator[CachedObject]],
+        may_fetch: Callable[[Dataset], bool], fetches: Callable[[ObjectRef], bool],
+        farthest: Callable[[float], Iterator[CachedObject]],
     ) -> None:  # fmt: skip
-        """`farthest` returns the objects that may be evicted and are needed later than in so many seconds, about the
-        farthest first."""
+        """`may_fetch`: whether prefetch for a dataset goes on at the moment. `fetches`: whether an object may be
+        prefetched at all. `farthest` returns the objects that may be evicted and are needed later than in so many
+        seconds, about the farthest first."""
         self._registry = registry
         self._open_objects = open_objects
         self._outstanding = outstanding
         self._space = space
         self._may_fetch = may_fetch
+        self._fetches = fetches
         self._farthest = farthest
         self._now = 0.0
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
@@ -179,7 +182,11 @@ class Candidates:
             if index is None:
                 return None
             is_needed = in_next_epoch or epoch.to_come(index)
-            if is_needed and not (self._is_here(dataset, index) or self._is_too_large(dataset, epoch, index)):
+            if (
+                is_needed
+                and not (self._is_here(dataset, index) or self._is_too_large(dataset, epoch, index))
+                and self._fetches(ObjectRef(dataset.bucket, dataset.names.keys[index]))
+            ):
                 if cursor.is_behind(agenda) or not (epoch.confidence > _SURE and epoch.is_passed_over(index)):
                     return index
                 # A run that was resumed in mid-epoch reads the objects that it skipped much later.

@@ -70,10 +70,12 @@ def _later(after_s: float, act: Callable[[], None]) -> None:
 @dataclass(frozen=True, slots=True)
 class PrefetchPolicy:
     """How much is prefetched. `mode_of` is the mode for an object. At most `blocks` prefetched blocks are on their way
-    at any time. `later` makes the call that begins prefetch after a request; tests replace it."""
+    at any time. `evicts`: the planner is the cache's eviction policy, so it hears of all reads in any mode. `later`
+    makes the call that begins prefetch after a request; tests replace it."""
 
     mode_of: Callable[[ObjectRef], Mode]
     blocks: int
+    evicts: bool
     later: Later = _later
 
 
@@ -99,8 +101,9 @@ class Prefetch:
         self._clock = runtime.clock
         self._mode_of = policy.mode_of
         self._blocks = policy.blocks
+        self._evicts = policy.evicts
         self._later = policy.later
-        # Readers of objects in the mode `object`.
+        # Readers of objects in the mode `object`, where the planner does not hear of them.
         self._readers = Readers()
         self._hits = ReadLog()
         # Hits taken from the log of which the planner has not been told.
@@ -114,9 +117,10 @@ class Prefetch:
     def asked(self, client: str, version: ObjectVersion, extent: Extent, *, checksums: bool) -> None:
         """A client asks for `extent` of `version`; `checksums`: and for checksums of the whole object."""
         mode = self._mode_of(version.ref)
-        if mode is Mode.OFF or extent.length == 0:
+        if (mode is Mode.OFF and not self._evicts) or extent.length == 0:
             return
-        self._fills.read(version.ref, checksums=checksums)
+        if mode is not Mode.OFF:
+            self._fills.read(version.ref, checksums=checksums)
         with self._harmless():
             self._tell(mode, ClientRead(client, version, extent, self._clock()))
             if mode is Mode.EPOCH and not self._will_think:
@@ -131,7 +135,7 @@ class Prefetch:
 
     def sent(self, client: str, ref: ObjectRef) -> None:
         """A request of `client` for `ref` has ended."""
-        if self._mode_of(ref) is Mode.EPOCH:
+        if self._evicts or self._mode_of(ref) is Mode.EPOCH:
             with self._harmless():
                 self._planner.sent(client, ref, self._clock())
 
@@ -184,21 +188,21 @@ class Prefetch:
 
     def _tell_hit(self, hit: ClientRead) -> None:
         mode = self._mode_of(hit.version.ref)
-        if mode is Mode.OFF:
+        if mode is Mode.OFF and not self._evicts:
             return
         with self._harmless():
             self._tell(mode, hit)
-            if mode is Mode.EPOCH:
+            if self._evicts or mode is Mode.EPOCH:
                 self._planner.sent(hit.client, hit.version.ref, hit.at)
 
     def _tell(self, mode: Mode, read: ClientRead) -> None:
-        """Tells of a read, and fills the blocks that its reader is expected to ask for next."""
+        """Tells of a read. Fills the blocks that its reader is expected to ask for next, unless the mode is `off`."""
         version = read.version
-        if mode is Mode.OBJECT:
-            ahead = self._readers.asked(read.client, version.ref, version.size, read.extent, read.at).ahead
-        else:
+        if self._evicts or mode is Mode.EPOCH:
             ahead = self._planner.asked(read.client, version.ref, version.size, read.extent, read.at)
-        if ahead is not None:
+        else:
+            ahead = self._readers.asked(read.client, version.ref, version.size, read.extent, read.at).ahead
+        if ahead is not None and mode is not Mode.OFF:
             self._fills.fill(version, self._fills.layout.indexes(ahead))
 
     @contextmanager

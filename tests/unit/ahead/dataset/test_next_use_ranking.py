@@ -28,6 +28,8 @@ class Cached:
     used_at: float = 0.0
     rank: float = 0.0
     aside: bool = False
+    reading: bool = False
+    broken: bool = False
 
 
 class Reading:

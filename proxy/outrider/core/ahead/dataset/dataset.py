@@ -40,6 +40,8 @@ class CachedObject:
     present: int = 0
     # The blocks that were read since the object was last opened, as bits.
     served: int = 0
+    # Some of its blocks were evicted, and none has landed since.
+    broken: bool = False
     # The dataset's clock at its expected next read (see `NextUse`).
     rank: float = 0.0
 
@@ -61,6 +63,8 @@ class Dataset:
         self.kept_bytes = 0
         """Bytes on disk, outdated versions included."""
         self.active_at = 0.0
+        self.is_fetched = True
+        """The settings allow to prefetch the object that was read last."""
         self.usual_bytes = -1
         """The size learned last: an object of unknown size is taken to be as large. -1: no size is known."""
         self.to_search: list[Epoch] = []
@@ -145,6 +149,7 @@ class Dataset:
         cached = self.cached.get(index)
         if cached is not None:
             cached.ahead, cached.reading, cached.served, cached.used_at = False, True, 0, now
+            cached.broken = False
             self.next_use.opened(cached, now)
 
     def told(self, client: str, indexes: Sequence[int], start: int, total: int, now: float) -> Epoch:

@@ -23,6 +23,10 @@ _RERANKED = 2
 _RERANKED_A_STEP = 8
 # Candidates for eviction of either kind that are compared where some jobs read in epochs and others at random.
 _COMPARED = 16
+# An object that was evicted in part goes before whole objects that are needed later by up to this part of an epoch.
+# Otherwise each eviction takes blocks of those objects that can spare some at that moment, and many objects are kept in
+# part: of 200 shards of two blocks, read in a new order by 8 readers, a cache of 25 % had 28 whole ones and 44 halves.
+_BROKEN = 0.05
 # A change of rank below a millionth of an epoch is no change.
 _SAME_RANK = 1e-6
 # Later than any time. Finite: ranks are compared by their difference, and that of two infinities is no number.
@@ -36,6 +40,8 @@ class Ranked(Protocol):
     used_at: float
     rank: float
     aside: bool
+    reading: bool
+    broken: bool
 
 
 T = TypeVar("T", bound=Ranked)
@@ -77,7 +83,7 @@ class NextUse(Generic[T]):
         self.objects[cached.index] = cached
         cached.aside = False
         self.recent[cached.index] = None
-        cached.rank = self._rank_of(cached.index, now)
+        cached.rank = self._rank_of(cached, now)
         self._ranked.add(cached.index, cached.rank)
 
     def drop(self, cached: T) -> None:
@@ -132,8 +138,20 @@ class NextUse(Generic[T]):
         epochs = self._jobs.computed
         if epochs and len(epochs) == 1 and now - epochs[0].last <= _SILENCE_S:
             rank = self._clock + epochs[0].until(cached.index)
+            if cached.broken and not cached.reading:
+                rank += _BROKEN
         else:
-            rank = self._rank_of(cached.index, now)
+            rank = self._rank_of(cached, now)
+        self._set_rank(cached, rank)
+
+    def lost_block(self, cached: T, now: float) -> None:
+        """The object lost a block, or is no longer read after it did."""
+        cached.broken = True
+        if not (cached.aside or cached.reading):
+            # Its rank may be stale, as may be those of its neighbours: only by rising it gets before them.
+            self._set_rank(cached, max(self._rank_of(cached, now), cached.rank))
+
+    def _set_rank(self, cached: T, rank: float) -> None:
         if abs(rank - cached.rank) > _SAME_RANK:
             self._ranked.discard(cached.index, cached.rank)
             cached.rank = rank
@@ -160,17 +178,17 @@ class NextUse(Generic[T]):
             if number % _RERANKED_A_STEP == 0:
                 yield
 
-    def _rank_of(self, index: int, now: float) -> float:
-        """The dataset's clock at the expected next read."""
+    def _rank_of(self, cached: T, now: float) -> float:
+        """The dataset's clock at the expected next read, and later for an object that was evicted in part."""
         epochs = self._jobs.epochs()
         soonest = NEVER if epochs else 1.0
         for epoch in epochs:
-            parts = epoch.until(index)
+            parts = epoch.until(cached.index)
             if now - epoch.last > _SILENCE_S:
                 parts += silence(epoch, now) * _FADE / epoch.seconds(now)
             if parts < soonest:
                 soonest = parts
-        return self._clock + soonest
+        return self._clock + soonest + (_BROKEN if cached.broken and not cached.reading else 0.0)
 
     # -- the next reads -----------------------------------------------------------------------------------------
 
