@@ -30,7 +30,7 @@ from outrider.core.cache.descriptor_budget import DescriptorBudget, TooFewDescri
 from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import ROUND_S, ScrubPace
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.fill.origin_reader import Patience
+from outrider.engine.fill.patience import Patience
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import background
 from outrider.http.admin.server import AdminServer
@@ -102,7 +102,7 @@ async def running(
         stack.push_async_callback(origin.close)
         resources = Resources(
             metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, descriptors,
-            traces, clock, patience or Patience(),
+            traces, clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s),
         )  # fmt: skip
         outrider, recovery = compose(settings, resources)
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
@@ -126,6 +126,7 @@ async def running(
                 listener.close()
             if outrider.server.workers is not None:
                 outrider.server.workers.stop_listening()
+            outrider.origin_reader.stop_waiting()
             await _drain(outrider, hurry or asyncio.Event())
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
             under_way = outrider.control.maintenance.under_way()

@@ -34,7 +34,8 @@ from outrider.engine.ahead.prefetch import Mode, Prefetch, PrefetchPolicy
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.fill.origin_reader import OriginReader, Patience
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.fill.patience import Patience
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.listing.lists import Lists
@@ -84,6 +85,7 @@ class Outrider:
     control: ControlBucket
     credentials: AwsCredentials
     overview: Overview
+    origin_reader: OriginReader
     status: StatusDocument = field(init=False)
     listen: str = ""
     admin: str = ""
@@ -184,7 +186,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), clock,
         capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, _names_of_keys(settings)),
-        oddities=resources.oddities,
+        oddities=resources.oddities, origin_wait=lambda: origin_reader.long_wait,
     )  # fmt: skip
     outrider = Outrider(
         settings,
@@ -199,6 +201,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         control,
         resources.credentials,
         overview,
+        origin_reader,
     )
     outrider.status = StatusDocument(
         outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,

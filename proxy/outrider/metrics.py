@@ -154,6 +154,11 @@ class Metrics:
         )
         self.origin_bytes = Counter("outrider_origin_bytes", "Body bytes received from the origin.", registry=r)
         self.origin_retries = Counter("outrider_origin_retries", "Reads retried at the origin.", registry=r)
+        self.origin_wait_s = Counter(
+            "outrider_origin_wait_seconds",
+            "Time that reads waited before they were tried again at the origin, over all of them.",
+            registry=r,
+        )
         self.hedges = Counter(
             "outrider_hedges", "Hedged requests; `won`: the second request was answered first.", ["won"], registry=r
         )

@@ -260,6 +260,13 @@ class Settings(BaseModel):
         le=3600,
         description="How long the origin may be silent during a read, and how long a request waits for a connection.",
     )
+    origin_patience_s: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="How long reads that clients wait for are tried again while the origin fails, since their last "
+        "byte; before a reply has begun 45 at most.",
+    )
     fills: int = Field(64, ge=1, le=10_000, description="Fills under way, at most.")
     requests: int = Field(4096, ge=1, description="Requests answered at the same time, at most; more get 503 SlowDown.")
     max_connections: int = Field(

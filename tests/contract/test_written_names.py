@@ -196,7 +196,7 @@ async def test_only_names_that_may_have_blocks_are_noted(tmp_path: Path) -> None
         touched = started(room.store.directory, set())
         assert await noted(REF) == []
         room.origin.put(REF, b"some")
-        reading = room.version_lookup._asked(REF, 0, False, False, -1)
+        reading = room.version_lookup._asked(REF, 0, False, False, -1).answer
         assert await noted(REF) == [REF], "the revalidation is under way"
         await reading
         await room.tasks.settle()

@@ -150,7 +150,9 @@ def test_a_fill_that_fails_leaves_no_cycle(bucket: Bucket, simulator: Simulator,
             with suppress(ConnectionError, AssertionError, IndexError, ValueError):
                 connection.read_answer()
 
-    with Proxy(bucket, simulator.endpoint, freshness="immutable", prefetch="off", block_size="64KiB") as running:
+    with Proxy(
+        bucket, simulator.endpoint, freshness="immutable", prefetch="off", block_size="64KiB", origin_patience_s="0"
+    ) as running:  # fmt: skip
         simulator.weather.faults = [replace(FAULTS[fault])]
         read(running, 0)
         left = cycles_of(running, partial(repeat, partial(read, running), times=_FAILURES), _BESIDE)

@@ -69,14 +69,14 @@ def direct(bucket: Bucket) -> Iterator[Any]:
 
 @pytest.fixture
 def proxy(bucket: Bucket, simulator: Simulator) -> Iterator[Proxy]:
-    with Proxy(bucket, simulator.endpoint) as running:
+    with Proxy(bucket, simulator.endpoint, origin_patience_s="0.5") as running:
         simulator.reset()
         yield running
 
 
 @pytest.fixture
 def small_blocks(bucket: Bucket, simulator: Simulator) -> Iterator[Proxy]:
-    with Proxy(bucket, simulator.endpoint, block_size="1MiB") as running:
+    with Proxy(bucket, simulator.endpoint, block_size="1MiB", origin_patience_s="0.5") as running:
         simulator.reset()
         yield running
 
@@ -410,7 +410,10 @@ def test_warm_objects_outlive_an_outage_and_cold_ones_are_503(proxy: Proxy, simu
 
 def test_stale_objects_outlive_an_outage_only_where_that_was_chosen(bucket: Bucket, simulator: Simulator) -> None:
     for chosen, status in ((True, 200), (False, 503)):
-        with Proxy(bucket, simulator.endpoint, freshness="always", stale_if_error=chosen) as proxy:
+        with Proxy(
+            bucket, simulator.endpoint, freshness="always", stale_if_error=chosen,
+            origin_patience_s="60" if chosen else "0.5",
+        ) as proxy:  # fmt: skip
             assert ask(proxy.address, "GET", f"/{NAME}/five").status == 200
             with simulator.outage():
                 assert ask(proxy.address, "GET", f"/{NAME}/five").status == status

@@ -272,7 +272,7 @@ def test_a_reader_is_shown_by_name_and_tenants_see_no_other(bucket: Bucket, tmp_
 
 
 def test_requests_that_fail_are_among_the_recent_errors(bucket: Bucket) -> None:
-    with Proxy(bucket, origin="http://127.0.0.1:1") as proxy:
+    with Proxy(bucket, origin="http://127.0.0.1:1", origin_patience_s="0.5") as proxy:
         assert ask(proxy.address, "GET", f"/{NAME}/small-000.tar").status == 503
         proxy.settle()
         errors = status(proxy)["errors"]

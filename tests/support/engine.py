@@ -28,7 +28,8 @@ from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchPolicy
 from outrider.engine.fill.block_source import BlockSource, PeerReader
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.fill.origin_reader import OriginReader, Patience
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.fill.patience import Patience
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.maintenance.warmup_runner import WarmupRunner

@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers, ObjectRef
-from outrider.engine.fill.origin_reader import Patience
+from outrider.engine.fill.patience import Patience
 from outrider.ports import ByteSink, Chunks, OriginRequest
 
 
@@ -105,10 +105,10 @@ class Stored:
 class Fault:
     """A fault of the requests that it matches, `times` times (None: always).
 
-    `status`: this answer instead of the object. `break_after`: the body breaks off after this many bytes, as with a
-    broken connection. `refuse`: no reply at all. `bug`: an error that no origin may raise. `gate`: the head waits for
-    the event. `body_gate`: the body waits for it, after `gate_after` bytes. `shift`: the 206 brings, and names, bytes
-    that lie this much further on.
+    `status`: this answer instead of the object, with `headers`. `while_`: only then. `break_after`: the body breaks off
+    after this many bytes, as with a broken connection. `refuse`: no reply at all. `bug`: an error that no origin may
+    raise. `gate`: the head waits for the event. `body_gate`: the body waits for it, after `gate_after` bytes. `shift`:
+    the 206 brings, and names, bytes that lie this much further on.
     """
 
     times: int | None = 1
@@ -125,8 +125,12 @@ class Fault:
     body_gate: asyncio.Event | None = None
     gate_after: int = 0
     shift: int = 0
+    headers: Headers = ()
+    while_: Callable[[], bool] | None = None
 
     def take(self, request: OriginRequest) -> bool:
+        if self.while_ is not None and not self.while_():
+            return False
         if self.times == 0 or self.method not in (None, request.method) or self.key not in (None, request.key):
             return False
         if self.times is not None:
@@ -244,7 +248,7 @@ class FakeOrigin:
             if fault.refuse:
                 raise OriginBroke("the fake refused")
             if fault.status is not None:
-                headers = (("content-type", "application/xml"),)
+                headers = (("content-type", "application/xml"), *fault.headers)
                 error = b"" if request.method == "HEAD" else fault.body
                 return FakeReply(fault.status, headers, len(error), error, fault, self)
         await asyncio.sleep(0)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import AbstractResolver
 
-    from outrider.engine.fill.origin_reader import Patience
+    from outrider.engine.fill.patience import Patience
     from tests.support.bucket import Bucket
 
 # Upper bounds for operations that hang, however slow the machine is.

@@ -25,6 +25,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "epoch": {"prefetch": "epoch"},
     # No block is cached, so that all bytes pass by the cache.
     "relay": {"prefetch": "off", "policy": "none", "cache_size": "4KiB"},
+    # Clients of a bucket that stays away are not kept waiting.
+    "hasty": {"prefetch": "off", "origin_patience_s": "0.5"},
     "impatient, off": {"prefetch": "off", "origin_timeout_s": "0.7"},
     "impatient, epoch": {"prefetch": "epoch", "origin_timeout_s": "0.7"},
     "impatient, relay": {"prefetch": "off", "policy": "none", "cache_size": "4KiB", "origin_timeout_s": "0.7"},

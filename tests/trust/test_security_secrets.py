@@ -168,7 +168,7 @@ def test_no_output_contains_a_secret_on_any_failing_path(
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS)
     endpoint = bucket.endpoint if origin != "gone" else "http://127.0.0.1:9"
-    flags = {"auth": "sigv4", "clients": str(clients), "log_level": "debug"}
+    flags = {"auth": "sigv4", "clients": str(clients), "log_level": "debug", "origin_patience_s": "0.5"}
     served = ServedProxy(bucket, tmp_path, origin=endpoint, **flags)
     served.forked = False  # its command line is examined
     served.environment = environment_of(bucket)

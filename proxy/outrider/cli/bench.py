@@ -32,7 +32,8 @@ from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed
 from outrider.engine.fill.fill_scheduler import FillScheduler
-from outrider.engine.fill.origin_reader import OriginReader, Patience
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.fill.patience import Patience
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest

@@ -7,6 +7,7 @@ Source of codes and statuses: S3 API reference, "List of error codes".
 from __future__ import annotations
 
 from copy import copy
+from math import ceil
 
 
 class S3Error(Exception):
@@ -168,7 +169,16 @@ class StoreUnavailable(Signal):
 
 
 class OriginBroke(Signal):
-    """The origin gave no reply, or stopped in the middle of one. The text says how, and holds no secret."""
+    """The origin gave no reply, or stopped in the middle of one. The text says how, and holds no secret.
+
+    `retry_after_s`: how long it asked to wait before the next try; 0: it did not. `lasting`: the origin is neither busy
+    nor away, and will most likely fail in the same way as long as anybody waits.
+    """
+
+    def __init__(self, *args: object, retry_after_s: float = 0.0, lasting: bool = False) -> None:
+        super().__init__(*args)
+        self.retry_after_s = retry_after_s
+        self.lasting = lasting
 
 
 class OriginBusy(OriginBroke):
@@ -188,4 +198,5 @@ def unanswered(why: OriginBroke) -> S3Error:
     """The error for a client whose request got no reply from the origin."""
     if isinstance(why, OriginBusy):
         return SlowDown("All connections to the origin are in use.", headers=(("retry-after", "1"),))
-    return ServiceUnavailable(f"The origin does not answer: {why}.")
+    after_s = max(1, ceil(why.retry_after_s))
+    return ServiceUnavailable(f"The origin does not answer: {why}.", headers=(("retry-after", str(after_s)),))

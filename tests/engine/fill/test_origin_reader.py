@@ -16,7 +16,8 @@ from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.engine.fill.fill_scheduler import FillScheduler
-from outrider.engine.fill.origin_reader import OriginReader, Patience
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.fill.patience import Patience
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from tests.support.engine import REF
@@ -394,8 +395,8 @@ async def test_a_wait_for_a_connection_that_was_in_vain_is_not_retried(room: Roo
 
 def test_jitter_takes_nothing_from_the_process_random_numbers() -> None:
     before = random.getstate()
-    waits = {Patience().wait_s(1) for _ in range(10)}
-    assert len(waits) > 1
+    chances = {Patience().chance() for _ in range(10)}
+    assert len(chances) > 1
     assert random.getstate() == before
 
 

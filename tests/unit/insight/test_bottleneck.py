@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.insight.bottleneck import LargerCache, bottleneck_of, larger_cache
+from outrider.core.insight.bottleneck import LargerCache, OriginWait, bottleneck_of, larger_cache
 from outrider.core.insight.usage import Sums
 
 GB = 10**9
@@ -58,3 +58,9 @@ def test_more_cache_is_advised_where_it_would_save_gets() -> None:
 @pytest.mark.parametrize("ratios", [None, {1.0: 1.0, 2.0: 1.0}, {1.0: 0.5, 2.0: 0.5, 4.0: 0.54}])
 def test_no_larger_cache_is_advised_where_it_saves_nothing(ratios: dict[float, float] | None) -> None:
     assert larger_cache(ratios, GB, 0) is None
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 read waits"), (12, "12 reads wait")])
+def test_reads_that_wait_for_a_bucket_that_fails_are_the_verdict(count: int, text: str) -> None:
+    verdict = bottleneck_of(Sums(), None, OriginWait(count, 7.4, "status 503"))
+    assert (verdict.slow, verdict.text) == ("bucket", f"the bucket fails: {text}, for 7 s (status 503)")

@@ -73,3 +73,9 @@ def test_replies_of_small_objects_save_nothing_for_a_large_one() -> None:
     hedging = after([0.1] * 1000)
     assert not hedging.spend(8 * MIB)
     assert hedging.spend(100_000)
+
+
+def test_no_request_is_sent_twice_for_a_while_after_the_origin_throttled() -> None:
+    hedging = after([0.1] * 100)
+    hedging.slow_down(100.0)
+    assert [hedging.rests(now) for now in (100.0, 109.9, 110.0)] == [True, True, False]

@@ -64,7 +64,7 @@ class AwsCredentials:
             if str(error) != self._logged:
                 self._logged = str(error)
                 log.warning("no credentials", extra={"error": self._logged})
-            raise OriginBroke(f"no credentials: {type(error).__name__}") from error
+            raise OriginBroke(f"no credentials: {type(error).__name__}", lasting=True) from error
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
     async def renew(self, refused: Credentials) -> bool:

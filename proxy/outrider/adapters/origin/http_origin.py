@@ -47,6 +47,8 @@ _CONNECT_TIMEOUT_S = 5.0
 # CompleteMultipartUpload and COPY of large objects are silent for minutes.
 _WRITE_TIMEOUT_S = 600.0
 _ENDPOINTS_MAX = 10_000
+# A certificate that is not trusted, a reply that cannot be read, and a request that cannot be written.
+_LASTING = (aiohttp.ClientConnectorCertificateError, aiohttp.ClientResponseError, ValueError)
 # One repair each of the region, the clock offset and the credentials.
 _REPAIRS_MAX = 3
 # A reply buffers this much while its reader is slow (aiohttp pauses the socket at twice this). Four times as much took
@@ -254,9 +256,9 @@ class HttpOrigin:
                 proxy=target.proxy.url, proxy_headers=target.proxy.connect_headers,
             )  # fmt: skip
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise OriginBroke(described(error)) from error
+            raise OriginBroke(described(error), lasting=isinstance(error, _LASTING)) from error
         except _SentOnce as error:
-            raise OriginBroke(described(error.why)) from error.why
+            raise OriginBroke(described(error.why), lasting=isinstance(error.why, _LASTING)) from error.why
         return HttpReply(response, self._metrics)
 
     def _timeout(self, *, read: bool) -> aiohttp.ClientTimeout:

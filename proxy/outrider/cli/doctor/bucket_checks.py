@@ -22,7 +22,8 @@ from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity, Uncached, sentence
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed
 from outrider.engine.fill.fill_scheduler import FillScheduler
-from outrider.engine.fill.origin_reader import OriginReader, Patience
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.fill.patience import Patience
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.read.version_answers import CHECKSUMS, NotCacheable, VersionAnswers

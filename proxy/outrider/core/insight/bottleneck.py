@@ -35,6 +35,16 @@ class LargerCache:
     saves: float
 
 
+@dataclass(frozen=True, slots=True)
+class OriginWait:
+    """`reads` reads wait for an origin that is busy or away, the first of them for `for_s` seconds. `why`: its last
+    failure."""
+
+    reads: int
+    for_s: float
+    why: str
+
+
 def larger_cache(hit_ratios: Mapping[float, float] | None, capacity_bytes: int, data_bytes: int) -> LargerCache | None:
     """The smallest larger cache that is worth mentioning; None: there is none, or nothing is known.
 
@@ -52,8 +62,12 @@ def larger_cache(hit_ratios: Mapping[float, float] | None, capacity_bytes: int, 
     return None
 
 
-def bottleneck_of(sums: Sums, larger: LargerCache | None) -> Bottleneck:
-    """The bottleneck of one reader, or of all together. `larger`: the larger cache that would help, if there is one."""
+def bottleneck_of(sums: Sums, larger: LargerCache | None, origin_wait: OriginWait | None = None) -> Bottleneck:
+    """The bottleneck of one reader, or of all together. `larger`: the larger cache that would help, if there is one.
+    `origin_wait` None: no read waits for an origin that fails."""
+    if origin_wait is not None:
+        waiting = f"{origin_wait.reads} {'read waits' if origin_wait.reads == 1 else 'reads wait'}"
+        return Bottleneck("bucket", f"the bucket fails: {waiting}, for {origin_wait.for_s:.0f} s ({origin_wait.why})")
     stall = sums.stall
     if stall is None or sums.wait_s + sums.away_s < _TIME_S_MIN or sums.requests < _REQUESTS_MIN:
         return Bottleneck("unknown", "too early to say")

@@ -20,6 +20,8 @@ _SAVED_MAX = 4.0
 _BUFFERED_BYTES_MAX = 4 * 1024 * 1024
 _BYTES_SHARE = 0.01
 _LARGE_BYTES = 256 * 1024
+# For so long after the origin throttled, no request is sent twice.
+_REST_S = 10.0
 # A reply that takes less than this is no straggler: a second request would take as long.
 _AFTER_MIN_S = 0.02
 
@@ -38,6 +40,7 @@ class Hedging:
         self._saved_bytes = 0.0
         self.replies = 0
         """How many reply heads came."""
+        self._rests_until = float("-inf")
 
     def after_s(self) -> float | None:
         """A request is about to be sent. Returns after how many seconds without a reply head to send a second one;
@@ -46,6 +49,14 @@ class Hedging:
         if len(self._recent) < _SAMPLES_MIN or self._saved < 1.0:
             return None
         return max(_AFTER_MIN_S, self._ordered[int(_QUANTILE * len(self._ordered))])
+
+    def slow_down(self, now: float) -> None:
+        """The origin throttled a request. It is late because of its load, which a second request would add to."""
+        self._rests_until = now + _REST_S
+
+    def rests(self, now: float) -> bool:
+        """Whether no request is to be sent twice now: the origin throttled a while ago."""
+        return now < self._rests_until
 
     def spend(self, body_bytes: int = 0) -> bool:
         """Whether the budgets allow a second request for `body_bytes` now; if so, they are charged."""

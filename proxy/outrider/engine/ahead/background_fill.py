@@ -91,7 +91,9 @@ class BackgroundFill:
             version = self.known(ref)
             if version is None:
                 checksums = self._with_checksums(ref)
-                version = await self._version_lookup.ask(ref, 0, whole_headers=checksums, if_small=True, size=size)
+                version = await self._version_lookup.ask(
+                    ref, 0, whole_headers=checksums, if_small=True, size=size, patient=False
+                )
             await self._version_lookup.brought(ref, 0)
             opened = self._flights.get(self.layout.key(version, 0))
             begin(version)

@@ -11,7 +11,8 @@
    eviction, and gives a writer for a new file.
 4. The fill reads the bytes from the `BlockSource`. The source decides where they come from: from a peer that owns the
    block, if it has a `PeerReader`, else from the origin. The `OriginReader` retries with backoff, resumes a broken body
-   at its offset, and hedges a late request. A fill that waits before a retry gives its slot back meanwhile.
+   at its offset, and hedges a late request. A fill that waits before a retry gives its slot back meanwhile. `patience`
+   decides how long it goes on: as long as readers wait for it.
 5. Each piece is handed out as it arrives. It goes into the flight, where readers get it from memory, and into a write
    buffer. The first piece is the one that the first reader waits for: the tail of a block comes first, and its head by
    a second GET afterwards, or as soon as a reader wants it.
@@ -32,7 +33,8 @@ from outrider.engine.fill.block_source import BlockSource, PeerReader
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.fill.origin_reader import OriginReader, OriginRefused, Patience
+from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.patience import Patience
 
 __all__ = [
     "BlockSource",

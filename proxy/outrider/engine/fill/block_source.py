@@ -13,7 +13,8 @@ from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.origin.oddities import Oddity
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.origin_reader import OriginReader
-from outrider.ports import Chunks, OriginReply, OriginRequest
+from outrider.engine.fill.patience import NOBODY, Waiters
+from outrider.ports import Chunks, Clock, OriginReply, OriginRequest
 
 
 class PeerReader(Protocol):
@@ -40,18 +41,31 @@ class BlockSource:
         self._origin_reader = origin_reader
         self._peers = NoPeers() if peers is None else peers
 
+    @property
+    def clock(self) -> Clock:
+        """See `OriginReader.clock`."""
+        return self._origin_reader.clock
+
+    @property
+    def patience_s(self) -> float:
+        """See `OriginReader.patience_s`."""
+        return self._origin_reader.patience_s
+
     def stream(
-        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, slot: FillSlot | None = None
-    ) -> Chunks:
-        """The bytes of `extent` in order. `first`, `slot` and what it raises: see `OriginReader.stream`."""
+        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, slot: FillSlot | None = None,
+        waiters: Waiters = NOBODY,
+    ) -> Chunks:  # fmt: skip
+        """The bytes of `extent` in order. `first`, `slot`, `waiters` and what it raises: see `OriginReader.stream`."""
         if first is None and (chunks := self._peers.stream(version, extent)) is not None:
             return chunks
-        return self._origin_reader.stream(version, extent, first, slot)
+        return self._origin_reader.stream(version, extent, first, slot, waiters)
 
-    def first_reply(self, request: OriginRequest, optional: Headers) -> AbstractAsyncContextManager[OriginReply]:
+    def first_reply(
+        self, request: OriginRequest, optional: Headers, waiters: Waiters
+    ) -> AbstractAsyncContextManager[OriginReply]:
         """The reply to a GET of an object whose version is not known. Only the origin knows the version, so no peer is
-        asked. `optional`, and what it raises: see `OriginReader.asked`."""
-        return self._origin_reader.asked(request, optional, hedged=True)
+        asked. `optional`, `waiters`, and what it raises: see `OriginReader.asked`."""
+        return self._origin_reader.asked(request, optional, hedged=True, waiters=waiters)
 
     def ignores_ranges(self, bucket: str) -> bool:
         """Whether each GET of a block would bring the whole object."""

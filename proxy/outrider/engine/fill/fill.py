@@ -172,7 +172,8 @@ class Fill:
         outstanding = iter(flights)
         buffer = _WriteBuffer(next(outstanding), extent.start)
         reply = None if first is None else first.reply
-        stream = self._source.stream(buffer.flight.meta.version, extent, reply, self._slot)
+        lead = buffer.flight
+        stream = self._source.stream(lead.meta.version, extent, reply, self._slot, lead.waiters)
         clock = self._runtime.clock
         async with aclosing(stream) as chunks:
             asked_at = clock()

@@ -11,6 +11,7 @@ from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.partial_block import PartialBlock
 from outrider.core.errors import without_traceback
 from outrider.engine.fill.fill_scheduler import FillSlot
+from outrider.engine.fill.patience import Waiters
 from outrider.ports import BlockWriter, Buffer, Lease
 
 
@@ -29,10 +30,14 @@ class Flight:
         "meta",
         "partial",
         "slot",
+        "waiters",
     )
 
-    def __init__(self, meta: BlockMeta, start: int = 0) -> None:
+    def __init__(self, meta: BlockMeta, start: int = 0, waiters: Waiters | None = None) -> None:
+        """`waiters`: those of the whole fill; None: it has no other blocks."""
         self.meta = meta
+        self.waiters = Waiters() if waiters is None else waiters
+        """The readers that follow the flight, or are about to: while there are any, its fill is tried again."""
         self.partial = PartialBlock(meta.extent.length, start)
         """The bytes that are on disk."""
         self.head_wanted = asyncio.Event()

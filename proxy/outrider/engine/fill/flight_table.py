@@ -14,6 +14,7 @@ from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.fill import Fill, FillParts, FirstReply, buffer_bytes
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.patience import Waiters
 from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import BlockStore, OriginReply
 
@@ -66,10 +67,11 @@ class FlightTable:
         `wanted_byte`: the byte of the object that a reader waits for. If it lies in the first block, the fill begins
         there or a little before. None, or a byte elsewhere: the fill begins at the start of the first block.
         """
-        flights = [Flight(BlockMeta(self._layout, version, run.first + i)) for i in range(run.count)]
+        waiters = Waiters()
+        flights = [Flight(BlockMeta(self._layout, version, run.first + i), 0, waiters) for i in range(run.count)]
         lead = flights[0].meta
         if wanted_byte is not None and lead.extent.start < wanted_byte < lead.extent.stop:
-            flights[0] = Flight(lead, fill_start(wanted_byte - lead.extent.start, self._layout.block_bytes))
+            flights[0] = Flight(lead, fill_start(wanted_byte - lead.extent.start, self._layout.block_bytes), waiters)
         for flight in flights:
             key = flight.meta.key
             assert self.wanted(key), "one fill per block"

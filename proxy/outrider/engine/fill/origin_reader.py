@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -19,13 +17,15 @@ from dataclasses import replace
 from sys import maxsize
 
 from outrider.core.errors import OriginBroke, OriginBusy, Signal, VersionChanged
+from outrider.core.insight.bottleneck import OriginWait
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_sendable
-from outrider.core.origin.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, Backoff
+from outrider.core.origin.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, retry_after_s
 from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity
 from outrider.core.origin.quirks import Quirks
 from outrider.core.s3 import ranges
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
+from outrider.engine.fill.patience import NOBODY, Patience, Retries, Tries, Waiters
 from outrider.engine.fill.reply_proof import Brought, Unproved, brought_of, check_version, is_odd_success
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
@@ -70,46 +70,6 @@ class OriginRefused(Signal):
         return cls(reply.status, reply.headers, bytes(body[:_REFUSAL_BYTES_MAX]))
 
 
-class Patience:
-    """How long to wait after failures, and for late replies. Time and chance come in here, so that tests need
-    neither."""
-
-    def __init__(
-        self,
-        backoff: Backoff | None = None,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        chance: Callable[[], float] | None = None,
-        clock: Clock = time.monotonic,
-        alarm: Callable[[float], asyncio.Future[None]] | None = None,
-    ) -> None:
-        """`alarm`: a future that is done after so many seconds."""
-        self._backoff = backoff or Backoff()
-        # A generator of its own: with `outrider run` a program may seed the one of the process.
-        self._chance = chance or random.Random().random  # noqa: S311 - jitter
-        self.sleep = sleep
-        self.clock = clock
-        self.alarm = alarm or _alarm
-
-    def wait_s(self, failures: int) -> float | None:
-        """How long to wait before the next try; None: no more tries."""
-        return self._backoff.wait_s(failures, self._chance())
-
-
-def _alarm(after_s: float) -> asyncio.Future[None]:
-    loop = asyncio.get_running_loop()
-    rings: asyncio.Future[None] = loop.create_future()
-
-    def ring() -> None:
-        # The future may have been cancelled in this step of the loop; its callback, which cancels the timer, runs in
-        # the next.
-        if not rings.done():
-            rings.set_result(None)
-
-    timer = loop.call_later(after_s, ring)
-    rings.add_done_callback(lambda _: timer.cancel())
-    return rings
-
-
 class OriginReader:
     """Reads the origin. Writes are never tried twice, so they do not go through here."""
 
@@ -123,51 +83,82 @@ class OriginReader:
         self._metrics = metrics
         self._scheduler = scheduler
         self._hedging = hedging
+        self._retries = Retries(patience, metrics)
         self.quirks = Quirks(patience.clock)
         self.oddities = oddities or OriginOddities(origin.endpoint, metrics)
         """Told of each reply that differs from AWS S3's."""
 
+    @property
+    def clock(self) -> Clock:
+        """The clock that patience is measured by."""
+        return self._patience.clock
+
+    @property
+    def patience_s(self) -> float:
+        """For how long a client waits for the next byte while the origin is away."""
+        return 0.0 if self._retries.are_stopped else self._patience.patience_s
+
+    @property
+    def long_wait(self) -> OriginWait | None:
+        """The reads that wait for an origin that is busy or away, for longer than a few tries take; None: none."""
+        return self._retries.long_wait
+
+    def stop_waiting(self) -> None:
+        """The proxy is stopping: reads that wait for an origin that is away fail now, after as many tries as for
+        nobody."""
+        self._retries.stop()
+
     @asynccontextmanager
-    async def reply(self, request: OriginRequest, *, hedged: bool = False) -> AsyncIterator[OriginReply]:
+    async def reply(
+        self, request: OriginRequest, *, hedged: bool = False, waiters: Waiters = NOBODY
+    ) -> AsyncIterator[OriginReply]:  # fmt: skip
         """The reply to a GET or HEAD; after the last try, also a reply that says 5xx. `hedged`: a second request is
         sent when the reply is late. It is for requests that are all alike, so that their latencies can be compared.
+        `waiters`: tries go on for as long as one of them waits, and the patience lasts.
 
         Raises:
             OriginBroke: no try brought a reply; OriginBusy: no connection came free in time.
         """
-        failures, given = 0, False
-        while True:
-            failures += 1
-            try:
-                async with self._send(request, hedged=hedged) as reply:
-                    wait_s = self._again(failures, reply.status) if reply.status in RETRYABLE_STATUSES else None
-                    if wait_s is None:
-                        given = True
-                        yield reply
-                        return
-                    await _drain(reply)
-            except OriginBusy:
-                raise
-            except OriginBroke as error:
-                # A body that broke while the caller reads it is the caller's to deal with: it has the reply already.
-                if given or (wait_s := self._again(failures, error)) is None:
+        given = False
+        with self._retries.begin(f"s3://{request.bucket}/{request.key}", waiters) as tries:
+            while True:
+                try:
+                    async with self._send(request, hedged=hedged, within_s=tries.left_s) as reply:
+                        wait_s = None
+                        if reply.status in RETRYABLE_STATUSES:
+                            after_s = self._retry_after_s(reply)
+                            wait_s = tries.failed(f"status {reply.status}", retry_after_s=after_s)
+                        else:
+                            tries.answered()
+                        if wait_s is None:
+                            given = True
+                            yield reply
+                            return
+                        await _drain(reply)
+                except OriginBusy:
                     raise
-            # Not within the `async with`: the connection is given back before the wait.
-            await self._patience.sleep(wait_s)
+                except OriginBroke as error:
+                    # A body that broke while the caller reads it is the caller's to deal with: it has the reply
+                    # already.
+                    if given or (wait_s := tries.failed(error, lasting=error.lasting)) is None:
+                        raise
+                # Not within the `async with`: the connection is given back before the wait.
+                await tries.pause(wait_s)
 
     @asynccontextmanager
     async def asked(
-        self, request: OriginRequest, optional: Headers, *, hedged: bool = False
+        self, request: OriginRequest, optional: Headers, *, hedged: bool = False, waiters: Waiters = NOBODY
     ) -> AsyncIterator[OriginReply]:  # fmt: skip
         """As `reply`, with headers that some origins refuse: these get the request once more without them."""
         tried = bool(optional) and not self.quirks.has(request.bucket, Oddity.CHECKSUM_MODE_REFUSED)
         if tried:
-            async with self.reply(replace(request, headers=request.headers + optional), hedged=hedged) as reply:
+            with_optional = replace(request, headers=request.headers + optional)
+            async with self.reply(with_optional, hedged=hedged, waiters=waiters) as reply:
                 if reply.status not in _REFUSED_HEADERS:
                     yield reply
                     return
                 await _drain(reply)
-        async with self.reply(request, hedged=hedged) as reply:
+        async with self.reply(request, hedged=hedged, waiters=waiters) as reply:
             # The refusal may have another cause: only a reply that is no refusal proves this one.
             if tried and reply.status < 300:
                 self.learned(Oddity.CHECKSUM_MODE_REFUSED, ObjectRef(request.bucket or "", request.key))
@@ -181,12 +172,13 @@ class OriginReader:
         self.oddities.note(quirk, ref)
 
     async def stream(
-        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, slot: FillSlot | None = None
-    ) -> Chunks:
+        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, slot: FillSlot | None = None,
+        waiters: Waiters = NOBODY,
+    ) -> Chunks:  # fmt: skip
         """The bytes of `extent`, all of `version`; a body that breaks is resumed at its offset.
 
         `first`: a reply that already brings the bytes from `extent.start` on. `slot`: held by the caller; other fills
-        have it while this one waits before the next try.
+        have it while this one waits before the next try. `waiters`: see `reply`.
 
         Raises:
             VersionChanged: the origin no longer has `version`.
@@ -194,36 +186,35 @@ class OriginReader:
             OriginBroke: the last try failed.
             Unproved: the replies do not tell which bytes they bring.
         """
-        position, failures = extent.start, 0
-        while position < extent.stop:
-            started = position
-            try:
-                if first is not None:
-                    bodies = first.chunks()
-                    first = None
-                else:
-                    bodies = self._once(version, Extent(position, extent.stop))
-                async with aclosing(bodies) as chunks:
-                    async for chunk in chunks:
-                        piece = chunk[: extent.stop - position]
-                        position += len(piece)
-                        yield piece
-                        if position == extent.stop:
-                            return
-                raise OriginBroke("the body was shorter than it said")
-            except OriginBroke as error:
-                failures = failures + 1 if position == started else 1
-                if (wait_s := self._again(failures, error)) is None:
-                    raise
-            if slot is not None:
-                slot.give_back()
-            await self._patience.sleep(wait_s)
-            if slot is not None:
-                await slot.take()
+        position = extent.start
+        with self._retries.begin(version.ref, waiters) as tries:
+            while position < extent.stop:
+                started = position
+                try:
+                    if first is not None:
+                        bodies = first.chunks()
+                        first = None
+                    else:
+                        bodies = self._once(version, Extent(position, extent.stop), tries)
+                    async with aclosing(bodies) as chunks:
+                        async for chunk in chunks:
+                            piece = chunk[: extent.stop - position]
+                            position += len(piece)
+                            yield piece
+                            if position == extent.stop:
+                                return
+                    raise OriginBroke("the body was shorter than it said", lasting=True)
+                except OriginBroke as error:
+                    wait_s = tries.failed(
+                        error, retry_after_s=error.retry_after_s, progressed=position > started, lasting=error.lasting
+                    )
+                    if wait_s is None:
+                        raise
+                await tries.pause(wait_s, slot)
 
-    async def _once(self, version: ObjectVersion, extent: Extent) -> Chunks:
+    async def _once(self, version: ObjectVersion, extent: Extent, tries: Tries) -> Chunks:
         """One GET of `extent`."""
-        async with self._proved(version, extent) as (reply, body):
+        async with self._proved(version, extent, tries) as (reply, body):
             skip = extent.start - body.start
             left = extent.length if body.length is None else body.length - skip
             async with aclosing(reply.chunks()) as chunks:
@@ -240,7 +231,9 @@ class OriginReader:
                         yield chunk
 
     @asynccontextmanager
-    async def _proved(self, version: ObjectVersion, extent: Extent) -> AsyncIterator[tuple[OriginReply, Brought]]:
+    async def _proved(
+        self, version: ObjectVersion, extent: Extent, tries: Tries
+    ) -> AsyncIterator[tuple[OriginReply, Brought]]:
         """A reply that proves to bring bytes of `version` from `extent.start` on, or from before it.
 
         A reply that proves nothing is followed by another.
@@ -248,13 +241,14 @@ class OriginReader:
         ref, doubts = version.ref, 0
         while True:
             conditions = self._conditions(version)
-            async with self._send(_part_of(ref, extent, conditions), hedged=True) as reply:
+            async with self._send(_part_of(ref, extent, conditions), hedged=True, within_s=tries.left_s) as reply:
                 if conditions and reply.status in _REFUSED_CONDITIONS:
                     await _drain(reply)
                     await self._check_refusal(reply.status, version, extent)
                     continue
-                await _check_status(reply, version)
+                await _check_status(reply, version, self._patience.wall_clock())
                 try:
+                    tries.answered()
                     body = brought_of(reply, version, extent)
                 except Unproved as error:
                     doubts += 1
@@ -275,7 +269,7 @@ class OriginReader:
         not, the bucket is not asked with If-Match any more. Raises what `stream` raises."""
         byte = Extent(extent.start, extent.start + 1)
         async with self._send(_part_of(version.ref, byte), hedged=False) as reply:
-            await _check_status(reply, version)
+            await _check_status(reply, version, self._patience.wall_clock())
             check_version(reply, version)
         self.learned(Oddity.IF_MATCH_FAILS if status == 412 else Oddity.IF_MATCH_REFUSED, version.ref)
 
@@ -297,14 +291,22 @@ class OriginReader:
         return (("if-match", version.etag),) if is_sendable(version.etag) else ()
 
     @asynccontextmanager
-    async def _send(self, request: OriginRequest, *, hedged: bool) -> AsyncIterator[OriginReply]:
+    async def _send(
+        self, request: OriginRequest, *, hedged: bool, within_s: float | None = None
+    ) -> AsyncIterator[OriginReply]:  # fmt: skip
         """One try, or a hedged one: two requests, of which the first that is answered is used and the other given
-        up."""
+        up. `within_s`: the head of the reply is not waited for any longer; None: the adapter's timeout is enough."""
         after_s, began = self._hedging.after_s() if hedged else None, self._patience.clock()
         sending = self._origin.send(request) if after_s is None else self._raced(request, after_s)
-        async with sending as reply:
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(within_s):
+                    reply = await stack.enter_async_context(sending)
+            except TimeoutError as error:
+                raise OriginBroke("no reply for as long as clients wait") from error
             if reply.status in SLOW_DOWN_STATUSES:
                 self._scheduler.slow_down()
+                self._hedging.slow_down(self._patience.clock())
             if hedged and reply.status not in RETRYABLE_STATUSES:
                 body_bytes = 0 if request.method == "HEAD" else reply.content_length or 0
                 self._hedging.replied(self._patience.clock() - began, body_bytes)
@@ -318,7 +320,8 @@ class OriginReader:
             await self._late(first, after_s)
             if not first.head.done() and self._hedging.replies == replies:
                 await self._late(first, self._hedging.ALONE_S)
-            if first.head.done() or not self._hedging.spend(_body_bytes(request)):
+            may = not self._hedging.rests(self._patience.clock())
+            if first.head.done() or not may or not self._hedging.spend(_body_bytes(request)):
                 yield await first.head
                 return
             second = _Try(self._origin.send(request))
@@ -341,14 +344,8 @@ class OriginReader:
                 return
             await asyncio.sleep(0)
 
-    def _again(self, failures: int, why: object) -> float | None:
-        """How long to wait before the next try; None: this was the last."""
-        wait_s = self._patience.wait_s(failures)
-        if wait_s is None:
-            log.warning("gave up asking the origin", extra={"tries": failures, "error": str(why)})
-        else:
-            self._metrics.origin_retries.inc()
-        return wait_s
+    def _retry_after_s(self, reply: OriginReply) -> float:
+        return retry_after_s(dict(reply.headers), self._patience.wall_clock())
 
 
 class _Try:
@@ -414,11 +411,11 @@ async def _drain(reply: OriginReply) -> None:
         await OriginRefused.read(reply)
 
 
-async def _check_status(reply: OriginReply, version: ObjectVersion) -> None:
-    """Raises what `stream` raises, unless the reply is a 200 or 206."""
+async def _check_status(reply: OriginReply, version: ObjectVersion, now: float) -> None:
+    """Raises what `stream` raises, unless the reply is a 200 or 206. `now`: seconds since 1970."""
     if reply.status in RETRYABLE_STATUSES:
         await _drain(reply)
-        raise OriginBroke(f"status {reply.status}")
+        raise OriginBroke(f"status {reply.status}", retry_after_s=retry_after_s(dict(reply.headers), now))
     # 416: the object has shrunk. 404: it is gone. Both say only that the version that we know exists no more.
     if reply.status in (404, 412, 416):
         await _drain(reply)

@@ -13,6 +13,7 @@ from outrider.core.origin.oddities import Oddity
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, ListPage, parse_page
 from outrider.core.s3.operation import Query
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import OriginRequest
@@ -44,8 +45,11 @@ class Enumerator:
         # The first of `_FORMS` that the origin has answered.
         self._form = 0
 
-    async def pages(self, bucket: str, prefix: str) -> AsyncGenerator[Sequence[Listed], None]:
-        """The objects under `prefix`, a page at a time. A LIST that ends without an error was whole.
+    async def pages(
+        self, bucket: str, prefix: str, waiters: Waiters = NOBODY
+    ) -> AsyncGenerator[Sequence[Listed], None]:  # fmt: skip
+        """The objects under `prefix`, a page at a time. A LIST that ends without an error was whole. `waiters`: see
+        `OriginReader.reply`.
 
         Raises:
             Signal: the origin refuses the LIST (OriginRefused), does not answer, or its pages do not make a whole LIST
@@ -56,7 +60,7 @@ class Enumerator:
         steps = _Steps()
         for _ in range(_PAGES_MAX):
             mark = self._versions.mark() if self._versions is not None else None
-            page = await self._page(bucket, prefix, way_on)
+            page = await self._page(bucket, prefix, way_on, waiters)
             steps.take(page)
             self._note(bucket, prefix, page)
             under = [listed for listed in page.objects if listed.key.startswith(prefix)]
@@ -102,12 +106,12 @@ class Enumerator:
                 raise OriginRefused(reply.status, reply.headers, b"")
             return reply.status == 200
 
-    async def _page(self, bucket: str, prefix: str, way_on: Query) -> ListPage:
+    async def _page(self, bucket: str, prefix: str, way_on: Query, waiters: Waiters) -> ListPage:
         """The next page. The first page of a LIST is asked for in other forms, too, where the origin refuses one."""
         forms = range(self._form, len(_FORMS)) if not way_on else [self._form]
         for form in forms:
             request = OriginRequest("GET", bucket, "", query=(*_FORMS[form], ("prefix", prefix), *way_on))
-            async with self._origin_reader.reply(request) as reply:
+            async with self._origin_reader.reply(request, waiters=waiters) as reply:
                 if reply.status in _NOT_UNDERSTOOD and form != forms[-1]:
                     continue
                 if reply.status != 200:

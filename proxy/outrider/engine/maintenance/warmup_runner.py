@@ -9,19 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
-from itertools import chain, takewhile
+from itertools import takewhile
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.pins import Pins
-from outrider.core.errors import S3Error, ServiceUnavailable, Signal, StoreUnavailable, VersionChanged
+from outrider.core.errors import (
+    OriginBroke,
+    S3Error,
+    ServiceUnavailable,
+    Signal,
+    SlowDown,
+    StoreUnavailable,
+    VersionChanged,
+)
 from outrider.core.maintenance.object_list import OBJECTS_MAX
 from outrider.core.maintenance.progress import State
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
+from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
 from outrider.engine.read.version_answers import NotCacheable
@@ -35,8 +45,10 @@ log = logging.getLogger(__name__)
 # Objects of one warm-up at once: enough to hide the round trips of small objects. For large ones the number of blocks
 # is the bound.
 _OBJECTS_AT_ONCE = 16
-# Pauses before an object is tried again whose bytes did not come, or for which there was no room.
+# Pauses before an object is tried again that was overwritten, or for which there was no room.
 _PAUSES_S = (0.5, 2.0, 5.0)
+# Pauses while the origin is away: a minute in all, for as long as a client would wait.
+_AWAY_PAUSES_S = (0.5, 2.0, 5.0, 10.0, 20.0, 20.0)
 # Objects that HEADs asked to warm and that are not here yet. A HEAD beyond that warms nothing.
 _HINTS_MAX = 1000
 # Tokens are spent before the size of an object is known, and the excess is given back when it is. So a warm-up that
@@ -72,6 +84,9 @@ class WarmupRunner:
         self._blocks = asyncio.Semaphore(blocks_at_once)
         self._hinted: dict[ObjectRef, None] = {}
         self._hints = asyncio.Semaphore(_OBJECTS_AT_ONCE)
+        # All pauses for an origin that is away were in vain, and nothing came since: the next objects have none.
+        # Otherwise the warm-up of ten thousand objects would take half a day to fail.
+        self._is_away_for_long = False
 
     # -- for the owners of warm-ups -----------------------------------------------------------------------------------
 
@@ -119,7 +134,7 @@ class WarmupRunner:
 
     async def _list(self, warmup: Warmup, prefix: ObjectRef) -> None:
         count = 0
-        async with aclosing(self._enumerator.pages(prefix.bucket, prefix.key)) as pages:
+        async with aclosing(self._enumerator.pages(prefix.bucket, prefix.key, A_CLIENT)) as pages:
             async for page in pages:
                 for listed in page:
                     ref = ObjectRef(prefix.bucket, listed.key)
@@ -145,7 +160,7 @@ class WarmupRunner:
             prefix = "".join(char for char, _ in same)
             pages_left = len(items) // _PAGE_KEYS + 2
             try:
-                async with aclosing(self._enumerator.pages(bucket, prefix)) as pages:
+                async with aclosing(self._enumerator.pages(bucket, prefix, A_CLIENT)) as pages:
                     async for page in pages:
                         for listed in page:
                             if (item := items.get(listed.key)) is not None:
@@ -219,16 +234,31 @@ class WarmupRunner:
 
     async def _bring(self, warmup: Warmup | None, item: Item, room_bytes: int | None = None) -> None:
         """Raises Signal, S3Error: why the object is not here as a whole."""
-        for pause_s in chain(_PAUSES_S, [None]):
+        pauses_s, away_pauses_s = iter(_PAUSES_S), iter(_AWAY_PAUSES_S)
+        while True:
             try:
                 await self._bring_once(warmup, item, room_bytes)
+                self._is_away_for_long = False
                 return
-            except (VersionChanged, StoreUnavailable, ServiceUnavailable) as error:
+            except (Signal, S3Error) as error:
                 if isinstance(error, VersionChanged):
                     self._versions.forget(item.ref)
-                if pause_s is None or isinstance(error, _NoRoomError):
+                if (pause_s := self._pause_after(error, pauses_s, away_pauses_s)) is None:
                     raise
-                await self._sleep(pause_s)
+            await self._sleep(pause_s)
+
+    def _pause_after(
+        self, error: Signal | S3Error, pauses_s: Iterator[float], away_pauses_s: Iterator[float]
+    ) -> float | None:
+        """How long to wait before the object is tried again; None: it has failed. The pauses are those that are
+        left."""
+        if isinstance(error, VersionChanged | StoreUnavailable) and not isinstance(error, _NoRoomError):
+            return next(pauses_s, None)
+        if not _is_away(error) or self._is_away_for_long:
+            return None
+        pause_s = next(away_pauses_s, None)
+        self._is_away_for_long = pause_s is None
+        return pause_s
 
     async def _bring_once(self, warmup: Warmup | None, item: Item, room_bytes: int | None) -> None:
         if item.size >= 0:
@@ -323,6 +353,13 @@ class WarmupRunner:
 
 class _NoRoomError(StoreUnavailable):
     """The object does not fit, and will not when it is tried again."""
+
+
+def _is_away(error: Exception) -> bool:
+    """The origin did not answer, or will answer otherwise soon."""
+    if isinstance(error, OriginRefused):
+        return error.status in RETRYABLE_STATUSES
+    return isinstance(error, OriginBroke | ServiceUnavailable | SlowDown)
 
 
 def _count(warmup: Warmup | None, item: Item, length: int, now: float, *, fetched: bool) -> None:

@@ -13,12 +13,13 @@ from typing import Protocol
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
-from outrider.core.errors import StoreUnavailable
+from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
+from outrider.engine.fill.patience import A_CLIENT, Waiters
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Buffer, Chunks, Lease
 
@@ -116,7 +117,10 @@ class BodyParts:
 class BodyRead:
     """The read of one extent of one version, from `position` on."""
 
-    def __init__(self, version: ObjectVersion, extent: Extent, parts: BodyParts) -> None:
+    def __init__(
+        self, version: ObjectVersion, extent: Extent, parts: BodyParts, *, has_begun: bool = False
+    ) -> None:  # fmt: skip
+        """`has_begun`: the client has the head of its reply."""
         self._version = version
         self._version_id = parts.layout.version_id(version)
         self._extent = extent
@@ -127,6 +131,13 @@ class BodyRead:
         self._flights = parts.flights
         self._readers = parts.readers
         self._metrics = parts.metrics
+        self._clock = parts.source.clock
+        self._has_begun = has_begun
+        # The waiters of the flights in the read-ahead window, by block, that this read has entered.
+        self._waits_for: dict[int, Waiters] = {}
+        # Since when the read has been at the position where its last block began.
+        self._block_at = -1
+        self._block_since = 0.0
         # The disk took no fill of this read, or each fill would bring the whole object: the missing bytes are relayed.
         self._relaying = parts.source.ignores_ranges(version.ref.bucket)
         # The block whose file failed under this read: the rest of it is relayed.
@@ -145,9 +156,8 @@ class BodyRead:
         try:
             while self._position < self._extent.stop:
                 key, inside = self._next_block()
-                fills = not self._relaying and not self._lagged and self._flights.admits()
-                if fills:
-                    self._fill_ahead()
+                self._note_progress(key.index)
+                fills = self._begin_fills()
                 failed = key.index == self._failed_index
                 if not failed and (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
                     file_piece = _file_piece(lease, inside, "disk")
@@ -159,6 +169,7 @@ class BodyRead:
                     continue
                 flight = None if failed else self._flights.get(key)
                 if flight is not None:
+                    self._wait_for(key.index, flight)
                     try:
                         async with aclosing(_follow(flight, inside)) as pieces:
                             async for piece in pieces:
@@ -171,6 +182,9 @@ class BodyRead:
                     except StoreUnavailable:
                         # No room, or a disk that fails.
                         self._relaying = True
+                    except OriginBroke as error:
+                        self._check_patience(lasting=error.lasting)
+                        continue
                 elif fills and not failed and not self._store.has(key):
                     # The block was found bad and deleted, or evicted, since the fills were planned: plan again.
                     continue
@@ -179,7 +193,41 @@ class BodyRead:
                         yield chunk
                         self._position += len(chunk)
         finally:
+            self._wait_for_nothing()
             self._readers.end()
+
+    # -- waiting for the origin -------------------------------------------------------------------------------------
+
+    def _note_progress(self, index: int) -> None:
+        """The read has come to the block `index`."""
+        if self._position != self._block_at:
+            self._block_at, self._block_since = self._position, self._clock()
+        for passed in [other for other in self._waits_for if other < index]:
+            self._waits_for.pop(passed).leave()
+
+    def _wait_for(self, index: int, flight: Flight) -> None:
+        """The flight is, or is soon to be, waited for by this read."""
+        before = self._waits_for.get(index)
+        if before is not flight.waiters:
+            flight.waiters.enter()
+            self._waits_for[index] = flight.waiters
+            if before is not None:
+                before.leave()
+
+    def _wait_for_nothing(self) -> None:
+        for waiters in self._waits_for.values():
+            waiters.leave()
+        self._waits_for.clear()
+
+    def _check_patience(self, *, lasting: bool) -> None:
+        """Called when a fill has failed. Raises its error again, unless another fill may be luckier.
+
+        That is so where the reply has begun, the failure is not `lasting` (see `OriginBroke`), and the fill had waited
+        for longer than this read has. A read whose reply has not begun fails in words that its client understands.
+        """
+        has_begun = self._has_begun or self._position > self._extent.start
+        if lasting or not has_begun or self._clock() - self._block_since >= self._source.patience_s:
+            raise
 
     def _next_block(self) -> tuple[BlockKey, Extent]:
         """The block at `position`, and which of its bytes are to be sent."""
@@ -195,6 +243,13 @@ class BodyRead:
             self._failed_index = key.index
 
     # -- read-ahead -------------------------------------------------------------------------------------------------
+
+    def _begin_fills(self) -> bool:
+        """Fill ahead, if the disk admits fills; else False."""
+        if self._relaying or self._lagged or not self._flights.admits():
+            return False
+        self._fill_ahead()
+        return True
 
     def _fill_further_ahead(self) -> None:
         """Widen the window while a block arrives."""
@@ -219,6 +274,8 @@ class BodyRead:
         nearest: FillSlot | None = None
         for ahead in range(index, stop):
             flight = self._flights.get(BlockKey(vid, ahead))
+            if flight is not None:
+                self._wait_for(ahead, flight)
             if flight is not None and flight.slot is not None:
                 flight.slot.promote(ahead - index)
                 nearest = nearest or flight.slot
@@ -244,7 +301,8 @@ class BodyRead:
         self._lagged = False
         window_stop = self._position + WINDOW_BLOCKS_MAX * self._layout.block_bytes
         stop = self._extent.stop if self._relaying else min(self._extent.stop, window_stop)
-        return self._source.stream(self._version, Extent(self._position, self._missing_until(stop)))
+        extent = Extent(self._position, self._missing_until(stop))
+        return self._source.stream(self._version, extent, waiters=A_CLIENT)
 
     def _missing_until(self, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in; `stop` at the latest."""

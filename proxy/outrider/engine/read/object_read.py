@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.block_layout import BlockLayout
-from outrider.core.errors import OriginBroke, PreconditionFailed, VersionChanged, unanswered
+from outrider.core.errors import OriginBroke, PreconditionFailed, ServiceUnavailable, VersionChanged, unanswered
 from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
+from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.oddities import Uncached
 from outrider.core.s3 import ranges
 from outrider.core.s3.conditions import CONDITIONALS, Precondition, evaluate
@@ -150,7 +151,7 @@ class ObjectReads:
 
     def resume(self, version: ObjectVersion, extent: Extent) -> Body:
         """The bytes of `extent`, for a reply whose head is out: now only `version` will do."""
-        return self._body(version, extent)
+        return self._body(version, extent, has_begun=True)
 
     def doubt(self, version: ObjectVersion, position: int) -> None:
         """The block that holds this byte could not be read where it was to be sent from."""
@@ -194,6 +195,11 @@ class ObjectReads:
             finally:
                 self._readers.beginning -= 1
         except OriginRefused as refused:
+            if not refused.body and refused.status in RETRYABLE_STATUSES:
+                # The origin was asked for as long as the client waits, and is not asked for as long again.
+                after = dict(refused.headers).get("retry-after", "1")
+                text = f"The origin does not answer: status {refused.status}."
+                raise ServiceUnavailable(text, headers=(("retry-after", after),)) from refused
             if not refused.body:
                 # The question was a HEAD, whose refusal has no body: the origin says why to the GET itself.
                 raise NotCacheable(ref, Uncached.REFUSED) from refused
@@ -211,10 +217,13 @@ class ObjectReads:
             return CacheStatus.MISS
         return CacheStatus.HIT if here == len(indexes) else CacheStatus.PARTIAL
 
-    async def _body(self, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
+    async def _body(
+        self, version: ObjectVersion, extent: Extent, *, has_begun: bool = False
+    ) -> AsyncGenerator[Piece, None]:  # fmt: skip
         begun = False
         try:
-            async with aclosing(BodyRead(version, extent, self._body_parts).pieces()) as pieces:
+            read = BodyRead(version, extent, self._body_parts, has_begun=has_begun)
+            async with aclosing(read.pieces()) as pieces:
                 async for piece in pieces:
                     begun = True
                     yield piece

@@ -21,6 +21,7 @@ from outrider.core.origin.witnesses import Told, Witnesses, is_of_nothing
 from outrider.core.s3.headers import replayable, varies_with_clients, without_checksums
 from outrider.core.s3.ranges import parse_empty_range
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.fill.reply_proof import Brought, Unproved, brought, is_odd_success
 from outrider.engine.read.version_cache import VersionCache
 from outrider.ports import Clock, OriginReply, OriginRequest
@@ -90,14 +91,16 @@ class VersionAnswers:
 
     # -- asked for alone ----------------------------------------------------------------------------------------------
 
-    async def head(self, ref: ObjectRef, *, empty: bool = False, alone: bool = False) -> Answer:
-        """The version by a HEAD, or by a GET of one byte where HEAD does not tell. `empty`: a GET found no byte in the
-        object. `alone`: by HEAD or not at all."""
+    async def head(
+        self, ref: ObjectRef, waiters: Waiters = NOBODY, *, empty: bool = False, alone: bool = False
+    ) -> Answer:  # fmt: skip
+        """The version by a HEAD, or by a GET of one byte where HEAD does not tell. `waiters`: see
+        `OriginReader.reply`. `empty`: a GET found no byte in the object. `alone`: by HEAD or not at all."""
         odd: Oddity | None = None
         told: Answer | None = None
         if not self._origin_reader.quirks.has(ref.bucket, *HEAD_TELLS_NOTHING):
             request = OriginRequest("HEAD", ref.bucket, ref.key)
-            async with self._origin_reader.asked(request, CHECKSUMS, hedged=True) as reply:
+            async with self._origin_reader.asked(request, CHECKSUMS, hedged=True, waiters=waiters) as reply:
                 odd = await self._odd_head(ref, reply)
                 size = reply.content_length
                 if odd is None:
@@ -110,7 +113,7 @@ class VersionAnswers:
         if alone or odd not in (None, *HEAD_TELLS_NOTHING):
             why = odd or Oddity.HEAD_WITHOUT_SIZE
             raise NotCacheable(ref, why) if alone else self.refuse(ref, why)
-        return await self._by_first_byte(ref, odd, told)
+        return await self._by_first_byte(ref, odd, told, waiters)
 
     async def _odd_head(self, ref: ObjectRef, reply: OriginReply) -> Oddity | None:
         """The lack of the reply to a HEAD; None: it has all."""
@@ -127,11 +130,13 @@ class VersionAnswers:
             return Oddity.VARIES
         return Oddity.HEAD_WITHOUT_SIZE if reply.content_length is None else None
 
-    async def _by_first_byte(self, ref: ObjectRef, odd: Oddity | None, by_head: Answer | None) -> Answer:
+    async def _by_first_byte(
+        self, ref: ObjectRef, odd: Oddity | None, by_head: Answer | None, waiters: Waiters
+    ) -> Answer:  # fmt: skip
         """`odd`: why HEAD did not do; None: that is known of the bucket. `by_head`: what it told all the same."""
         headers: Headers = (("range", "bytes=0-0"),)
         request = OriginRequest("GET", ref.bucket, ref.key, headers=headers)
-        async with self._origin_reader.reply(request, hedged=True) as reply:
+        async with self._origin_reader.reply(request, hedged=True, waiters=waiters) as reply:
             if reply.status != 416:
                 try:
                     answer = await self.of_get(ref, reply, _FIRST_BYTE)
@@ -175,7 +180,7 @@ class VersionAnswers:
         """The body of a reply that does not tell the object's size, once HEAD told it."""
         assert body.odd is not None
         try:
-            told = (await self.head(ref, alone=True)).version
+            told = (await self.head(ref, NOBODY, alone=True)).version
         except (NotCacheable, OriginRefused) as error:
             raise self.refuse(ref, body.odd) from error
         headers, known = dict(reply.headers), dict(told.headers)

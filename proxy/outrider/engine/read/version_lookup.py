@@ -23,6 +23,7 @@ from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.fill.reply_proof import Brought, Unproved
 from outrider.engine.read.version_answers import CHECKSUMS, Answer, NotCacheable, VersionAnswers, kinds_of
 from outrider.engine.read.version_cache import Mark, VersionCache
@@ -56,6 +57,8 @@ class _Question:
     """The block that is brought; -1: none."""
     settled: bool = True
     """No reply told of a version that may be overwritten without a change of its date."""
+    waiters: Waiters = field(default_factory=Waiters)
+    """Those for whom it is asked again while the origin is away."""
     answer: asyncio.Future[ObjectVersion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     boarded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -123,7 +126,7 @@ class VersionLookup:
 
     async def ask(
         self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool = False, if_small: bool = False,
-        size: int = -1, by_get: bool = False,
+        size: int = -1, by_get: bool = False, patient: bool = True,
     ) -> ObjectVersion:  # fmt: skip
         """The version that the origin has now.
 
@@ -131,17 +134,25 @@ class VersionLookup:
         round trip; None: the question is a HEAD. `whole_headers`: the checksums of the whole object are wanted, too,
         which stores leave out of a reply to a Range. `if_small`: they are wanted where they cost nothing, which is
         where one block holds the object. `size`: as a LIST told it; -1: unknown. `by_get`: the answer to the last
-        question proved wrong, and a HEAD would only repeat it.
+        question proved wrong, and a HEAD would only repeat it. `patient`: somebody waits for the answer, so that an
+        origin that is away is asked for as long as clients wait. Where a stale version may stand in, it does so after a
+        few tries.
 
         Raises:
             OriginRefused, NotCacheable, ServiceUnavailable: see `ObjectReads.get`.
         """
         self._answers.check(ref)
         if whole_headers and first_byte is not None and (get := self._get_under_way(ref)) and not get.whole_headers:
-            return await self._with_checksums(ref, first_byte)
+            return await self._with_checksums(ref, first_byte, patient=patient)
+        patient = patient and not (self._stale_if_error and self._versions.stale(ref) is not None)
+        question = self._asked(ref, first_byte, whole_headers, if_small, size, by_get)
+        waiters, answers = question.waiters if patient else Waiters(), [question.answer]
+        # No name for the question or its answer: an error knows the frames that it came through, and would close a
+        # circle.
+        del question
         try:
-            # No name for the future here: an error knows the frames that it came through, and would close a circle.
-            return await asyncio.shield(self._asked(ref, first_byte, whole_headers, if_small, size, by_get))
+            with waiters.one_more():
+                return await asyncio.shield(answers.pop())
         except (OriginBroke, OriginRefused) as error:
             down = isinstance(error, OriginBroke) or error.status in RETRYABLE_STATUSES
             if down and self._stale_if_error and (stale := self._versions.stale(ref)) is not None:
@@ -155,7 +166,7 @@ class VersionLookup:
         """Ask for the checksums of an object whose version is fresh. The version cache has them afterwards, unless the
         origin does not tell them in time: a checksum is no reason to hold back, or refuse, bytes that are here."""
         if folder_of(ref) not in self._no_checksums:
-            await self._answer_beside(ref, self._ask_beside(ref, self.ask(ref, None)))
+            await self._answer_beside(ref, self._ask_beside(ref, self.ask(ref, None, patient=False)))
 
     async def brought(self, ref: ObjectRef, byte: int) -> None:
         """Wait for the flight of the block that holds `byte`, if a question under way brings it. The version may be
@@ -173,12 +184,12 @@ class VersionLookup:
             for wait in waits:
                 wait.cancel()
 
-    async def _with_checksums(self, ref: ObjectRef, first_byte: int) -> ObjectVersion:
+    async def _with_checksums(self, ref: ObjectRef, first_byte: int, *, patient: bool) -> ObjectVersion:
         """The answer of the GET under way, which tells no checksums, with those of a HEAD beside it."""
         if folder_of(ref) in self._no_checksums:
-            return await self.ask(ref, first_byte)
-        beside = self._ask_beside(ref, self.ask(ref, None, whole_headers=True))
-        version = await self.ask(ref, first_byte)
+            return await self.ask(ref, first_byte, patient=patient)
+        beside = self._ask_beside(ref, self.ask(ref, None, whole_headers=True, patient=False))
+        version = await self.ask(ref, first_byte, patient=patient)
         return _same(await self._answer_beside(ref, beside), version)
 
     # -- one question for all ---------------------------------------------------------------------------------------
@@ -191,8 +202,8 @@ class VersionLookup:
         if_small: bool,
         size: int,
         by_get: bool = False,
-    ) -> asyncio.Future[ObjectVersion]:
-        """The answer of a question under way that will do, or of one that begins now."""
+    ) -> _Question:
+        """A question under way whose answer will do, or one that begins now."""
         stale = self._versions.stale(ref)
         if stale is not None and first_byte is not None and not by_get and self._is_here(stale, first_byte):
             # The version is most likely the same still, so its block is not brought again. Not by If-None-Match: a 304
@@ -202,7 +213,7 @@ class VersionLookup:
         # ask, the same holds for any question that began before this read.
         if first_byte is not None and (get := self._gets.get(ref)) is not None:
             if self._get_under_way(ref) is not None:
-                return get.answer
+                return get
             if not by_get and self._versions.believes(ref, get.mark):
                 first_byte = None
         question = self._questions.get(ref)
@@ -215,7 +226,7 @@ class VersionLookup:
             whole_headers = whole_headers or by_head or (if_small and small)
             question = _Question(self._versions.mark(), by_head, whole_headers, small)
             self._begin(ref, question, first_byte)
-        return question.answer
+        return question
 
     def _begin(self, ref: ObjectRef, question: _Question, first_byte: int | None) -> None:
         self._questions[ref] = question
@@ -229,7 +240,7 @@ class VersionLookup:
     async def _put(self, ref: ObjectRef, question: _Question, first_byte: int | None) -> None:
         try:
             if first_byte is None:
-                version = await self._head(ref, question)
+                version = await self._head(ref, question, question.waiters)
                 if not version.whole_headers:
                     # A HEAD tells nothing, so it tells no checksums either.
                     self._no_checksums[folder_of(ref)] = None
@@ -272,10 +283,10 @@ class VersionLookup:
     # -- asked by HEAD, or by a GET that brings a block -------------------------------------------------------------
 
     async def _head(
-        self, ref: ObjectRef, question: _Question, *, empty: bool = False, alone: bool = False
+        self, ref: ObjectRef, question: _Question, waiters: Waiters, *, empty: bool = False, alone: bool = False
     ) -> ObjectVersion:  # fmt: skip
-        """`empty`, `alone`: see `VersionAnswers.head`."""
-        answer = await self._answers.head(ref, empty=empty, alone=alone)
+        """`waiters`, `empty`, `alone`: see `VersionAnswers.head`."""
+        answer = await self._answers.head(ref, waiters, empty=empty, alone=alone)
         question.settled &= answer.settled
         return answer.version
 
@@ -285,7 +296,7 @@ class VersionLookup:
         # objects: of a large one too much would be under way when we stop it.
         whole = question.whole_headers and question.small
         asks = question.whole_headers and not whole and folder_of(ref) not in self._no_checksums
-        beside = self._ask_beside(ref, self._head(ref, question, alone=True)) if asks else None
+        beside = self._ask_beside(ref, self._head(ref, question, NOBODY, alone=True)) if asks else None
         headers: Headers = ()
         asked = None
         if not whole:
@@ -293,7 +304,7 @@ class VersionLookup:
             asked = Extent(start, (index + 1) * self._layout.block_bytes)
             headers = (("range", f"bytes={asked.start}-{asked.stop - 1}"),)
         request = OriginRequest("GET", ref.bucket, ref.key, headers=headers, likely_bytes=self._seen_bytes(ref))
-        async with self._proved_reply(request, asked) as (reply, asked_at, answer):
+        async with self._proved_reply(request, asked, question.waiters) as (reply, asked_at, answer):
             if answer is not None:
                 version, body, settled = answer
                 question.settled &= settled
@@ -309,11 +320,11 @@ class VersionLookup:
                 return
         # Nothing lies at that offset: the object is shorter, or empty. Only a HEAD tells how long it is.
         by_head = None if beside is None else await self._answer_beside(ref, beside)
-        self._learn(ref, question, by_head or await self._head(ref, question, empty=first_byte == 0))
+        self._learn(ref, question, by_head or await self._head(ref, question, question.waiters, empty=first_byte == 0))
 
     @asynccontextmanager
     async def _proved_reply(
-        self, request: OriginRequest, asked: Extent | None
+        self, request: OriginRequest, asked: Extent | None, waiters: Waiters
     ) -> AsyncIterator[tuple[OriginReply, float, Answer | None]]:
         """The reply to the question, when it was asked for, and the version that it tells; None: nothing lies at that
         offset."""
@@ -321,7 +332,7 @@ class VersionLookup:
         ref = ObjectRef(request.bucket, request.key)
         for tries in count(1):
             asked_at = self._runtime.clock()
-            async with self._source.first_reply(request, CHECKSUMS) as reply:
+            async with self._source.first_reply(request, CHECKSUMS, waiters) as reply:
                 try:
                     answer = None if reply.status == 416 else await self._answers.of_get(ref, reply, asked)
                 except Unproved as error:

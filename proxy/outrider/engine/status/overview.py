@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
-from outrider.core.insight.bottleneck import LargerCache, bottleneck_of, larger_cache
+from outrider.core.insight.bottleneck import LargerCache, OriginWait, bottleneck_of, larger_cache
 from outrider.core.insight.dataset_map import data_bytes, map_of
 from outrider.core.insight.miss_ratio import FACTORS, MissRatioCurve
 from outrider.core.insight.rates import STEP_S, Rates
@@ -45,9 +45,11 @@ class Overview:
     def __init__(
         self, metrics: Metrics, planner: Planner, miss_ratio: MissRatioCurve, prices: Prices, clock: Clock, *,
         capacity_bytes: int, name_of: Callable[[str], str] = str, oddities: OriginOddities | None = None,
+        origin_wait: Callable[[], OriginWait | None] = lambda: None,
     ) -> None:  # fmt: skip
         """`name_of`: a reader's name (see `http.access.reader_name`) as people may see it. `oddities` None: there
         are none."""
+        self._origin_wait = origin_wait
         self._oddities = oddities or OriginOddities("", metrics)
         self._metrics = metrics
         self._usage = metrics.usage
@@ -99,7 +101,7 @@ class Overview:
         readers, recent = self._readers(larger)
         saved = Saved.of(self._usage.total, self._prices)
         return {
-            "verdict": asdict(bottleneck_of(recent, larger)),
+            "verdict": asdict(bottleneck_of(recent, larger, self._origin_wait())),
             "larger_cache": None if larger is None else asdict(larger),
             "throughput": {"step_s": STEP_S, **self._rates.rates()},
             "saved": asdict(saved),

@@ -15,6 +15,7 @@ from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.s3.headers import passed_down, passed_up
 from outrider.core.s3.operation import Forgets, Operation
 from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.write.upload import Upload
@@ -130,7 +131,7 @@ class Passthrough:
         """The reply, whose connection `stack` owns from now on."""
         try:
             retried = request.method in ("GET", "HEAD") and upload.body is None
-            sending = self._origin_reader.reply(request) if retried else self._origin.send(request)
+            sending = self._origin_reader.reply(request, waiters=A_CLIENT) if retried else self._origin.send(request)
             return await stack.enter_async_context(sending)
         except OriginBroke as error:
             if isinstance(upload.error, S3Error):

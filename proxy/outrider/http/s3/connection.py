@@ -31,7 +31,8 @@ class Connection(RequestHandler):
 
     __slots__ = (
         "_cold", "_cold_timer", "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_paging",
-        "_parser_is_clean", "begun", "closed", "is_ending", "is_one_too_many", "port", "recognised", "wire",
+        "_parser_is_clean", "begun", "closed", "is_ending", "is_one_too_many", "only_reads", "port", "recognised",
+        "wire",
     )  # fmt: skip
 
     def __init__(self, server: Server, port: ConnectionPort, data: bytes = b"", **options: Any) -> None:
@@ -52,6 +53,7 @@ class Connection(RequestHandler):
         self.begun: Begun | None = None
         self.recognised: Recognised | None = None
         self.closed = asyncio.Event()
+        self.only_reads = False
         self.is_ending = False
         """The request that is under way is the last one."""
         self.is_one_too_many = False
@@ -89,7 +91,11 @@ class Connection(RequestHandler):
             # A request came in the same moment: aiohttp (3.14) would begin it although the connection is lost.
             self._task_handler.cancel()
         elif self._task_handler is not None and self._request_in_progress:
-            self.port.left_alone(self._task_handler)
+            if self.only_reads:
+                # Nobody waits for the reply any more, so that a fill may give up an origin that is away.
+                self._task_handler.cancel()
+            else:
+                self.port.left_alone(self._task_handler)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

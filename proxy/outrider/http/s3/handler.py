@@ -130,6 +130,7 @@ class S3Handler:
     async def handle(self, request: BaseRequest) -> StreamResponse:
         """Called by aiohttp with each request that its parser accepted."""
         caller = cast(Caller, request.protocol)
+        caller.only_reads = request.method in ("GET", "HEAD") and not request.body_exists
         exchange = self._begin(request, caller)
         if caller.begun is not None:
             begun, caller.begun = caller.begun, None
@@ -154,7 +155,9 @@ class S3Handler:
             self._ended(exchange, None, Sent(), "client left")
             raise
         except asyncio.CancelledError:
-            self._ended(exchange, None, Sent(), "stopped")
+            # A write goes on when its client leaves, and only a stop ends it.
+            left = caller.only_reads and exchange.wire.is_lost
+            self._ended(exchange, None, Sent(), "client left" if left else "stopped")
             raise
         except Exception:
             log.exception("request failed", extra={"request": exchange.id})

@@ -91,6 +91,8 @@ class Caller(Protocol):
     """A reply that the fast path began to the request that is handled next."""
     recognised: Recognised | None
     """The fast path's knowledge of the request that is handled next, if that `is_about` it."""
+    only_reads: bool
+    """The request under way changes nothing, so it ends when the client leaves."""
     is_one_too_many: bool
     """There are as many connections as allowed without this one: its first request is refused, and it is closed."""
 

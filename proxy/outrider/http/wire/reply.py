@@ -78,7 +78,8 @@ class Reply(StreamResponse):
             cut = f"{type(error).__name__}: {error}"
             raise ConnectionResetError(cut) from error
         except asyncio.CancelledError:
-            cut = "stopped"
+            if not self._wire.is_lost:
+                cut = "stopped"
             raise
         except Exception as error:
             log.exception("reply failed")

@@ -67,6 +67,11 @@ class Sender(Protocol):
         waits."""
         ...
 
+    @property
+    def is_lost(self) -> bool:
+        """The client is gone, or the connection was closed."""
+        ...
+
     def lost(self) -> None:
         """The connection is closed: a waiting `send` fails, and nothing is written any more."""
         ...
@@ -195,6 +200,10 @@ class SocketSender:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
+    @property
+    def is_lost(self) -> bool:
+        return self._transport is None
+
     def lost(self) -> None:
         if self._socket is not None:
             self._loop.remove_writer(self._socket.fileno())
@@ -262,6 +271,10 @@ class TlsSender:
             await self.send(data)
             sent += len(data)
         return sent
+
+    @property
+    def is_lost(self) -> bool:
+        return self._transport is None
 
     def lost(self) -> None:
         self._transport = None
