@@ -206,3 +206,24 @@ def test_pinned_objects_cost_the_search_for_victims_nothing(folders: int) -> Non
         return calls_of(lambda: next(planner.victims()))
 
     assert work(5000) <= 2 * work(100)
+
+
+def test_objects_that_may_not_be_prefetched_are_passed_by() -> None:
+    refs = refs_of(20)
+    planner = Planner(10_000, SIZE, fetches=lambda ref: ref in refs[::2])
+    planner.told("a", refs, 0.0)
+    planner.listed("b", [(ref.key, SIZE) for ref in refs], 0.0)
+    wanted = []
+    for number, ref in enumerate(refs):
+        read(planner, ref, 1.0 + number)
+        wanted += [want.ref for want in planner.wants(1.0 + number, 10_000, 100)]
+    assert wanted == refs[2::2]
+
+
+def test_a_dataset_that_may_not_be_prefetched_is_not_listed() -> None:
+    planner = Planner(10_000, SIZE, fetches=lambda ref: False)
+    for number, ref in enumerate(refs_of(20)):
+        read(planner, ref, 1.0 + number)
+    assert not planner.please_count()
+    assert not planner.please_list()
+    assert not planner.wants(21.0, 10_000, 100)
