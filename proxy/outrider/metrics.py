@@ -16,6 +16,16 @@ from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Sum
 SOURCES = ("disk", "flight", "origin")
 """The sources of a served byte: a block on disk, a block that is still arriving, or a relay past the cache."""
 
+DUPLICATE_CAUSES = ("hedge", "question", "relay", "abandoned", "restart")
+"""Why bytes of the origin came for nothing.
+
+hedge      the other one of two requests was answered first
+question   the GET that was to tell the version brought a block that was here, or on its way
+relay      the block was filled, or relayed to another reader, at the same time
+abandoned  the reader left, or the fill failed, while they were under way
+restart    the origin ignored the Range and sent them before the wanted ones, or the fill failed that had brought them
+"""
+
 _METHODS = frozenset(("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"))
 
 
@@ -153,6 +163,14 @@ class Metrics:
             registry=r,
         )
         self.origin_bytes = Counter("outrider_origin_bytes", "Body bytes received from the origin.", registry=r)
+        self.duplicate_origin_bytes = Counter(
+            "outrider_duplicate_origin_bytes",
+            "Body bytes that came from the origin for nothing, as far as this end of its connections tells.",
+            ["cause"],
+            registry=r,
+        )
+        for cause in DUPLICATE_CAUSES:
+            self.duplicate_origin_bytes.labels(cause)
         self.origin_retries = Counter("outrider_origin_retries", "Reads retried at the origin.", registry=r)
         self.origin_wait_s = Counter(
             "outrider_origin_wait_seconds",

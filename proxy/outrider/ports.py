@@ -80,6 +80,11 @@ class OriginReply(Protocol):
         """None: not known (chunked, or until the connection ends)."""
         ...
 
+    def give_up(self, cause: str) -> None:
+        """The rest of the body is not wanted. Its bytes that have come already are counted as duplicates by `cause`
+        (`metrics.DUPLICATE_CAUSES`)."""
+        ...
+
     def chunks(self) -> Chunks:
         """The body as it arrives.
 

@@ -9,11 +9,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
+from typing import cast
 
 import pytest
 
 from outrider.adapters.origin.http_origin import HttpOrigin
+from outrider.adapters.origin.http_reply import Reply
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import Headers
@@ -354,3 +357,27 @@ async def test_a_request_whose_body_fails_stores_nothing(sent: int, world: World
 async def test_the_origins_name_is_its_endpoint(world: World) -> None:
     assert world.origin.endpoint.startswith("http://")
     assert not world.origin.endpoint.endswith("/")
+
+
+@pytest.mark.parametrize("in_threads", [False, True])
+async def test_what_came_of_a_reply_that_is_given_up_is_counted(
+    in_threads: bool, bucket: Bucket, simulator: Simulator, key: str
+) -> None:
+    async with http_world(bucket, simulator, in_threads=in_threads) as world:
+        await world.put(key, DATA[:60_000])
+        origin = world.origin
+        metrics = cast("HttpOrigin", origin._origin if isinstance(origin, InThreads) else origin)._metrics
+        counted = partial(metrics.value, "outrider_duplicate_origin_bytes_total", cause="hedge")
+        async with origin.send(OriginRequest("GET", NAME, key)) as reply:
+            inner = cast("Reply", reply)
+            async with asyncio.timeout(60):
+                # The head came with some of the body, which http.client may have buffered.
+                while inner._unread_bytes() < 40_000:
+                    await asyncio.sleep(0)
+            reply.give_up("hedge")
+        assert 40_000 <= counted() <= 60_000
+        before = counted()
+        async with origin.send(OriginRequest("GET", NAME, key)) as reply:
+            assert await received(reply, 60_000) == DATA[:60_000]
+            reply.give_up("hedge")
+        assert counted() == before

@@ -164,6 +164,9 @@ class FakeReply:
             left -= len(piece)
             yield len(piece)
 
+    def give_up(self, cause: str) -> None:
+        self.origin.given_up.append(cause)
+
     async def chunks(self) -> Chunks:
         step = self.origin.chunk_bytes
         position = 0
@@ -203,6 +206,8 @@ class FakeOrigin:
     objects: dict[ObjectRef, Stored] = field(default_factory=dict)
     log: list[OriginRequest] = field(default_factory=list)
     body_bytes: int = 0
+    given_up: list[str] = field(default_factory=list)
+    """The causes for which replies were given up."""
     under_way: int = 0
     on_write: Callable[[OriginRequest], None] | None = None
     """Called when a write has been carried out, before its reply."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -253,6 +253,27 @@ async def test_the_first_request_may_still_win_and_the_second_is_given_up(room: 
     gates[0].set()
     assert await filled == DATA
     assert (room.hedges("yes"), room.hedges("no")) == (0, 1)
+
+
+async def test_the_body_of_a_loser_that_was_answered_too_is_counted(room: Room) -> None:
+    room.measured()
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(gate=gate), Fault(gate=gate)]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    room.late()
+    await room.settle()
+    gate.set()
+    assert await filled == DATA
+    assert room.origin.given_up == ["hedge"]
+
+
+async def test_a_reader_that_leaves_early_gives_the_rest_up(room: Room) -> None:
+    async with aclosing(room.origin_reader.stream(room.version, Extent(0, len(DATA)))) as chunks:
+        await anext(chunks)
+    assert room.origin.given_up == ["abandoned"]
+    assert await room.read() == DATA
+    assert room.origin.given_up == ["abandoned"]
 
 
 async def test_the_loser_is_given_up_before_the_body_is_read(room: Room) -> None:

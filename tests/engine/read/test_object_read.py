@@ -7,6 +7,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -993,3 +994,21 @@ async def test_without_stale_if_error_an_origin_that_is_down_is_an_error(tmp_pat
         with pytest.raises(ServiceUnavailable):
             await room.get()
         await room.tasks.settle()
+
+
+async def test_bytes_that_are_relayed_to_two_readers_at_once_are_counted(tmp_path: Path) -> None:
+    with engine(tmp_path, capacity_bytes=0) as room:
+        room.origin.put(REF, DATA)
+        gate = asyncio.Event()
+        assert await room.get() == DATA
+        counted = partial(room.metrics.value, "outrider_duplicate_origin_bytes_total", cause="relay")
+        before = counted()
+        assert await room.get() == DATA
+        assert counted() == before, "one after the other: nothing was kept that came twice"
+        room.origin.faults = [Fault(times=None, body_gate=gate)]
+        readers = [asyncio.create_task(room.get()) for _ in range(3)]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        gate.set()
+        assert await asyncio.gather(*readers) == [DATA] * 3
+        assert counted() - before == 2 * len(DATA)

@@ -370,3 +370,5 @@ async def test_a_get_that_hangs_holds_a_read_of_a_known_version_no_longer_than_i
     assert await second == LARGE
     get.set()
     assert await first == LARGE
+    await room.tasks.settle()
+    assert room.origin.given_up == ["question"]

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from outrider.adapters.origin.endpoint import Endpoint
-from outrider.adapters.origin.http_reply import Reply
+from outrider.adapters.origin.http_reply import Reply, in_socket
 from outrider.core.errors import OriginBroke
 from outrider.metrics import Metrics
 from outrider.ports import ByteSink, Chunks
@@ -208,6 +208,10 @@ class _Exchange:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
+    def unread_bytes(self) -> int:
+        """How many bytes the kernel has received that were not read."""
+        return in_socket(self._socket)
+
 
 class BulkReply(Reply):
     """A reply whose body a thread receives."""
@@ -286,6 +290,10 @@ class BulkReply(Reply):
                 await asyncio.wait([under_way], timeout=_ABORT_S)
             if under_way.done() and not under_way.cancelled():
                 under_way.exception()
+
+    def _unread_bytes(self) -> int:
+        # The buffer of http.client is left out, since it is small.
+        return 0 if self._response.isclosed() else self._exchange.unread_bytes()
 
     def close(self) -> None:
         """Keep the connection if the body was read whole; else give it up."""

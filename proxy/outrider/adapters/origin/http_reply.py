@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from fcntl import ioctl
+from termios import FIONREAD
 
 import aiohttp
 
@@ -67,6 +71,15 @@ class Reply(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    def give_up(self, cause: str) -> None:
+        """See `ports.OriginReply`."""
+        if (unread := self._unread_bytes()) > 0:
+            self._metrics.duplicate_origin_bytes.labels(cause).inc(unread)
+
+    @abstractmethod
+    def _unread_bytes(self) -> int:
+        """How many bytes of the body have come and were not read, as far as this end of the connection knows."""
+
     def _came(self, count: int) -> None:
         self._metrics.origin_bytes.inc(count)
         self.came_bytes += count
@@ -102,6 +115,12 @@ class HttpReply(Reply):
 
     def close(self) -> None:
         self._response.close()
+
+    def _unread_bytes(self) -> int:
+        connection = self._response.connection
+        transport = None if connection is None else connection.transport
+        sock = None if transport is None else transport.get_extra_info("socket")
+        return self._response.content.total_bytes - self.came_bytes + in_socket(sock)
 
     async def chunks(self) -> Chunks:
         if self._read is not None:
@@ -148,6 +167,14 @@ class HttpReply(Reply):
             pieces, held, self._rest = [], 0, last[len(last) - over :]
             left -= taken
             yield taken
+
+
+def in_socket(sock: socket.socket | None) -> int:
+    """How many bytes the kernel has received for `sock` that were not read."""
+    try:
+        return 0 if sock is None else int.from_bytes(ioctl(sock.fileno(), FIONREAD, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):
+        return 0  # it is closed
 
 
 def described(error: BaseException) -> str:

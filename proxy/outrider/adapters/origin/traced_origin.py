@@ -189,6 +189,9 @@ class _TracedReply:
     def content_length(self) -> int | None:
         return self._reply.content_length
 
+    def give_up(self, cause: str) -> None:
+        self._reply.give_up(cause)
+
     async def chunks(self) -> Chunks:
         try:
             async with aclosing(self._reply.chunks()) as chunks:

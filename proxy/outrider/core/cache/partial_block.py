@@ -25,6 +25,11 @@ class PartialBlock:
         return self._head == self.start and self._tail == self.length
 
     @property
+    def count(self) -> int:
+        """How many bytes have arrived."""
+        return self._head + self._tail - self.start
+
+    @property
     def begun(self) -> bool:
         """At least one byte has arrived."""
         return self._head > 0 or self._tail > self.start

@@ -60,6 +60,10 @@ class BlockSource:
             return chunks
         return self._origin_reader.stream(version, extent, first, slot, waiters)
 
+    def dropped(self, cause: str, count: int) -> None:
+        """See `OriginReader.dropped`."""
+        self._origin_reader.dropped(cause, count)
+
     def first_reply(
         self, request: OriginRequest, optional: Headers, waiters: Waiters
     ) -> AbstractAsyncContextManager[OriginReply]:

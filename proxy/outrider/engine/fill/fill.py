@@ -129,6 +129,9 @@ class Fill:
                 lead.head_wanted.set()
         except BaseException as error:
             # Out of the table before the file is closed: a reader that finds a flight in the table may lease its file.
+            self._source.dropped(
+                "restart", sum(flight.partial.count for flight in self._flights if not flight.has_landed)
+            )
             stopped = StoreUnavailable("the proxy is stopping")
             self._table.failed(self._flights, error if isinstance(error, Exception) else stopped)
             await self._abort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from outrider.core.block_layout import BlockLayout
@@ -38,6 +39,8 @@ class FlightTable:
         self._disk_pressure = DiskPressure()
         self._flights: dict[BlockKey, Flight] = {}
         self._fills = 0
+        # How many relays past the cache begin with each block now.
+        self._relays: Counter[BlockKey] = Counter()
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -58,6 +61,17 @@ class FlightTable:
     def disk_lags(self) -> bool:
         """Fills wait for the disk, or did a moment ago."""
         return self._disk_pressure.fills is not None
+
+    def begin_relay(self, block: BlockKey) -> bool:
+        """A relay past the cache begins with `block`, until `end_relay`. Returns whether its bytes come twice: another
+        relay or a fill brings them now, or they are on disk."""
+        self._relays[block] += 1
+        return self._relays[block] > 1 or not self.wanted(block)
+
+    def end_relay(self, block: BlockKey) -> None:
+        self._relays[block] -= 1
+        if not self._relays[block]:
+            del self._relays[block]
 
     # -- how a block enters, and who fills it -----------------------------------------------------------------------
 

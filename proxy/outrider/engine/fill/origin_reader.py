@@ -218,17 +218,23 @@ class OriginReader:
             skip = extent.start - body.start
             left = extent.length if body.length is None else body.length - skip
             async with aclosing(reply.chunks()) as chunks:
-                async for chunk in chunks:
-                    if skip:
-                        dropped = min(skip, len(chunk))
-                        skip -= dropped
-                        chunk = chunk[dropped:]
-                    # No byte beyond those that the reply names.
-                    if len(chunk) > left:
-                        chunk = chunk[:left]
-                    if chunk:
-                        left -= len(chunk)
-                        yield chunk
+                try:
+                    async for chunk in chunks:
+                        if skip:
+                            dropped = min(skip, len(chunk))
+                            skip -= dropped
+                            chunk = chunk[dropped:]
+                            self.dropped("restart", dropped)
+                        # No byte beyond those that the reply names.
+                        if len(chunk) > left:
+                            chunk = chunk[:left]
+                        if chunk:
+                            left -= len(chunk)
+                            yield chunk
+                except GeneratorExit:
+                    if left:
+                        reply.give_up("abandoned")
+                    raise
 
     @asynccontextmanager
     async def _proved(
@@ -272,6 +278,10 @@ class OriginReader:
             await _check_status(reply, version, self._patience.wall_clock())
             check_version(reply, version)
         self.learned(Oddity.IF_MATCH_FAILS if status == 412 else Oddity.IF_MATCH_REFUSED, version.ref)
+
+    def dropped(self, cause: str, count: int) -> None:
+        """`count` bytes of the origin came for nothing. `cause`: one of `metrics.DUPLICATE_CAUSES`."""
+        self._metrics.duplicate_origin_bytes.labels(cause).inc(count)
 
     def told(self, body: Brought, ref: ObjectRef) -> None:
         """A reply proved its bytes, and may be odd all the same."""
@@ -328,7 +338,7 @@ class OriginReader:
             tries.push_async_callback(second.close)
             won = await _first_answered(first, second)
             self._metrics.hedges.labels("yes" if won is second else "no").inc()
-            await (first if won is second else second).close()
+            await (first if won is second else second).close(lost=True)
             yield await won.head
 
     async def _late(self, attempt: _Try, after_s: float) -> None:
@@ -363,8 +373,8 @@ class _Try:
             return False
         return self.head.result().status not in RETRYABLE_STATUSES
 
-    async def close(self) -> None:
-        """Give it up, or end its reply. A second call does nothing."""
+    async def close(self, *, lost: bool = False) -> None:
+        """Give it up, or end its reply. A second call does nothing. `lost`: the other request was answered first."""
         if self._closed:
             return
         self._closed = True
@@ -372,6 +382,8 @@ class _Try:
             self.head.cancel()
             await asyncio.wait([self.head])
         if not self.head.cancelled() and self.head.exception() is None:
+            if lost:
+                self.head.result().give_up("hedge")
             await self._sending.__aexit__(None, None, None)
 
 

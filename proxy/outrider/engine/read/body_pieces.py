@@ -6,8 +6,8 @@ straight from the source, past the cache, are relayed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -188,10 +188,11 @@ class BodyRead:
                 elif fills and not failed and not self._store.has(key):
                     # The block was found bad and deleted, or evicted, since the fills were planned: plan again.
                     continue
-                async with aclosing(self._relay()) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-                        self._position += len(chunk)
+                with self._duplicates_counted(key):
+                    async with aclosing(self._relay()) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+                            self._position += len(chunk)
         finally:
             self._wait_for_nothing()
             self._readers.end()
@@ -291,6 +292,17 @@ class BodyRead:
         if flight is None:
             return not self._store.has(key)
         return flight.slot is not None and not flight.slot.demand
+
+    @contextmanager
+    def _duplicates_counted(self, key: BlockKey) -> Iterator[None]:
+        """Count the bytes of a relay that begins with this block, if they come twice."""
+        began, comes_twice = self._position, self._flights.begin_relay(key)
+        try:
+            yield
+        finally:
+            self._flights.end_relay(key)
+            if comes_twice:
+                self._source.dropped("relay", self._position - began)
 
     # -- past the cache ---------------------------------------------------------------------------------------------
 

@@ -317,6 +317,10 @@ class VersionLookup:
                 elif flights:
                     # The origin took another Range. An ordinary fill checks that, and asks again.
                     self._flights.fill(flights)
+                    reply.give_up("question")
+                else:
+                    # The block is here, or another fill brings it.
+                    reply.give_up("question")
                 return
         # Nothing lies at that offset: the object is shorter, or empty. Only a HEAD tells how long it is.
         by_head = None if beside is None else await self._answer_beside(ref, beside)
