@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.core.errors import VersionChanged
+from outrider.core.errors import OriginBroke, VersionChanged
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.origin.oddities import Oddity
 from outrider.engine.fill.origin_reader import OriginRefused
@@ -261,6 +261,19 @@ async def test_an_origin_that_takes_no_if_match_is_read_without_it(
     origin.put(other, DATA[1:])
     assert await whole(room, other) == DATA[1:]
     assert not any(asks(request, "if-match") for request in origin.log), "it is remembered"
+
+
+async def test_a_refused_if_match_is_looked_into_though_each_second_request_meets_a_closed_connection(
+    room: Engine, origin: OddPort
+) -> None:
+    def odd(request: OriginRequest, reply: FakeReply) -> FakeReply:
+        if len(origin.log) % 2 == 0:
+            raise OriginBroke("the connection was closed before")
+        return refusal(request, reply, 501) if asks(request, "if-match") else reply
+
+    origin.odd = odd
+    assert await room.range(0, BLOCK + 1) == DATA[: BLOCK + 1]
+    assert met(room, Oddity.IF_MATCH_REFUSED) == 1
 
 
 async def test_a_412_of_a_changed_version_costs_one_more_request(room: Engine, origin: OddPort) -> None:

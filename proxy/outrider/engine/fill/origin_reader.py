@@ -274,7 +274,8 @@ class OriginReader:
         """A GET with If-Match was refused: one byte without it tells by its ETag whether the version changed. If it did
         not, the bucket is not asked with If-Match any more. Raises what `stream` raises."""
         byte = Extent(extent.start, extent.start + 1)
-        async with self._send(_part_of(version.ref, byte), hedged=False) as reply:
+        # Tried again by itself: the next try of the fill would begin with the refusal.
+        async with self.reply(_part_of(version.ref, byte)) as reply:
             await _check_status(reply, version, self._patience.wall_clock())
             check_version(reply, version)
         self.learned(Oddity.IF_MATCH_FAILS if status == 412 else Oddity.IF_MATCH_REFUSED, version.ref)
