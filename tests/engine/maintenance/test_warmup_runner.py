@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
 from tests.support.engine import BLOCK, Engine, engine
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
+from tests.support.virtual_time import VirtualTime
 
 COUNT = 6
 REFS = [ObjectRef("train", f"shard-{number:06d}.tar") for number in range(COUNT)]
@@ -206,6 +208,33 @@ async def test_failures_are_reported_and_the_rest_is_filled(making: Making) -> N
         room.origin.faults.clear()
         again = await warmed(room)
         assert (again.progress.state, again.progress.fetched_bytes) == (State.DONE, SIZE)
+
+
+@pytest.mark.parametrize("fault", [{"refuse": True}, {"status": 503}])
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_warm_up_outlasts_an_outage_of_half_a_minute(
+    fault: dict[str, Any], known: bool, making: Making
+) -> None:
+    time = VirtualTime()
+    with making(sleep=time.sleep, patience=time.patience()) as room:
+        if known:
+            for ref in REFS:
+                await room.reads.head(ref, {})
+        room.origin.faults.append(Fault(times=None, while_=lambda: time.now < 1030, **fault))
+        warm_up = begun(room)
+        await time.run(room.tasks.settle())
+        assert (warm_up.progress.state, warm_up.progress.objects) == (State.DONE, COUNT)
+
+
+async def test_a_warm_up_waits_once_for_an_origin_that_stays_away(making: Making) -> None:
+    time = VirtualTime()
+    with making(sleep=time.sleep, patience=time.patience()) as room:
+        room.origin.faults.append(Fault(times=None, refuse=True))
+        # Three times as many as are tried at once.
+        warm_up = begun(room, [ObjectRef("train", f"away-{number}") for number in range(48)])
+        await time.run(room.tasks.settle())
+        assert (warm_up.progress.state, warm_up.progress.failed) == (State.FAILED, 48)
+        assert 57 < time.now - 1000 < 2 * 57
 
 
 async def test_a_cancelled_warm_up_stops_and_blocks_on_their_way_still_come(making: Making) -> None:

@@ -16,6 +16,7 @@ from outrider.core.errors import OriginBroke, ServiceUnavailable
 from outrider.core.model import ObjectRef
 from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
+from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.write.upload import Upload
@@ -272,6 +273,37 @@ async def test_a_slow_client_keeps_its_fill_patient(room: Room) -> None:
             return b"".join([piece async for piece in pieces])
 
         assert await room.time.run(rest()) == DATA[BLOCK : 2 * BLOCK]
+    await room.time.run(room.engine.tasks.settle())
+
+
+async def test_the_blocks_ahead_of_a_reader_that_waits_are_not_given_up(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    await room.knows()
+    room.away(to_s=20.0, status=503)
+    assert await room.time.run(room.engine.get()) == DATA
+    await room.time.run(room.engine.tasks.settle())
+    assert "gave up asking the origin" not in [record.getMessage() for record in caplog.records]
+
+
+async def test_a_reader_waits_no_more_for_blocks_that_it_has_passed(room: Room) -> None:
+    await room.knows()
+    answer = await room.time.run(room.engine.reads.get(REF, {}))
+    assert answer.body is not None
+    version = room.engine.versions.fresh(REF)
+    assert version is not None
+    seen: list[Flight] = []
+    count = 0
+    async with aclosing(pieces_of(answer.body)) as pieces:  # type: ignore[type-var]
+        async for piece in pieces:
+            count += len(piece)
+            flight = room.engine.flights.get(room.engine.layout.key(version, min(15, count // BLOCK)))
+            if flight is not None and not seen:
+                seen.append(flight)
+                assert flight.waiters
+            if count > 14 * BLOCK:
+                assert not seen[0].waiters
+                break
     await room.time.run(room.engine.tasks.settle())
 
 
