@@ -168,10 +168,10 @@ def test_no_output_contains_a_secret_on_any_failing_path(
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS)
     endpoint = bucket.endpoint if origin != "gone" else "http://127.0.0.1:9"
-    flags = {"auth": "sigv4", "clients": str(clients), "log_level": "debug", "origin_patience_s": "0.5"}
+    flags = {"auth": "sigv4", "clients": str(clients), "log_level": "debug"}
     served = ServedProxy(bucket, tmp_path, origin=endpoint, **flags)
     served.forked = False  # its command line is examined
-    served.environment = environment_of(bucket)
+    served.environment = {**environment_of(bucket), "OUTRIDER_ORIGIN_PATIENCE_S": "0.5"}
     if origin == "refuses":
         served.environment |= {"AWS_SECRET_ACCESS_KEY": ORIGIN_SECRET, "AWS_SESSION_TOKEN": ORIGIN_TOKEN}
     with served:
