@@ -244,7 +244,7 @@ class OriginReader:
 
         A reply that proves nothing is followed by another.
         """
-        ref, doubts = version.ref, 0
+        ref = version.ref
         while True:
             conditions = self._conditions(version)
             async with self._send(_part_of(ref, extent, conditions), hedged=True, within_s=tries.left_s) as reply:
@@ -257,8 +257,8 @@ class OriginReader:
                     tries.answered()
                     body = brought_of(reply, version, extent)
                 except Unproved as error:
-                    doubts += 1
-                    if error.may_pass(doubts):
+                    tries.doubts += 1
+                    if error.may_pass(tries.doubts):
                         self._metrics.origin_retries.inc()
                         continue
                     if error.why is Oddity.SIZES_DIFFER:
@@ -266,6 +266,7 @@ class OriginReader:
                         self.oddities.note(error.why, ref)
                         raise VersionChanged(f"{ref}: another size") from error
                     raise
+                tries.doubts = 0
                 self.told(body, ref)
                 yield reply, body
                 return

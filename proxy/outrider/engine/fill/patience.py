@@ -178,6 +178,8 @@ class Tries:
         self._waited_s = 0.0
         self.why = ""
         """The last failure."""
+        self.doubts = 0
+        """Replies in a row that did not prove which bytes they bring, whatever broke between them."""
         self._is_long = False
 
     def __enter__(self) -> Self:
