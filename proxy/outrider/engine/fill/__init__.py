@@ -12,7 +12,8 @@
 4. The fill reads the bytes from the `BlockSource`. The source decides where they come from: from a peer that owns the
    block, if it has a `PeerReader`, else from the origin. The `OriginReader` retries with backoff, resumes a broken body
    at its offset, and hedges a late request. A fill that waits before a retry gives its slot back meanwhile. `patience`
-   decides how long it goes on: as long as readers wait for it.
+   decides how long it goes on: as long as readers wait for it. A reply must prove which bytes it brings
+   (`reply_proof`): by status, Content-Range, length, ETag and date. Otherwise the fill fails as `Unproved`.
 5. Each piece is handed out as it arrives. It goes into the flight, where readers get it from memory, and into a write
    buffer. The first piece is the one that the first reader waits for: the tail of a block comes first, and its head by
    a second GET afterwards, or as soon as a reader wants it.

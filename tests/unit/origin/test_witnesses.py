@@ -1,0 +1,64 @@
+"""Validators that prove nothing are found by comparing replies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider.core.origin.oddities import Oddity
+from outrider.core.origin.witnesses import Told, Witnesses, is_hash, is_of_nothing
+
+DAY, NEXT = "Thu, 01 Jan 2026 00:00:00 GMT", "Fri, 02 Jan 2026 00:00:00 GMT"
+TOLD = Told('"one"', 100, None, DAY, settled=True, by_head=False)
+
+
+@pytest.mark.parametrize(
+    ("after", "odd"),
+    [
+        ({}, None),
+        ({"etag": '"two"'}, Oddity.ETAG_CHANGES),
+        ({"etag": '"two"', "modified": NEXT}, None),
+        ({"etag": '"two"', "modified": None}, None),
+        ({"etag": '"two"', "size": 5}, None),
+        ({"etag": '"two"', "by_head": True}, Oddity.HEAD_ETAG_OTHER),
+        ({"size": 99}, Oddity.SIZES_DIFFER),
+        ({"size": 99, "by_head": True}, Oddity.HEAD_SIZE_OTHER),
+        ({"size": 99, "modified": NEXT}, Oddity.ETAG_SHARED),
+        ({"modified": NEXT}, Oddity.ETAG_SHARED),
+        ({"encoding": "gzip"}, Oddity.ENCODED),
+    ],
+)
+def test_a_reply_is_compared_with_the_one_before(after: dict[str, object], odd: Oddity | None) -> None:
+    witnesses = Witnesses()
+    assert witnesses.judge("b", "k", TOLD) is None
+    assert witnesses.judge("b", "k", replace(TOLD, **after)) is odd  # type: ignore[arg-type]
+
+
+def test_a_version_that_may_be_overwritten_within_its_second_shows_no_change_of_etags() -> None:
+    witnesses = Witnesses()
+    witnesses.judge("b", "k", replace(TOLD, settled=False))
+    assert witnesses.judge("b", "k", replace(TOLD, etag='"two"')) is None
+
+
+def test_a_hash_names_its_content_at_any_date() -> None:
+    witnesses = Witnesses()
+    etag = f'"{"a" * 32}"'
+    witnesses.judge("b", "k", replace(TOLD, etag=etag))
+    assert witnesses.judge("b", "k", replace(TOLD, etag=etag, modified=NEXT)) is None
+
+
+def test_one_etag_for_objects_of_two_sizes_is_not_believed_again() -> None:
+    witnesses = Witnesses()
+    assert witnesses.judge("b", "one", TOLD) is None
+    assert witnesses.judge("b", "copy", TOLD) is None
+    assert witnesses.judge("b", "other", replace(TOLD, size=5)) is Oddity.ETAG_SHARED
+    assert witnesses.judge("b", "one", TOLD) is Oddity.ETAG_SHARED
+    assert witnesses.judge("c", "one", TOLD) is None, "another bucket may lie in another store"
+
+
+def test_the_forms_of_s3s_etags_are_hashes() -> None:
+    assert is_hash('"d41d8cd98f00b204e9800998ecf8427e"')
+    assert is_hash('"d41d8cd98f00b204e9800998ecf8427e-12"')
+    assert not is_hash('"CJ+q/w=="')
+    assert is_of_nothing('"D41D8CD98F00B204E9800998ECF8427E"')
