@@ -138,8 +138,10 @@ class Oddities:
 
     def __repr__(self) -> str:
         """The oddities alone: a failed test shows what was odd."""
-        odd = (f for f in fields(self) if getattr(self, f.name) != f.default)
-        return f"Oddities({', '.join(f'{f.name}={getattr(self, f.name)!s}' for f in odd)})"
+        odd = ((f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default)
+        # A set in the same order each time: this is also the name of a test, which several processes must agree on.
+        shown = ((name, ",".join(sorted(value)) if isinstance(value, frozenset) else value) for name, value in odd)
+        return f"Oddities({', '.join(f'{name}={value!s}' for name, value in shown)})"
 
 
 AWS = Oddities()
