@@ -9,7 +9,8 @@ blocks:
    asks a policy (`policies`: LRU, FIFO, none; or the planner in `core.ahead`) for victims, and leaves out those that
    `pins` holds. `disk_pressure` limits the fills while the disk is slower than the origin.
 4. The block becomes a file: `block_file` is its format, a header with checksums and then the payload. `scrub_pace` sets
-   how fast the scrubber reads these files again to find bit rot.
+   how fast the scrubber reads these files again to find bit rot. `content_ledger` knows the CRCs of the blocks of large
+   objects, to compare them with the bucket's checksum.
 
 A hit is served without asking the origin while its version is fresh: `freshness` decides that. `memory_budget` divides
 the memory between exchanges with the origin, caches in memory and the requests under way; a request that finds no room
