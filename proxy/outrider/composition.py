@@ -32,6 +32,7 @@ from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.prefetch import Mode, Prefetch, PrefetchPolicy
 from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.content_verification import ContentVerification, Listeners
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader
@@ -151,18 +152,21 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     origin_reader = OriginReader(origin, resources.patience, metrics, scheduler, Hedging(), resources.oddities)
     source = BlockSource(origin_reader)
     runtime, apart = Runtime(tasks.spawn, clock), Runtime(tasks.spawn_apart, clock)
-    flights = FlightTable(layout, source, store, scheduler, runtime)
+    contents = ContentVerification(layout, origin_reader, apart, metrics, on=settings.verify_origin == "auto")
+    contents.connect(store, Listeners(versions.forget_now, versions.stale, planner.proved))
+    store.contents = contents
+    flights = FlightTable(layout, source, store, contents, scheduler, runtime)
     version_lookup = VersionLookup(
         layout, origin_reader, source, versions, flights, runtime, stale_if_error=settings.stale_if_error
     )
-    reads = ObjectReads(layout, source, versions, store, flights, version_lookup, scheduler, metrics)
+    reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)
     memory = MemoryBudget(shares.clients_bytes)
     list_cache = ListCache(settings.list_ttl_of, clock, shares.listings_bytes, memory)
     hits = HitLookup(layout, versions, store, clock)
     access = _access(settings)
     enumerator = Enumerator(origin_reader, memory, versions)
     fills = BackgroundFill(
-        layout, versions, store, flights, version_lookup, scheduler, metrics,
+        layout, versions, store, flights, contents, version_lookup, scheduler, metrics,
         TokenBucket(settings.prefetch_bandwidth, clock()),
     )  # fmt: skip
     blocks_at_once = min(settings.prefetch_blocks, descriptors.fills)
@@ -186,7 +190,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), clock,
         capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, _names_of_keys(settings)),
-        oddities=resources.oddities, origin_wait=lambda: origin_reader.long_wait,
+        oddities=resources.oddities, origin_wait=lambda: origin_reader.long_wait, contents=contents,
     )  # fmt: skip
     outrider = Outrider(
         settings,

@@ -185,6 +185,15 @@ class Metrics:
         )
         self.store_capacity_bytes = Gauge("outrider_store_capacity_bytes", "The budget of the store.", registry=r)
         self.store_blocks = Gauge("outrider_store_blocks", "Blocks on disk.", registry=r)
+        self.store_proved_bytes = Gauge(
+            "outrider_store_verified_bytes",
+            "Bytes on disk whose content was compared with what the bucket knows of it: `verify_origin`.",
+            registry=r,
+        )
+        self.origin_mismatches = Counter(
+            "outrider_origin_mismatches", "Fills whose content was not that of the object, by what the bucket knows.",
+            registry=r,
+        )  # fmt: skip
         self.evicted_blocks = Counter("outrider_evicted_blocks", "Blocks evicted for room.", registry=r)
         self.bad_blocks = Counter("outrider_bad_blocks", "Blocks found damaged, and deleted.", registry=r)
         self.scrubbed_blocks = Counter(

@@ -8,8 +8,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
+from outrider.core.s3.checksums import Kind
 from outrider.core.s3.form_fields import PostForm
 from outrider.core.s3.operation import Query
 
@@ -164,6 +166,27 @@ class BlockWriter(Protocol):
     async def abort(self) -> None: ...
 
 
+class Contents(Protocol):
+    """Receives the content hashes of blocks, which the store computes as it writes them, or reads them to verify them.
+    Called on the engine's thread."""
+
+    def kind_for(self, meta: BlockMeta) -> Kind | None:
+        """The hash to compute of the block's payload; None: none is wanted."""
+        ...
+
+    def came(self, meta: BlockMeta, kind: Kind, digest: bytes) -> None:
+        """The block is in the store, and its payload has this hash."""
+        ...
+
+    def saved(self, layout: BlockLayout, version: ObjectVersion) -> object:
+        """The facts about the version's content for the next start, fit for JSON; None: there are none."""
+        ...
+
+    def restore(self, meta: BlockMeta, saved: object) -> None:
+        """A start found the block. `saved`: the result of `saved` at the last stop."""
+        ...
+
+
 class BlockStore(Protocol):
     """Blocks on disk, within a budget. The store counts and logs its errors itself; for the engine they are a miss or
     `StoreUnavailable`."""
@@ -196,8 +219,9 @@ class BlockStore(Protocol):
         """The block's file gave other bytes than it should: the block is verified before it is used again."""
         ...
 
-    async def create(self, meta: BlockMeta) -> BlockWriter:
-        """Reserve room, with evictions if needed, and begin a block.
+    async def create(self, meta: BlockMeta, *, hashed: bool = True) -> BlockWriter:
+        """Reserve room, with evictions if needed, and begin a block. `hashed` False: the caller compares the content
+        itself, so `Contents` hears nothing of it.
 
         Raises:
             StoreUnavailable: no room can be made, or the disk fails.

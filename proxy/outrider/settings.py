@@ -250,6 +250,10 @@ class Settings(BaseModel):
         "first",
         description="When the checksum of a block is verified: at its first read after a start, or at every read.",
     )
+    verify_origin: Literal["auto", "off"] = Field(
+        "auto",
+        description="Compare what comes from the origin with its checksums and MD5 ETags, where it tells them.",
+    )
     scrub_bandwidth: Annotated[int, BeforeValidator(_plain_bytes)] = Field(
         20_000_000, ge=0, description="Bytes a second that the scrubber reads to find damaged blocks; 0: no scrubbing."
     )

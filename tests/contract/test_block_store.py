@@ -1474,8 +1474,8 @@ async def test_a_snapshot_overtaken_by_a_write_is_not_put_in_place(root: Path, m
     await disk.write(meta := meta_of())
     encode = index_snapshot.encode
 
-    def meanwhile(blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool]) -> Iterator[bytes]:
-        yield from encode(blocks, vouches)
+    def meanwhile(blocks: Iterable[BlockMeta], *facts: Callable[..., Any]) -> Iterator[bytes]:
+        yield from encode(blocks, *facts)
         touched._note([meta.version.ref])
 
     monkeypatch.setattr(index_snapshot, "encode", meanwhile)

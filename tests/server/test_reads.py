@@ -208,11 +208,15 @@ def test_ranges_of_an_empty_object_equal_the_buckets(proxy: Proxy, direct: Any) 
 
 
 @pytest.mark.parametrize("key", SIZES)
-def test_an_unknown_object_costs_one_get_per_block_and_no_head(proxy: Proxy, simulator: Simulator, key: str) -> None:
+def test_an_unknown_object_costs_one_get_per_block_and_no_head_that_a_reader_waits_for(
+    proxy: Proxy, simulator: Simulator, key: str
+) -> None:
     assert ask(proxy.address, "GET", f"/{NAME}/{key}").body == RAMP[: SIZES[key]]
     counts = simulator.counts()
     if SIZES[key]:
-        assert (counts.gets, counts.heads) == (-(-SIZES[key] // BLOCK), 0)
+        assert counts.gets == -(-SIZES[key] // BLOCK)
+        # In the background, a HEAD asks for the checksum of an object that is too large for an MD5.
+        assert counts.heads <= 1
     else:
         assert counts.requests <= 2, "an empty range is a 416; only a HEAD has the other headers"
     assert counts.body_bytes - SIZES[key] < 1000, "no byte twice (only an error document may add some)"
@@ -225,7 +229,8 @@ def test_cached_objects_cost_the_bucket_nothing(proxy: Proxy, simulator: Simulat
     assert ask(proxy.address, "GET", f"/{NAME}/five").headers["x-cache"] == "HIT"
     assert ask(proxy.address, "HEAD", f"/{NAME}/five").headers["x-cache"] == "HIT"
     assert ask(proxy.address, "GET", f"/{NAME}/five", [("range", "bytes=7-9")]).body == RAMP[7:10]
-    assert simulator.counts().requests == 0
+    # The checksum of the object may be asked for once.
+    assert simulator.counts().gets == simulator.counts().body_bytes == 0
 
 
 def test_a_head_before_the_get_is_one_head_more(proxy: Proxy, simulator: Simulator) -> None:
@@ -251,7 +256,7 @@ def test_fifty_cold_readers_fetch_each_byte_once(small_blocks: Proxy, simulator:
     counts = simulator.counts()
     assert counts.body_bytes == BLOCK + 1
     assert counts.gets <= 9
-    assert counts.heads == 0
+    assert counts.heads <= 1, "for the checksum of the object"
 
 
 def test_the_transfer_manager_reads_what_is_there(proxy: Proxy, simulator: Simulator) -> None:

@@ -26,6 +26,7 @@ from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchPolicy
 from outrider.engine.fill.block_source import BlockSource, PeerReader
+from outrider.engine.fill.content_verification import ContentVerification, Listeners
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader
@@ -87,6 +88,7 @@ class Engine:
     warmup_runner: WarmupRunner
     version_lookup: VersionLookup
     fills: BackgroundFill
+    contents: ContentVerification
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         """The body of a GET; `headers` with `_` for `-`."""
@@ -139,7 +141,7 @@ def engine(
     patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, prefetch_blocks: int = 64,
     prefetch_bytes_s: float = 0.0, buffer_bytes: Callable[[int], int] = as_large,
     reads_on: Callable[[float], Awaitable[object]] = at_once, later: Later = called_at_once,
-    peers: PeerReader | None = None,
+    peers: PeerReader | None = None, verify_origin: bool = False,
 ) -> Iterator[Engine]:  # fmt: skip
     """`buffer_bytes`: `as_large`, or `as_small`, where each block is written whole. `reads_on`: the sleep for which the
     disk work of a small block waits. `later`: makes the calls that may wait until a reader has requested more."""
@@ -160,19 +162,30 @@ def engine(
     scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
     origin_reader = OriginReader(origin, patience or no_wait_patience(), metrics, scheduler, Hedging())
     source, runtime = BlockSource(origin_reader, peers), Runtime(tasks.spawn, clock, sleep)
+    contents = ContentVerification(layout, origin_reader, runtime, metrics, on=verify_origin)
+    contents.connect(store, Listeners(versions.forget_now, versions.stale, planner.proved))
+    store.contents = contents
     flights = FlightTable(
-        layout, source, store, scheduler, replace(runtime, sleep=reads_on), buffer_bytes_of=buffer_bytes
+        layout, source, store, contents, scheduler, replace(runtime, sleep=reads_on), buffer_bytes_of=buffer_bytes
     )
     version_lookup = VersionLookup(
         layout, origin_reader, source, versions, flights, runtime, stale_if_error=stale_if_error
     )
-    reads = ObjectReads(layout, source, versions, store, flights, version_lookup, scheduler, metrics)
+    reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)
     memory = MemoryBudget(64 * 1024 * 1024)
     list_cache = ListCache(lambda prefix: None, clock, 1 << 20, memory)
     passthrough = Passthrough(origin, origin_reader, versions, list_cache.forget)
     enumerator = Enumerator(origin_reader, memory, versions)
     fills = BackgroundFill(
-        layout, versions, store, flights, version_lookup, scheduler, metrics, TokenBucket(prefetch_bytes_s, clock())
+        layout,
+        versions,
+        store,
+        flights,
+        contents,
+        version_lookup,
+        scheduler,
+        metrics,
+        TokenBucket(prefetch_bytes_s, clock()),
     )
     prefetching = PrefetchPolicy(lambda _: prefetch, prefetch_blocks, policy == "epoch", later)
     ahead = Prefetch(planner, fills, enumerator, scheduler, runtime, prefetching)
@@ -182,7 +195,7 @@ def engine(
     try:
         yield Engine(
             origin, layout, clock, tasks, metrics, store, versions, flights, reads, passthrough, ahead, planner,
-            scheduler, pins, warmup_runner, version_lookup, fills,
+            scheduler, pins, warmup_runner, version_lookup, fills, contents,
         )  # fmt: skip
     finally:
         store.close()

@@ -217,7 +217,8 @@ class Body:
         self._shared = shared
         self._client = client
         self._line = Line(shared.clock())
-        bodily = (FaultKind.RESET, FaultKind.STALL, FaultKind.TRUNCATE, FaultKind.ACT, FaultKind.SHORTER)
+        bodily = (FaultKind.RESET, FaultKind.STALL, FaultKind.TRUNCATE, FaultKind.ACT, FaultKind.SHORTER,
+                  FaultKind.TURN)  # fmt: skip
         self._fault = fault if fault is not None and fault.kind in bodily else None
         # Registered before the first byte goes out: a client that has read the bytes before a stall may release it at
         # once.
@@ -237,9 +238,15 @@ class Body:
         fault = self._fault
         if fault is not None and self._sent_bytes + len(view) > fault.after_bytes:
             before = fault.after_bytes - self._sent_bytes
-            self._send(view[:before])
-            self._strike(fault)
-            view = view[before:]
+            if fault.kind is FaultKind.TURN:
+                self._fault = None
+                turned = bytearray(view)
+                turned[before] ^= 1
+                view = memoryview(turned)
+            else:
+                self._send(view[:before])
+                self._strike(fault)
+                view = view[before:]
         self._send(view)
 
     def followed_by(self, more: bytes, length: int) -> Callable[[memoryview], None]:

@@ -139,6 +139,26 @@ class Fault:
 
 
 @dataclass(slots=True)
+class Turned:
+    """One bit of the byte at `offset` turns, in the next `times` replies that bring it. `by`: the bit, which is another
+    one in each reply unless `same`."""
+
+    offset: int
+    times: int
+    same: bool = False
+    by: int = 1
+
+    def on_the_way(self, data: bytes, start: int) -> bytes:
+        if self.times == 0 or not start <= self.offset < start + len(data):
+            return data
+        self.times -= 1
+        at, by = self.offset - start, self.by
+        if not self.same:
+            self.by = by << 1 if by < 128 else 1
+        return data[:at] + bytes([data[at] ^ by]) + data[at + 1 :]
+
+
+@dataclass(slots=True)
 class FakeReply:
     """A reply while its context is open."""
 
@@ -202,6 +222,8 @@ class FakeOrigin:
     no_etags: bool = False
     no_length: bool = False
     range_bytes_max: int = 2**63
+    turned: dict[ObjectRef, Turned] = field(default_factory=dict)
+    """Objects of which a bit turns on the way."""
     faults: list[Fault] = field(default_factory=list)
     objects: dict[ObjectRef, Stored] = field(default_factory=dict)
     log: list[OriginRequest] = field(default_factory=list)
@@ -301,6 +323,8 @@ class FakeOrigin:
             headers = tuple(pair for pair in headers if not pair[0].startswith("x-amz-checksum-"))
             headers += (("content-range", f"bytes {start}-{stop - 1}/{size}"),)
         data = stored.data[start:stop]
+        if (turned := self.turned.get(ref)) is not None and request.method == "GET":
+            data = turned.on_the_way(data, start)
         length = None if self.no_length else len(data)
         if length is not None:
             headers += (("content-length", str(length)),)

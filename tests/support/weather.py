@@ -36,6 +36,7 @@ class FaultKind(StrEnum):
     OTHER_TOTAL = "other_total"  # Content-Range says that the object is `by_bytes` larger
     OTHER_LENGTH = "other_length"  # Content-Range names an extent that is `by_bytes` longer than what follows
     LONGER = "longer"  # `by_bytes` of other data follow the body, and Content-Length counts them
+    TURN = "turn"  # one bit of the body's byte at `after_bytes` turns on the way
     SHORTER = "shorter"  # Content-Length is at most `after_bytes`, and the body ends there
     OTHER_ETAG = "other_etag"  # the answer has another ETag
     ASTRAY = "astray"  # the answer to a Range brings, and names, bytes that lie `by_bytes` further on

@@ -147,9 +147,11 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
     client.close()
     whole = ObjectReads._body
 
-    async def early(self: ObjectReads, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
+    async def early(
+        self: ObjectReads, version: ObjectVersion, extent: Extent, since: int
+    ) -> AsyncGenerator[Piece, None]:
         left = extent.length - 100
-        async with aclosing(whole(self, version, extent)) as pieces:
+        async with aclosing(whole(self, version, extent, since)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, FilePiece):
                     piece.count = min(piece.count, left)

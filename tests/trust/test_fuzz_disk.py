@@ -120,7 +120,7 @@ def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, li
         pass
     else:
         saw = "a snapshot"
-        for meta, _ in found:
+        for meta, *_ in found:
             assert meta.key
             assert block_file.Header(meta).disk_bytes >= PAGE_BYTES
             assert b"".join(index_snapshot.encode([meta]))

@@ -106,7 +106,8 @@ async def test_500_clients_that_read_one_cold_object_cost_one_fill_per_block(
             )  # fmt: skip
             assert right == clients_count
             assert counts.body_bytes == CROWD_BYTES
-            assert (counts.gets, counts.heads) == (_fills(counts.gets), 0)
+            assert counts.gets == _fills(counts.gets)
+            assert counts.heads <= 1, "for the checksum of the object"
 
 
 def _fills(gets: int) -> int:

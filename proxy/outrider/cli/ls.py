@@ -45,10 +45,16 @@ def ls(
         typer.echo(f"pin {status_client.shown(pin['name'])}: {here} here of {reserved} reserved")
 
 
+def _verified(dataset: status_client.Status) -> str:
+    """The share of the cached bytes that was compared with the bucket's checksums, rounded down: `100 %` is all."""
+    # An older proxy does not tell it.
+    return f"{int(100 * dataset['verified'])} %" if dataset.get("cached_bytes") and "verified" in dataset else "-"
+
+
 def _table(datasets: list[status_client.Status]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("dataset", overflow="fold")
-    for name in ("objects", "size", "cached", "read", "hits", "saved", "last read"):
+    for name in ("objects", "size", "cached", "verified", "read", "hits", "saved", "last read"):
         table.add_column(name, justify="right", no_wrap=True)
     for dataset in datasets:
         known = "objects" in dataset
@@ -63,6 +69,7 @@ def _table(datasets: list[status_client.Status]) -> Table:
             f"{dataset['objects']:,}" if known else "-",
             in_words(dataset["bytes"]) if known else "-",
             f"{100 * dataset['cached']:.0f} %" if known else "-",
+            _verified(dataset),
             f"{epoch:,} of {dataset['epoch_objects']:,}" if epoch is not None else "-",
             hits,
             in_words(dataset["saved"]["egress_bytes"]),

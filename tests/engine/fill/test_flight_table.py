@@ -232,7 +232,7 @@ async def test_a_stop_wakes_the_waiters_and_leaves_nothing_behind(steps: int, ro
 
 async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine) -> None:
     unused: Any = None
-    fill = Fill([], None, FillParts(unused, room.store, unused, unused, Runtime(unused, unused)))
+    fill = Fill([], None, FillParts(unused, room.store, room.contents, unused, unused, Runtime(unused, unused)))
     version = version_in(room)
     for index in range(2):
         await fill._open(Flight(BlockMeta(LAYOUT, version, index)))
@@ -261,9 +261,9 @@ async def test_a_fill_without_room_on_disk_sends_no_request(tmp_path: Path) -> N
 async def test_a_prefetch_sends_no_request_before_it_has_room(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, create = asyncio.Event(), room.store.create
 
-    async def slow(meta: BlockMeta) -> BlockWriter:
+    async def slow(meta: BlockMeta, *, hashed: bool) -> BlockWriter:
         await gate.wait()
-        return await create(meta)
+        return await create(meta, hashed=hashed)
 
     monkeypatch.setattr(room.store, "create", slow)
     room.origin.put(REF, DATA)

@@ -197,11 +197,11 @@ async def test_a_first_byte_does_not_wait_for_the_disk(
 ) -> None:
     gate, create = asyncio.Event(), room.store.create
 
-    async def slow(meta: BlockMeta) -> BlockWriter:
+    async def slow(meta: BlockMeta, *, hashed: bool) -> BlockWriter:
         await gate.wait()
         if fails:
             raise StoreUnavailable("full")
-        return await create(meta)
+        return await create(meta, hashed=hashed)
 
     monkeypatch.setattr(room.store, "create", slow)
     answer = await asyncio.wait_for(room.reads.get(REF, {}), 60)
@@ -219,9 +219,9 @@ async def test_a_miss_of_a_known_object_sends_its_request_while_the_disk_makes_t
     await room.reads.head(REF, {})
     gate, create = asyncio.Event(), room.store.create
 
-    async def slow(meta: BlockMeta) -> BlockWriter:
+    async def slow(meta: BlockMeta, *, hashed: bool) -> BlockWriter:
         await gate.wait()
-        return await create(meta)
+        return await create(meta, hashed=hashed)
 
     monkeypatch.setattr(room.store, "create", slow)
     answer = await asyncio.wait_for(room.reads.get(REF, {"range": "bytes=0-9"}), 10)

@@ -136,7 +136,7 @@ async def test_one_more_open_file_costs_the_same_however_many_are_open(tmp_path:
             await store.reserve(need, meta)
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
-            store.landed(meta, need, OpenFile(-1, block_file.PAGE_BYTES))
+            store.landed(meta, need, OpenFile(-1, block_file.PAGE_BYTES), None, None)
             peaks.append(tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from outrider.adapters.disk.leases import Edition, OpenFile, Slot
@@ -29,6 +29,8 @@ class BlockIndex:
         # Blocks read since the last report to the policy, which lives on one thread while hits come from several.
         self._reads: deque[BlockKey] = deque(maxlen=_READS_MAX)
         self.removals = 0
+        self.proved_bytes = 0
+        """The bytes on disk of blocks that were compared with what the bucket knows of them."""
 
     # -- lookup -------------------------------------------------------------------------------------------------
 
@@ -73,7 +75,19 @@ class BlockIndex:
     def unverified(self) -> list[BlockKey]:
         return [block for block, slot in self._slots.items() if not slot.verified]
 
+    def is_proved(self, block: BlockKey) -> bool:
+        slot = self._slots.get(block)
+        return slot is not None and slot.proved
+
     # -- changes ------------------------------------------------------------------------------------------------
+
+    def prove(self, blocks: Iterable[BlockKey]) -> None:
+        """The bytes of these blocks are those that the bucket has. Blocks that are not here are passed over."""
+        for block in blocks:
+            slot = self._slots.get(block)
+            if slot is not None and not slot.proved:
+                slot.proved = True
+                self.proved_bytes += slot.disk_bytes
 
     def _enter(self, block: BlockKey, meta: BlockMeta, disk_bytes: int, *, verified: bool) -> tuple[BlockKey, Slot]:
         """Add a block that the index does not have. Returns its key, with the shared version id, and its slot."""
@@ -90,6 +104,8 @@ class BlockIndex:
         if self._slots.get(block) is slot:
             del self._slots[block]
             slot.edition.blocks -= 1
+            if slot.proved:
+                self.proved_bytes -= slot.disk_bytes
             if slot.edition.blocks == 0 and self._editions.get(block.version_id) is slot.edition:
                 del self._editions[block.version_id]
             self._policy.removed(block)

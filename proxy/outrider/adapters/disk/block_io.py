@@ -14,6 +14,7 @@ from outrider import pagecache
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.model import BlockKey
+from outrider.core.s3.checksums import Hash
 from outrider.ports import Buffer
 
 _VERIFY_BYTES = 1024 * 1024
@@ -52,10 +53,13 @@ def read_meta(path: Path) -> BlockMeta:
     return meta
 
 
-def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = True) -> tuple[int, int]:
+def open_block(
+    path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = True, content: Hash | None = None
+) -> tuple[int, int]:
     """An open fd and the payload's offset; with `verify` the whole payload was read and its checksum is right.
 
     `keep_pages` False: pages that had to be read from the disk are dropped again, to leave memory to readers' pages.
+    `content`: takes in the payload, too, if it is read.
 
     Raises:
         BadBlock: the file does not hold this block.
@@ -69,7 +73,7 @@ def open_block(path: Path, block: BlockKey, verify: bool, *, keep_pages: bool = 
         if meta.key != block:
             raise BadBlock("holds another block")
         if verify:
-            verify_payload(fd, offset, meta.extent.length, checksum)
+            verify_payload(fd, offset, meta.extent.length, checksum, content)
             if came_in:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     except BaseException:
@@ -109,20 +113,22 @@ def page_in(path: bytes, start: int, count: int) -> None:
             os.close(fd)
 
 
-def verify_payload(fd: int, offset: int, length: int, checksum: bytes) -> None:
+def verify_payload(fd: int, offset: int, length: int, checksum: bytes, content: Hash | None = None) -> None:
     digest = block_file.PayloadChecksum()
-    if digest_payload(digest, fd, offset, length) < length:
+    if digest_payload(digest, content, fd, offset, length) < length:
         raise BadBlock("payload cut short")
     if digest.digest() != checksum:
         raise BadBlock("payload checksum does not match")
 
 
-def digest_payload(digest: xxhash.xxh3_128, fd: int, offset: int, length: int) -> int:
-    """Add `length` bytes of a file to `digest`; returns how many the file had."""
+def digest_payload(digest: xxhash.xxh3_128, content: Hash | None, fd: int, offset: int, length: int) -> int:
+    """Add `length` bytes of a file to `digest` and `content`; returns how many the file had."""
     buffer = memoryview(bytearray(min(length, _VERIFY_BYTES)))
     left = length
     while left and (count := os.preadv(fd, [buffer[: min(left, len(buffer))]], offset)):
         digest.update(buffer[:count])
+        if content is not None:
+            content.update(buffer[:count])
         offset += count
         left -= count
     return length - left

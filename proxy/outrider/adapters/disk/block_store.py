@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,8 +33,9 @@ from outrider.core.cache.pins import Pins
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey
+from outrider.core.s3.checksums import Kind
 from outrider.metrics import Metrics
-from outrider.ports import Clock, Evicted
+from outrider.ports import Clock, Contents, Evicted
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +85,13 @@ class DiskBlockStore(BlockIndex):
         # Blocks to be dropped once no reader uses them.
         self._doomed: dict[BlockKey, None] = {}
         self.on_bad: list[Callable[[BlockMeta, str], None]] = []
+        self.contents: Contents | None = None
+        """Hears of the content hash of each block that is written, or verified. None: nobody does."""
         self._leaving: set[asyncio.Future[list[int | OSError]]] = set()
         metrics.store_capacity_bytes.set(limits.capacity_bytes)
         metrics.store_bytes.set_function(lambda: self.budget.used_bytes)
         metrics.store_blocks.set_function(lambda: len(self))
+        metrics.store_proved_bytes.set_function(lambda: self.proved_bytes)
 
     @property
     def used_bytes(self) -> int:
@@ -149,9 +154,10 @@ class DiskBlockStore(BlockIndex):
         return slot.verified and not self._verify_always and not self.work.is_hung
 
     def doubt(self, block: BlockKey) -> None:
-        self.work.failed("send", OSError(errno.EIO, "a block file gave fewer bytes than it has"))
         slot = self._slots.get(block)
+        # The file of a block that was expelled is cut on purpose.
         if slot is not None:
+            self.work.failed("send", OSError(errno.EIO, "a block file gave fewer bytes than it has"))
             slot.verified = False
             self._close(block, slot)
 
@@ -183,11 +189,14 @@ class DiskBlockStore(BlockIndex):
             return None
         slot.busy += 1
         path = self.directory.path_of(block)
+        contents = self.contents if verify and not slot.proved else None
+        kind = None if contents is None else contents.kind_for(slot.meta(block))
+        content = None if kind is None else kind.begin()
         patience_s = None if scrub else disk_threads.PATIENCE_S + slot.disk_bytes / _SLOWEST_BYTES_PER_S
         try:
             async with asyncio.timeout(patience_s):
                 opened = await self.work.run_opening(
-                    lambda: OpenFile(*block_io.open_block(path, block, verify, keep_pages=not scrub))
+                    lambda: OpenFile(*block_io.open_block(path, block, verify, keep_pages=not scrub, content=content))
                 )
         except FileNotFoundError as error:
             self.work.failed("open", error)
@@ -205,6 +214,12 @@ class DiskBlockStore(BlockIndex):
             return None
         finally:
             slot.busy -= 1
+        if contents is not None and kind is not None and content is not None and self._slots.get(block) is slot:
+            contents.came(slot.meta(block), kind, content.digest())
+            if self._slots.get(block) is not slot:
+                # The bytes are not the bucket's, and the block was expelled.
+                opened.doom()
+                return None
         return self._lease_opened(block, slot, opened, keep=not scrub)
 
     def _lease_opened(self, block: BlockKey, slot: Slot, opened: OpenFile, *, keep: bool) -> FileLease:
@@ -320,6 +335,28 @@ class DiskBlockStore(BlockIndex):
         await self._unlink(going)
         return Evicted(len(going), sum(slot.disk_bytes for _, slot in going), later, held)
 
+    def expel(self, blocks: Iterable[BlockKey]) -> None:
+        """Drop `blocks` at once, also pinned ones and those that are being read. Their files are cut, so that readers
+        under way get no more bytes of them."""
+        going = [(block, slot) for block in blocks if (slot := self._slots.get(block)) is not None]
+        for block, slot in going:
+            self._forget(block, slot)
+
+        def unlink() -> list[int | OSError]:
+            for block, _ in going:
+                with suppress(OSError):
+                    os.truncate(self.directory.path_of(block), 0)
+            return self._unlink_all(going)
+
+        if going:
+            self._counted_unlink(unlink).add_done_callback(self._expelled)
+
+    def _expelled(self, done: asyncio.Future[list[int | OSError]]) -> None:
+        for result in done.result():
+            if isinstance(result, OSError):
+                self.whole = False
+                self.work.failed("unlink", result)
+
     async def sweep(self) -> None:
         """Drop the blocks that could not be dropped earlier because they were being read."""
         if self._doomed:
@@ -343,26 +380,27 @@ class DiskBlockStore(BlockIndex):
         if not gone:
             return
 
-        def unlink() -> list[int | OSError]:
-            results: list[int | OSError] = []
-            for block, slot in gone:
-                try:
-                    self.directory.remove(self.directory.path_of(block))
-                    results.append(slot.disk_bytes)
-                except OSError as error:
-                    results.append(error)
-            return results
-
         # Shielded: a client that leaves must not make the budget forget bytes that are still on disk.
         try:
             async with asyncio.timeout(disk_threads.PATIENCE_S):
-                results = await asyncio.shield(self._counted_unlink(unlink))
+                results = await asyncio.shield(self._counted_unlink(lambda: self._unlink_all(gone)))
         except TimeoutError as error:
             raise self.work.write_failed("unlink", error) from error
         for result in results:
             if isinstance(result, OSError):
                 self.whole = False
                 raise self.work.write_failed("unlink", result) from result
+
+    def _unlink_all(self, gone: Sequence[tuple[BlockKey, Slot]]) -> list[int | OSError]:
+        """The bytes on disk that each unlink freed, or why it failed. Runs in a thread."""
+        results: list[int | OSError] = []
+        for block, slot in gone:
+            try:
+                self.directory.remove(self.directory.path_of(block))
+                results.append(slot.disk_bytes)
+            except OSError as error:
+                results.append(error)
+        return results
 
     def _counted_unlink(self, unlink: Callable[[], list[int | OSError]]) -> asyncio.Future[list[int | OSError]]:
         future = self.work.begin(unlink)
@@ -376,7 +414,7 @@ class DiskBlockStore(BlockIndex):
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    async def create(self, meta: BlockMeta) -> DiskBlockWriter:
+    async def create(self, meta: BlockMeta, *, hashed: bool = True) -> DiskBlockWriter:
         header = block_file.Header(meta)
         if header.length > block_file.HEADER_BYTES_MAX:
             raise StoreUnavailable("the object's metadata is too long for a block header")
@@ -391,9 +429,12 @@ class DiskBlockStore(BlockIndex):
         except TimeoutError as error:
             raise self.work.write_failed("create", error) from error
         path = self.directory.tmp / f"{block_io.file_name(meta.key)}.{next(self._tmp_numbers)}"
-        return DiskBlockWriter(self.directory, self.work, self, header, path)
+        kind = None if self.contents is None or not hashed else self.contents.kind_for(meta)
+        return DiskBlockWriter(self.directory, self.work, self, header, path, kind)
 
-    def landed(self, meta: BlockMeta, disk_bytes: int, file: OpenFile) -> None:
+    def landed(
+        self, meta: BlockMeta, disk_bytes: int, file: OpenFile, kind: Kind | None, content: bytes | None
+    ) -> None:
         """A block was renamed into place: its reservation becomes an entry of the index."""
         self.budget.landed(disk_bytes)
         block = meta.key
@@ -403,6 +444,8 @@ class DiskBlockStore(BlockIndex):
             self.budget.give_back(old.disk_bytes)
         self._pins.block_came(meta.version, block.version_id)
         self._keep_open(*self._enter(block, meta, disk_bytes, verified=True), file)
+        if self.contents is not None and kind is not None and content is not None:
+            self.contents.came(meta, kind, content)
 
     def released(self, disk_bytes: int, *, left_behind: bool) -> None:
         """A writer gave its block up. `left_behind`: a file without an index entry lies in the directory."""

@@ -13,6 +13,7 @@ from outrider.adapters.disk.disk_threads import Act, DiskThreads
 from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta, Header
+from outrider.core.s3.checksums import Kind
 from outrider.ports import Buffer
 
 T = TypeVar("T")
@@ -21,8 +22,11 @@ T = TypeVar("T")
 class Reservation(Protocol):
     """The store's side of a block that is being written: `reserve` took its bytes; one call here ends that."""
 
-    def landed(self, meta: BlockMeta, disk_bytes: int, file: OpenFile) -> None:
-        """The block was renamed into place; the reservation becomes an entry of the index."""
+    def landed(
+        self, meta: BlockMeta, disk_bytes: int, file: OpenFile, kind: Kind | None, content: bytes | None
+    ) -> None:
+        """The block was renamed into place; the reservation becomes an entry of the index. `content`: the content hash
+        of this kind; None: there is none."""
         ...
 
     def released(self, disk_bytes: int, *, left_behind: bool) -> None:
@@ -38,8 +42,10 @@ class DiskBlockWriter:
     """
 
     def __init__(
-        self, directory: BlockDir, work: DiskThreads, reservation: Reservation, header: Header, path: Path
-    ) -> None:
+        self, directory: BlockDir, work: DiskThreads, reservation: Reservation, header: Header, path: Path,
+        kind: Kind | None = None,
+    ) -> None:  # fmt: skip
+        """`kind`: the content hash to compute beside the block's own checksum; None: none."""
         self._directory = directory
         self._work = work
         self._reservation = reservation
@@ -50,6 +56,8 @@ class DiskBlockWriter:
         self._opening = asyncio.Lock()
         self._written = 0
         self._digest = block_file.PayloadChecksum()
+        self._kind = kind
+        self._content = None if kind is None else kind.begin()
         # The payload up to here is in the digest. Only the write that begins here advances it, and no byte is written
         # twice, so two threads never do so at once.
         self._digested = 0
@@ -82,6 +90,8 @@ class DiskBlockWriter:
                 # Hash the bytes while they are in this process' memory only: nothing else can have changed them.
                 for piece in pieces:
                     self._digest.update(piece)
+                    if self._content is not None:
+                        self._content.update(piece)
                 self._digested += count
             whole = last and offset == 0 and self._digested == self._meta.extent.length
             began = self._work.clock()
@@ -112,7 +122,7 @@ class DiskBlockWriter:
         if not sealed:
             # Bytes that arrived out of order are not in the digest yet: read them back, usually from the page cache.
             self._digested += block_io.digest_payload(
-                self._digest, self._file.fd, self._header.length + self._digested,
+                self._digest, self._content, self._file.fd, self._header.length + self._digested,
                 self._meta.extent.length - self._digested,
             )  # fmt: skip
             block_io.write_all(self._file.fd, [self._header.sealed(self._digest.digest())], 0)
@@ -140,7 +150,8 @@ class DiskBlockWriter:
                 raise self._work.write_failed("commit", error) from error
         self._ended = True
         assert self._file is not None
-        self._reservation.landed(self._meta, self._header.disk_bytes, self._file)
+        content = None if self._content is None else self._content.digest()
+        self._reservation.landed(self._meta, self._header.disk_bytes, self._file, self._kind, content)
 
     async def abort(self) -> None:
         if self._ended:

@@ -1,6 +1,7 @@
 """The format of the index snapshot: written at a clean stop and read at the next start, which then needs no scan.
 
-Lines of JSON: the versions, each with a flag that says whether a LIST may vouch for its headers, then the blocks as
+Lines of JSON: the versions, each with a flag that says whether a LIST may vouch for its headers and with what is known
+of its content (see `Contents`), then the blocks as
 `[number of the version, block index]` in the policy's order, first victim first. A snapshot that is not complete is
 ignored: a scan finds all that it holds, except for the flags.
 """
@@ -22,13 +23,16 @@ _FORMAT = LinesFormat("outrider index", 1)
 class Snapshot:
     """The content of a snapshot.
 
-    Iterating yields the meta of each block, first victim first, and whether its version is vouched for. The metas are
-    made one by one: all at once they would take many times the memory of what is kept here.
+    Iterating yields the meta of each block, first victim first, whether its version is vouched for, and what is known
+    of its content. The metas are made one by one: all at once they would take many times the memory of what is kept
+    here.
     """
 
     def __init__(self) -> None:
         self.versions: list[tuple[BlockLayout, ObjectVersion]] = []
         self.vouched = bytearray()
+        self.contents: list[object] = []
+        """By version: the result of `Contents.saved`."""
         self._numbers, self._indexes = array("I"), array("I")
 
     def add(self, number: int, index: int) -> None:
@@ -37,21 +41,26 @@ class Snapshot:
         self._numbers.append(number)
         self._indexes.append(index)
 
-    def __iter__(self) -> Iterator[tuple[BlockMeta, bool]]:
+    def __iter__(self) -> Iterator[tuple[BlockMeta, bool, object]]:
         return (
-            (BlockMeta(*self.versions[number], index), bool(self.vouched[number]))
+            (BlockMeta(*self.versions[number], index), bool(self.vouched[number]), self.contents[number])
             for number, index in zip(self._numbers, self._indexes, strict=True)
         )
 
 
 def encode(
-    blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool] = lambda origin, version: False
-) -> Iterator[bytes]:
-    """The lines of a snapshot of `blocks`, in pieces fit for writing. `vouches`: see `Versions`."""
-    return _FORMAT.encode(_lines(blocks, vouches))
+    blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool] = lambda origin, version: False,
+    content_of: Callable[[BlockLayout, ObjectVersion], object] = lambda layout, version: None,
+) -> Iterator[bytes]:  # fmt: skip
+    """The lines of a snapshot of `blocks`, in pieces fit for writing. `vouches`: see `Versions`. `content_of`: see
+    `Contents.saved`."""
+    return _FORMAT.encode(_lines(blocks, vouches, content_of))
 
 
-def _lines(blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool]) -> Iterator[bytes]:
+def _lines(
+    blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool],
+    content_of: Callable[[BlockLayout, ObjectVersion], object],
+) -> Iterator[bytes]:  # fmt: skip
     numbers: dict[tuple[BlockLayout, ObjectVersion], int] = {}
     for meta in blocks:
         version = meta.version
@@ -63,8 +72,9 @@ def _lines(blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], 
             number = numbers[identity] = len(numbers)
             vouched = vouches(layout.origin, version)
             yield json_line(
-                [*version.ref, layout.origin, version.etag, version.size, layout.block_bytes, version.headers, vouched]
-            )
+                [*version.ref, layout.origin, version.etag, version.size, layout.block_bytes, version.headers, vouched,
+                 content_of(layout, version)]
+            )  # fmt: skip
         yield json_line([number, meta.index])
 
 
@@ -90,8 +100,9 @@ def _decode_lines(lines: Iterable[bytes]) -> Snapshot:
             snapshot.add(number, index)
         else:
             snapshot.versions.append(_decode_version(*fields[:7]))
-            # Snapshots of older releases have no flag.
-            snapshot.vouched.append(fields[7:] == [True])
+            # Snapshots of older releases have no flag, or no content.
+            snapshot.vouched.append(fields[7:8] == [True])
+            snapshot.contents.append(fields[8] if len(fields) > 8 else None)
     return snapshot
 
 

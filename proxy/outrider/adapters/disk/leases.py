@@ -112,9 +112,10 @@ class Edition:
 
 
 class Slot:
-    """One block on disk. `busy` counts readers that are opening it or use a file of their own: it is no victim then."""
+    """One block on disk. `busy` counts readers that are opening it or use a file of their own: it is no victim then.
+    `proved`: its bytes were compared with what the bucket knows of the object."""
 
-    __slots__ = ("busy", "disk_bytes", "edition", "file", "verified")
+    __slots__ = ("busy", "disk_bytes", "edition", "file", "proved", "verified")
 
     def __init__(self, edition: Edition, disk_bytes: int, *, verified: bool) -> None:
         self.edition = edition
@@ -122,6 +123,7 @@ class Slot:
         self.disk_bytes = edition.disk_bytes if disk_bytes == edition.disk_bytes else disk_bytes
         self.file: OpenFile | None = None
         self.verified = verified
+        self.proved = False
         self.busy = 0
 
     def meta(self, block: BlockKey) -> BlockMeta:

@@ -93,10 +93,12 @@ class Recovery:
     async def _adopt_snapshot(self, saved: Snapshot) -> None:
         metas = iter(saved)
         while batch := list(islice(metas, _BATCH)):
-            for meta, vouched in batch:
+            for meta, vouched, content in batch:
                 disk_bytes = block_file.Header(meta).disk_bytes
                 self._store.budget.take(disk_bytes)
                 self._adopt(meta, disk_bytes, vouched=vouched)
+                if self._store.contents is not None:
+                    self._store.contents.restore(meta, content)
             await asyncio.sleep(0)
 
     async def _scan(self) -> None:
@@ -150,7 +152,9 @@ class Recovery:
             self._touched.end()
         try:
             await work.run(self._store.directory.hold)
-            lines = index_snapshot.encode(self._store.blocks(), self._versions.vouches)
+            contents = self._store.contents
+            content_of = (lambda layout, version: None) if contents is None else contents.saved
+            lines = index_snapshot.encode(self._store.blocks(), self._versions.vouches, content_of)
             if self._touched is None:
                 await sealed_file.write(path, lines, work.threads)
             else:

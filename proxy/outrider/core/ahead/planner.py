@@ -326,6 +326,15 @@ class Planner:
             cached.used_at = cached.dataset.active_at = self._now
             self._open_objects.heard_of((cached.dataset, cached.index), self._now)
 
+    def proved(self, version_id: bytes, index: int | None) -> None:
+        """A block on disk is the one that the bucket has; None: all blocks of the version are."""
+        cached = self._cached.get(version_id)
+        if cached is None:
+            return
+        proved = cached.present if index is None else cached.present & (1 << index) | cached.proved
+        cached.dataset.proved_bytes += (proved & ~cached.proved).bit_count() * cached.block_bytes
+        cached.proved = proved
+
     def removed(self, block: BlockKey) -> None:
         """A block is on disk no more."""
         cached = self._cached.get(block.version_id)
@@ -333,6 +342,9 @@ class Planner:
             return
         cached.present &= ~(1 << block.index)
         dataset = cached.dataset
+        if cached.proved >> block.index & 1:
+            cached.proved &= ~(1 << block.index)
+            dataset.proved_bytes -= cached.block_bytes
         dataset.kept_bytes -= cached.block_bytes
         if cached.ahead:
             self.wasted_bytes += cached.block_bytes

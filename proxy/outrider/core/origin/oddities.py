@@ -71,6 +71,7 @@ class Uncached(Enum):
     REFUSED = "the origin refused a HEAD, and the read was forwarded for its reason"
     EMPTY = "the object has no byte to keep"
     RANGE_FORM = "the Range has a form that stores read differently"
+    CONTENT = "the bytes did not match the bucket's checksum, twice"
 
     @property
     def label(self) -> str:

@@ -8,8 +8,10 @@ from cachetools import LRUCache
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
+from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
+from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
@@ -31,13 +33,15 @@ class BackgroundFill:
 
     def __init__(
         self, layout: BlockLayout, versions: VersionCache, store: BlockStore, flights: FlightTable,
-        version_lookup: VersionLookup, scheduler: FillScheduler, metrics: Metrics, allowance: TokenBucket,
+        contents: ContentVerification, version_lookup: VersionLookup, scheduler: FillScheduler, metrics: Metrics,
+        allowance: TokenBucket,
     ) -> None:  # fmt: skip
         self.layout = layout
         self.allowance = allowance
         self._versions = versions
         self._store = store
         self._flights = flights
+        self._contents = contents
         self._version_lookup = version_lookup
         self._scheduler = scheduler
         self._metrics = metrics
@@ -82,6 +86,7 @@ class BackgroundFill:
 
         Raises Signal, S3Error.
         """
+        self._check_kept(ref)
         slot = self._scheduler.slot(demand=False, by_command=by_command)
         async with slot:
             # A reader may have asked the origin already. To wait for that answer needs no slot.
@@ -107,7 +112,8 @@ class BackgroundFill:
 
     def fill(self, version: ObjectVersion, blocks: Iterable[int], *, by_command: bool = False) -> list[Flight]:
         """Begins to fill those of the blocks that are neither here nor on their way. Returns the flights of all that
-        are not here. `by_command`: see `FillSlot`."""
+        are not here. `by_command`: see `FillSlot`. Raises StoreUnavailable: the object is only relayed."""
+        self._check_kept(version.ref)
         vid = self.layout.version_id(version)
         flights: list[Flight] = []
         for index in blocks:
@@ -121,6 +127,10 @@ class BackgroundFill:
             if flight is not None:
                 flights.append(flight)
         return flights
+
+    def _check_kept(self, ref: ObjectRef) -> None:
+        if self._contents.relays(ref):
+            raise StoreUnavailable("its bytes did not match the bucket's checksum")
 
     def _with_checksums(self, ref: ObjectRef) -> bool:
         return bool(self._checksums.get(folder_of(ref), False))

@@ -25,12 +25,15 @@
    want of room relays its bytes from the source, past the cache. No reader can stop a fill: a client that hangs up
    takes nothing from the others.
 
+The bytes that came are compared with what the bucket knows of the object: `content_verification`.
+
 Where the disk is slower than the origin, the table admits fewer fills (back-pressure), and the other misses are
 relayed. A client's question about an unknown object brings its first block along: then the reply is there before the
 flight, and `FlightTable.fill_from` fills from it without a slot.
 """
 
 from outrider.engine.fill.block_source import BlockSource, PeerReader
+from outrider.engine.fill.content_verification import ContentMismatch, ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
@@ -39,6 +42,8 @@ from outrider.engine.fill.patience import Patience
 
 __all__ = [
     "BlockSource",
+    "ContentMismatch",
+    "ContentVerification",
     "FillScheduler",
     "FillSlot",
     "Flight",

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from outrider.core.errors import Signal, StoreUnavailable
 from outrider.core.model import Extent
 from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.content_verification import BodyCheck, ContentMismatch, ContentVerification, Judgement
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.tasks.runtime import Runtime
@@ -77,6 +78,7 @@ class FillParts:
 
     source: BlockSource
     store: BlockStore
+    contents: ContentVerification
     scheduler: FillScheduler
     table: Table
     runtime: Runtime
@@ -99,11 +101,15 @@ class Fill:
         self._slot = slot
         self._source = parts.source
         self._store = parts.store
+        self._contents = parts.contents
         self._scheduler = parts.scheduler
         self._table = parts.table
         self._runtime = parts.runtime
         self._writers: dict[Flight, BlockWriter] = {}
         self._opening: asyncio.Task[BlockWriter] | None = None
+        # The check of the body that brings the whole object; None: there is no such body, or no proof of its content.
+        self._check: BodyCheck | None = None
+        self._condemned_at = 0
 
     async def run(self, first: FirstReply | None = None) -> None:
         """Carry the fill out. Raises no error of the origin or the disk: the readers of the flights get it."""
@@ -119,6 +125,11 @@ class Fill:
         tail = Extent(lead.begins_at, self._flights[-1].meta.extent.stop)
         head = Extent(lead.meta.extent.start, tail.start)
         try:
+            if self._contents.relays(lead.meta.version.ref):
+                raise StoreUnavailable("its bytes did not match the bucket's checksum")
+            self._condemned_at = self._contents.condemned_at(lead.meta.key.version_id)
+            if not head.length:
+                self._check = self._contents.check_for(lead.meta)
             async with TaskGroup() as tasks:
                 if first is None or head.length:
                     # With a reply that is here already, its first bytes go to their reader while the file is made.
@@ -153,7 +164,7 @@ class Fill:
             await self._opening
 
     async def _open(self, flight: Flight) -> BlockWriter:
-        writer = self._writers[flight] = await self._store.create(flight.meta)
+        writer = self._writers[flight] = await self._store.create(flight.meta, hashed=self._check is None)
         flight.begin(writer)
         return writer
 
@@ -177,6 +188,8 @@ class Fill:
         reply = None if first is None else first.reply
         lead = buffer.flight
         stream = self._source.stream(lead.meta.version, extent, reply, self._slot, lead.waiters)
+        if self._check is not None:
+            stream = self._check.checked(stream)
         clock = self._runtime.clock
         async with aclosing(stream) as chunks:
             asked_at = clock()
@@ -218,6 +231,8 @@ class Fill:
             await asyncio.sleep(0)
             if count == flight.meta.version.size <= _SMALL_BYTES:
                 await self._let_readers_ask(flight.slot)
+        if self._check is not None and self._check.judgement is Judgement.RELAYED:
+            raise StoreUnavailable("its bytes did not match the bucket's checksum")
         writer = await self._writer_of(flight)
         disk_s = await writer.write(offset, pieces)
         flight.advance(offset, count)
@@ -226,7 +241,17 @@ class Fill:
         if flight.partial.whole:
             await writer.commit()
             del self._writers[flight]
+            self._heed_verdict(flight)
             self._table.landed(flight)
+
+    def _heed_verdict(self, flight: Flight) -> None:
+        """Raises ContentMismatch: the block was the last one of its version, or the only one, and the bytes are not
+        those that the bucket has. The store has dropped it."""
+        if self._check is not None:
+            if self._check.judgement is Judgement.RIGHT:
+                self._contents.prove(flight.meta)
+        elif self._contents.condemned_at(flight.meta.key.version_id) != self._condemned_at:
+            raise ContentMismatch(f"{flight.meta.version.ref}: not the bytes that the bucket has")
 
     async def _let_readers_ask(self, slot: FillSlot | None) -> None:
         """Give readers time to ask for the next object before the disk's work of a small one begins. `slot`: of the

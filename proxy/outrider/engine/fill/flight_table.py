@@ -12,6 +12,7 @@ from outrider.core.cache.readahead import BlockRun, fill_start
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, ObjectVersion
 from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill import Fill, FillParts, FirstReply, buffer_bytes
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
@@ -25,8 +26,8 @@ class FlightTable:
     it or its fill failed."""
 
     def __init__(
-        self, layout: BlockLayout, source: BlockSource, store: BlockStore, scheduler: FillScheduler, runtime: Runtime,
-        *, buffer_bytes_of: Callable[[int], int] = buffer_bytes,
+        self, layout: BlockLayout, source: BlockSource, store: BlockStore, contents: ContentVerification,
+        scheduler: FillScheduler, runtime: Runtime, *, buffer_bytes_of: Callable[[int], int] = buffer_bytes,
     ) -> None:  # fmt: skip
         """`buffer_bytes_of`: how many bytes one of so many fills may hold in memory before it writes them.
         `runtime.sleep`: for how long readers get time to ask for more before the disk's work begins."""
@@ -35,7 +36,7 @@ class FlightTable:
         self._scheduler = scheduler
         self._runtime = runtime
         self._buffer_bytes_of = buffer_bytes_of
-        self._parts = FillParts(source, store, scheduler, self, runtime)
+        self._parts = FillParts(source, store, contents, scheduler, self, runtime)
         self._disk_pressure = DiskPressure()
         self._flights: dict[BlockKey, Flight] = {}
         self._fills = 0

@@ -16,6 +16,7 @@ from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, runs_ahead, window_
 from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.content_verification import ContentMismatch, ContentVerification
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
@@ -110,6 +111,7 @@ class BodyParts:
     source: BlockSource
     store: BlockStore
     flights: FlightTable
+    contents: ContentVerification
     readers: ReaderCount
     metrics: Metrics
 
@@ -118,9 +120,10 @@ class BodyRead:
     """The read of one extent of one version, from `position` on."""
 
     def __init__(
-        self, version: ObjectVersion, extent: Extent, parts: BodyParts, *, has_begun: bool = False
+        self, version: ObjectVersion, extent: Extent, since: int, parts: BodyParts, *, has_begun: bool = False
     ) -> None:  # fmt: skip
-        """`has_begun`: the client has the head of its reply."""
+        """`since`: the number of changes of the version cache when the read began. `has_begun`: the client has the head
+        of its reply."""
         self._version = version
         self._version_id = parts.layout.version_id(version)
         self._extent = extent
@@ -138,8 +141,13 @@ class BodyRead:
         # Since when the read has been at the position where its last block began.
         self._block_at = -1
         self._block_since = 0.0
-        # The disk took no fill of this read, or each fill would bring the whole object: the missing bytes are relayed.
+        self._contents = parts.contents
+        self._since = since
+        # The cache takes no fill of this read, or each fill would bring the whole object: what is missing is relayed.
         self._relaying = parts.source.ignores_ranges(version.ref.bucket)
+        if parts.contents.relays(version.ref):
+            self._relaying = True
+            parts.contents.relayed()
         # The block whose file failed under this read: the rest of it is relayed.
         self._failed_index = -1
         # The last block came at the pace of a disk that lags: the blocks after it need not.
@@ -149,12 +157,13 @@ class BodyRead:
         """The bytes in order.
 
         Raises:
-            VersionChanged: the origin no longer has the version.
+            VersionChanged: the origin no longer has the version, or bytes that were sent are not those of the version.
             OriginRefused, OriginBroke: the origin does not give them.
         """
         self._readers.begin()
         try:
             while self._position < self._extent.stop:
+                self._check_condemned()
                 key, inside = self._next_block()
                 self._note_progress(key.index)
                 fills = self._begin_fills()
@@ -237,8 +246,13 @@ class BodyRead:
         stop = min(self._extent.stop, block.stop)
         return BlockKey(self._version_id, index), Extent(self._position - block.start, stop - block.start)
 
+    def _check_condemned(self) -> None:
+        if self._contents.condemned_at(self._version_id) > self._since:
+            raise ContentMismatch(f"{self._version.ref}: not the bytes that the bucket has")
+
     def _sent(self, piece: FilePiece | EarlyPiece, key: BlockKey) -> None:
         self._position += piece.sent
+        self._check_condemned()
         if piece.fell_short:
             self._store.doubt(key)
             self._failed_index = key.index

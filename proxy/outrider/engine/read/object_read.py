@@ -22,6 +22,7 @@ from outrider.core.s3.conditions import CONDITIONALS, Precondition, evaluate
 from outrider.core.s3.headers import asks_checksums, without_checksums
 from outrider.core.s3.ranges import RangeSpec
 from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginRefused
@@ -84,15 +85,16 @@ class ObjectReads:
 
     def __init__(
         self, layout: BlockLayout, source: BlockSource, versions: VersionCache, store: BlockStore, flights: FlightTable,
-        version_lookup: VersionLookup, scheduler: FillScheduler, metrics: Metrics,
+        contents: ContentVerification, version_lookup: VersionLookup, scheduler: FillScheduler, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._layout = layout
         self._versions = versions
         self._store = store
+        self._contents = contents
         self._version_lookup = version_lookup
         self._scheduler = scheduler
         self._readers = ReaderCount()
-        self._body_parts = BodyParts(layout, source, store, flights, self._readers, metrics)
+        self._body_parts = BodyParts(layout, source, store, flights, contents, self._readers, metrics)
 
     async def head(self, ref: ObjectRef, headers: Mapping[str, str]) -> ReadAnswer:
         """Raises what `get` raises."""
@@ -132,7 +134,7 @@ class ObjectReads:
                 asked(version, whole)
                 asked = None
             await self._version_lookup.brought(ref, whole.start)
-            body = self._body(version, whole)
+            body = self._body(version, whole, self._versions.changes)
             cache = self._status_of(version, whole)
             try:
                 # The first byte is in hand before the head is promised: until here another version changes nothing.
@@ -149,9 +151,10 @@ class ObjectReads:
             return _answer(version, extent, headers, cache, _Primed(first, body))
         raise NotCacheable(ref, Uncached.CHANGING)
 
-    def resume(self, version: ObjectVersion, extent: Extent) -> Body:
-        """The bytes of `extent`, for a reply whose head is out: now only `version` will do."""
-        return self._body(version, extent, has_begun=True)
+    def resume(self, version: ObjectVersion, extent: Extent, since: int) -> Body:
+        """The bytes of `extent`, for a reply whose head is out: now only `version` will do. `since`: the number of
+        changes of the version cache when the reply began."""
+        return self._body(version, extent, since, has_begun=True)
 
     def doubt(self, version: ObjectVersion, position: int) -> None:
         """The block that holds this byte could not be read where it was to be sent from."""
@@ -190,6 +193,9 @@ class ObjectReads:
                 first_byte = _first_byte(headers, span)
                 if by_get and first_byte is None:
                     first_byte = 0
+                if self._contents.relays(ref):
+                    # A question that brings a block would bring it in vain.
+                    first_byte = None
                 with self._scheduler.question():
                     return await self._version_lookup.ask(ref, first_byte, whole_headers=asks, by_get=by_get)
             finally:
@@ -218,11 +224,11 @@ class ObjectReads:
         return CacheStatus.HIT if here == len(indexes) else CacheStatus.PARTIAL
 
     async def _body(
-        self, version: ObjectVersion, extent: Extent, *, has_begun: bool = False
+        self, version: ObjectVersion, extent: Extent, since: int, *, has_begun: bool = False
     ) -> AsyncGenerator[Piece, None]:  # fmt: skip
         begun = False
         try:
-            read = BodyRead(version, extent, self._body_parts, has_begun=has_begun)
+            read = BodyRead(version, extent, since, self._body_parts, has_begun=has_begun)
             async with aclosing(read.pieces()) as pieces:
                 async for piece in pieces:
                     begun = True

@@ -229,6 +229,11 @@ class VersionCache:
         # Last: a worker that looks between the two must not keep the old version under the new count.
         self.changes += 1
 
+    def forget_now(self, ref: ObjectRef) -> int:
+        """As `forget`; returns the number of changes afterwards."""
+        self.forget(ref)
+        return self.changes
+
     def forget_bucket(self, bucket: str) -> None:
         self._generation += 1
         self._forgotten_buckets.note(without_tenant(bucket), self._generation)

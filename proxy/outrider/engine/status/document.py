@@ -22,7 +22,17 @@ from outrider.metrics import Metrics
 from outrider.settings import Settings
 
 # Settings that the document repeats.
-_SETTINGS_SHOWN = ("auth", "policy", "prefetch", "freshness", "verify", "block_size", "workers", "cache_dir")
+_SETTINGS_SHOWN = (
+    "auth",
+    "policy",
+    "prefetch",
+    "freshness",
+    "verify",
+    "verify_origin",
+    "block_size",
+    "workers",
+    "cache_dir",
+)
 # The document repeats at most this many failures of each warm-up and pin.
 _FAILURES_SHOWN = 20
 # Fields that any client may see. Addresses inside the cluster, and the place of the bucket, are no client's business.

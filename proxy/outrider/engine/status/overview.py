@@ -14,6 +14,8 @@ from outrider.core.insight.dataset_map import data_bytes, map_of
 from outrider.core.insight.miss_ratio import FACTORS, MissRatioCurve
 from outrider.core.insight.rates import STEP_S, Rates
 from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Prices, Saved, Sums
+from outrider.core.model import ObjectRef
+from outrider.engine.fill.content_verification import ContentVerification
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
 from outrider.ports import Clock
@@ -45,11 +47,12 @@ class Overview:
     def __init__(
         self, metrics: Metrics, planner: Planner, miss_ratio: MissRatioCurve, prices: Prices, clock: Clock, *,
         capacity_bytes: int, name_of: Callable[[str], str] = str, oddities: OriginOddities | None = None,
-        origin_wait: Callable[[], OriginWait | None] = lambda: None,
+        origin_wait: Callable[[], OriginWait | None] = lambda: None, contents: ContentVerification | None = None,
     ) -> None:  # fmt: skip
         """`name_of`: a reader's name (see `http.access.reader_name`) as people may see it. `oddities` None: there
         are none."""
         self._origin_wait = origin_wait
+        self._contents = contents
         self._oddities = oddities or OriginOddities("", metrics)
         self._metrics = metrics
         self._usage = metrics.usage
@@ -152,6 +155,7 @@ class Overview:
             "bytes": whole,
             "cached_bytes": min(here, whole),
             "cached": min(1.0, here / whole) if whole else 0.0,
+            **self._verified(dataset),
             "silent_s": silent_s,
             "epoch": None if newest is None else newest.number,
             "read_this_epoch": None if newest is None else len(newest.log),
@@ -160,6 +164,22 @@ class Overview:
             "order_of_a_seed": newest is not None and newest.order_known and newest.seed_state.draw is not None,
             "shards": map_of(dataset, lambda index: self._planner.is_coming(dataset, index)),
         }
+
+    def _verified(self, dataset: Dataset) -> dict[str, Any]:
+        """The share of the bytes on disk that was compared with what the bucket knows of them, and why it is not all of
+        them; None: it is."""
+        here, proved = dataset.kept_bytes, dataset.proved_bytes
+        why = None
+        if proved < here:
+            names = dataset.names.keys
+            ref = ObjectRef(dataset.bucket, names[0]) if names else None
+            if self._contents is None or not self._contents.on:
+                why = "verify_origin is off"
+            elif ref is not None and self._contents.is_silent(ref):
+                why = "the bucket tells no checksum of whole objects"
+            else:
+                why = "not all blocks have come since the start, or the bucket tells nothing that can be compared"
+        return {"verified_bytes": proved, "verified": proved / here if here else 0.0, "unverified_because": why}
 
     # -- readers --------------------------------------------------------------------------------------------------
 

@@ -297,7 +297,7 @@ class FastPath:
             operation = replace(subject.operation, kind=Kind(read.method.lower()), method=read.method)
             return Begun(operation, version, head[taken:], rest, read.range, status, sent, request_id, started, client,
                          wire.address, read.app, reader, min(started - wire.ended, AWAY_S_MAX), disk_failed=disk_failed,
-                         first_byte_s=seconds,
+                         first_byte_s=seconds, since=subject.known.changes,
                          traced=read.trace_headers() if self._spans is not None else ())  # fmt: skip
         answered = (read.method, status)
         self._answered[answered] = self._answered.get(answered, 0) + 1

@@ -353,7 +353,7 @@ class S3Handler:
         """The rest of a reply that the socket did not take at once."""
         exchange.resume(begun)
         self._tell_begun(begun)
-        body = self._reads.resume(begun.version, begun.rest) if begun.rest.length else None
+        body = self._reads.resume(begun.version, begun.rest, begun.since) if begun.rest.length else None
         return Reply(begun.status, (), wire=exchange.wire, body=body, length=begun.rest.length,
                      on_end=self._on_end(exchange), rest=Rest(begun.head, Counter(disk=begun.sent)))  # fmt: skip
 
@@ -367,7 +367,7 @@ class S3Handler:
         """The rest of a reply, for the worker that began it."""
         self._recorder.began()
         self._tell_begun(begun)
-        return self._reads.resume(begun.version, begun.rest)
+        return self._reads.resume(begun.version, begun.rest, begun.since)
 
     def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
         """A lent reply has ended. `cut`: see `Ended`."""

@@ -43,6 +43,8 @@ class Begun:
     disk_failed: bool = False
     """The first bytes of `rest` could not be read."""
     first_byte_s: float | None = None
+    since: int = 0
+    """The number of changes of the version cache when the version was looked up."""
     traced: Headers = ()
     """The trace headers of the request; empty where traces are off."""
 

@@ -42,6 +42,8 @@ class CachedObject:
     served: int = 0
     # Some of its blocks were evicted, and none has landed since.
     broken: bool = False
+    # The blocks on disk that were compared with what the bucket knows of the object, as bits.
+    proved: int = 0
     # The dataset's clock at its expected next read (see `NextUse`).
     rank: float = 0.0
 
@@ -62,6 +64,8 @@ class Dataset:
         self.cached: Mapping[int, CachedObject] = self.next_use.objects
         self.kept_bytes = 0
         """Bytes on disk, outdated versions included."""
+        self.proved_bytes = 0
+        """The part of `kept_bytes` that was compared with what the bucket knows of it."""
         self.active_at = 0.0
         self.is_fetched = True
         """The settings allow to prefetch the object that was read last."""
@@ -217,6 +221,8 @@ class Dataset:
             cached.dataset, cached.index = self, index
             count = cached.present.bit_count() * cached.block_bytes
             self.kept_bytes, other.kept_bytes = self.kept_bytes + count, other.kept_bytes - count
+            count = cached.proved.bit_count() * cached.block_bytes
+            self.proved_bytes, other.proved_bytes = self.proved_bytes + count, other.proved_bytes - count
             self.next_use.add(cached, cached.used_at)
         other.shrink()
         return index
