@@ -138,4 +138,15 @@ def test_a_client_of_the_proxy_gets_what_a_direct_client_gets_or_an_error(
     run: Callable[[Any], None], trials: Trials, odd: Oddities, freshness: str, first: tuple[int, int],
     history: list[Any],
 ) -> None:  # fmt: skip
+    """The right bytes are those of a version that was current within the time to live. Whatever else comes is an error,
+    a connection that breaks visibly, or byte for byte the reply that a direct client gets. An error where a direct
+    client gets the right bytes may happen once in a history, and the same request must then succeed. At the end the
+    origin is mended: a wrong byte that was kept would show now.
+
+    The origin sends at most 1.1 times the bytes that direct clients fetch, with each Range rounded to blocks, and two
+    blocks for each object and each failed read, six blocks once to learn of the oddity, and an error document for each
+    request. Where direct clients get broken
+    or forged replies, it sends at most six times as much, as each is tried again. Requests are bounded alike: one for
+    each block, and two for each request of a client.
+    """
     run(lived(trials, odd, freshness, first, history))

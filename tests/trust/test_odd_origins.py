@@ -263,6 +263,16 @@ def test_where_heads_do_not_tell_a_version_is_confirmed_without_reading_it_whole
     world.reads(body=new)
 
 
+def test_an_empty_object_of_which_nothing_tells_is_not_asked_about_at_each_read(world_of: WorldOf) -> None:
+    world = world_of(Oddities(checksum_mode=400, head_status=405))
+    world.origin.put("train", "empty", b"")
+    world.reads("/train/empty", b"")
+    before = len(world.origin.seen)
+    for _ in range(3):
+        assert world.reads("/train/empty", b"") == "BYPASS"
+    assert len(world.origin.seen) - before == 3
+
+
 # -- ETags -------------------------------------------------------------------------------------------------------------
 
 

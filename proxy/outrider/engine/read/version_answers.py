@@ -151,7 +151,9 @@ class VersionAnswers:
             if empty and is_strong_etag(dict(reply.headers).get("etag")):
                 return _answer(ref, reply, Brought(0, 0, 0), whole=False)
         # An empty object, most likely: the others of its kind are asked about.
-        raise NotCacheable(ref, odd or Oddity.HEAD_WITHOUT_SIZE)
+        why = odd or Oddity.HEAD_WITHOUT_SIZE
+        self._uncached.note(ref, (), why)
+        raise NotCacheable(ref, why)
 
     # -- brought along with bytes -------------------------------------------------------------------------------------
 
