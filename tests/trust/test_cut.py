@@ -7,7 +7,7 @@ import http.client
 import socket
 import threading
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -148,10 +148,10 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
     whole = ObjectReads._body
 
     async def early(
-        self: ObjectReads, version: ObjectVersion, extent: Extent, since: int
+        self: ObjectReads, version: ObjectVersion, extent: Extent, since: int, *, has_begun: bool = False
     ) -> AsyncGenerator[Piece, None]:
         left = extent.length - 100
-        async with aclosing(whole(self, version, extent, since)) as pieces:
+        async with aclosing(whole(self, version, extent, since, has_begun=has_begun)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, FilePiece):
                     piece.count = min(piece.count, left)
@@ -177,3 +177,36 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
                 with pytest.raises((http.client.IncompleteRead, ConnectionError)):
                     read_on(stack.enter_context(reader.read_head()), data)
         trials.record("load", "a body that ends early by our mistake", "a broken connection", times=2 * workers)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_reply_whose_rest_we_fail_to_begin_is_a_broken_connection(
+    bucket: Bucket, workers: int, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above. The client must not take an error reply for the rest of the body."""
+    data = ramp(24 * 1024 * 1024)
+    bucket.make_bucket("cut")
+    client = bucket.client()
+    client.put_object(Bucket="cut", Key="unresumed", Body=data)
+    client.close()
+
+    def mistaken(self: ObjectReads, version: ObjectVersion, extent: Extent, since: int) -> NoReturn:
+        raise LookupError("our mistake")
+
+    with Proxy(bucket, workers=workers, freshness="immutable") as proxy:
+        assert ask(proxy.address, "GET", "/cut/unresumed").body == data
+        proxy.settle()
+        counted = proxy.metric("outrider_requests_total", op="get")
+        with monkeypatch.context() as changed, contextlib.ExitStack() as stack:
+            changed.setattr(ObjectReads, "resume", mistaken)
+            readers = [stack.enter_context(RawConnection(proxy.address)) for _ in range(2 * workers)]
+            for reader in readers:
+                reader.send(request("GET", "/cut/unresumed"))
+            for reader in readers:
+                with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                    read_on(stack.enter_context(reader.read_head()), data)
+            # Each of them counts as a request that has ended, or this would not return.
+            proxy.settle()
+        assert proxy.metric("outrider_requests_total", op="bad") == 0
+        assert proxy.metric("outrider_requests_total", op="get") == counted + len(readers)
+        trials.record("load", "a reply that fails halfway by our mistake", "a broken connection", times=2 * workers)

@@ -302,5 +302,12 @@ class Connection(RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> StreamResponse:
-        """Bytes that aiohttp's parser refuses are answered with an S3 error, and the connection is closed."""
+        """Bytes that aiohttp's parser refuses are answered with an S3 error, and the connection is closed. A `message`
+        of None: the handler raised; its client is gone, or has a part of the reply, and the connection is cut.
+
+        Raises ConnectionResetError: the connection was cut.
+        """
+        if message is None:
+            self.wire.reset()
+            raise ConnectionResetError from exc
         return self.port.handler.refuse_unparsed(request, self.wire, refused_for(message or ""))

@@ -352,8 +352,14 @@ class S3Handler:
     def _resumed(self, exchange: Exchange, begun: Begun) -> Reply:
         """The rest of a reply that the socket did not take at once."""
         exchange.resume(begun)
-        self._tell_begun(begun)
-        body = self._reads.resume(begun.version, begun.rest, begun.since) if begun.rest.length else None
+        try:
+            self._tell_begun(begun)
+            body = self._reads.resume(begun.version, begun.rest, begun.since) if begun.rest.length else None
+        except Exception as error:
+            # A part of the reply may be out: its client would take an error reply for more of the body.
+            log.exception("reply failed", extra={"request": exchange.id})
+            self._ended(exchange, begun.status, Counter(disk=begun.sent), "our own error")
+            raise ConnectionResetError from error
         return Reply(begun.status, (), wire=exchange.wire, body=body, length=begun.rest.length,
                      on_end=self._on_end(exchange), rest=Rest(begun.head, Counter(disk=begun.sent)))  # fmt: skip
 
@@ -366,8 +372,12 @@ class S3Handler:
     def lend(self, begun: Begun) -> Body:
         """The rest of a reply, for the worker that began it."""
         self._recorder.began()
-        self._tell_begun(begun)
-        return self._reads.resume(begun.version, begun.rest, begun.since)
+        try:
+            self._tell_begun(begun)
+            return self._reads.resume(begun.version, begun.rest, begun.since)
+        except Exception:
+            self.returned(begun, Counter(disk=begun.sent), "our own error")
+            raise
 
     def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
         """A lent reply has ended. `cut`: see `Ended`."""
