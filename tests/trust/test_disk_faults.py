@@ -262,8 +262,8 @@ def test_a_block_that_could_not_be_read_is_verified_before_it_is_used_again(
 def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
     acts: tuple[str, ...], bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The cache has room for one of the shelves. LRU keeps the one that was read last; the policy epoch expects that both
-    # are read again, and keeps parts of both.
+    # The cache has room for one of the shelves. LRU keeps the one that was read last. The policy epoch expects that
+    # both are read again, and keeps parts of both.
     small = str(BLOCKS * (BLOCK_BYTES + PAGE_BYTES))
     with proxy_of(bucket, cache_size=small, policy="lru") as proxy:
         other = Shelf.make(bucket, "disk-other", 3)
