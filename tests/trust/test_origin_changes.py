@@ -91,7 +91,9 @@ def test_a_resumed_read_is_of_the_version_that_it_began_with(world: World) -> No
     with world.weather(Fault(FaultKind.RESET, path_contains=trial.key, after_bytes=10)):
         assert trial.read(proxy) == RIGHT
     proxy.settle()
-    first, *others = [asked for asked in world.simulator.log() if trial.key in asked.path]
+    # A HEAD for the checksums brings no byte.
+    asked = [request for request in world.simulator.log() if trial.key in request.path and request.method == "GET"]
+    first, *others = asked
     assert "if-match" not in first.headers
     assert others
-    assert all("if-match" in asked.headers for asked in others)
+    assert all("if-match" in request.headers for request in others)
