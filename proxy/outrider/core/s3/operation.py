@@ -65,8 +65,9 @@ class Operation:
 
 
 # Looser than S3's rule for new buckets (lower case, 3 to 63 characters): stores have older and other names. Ceph's
-# gateway names another tenant's bucket `tenant:bucket`, and one of no tenant `:bucket`.
-_BUCKET = re.compile(r"(?:[A-Za-z0-9._-]{0,255}:)?[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
+# gateway names another tenant's bucket `tenant:bucket`, and one of no tenant `:bucket`. An address before the colon is
+# a host with its port, written by mistake.
+_BUCKET = re.compile(r"(?!(?:[0-9]+\.){3}[0-9]+:)(?:[A-Za-z0-9._-]{0,255}:)?[A-Za-z0-9][A-Za-z0-9._-]{1,254}", re.ASCII)
 
 # A name or an address, and a port. `tenant:bucket.DOMAIN` is none: no request may be for another bucket than it names.
 _HOST = re.compile(r"(?:[^:]*|\[[^\]]*\])(?::[0-9]*)?", re.ASCII)
