@@ -48,7 +48,8 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def proxy(bucket: Bucket) -> Iterator[Proxy]:
-    with Proxy(bucket, price_per_gb="0.09", price_per_1000_gets="0.0004") as running:
+    # A verification would ask for checksums in the background, and tests here count the requests to the bucket.
+    with Proxy(bucket, price_per_gb="0.09", price_per_1000_gets="0.0004", verify_origin="off") as running:
         yield running
 
 
@@ -115,9 +116,10 @@ def test_the_numbers_are_those_of_the_metrics_and_follow_them(
     assert page.locator("#state").inner_text() == "live"
     assert page.locator("#board").is_visible()
     dataset = page.locator(".dataset", has_text=f"{NAME}/train-{{}}.tar")
-    assert "11 reads, 5 GETs of the bucket" in dataset.inner_text()
-    assert len(dataset.locator(".map > i.c").all()) == 5
-    assert "5 cached" in (dataset.locator(".map").get_attribute("aria-label") or "")
+    assert "11 reads, 5 requests to the bucket" in dataset.inner_text()
+    # The first three were read again, so their next epoch has begun.
+    assert [len(dataset.locator(f".map > i.{state}").all()) for state in "cR"] == [2, 3]
+    assert "2 cached, 3 cached and read this epoch" in (dataset.locator(".map").get_attribute("aria-label") or "")
     assert complaints == []
 
 

@@ -149,7 +149,7 @@ function showDatasets(datasets) {
       words.push(`${many(dataset.objects, "object")}, ${bytes(dataset.bytes)}`, `${percent(dataset.cached)} cached`);
       if (dataset.epoch !== null) words.push(`epoch ${dataset.epoch + 1}: ${whole(dataset.read_this_epoch)} of ${whole(dataset.epoch_objects)} read${dataset.order_of_a_seed ? ", order known by its seed" : dataset.order_known ? ", order known" : ""}`);
     }
-    words.push(`${many(dataset.requests, "read")}, ${many(dataset.bucket_gets, "GET")} of the bucket`);
+    words.push(`${many(dataset.requests, "read")}, ${many(dataset.bucket_gets, "request")} to the bucket`);
     put(facts, words.join(" · "));
     const cells = [...(dataset.shards || "")];
     map.classList.toggle("many", cells.length > 200);
