@@ -119,7 +119,8 @@ def test_a_client_for_whom_no_descriptor_is_left_is_cut(
         assert "cut" in seen
         assert "no answer" not in seen, seen
         resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE, (soft, hard))
-        assert ask(proxy.address, "GET", f"/{NAME}/0").body == BODY
+        with RawConnection(proxy.address, HANG_S) as connection:
+            assert outcome(connection, 0) == "the right bytes", proxy.lines()[-20:]
         trials.record("load", "no descriptor is left", "answered or cut", times=len(seen))
 
 

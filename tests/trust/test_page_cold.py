@@ -61,7 +61,7 @@ async def test_the_bytes_are_right_whichever_reads_have_to_wait_for_the_disk(
         proxy.outrider.store._open_files = 8
         for _ in range(2):
             await read_all(proxy)
-        fills = proxy.metric("outrider_origin_requests_total")
+        fills = proxy.metric("outrider_origin_requests_total", method="GET")
         forgets(chance, monkeypatch)
         readers = [reads(proxy.address, random.Random(100 * workers + number)) for number in range(CLIENTS)]
         right = await asyncio.gather(*readers)
@@ -73,7 +73,7 @@ async def test_the_bytes_are_right_whichever_reads_have_to_wait_for_the_disk(
             lost=asked - sum(good for good, _ in right),
         )  # fmt: skip
         assert all(good == count for good, count in right)
-        assert proxy.metric("outrider_origin_requests_total") == fills, "a block was filled twice"
+        assert proxy.metric("outrider_origin_requests_total", method="GET") == fills, "a block was filled twice"
         assert proxy.metric("outrider_bad_blocks_total") == 0
         assert leases(proxy) == 0
 
