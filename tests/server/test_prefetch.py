@@ -293,7 +293,9 @@ def test_tags_put_through_the_proxy_show_after_restarts_however_often_the_datase
 @pytest.mark.usefixtures("untagged")
 def test_acknowledged_tags_show_after_a_sigkill(bucket: Bucket, simulator: Simulator, tmp_path: Path) -> None:
     flags = {"origin": simulator.endpoint, "freshness": "ttl:60", "block_size": "64KiB"}
-    with ServedProxy(bucket, tmp_path, verify_origin="off", **flags) as proxy:
+    served = ServedProxy(bucket, tmp_path, **flags)
+    served.environment["OUTRIDER_VERIFY_ORIGIN"] = "off"  # as above
+    with served as proxy:
 
         def read(keys: list[str]) -> None:
             for key in keys:
