@@ -125,6 +125,6 @@ def test_a_dear_hash_is_computed_of_small_objects_only() -> None:
         version = ObjectVersion(ObjectRef("b", "k"), f'"{md5().hexdigest()}"', size, headers)
         return None if (proof := small_proof_of(version)) is None else proof.kind
 
-    assert [kind(size) for size in (64 * 1024, 64 * 1024 + 1)] == [Kind.MD5, None]
-    assert [kind(size, sha) for size in (64 * 1024, 128 * 1024, 128 * 1024 + 1)] == [Kind.SHA256, Kind.SHA256, None]
+    assert [kind(size) for size in (256 * 1024, 256 * 1024 + 1)] == [Kind.MD5, None]
+    assert [kind(size, sha) for size in (64 * 1024, 128 * 1024, 128 * 1024 + 1)] == [Kind.SHA256, Kind.SHA256, Kind.MD5]
     assert kind(8 * 2**20, sha, CRC64) is Kind.CRC64NVME
