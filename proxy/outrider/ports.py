@@ -39,6 +39,21 @@ class ByteSink(Protocol):
         """`data` is valid during the call. `OriginReply.receive` raises what this raises."""
         ...
 
+    def check(self) -> None:
+        """Called on the event loop's thread when nothing has come for a while. Raises if `write` is what hangs."""
+        ...
+
+    def ended(self) -> None:
+        """Nothing calls `write` any more. On the event loop's thread, once."""
+        ...
+
+
+class BlockReceiver(ByteSink, Protocol):
+    """A part of a block, written by the thread that receives it."""
+
+    disk_s: float
+    """The seconds that the disk has taken so far."""
+
 
 @dataclass(frozen=True, slots=True)
 class OriginRequest:
@@ -97,8 +112,9 @@ class OriginReply(Protocol):
 
     def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         """Put the next `count` bytes of the body into `sink`. Yields how many more bytes the sink has, as often as a
-        reader waits for them. Once the generator is closed, nothing uses the sink any more, unless the sink itself
-        hangs. It is called for one part of the body after the other, in place of `chunks`.
+        reader waits for them. `sink.ended` is called once: before the last number is
+        yielded, at an earlier end of the generator, or later if the sink hangs. It is called for one part of the body
+        after the other, in place of `chunks`.
 
         Raises:
             OriginBroke: as `chunks`. Anything that the sink raises.
@@ -157,6 +173,11 @@ class BlockWriter(Protocol):
         Raises:
             StoreUnavailable: the disk did not take the bytes.
         """
+        ...
+
+    async def receiver(self, offset: int, is_awaited: Callable[[], bool]) -> BlockReceiver:
+        """Takes the payload from `offset` on, from another thread; its bytes count as written once it has ended.
+        `is_awaited`: whether a reader waits for the next bytes. Raises StoreUnavailable."""
         ...
 
     async def commit(self) -> None:

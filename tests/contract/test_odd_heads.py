@@ -152,3 +152,30 @@ async def test_a_reply_that_breaks_off_is_never_whole(cut: int) -> None:
     async with asking(Scripted([(ODD % (50, 50) + RAMP[:50])[:cut]], closes=True)) as origin:
         with pytest.raises(OriginBroke):
             await ask(origin)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [b"x-amz-meta-a/b: 1\r\nset: a\rset-cookie: b\r\n", b"no field\r\nx-b: 2\r\n", b"content-length: 5\r\n",
+     b"x-nul: a\0b\r\n", b"x-folded: a\r\n b\r\n", b"x-a : 1\r\n"],
+)  # fmt: skip
+async def test_a_head_that_threads_cannot_read_is_read_by_the_other_client_from_then_on(lines: bytes) -> None:
+    odd = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 5\r\n' + lines + b"\r\nabcde"
+
+    async def answer(origin: HttpOrigin, *, bulk: bool) -> object:
+        try:
+            async with (
+                origin.send(OriginRequest("GET", "b", "k", bulk=bulk)) as reply,
+                aclosing(reply.chunks()) as chunks,
+            ):
+                return reply.status, reply.headers, b"".join([chunk async for chunk in chunks])
+        except OriginBroke:
+            return "broke"
+
+    scripted = Scripted([odd] * 4)
+    async with asking(scripted) as origin:
+        usual = await answer(origin, bulk=False)
+        assert await answer(origin, bulk=True) == usual
+        assert len(scripted.replies) == 1, "asked twice"
+        assert await answer(origin, bulk=True) == usual
+        assert len(scripted.replies) == 0, "and once from then on"

@@ -22,7 +22,7 @@ from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.maintenance.warmup import Warmup
 from outrider.engine.write.upload import upload_of
-from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, taken
+from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 from tests.support.scheduler import SeededLoop, SeededThreads
 from tests.support.trials import SCALE, Trials
@@ -154,7 +154,7 @@ async def nothing_is_left(room: Engine) -> None:
     await room.tasks.settle()
 
 
-@pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small, by_threads])
 @pytest.mark.parametrize(("act", "kind", "warm", "ahead"), CASES)
 def test_a_cancellation_at_any_wait_disturbs_no_other_request(
     act: Callable[[Engine], Coroutine[Any, Any, None]], kind: str, warm: bool, ahead: bool,
@@ -180,7 +180,7 @@ def test_a_cancellation_at_any_wait_disturbs_no_other_request(
     trials.record("order", f"cancelled at each of its waits, {kind}", "the right bytes", times=times)
 
 
-@pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small, by_threads])
 @pytest.mark.parametrize("kind", ROOMS)
 def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(
     kind: str, buffer_bytes: Callable[[int], int], tmp_path: Path, trials: Trials
@@ -205,7 +205,7 @@ def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(
     trials.record("order", f"the background cancelled at each wait, {kind}", "the right bytes, or 503", times=times)
 
 
-@pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small, by_threads])
 def test_a_stop_at_any_wait_of_a_warm_up_ends_it(buffer_bytes: Callable[[int], int], tmp_path: Path) -> None:
     """The warm-up's fills end in the same moment. The warm-up must not take that for a failure, and retry."""
 

@@ -30,7 +30,7 @@ from outrider.engine.read.hit_lookup import HitLookup
 from outrider.engine.read.object_read import ReadAnswer
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.write.upload import Upload, upload_of
-from tests.support.engine import BLOCK, Engine, as_large, as_small, engine, pieces_of
+from tests.support.engine import BLOCK, Engine, as_large, as_small, by_threads, engine, pieces_of
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
 from tests.support.scheduler import SeededLoop, SeededThreads, leave_after
 from tests.support.trials import SCALE, rounds
@@ -69,7 +69,7 @@ class OneVersion(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**16))
     def begin(self, seed: int) -> None:
         self.loop = SeededLoop(seed)
-        self.buffer_bytes = as_small if seed % 2 else as_large
+        self.buffer_bytes = (as_large, as_small, by_threads)[seed % 3]
         self.runner = asyncio.Runner(loop_factory=lambda: self.loop)
         self.origin = FakeOrigin(chunk_bytes=20_000)
         self.clock = FakeClock()

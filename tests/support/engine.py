@@ -27,6 +27,7 @@ from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchPolicy
 from outrider.engine.fill.block_source import BlockSource, PeerReader
 from outrider.engine.fill.content_verification import ContentVerification, Listeners
+from outrider.engine.fill.fill import BULK_BYTES
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader
@@ -63,6 +64,11 @@ def called_at_once(seconds: float, act: Callable[[], None]) -> None:
 
 def as_small(fills: int) -> int:
     """The buffer of a fill of small blocks: a whole block."""
+    return BLOCK
+
+
+def by_threads(fills: int) -> int:
+    """In place of a buffer: each fill is received as large ones are, by a thread that writes."""
     return BLOCK
 
 
@@ -143,8 +149,9 @@ def engine(
     reads_on: Callable[[float], Awaitable[object]] = at_once, later: Later = called_at_once,
     peers: PeerReader | None = None, verify_origin: bool = False,
 ) -> Iterator[Engine]:  # fmt: skip
-    """`buffer_bytes`: `as_large`, or `as_small`, where each block is written whole. `reads_on`: the sleep for which the
-    disk work of a small block waits. `later`: makes the calls that may wait until a reader has requested more."""
+    """`buffer_bytes`: `as_large`, `as_small`, where each block is written whole, or `by_threads`. `reads_on`: the sleep
+    for which the disk work of a small block waits. `later`: makes the calls that may wait until a reader has requested
+    more."""
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
@@ -166,7 +173,14 @@ def engine(
     contents.connect(store, Listeners(versions.forget_now, versions.stale, planner.proved))
     store.contents = contents
     flights = FlightTable(
-        layout, source, store, contents, scheduler, replace(runtime, sleep=reads_on), buffer_bytes_of=buffer_bytes
+        layout,
+        source,
+        store,
+        contents,
+        scheduler,
+        replace(runtime, sleep=reads_on),
+        buffer_bytes_of=buffer_bytes,
+        bulk_bytes=1 if buffer_bytes is by_threads else BULK_BYTES,
     )
     version_lookup = VersionLookup(
         layout, origin_reader, source, versions, flights, runtime, stale_if_error=stale_if_error

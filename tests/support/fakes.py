@@ -174,14 +174,20 @@ class FakeReply:
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         if self.under_way is None:
             self.under_way = self.chunks()
-        left = count
-        while left:
-            self.rest = self.rest or await anext(self.under_way, b"")
-            if not self.rest:
-                raise OriginBroke("the body was shorter than it said")
-            piece, self.rest = self.rest[:left], self.rest[left:]
-            sink.write(memoryview(piece))
-            left -= len(piece)
+        left, piece = count, b""
+        try:
+            while left:
+                self.rest = self.rest or await anext(self.under_way, b"")
+                if not self.rest:
+                    raise OriginBroke("the body was shorter than it said")
+                piece, self.rest = self.rest[:left], self.rest[left:]
+                sink.write(memoryview(piece))
+                left -= len(piece)
+                if left:
+                    yield len(piece)
+        finally:
+            sink.ended()
+        if piece:
             yield len(piece)
 
     def give_up(self, cause: str) -> None:

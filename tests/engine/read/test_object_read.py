@@ -25,7 +25,7 @@ from outrider.engine.read.body_pieces import Body, EarlyPiece
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.ports import BlockWriter, Buffer
-from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine, pieces_of, taken
+from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, engine, pieces_of, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp
 
 SIZE = 5 * BLOCK + 777
@@ -33,7 +33,7 @@ DATA = RAMP[:SIZE]
 OTHER = ramp(SIZE, start=17)
 
 
-@pytest.fixture(params=[as_large, as_small])
+@pytest.fixture(params=[as_large, as_small, by_threads])
 def room(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), buffer_bytes=request.param) as room:
         room.origin.put(REF, DATA, (("content-type", "application/x-tar"), ("last-modified", "x")))
@@ -497,7 +497,7 @@ class SlowWrites:
         monkeypatch.setattr(DiskBlockWriter, "write", write)
 
 
-@pytest.mark.parametrize("buffer_bytes", [as_large, as_small])
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small, by_threads])
 async def test_while_the_disk_lags_most_misses_are_relayed(
     buffer_bytes: Callable[[int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

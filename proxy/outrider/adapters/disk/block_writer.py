@@ -62,6 +62,8 @@ class DiskBlockWriter:
         # twice, so two threads never do so at once.
         self._digested = 0
         self._working: set[asyncio.Future[Any]] = set()
+        # The last thing that a thread did, for the report of an error.
+        self._act: Act = "create"
         self._renamed = False
         self._ended = False
 
@@ -75,42 +77,64 @@ class DiskBlockWriter:
         async with self._opening:
             return await self._write(offset, pieces)
 
+    async def receiver(self, offset: int, is_awaited: Callable[[], bool]) -> BlockReceiver:
+        if self._file is None:
+            async with self._opening:
+                if self._file is None:
+                    try:
+                        await self._in_thread(self._create)
+                    except OSError as error:
+                        raise self._work.write_failed("create", error) from error
+        receiver = BlockReceiver(self, self.lease(), self._work, offset, is_awaited)
+        self._working.add(receiver.over)
+        receiver.over.add_done_callback(self._working.discard)
+        return receiver
+
+    def received(self, count: int) -> None:
+        """A receiver has ended after `count` bytes."""
+        self._written += count
+
     async def _write(self, offset: int, pieces: Sequence[Buffer]) -> float:
         count = sum(len(piece) for piece in pieces)
-        # Two concurrent writes are not counted yet, so neither is known to be the last; `commit` renames then.
-        last = self._written + count == self._meta.extent.length
-        act: Act = "create"
-
-        def write() -> float:
-            nonlocal act
-            if self._file is None:
-                self._file = OpenFile(self._directory.create(self._path), self._header.length)
-            act = "write"
-            if offset == self._digested:
-                # Hash the bytes while they are in this process' memory only: nothing else can have changed them.
-                for piece in pieces:
-                    self._digest.update(piece)
-                    if self._content is not None:
-                        self._content.update(piece)
-                self._digested += count
-            whole = last and offset == 0 and self._digested == self._meta.extent.length
-            began = self._work.clock()
-            if whole:
-                header = self._header.sealed(self._digest.digest())
-                block_io.write_all(self._file.fd, [header, *pieces], 0)
-            else:
-                block_io.write_all(self._file.fd, pieces, self._header.length + offset)
-            took_s = self._work.clock() - began
-            if last:
-                act = "commit"
-                self._put_in_place(sealed=whole)
-            return took_s
-
         try:
-            took_s = await self._in_thread(write)
+            took_s = await self._in_thread(lambda: self.write_here(offset, pieces, count, 0))
         except OSError as error:
-            raise self._work.write_failed(act, error) from error
+            raise self._work.write_failed(self._act, error) from error
         self._written += count  # after the await: two writes may be under way
+        return took_s
+
+    def _create(self) -> None:
+        self._act = "create"
+        self._file = OpenFile(self._directory.create(self._path), self._header.length)
+
+    def write_here(self, offset: int, pieces: Sequence[Buffer], count: int, before: int) -> float:
+        """Write `pieces`, `count` bytes in all, in the calling thread; the write that completes the block renames its
+        file. `before`: the bytes that this writer of many has written, and that are counted at its end. Returns the
+        seconds that the disk took. Raises OSError."""
+        # Two concurrent writes are not counted yet, so neither is known to be the last; `commit` renames then.
+        last = self._written + before + count == self._meta.extent.length
+        if self._file is None:
+            self._create()
+        assert self._file is not None
+        self._act = "write"
+        if offset == self._digested:
+            # Hash the bytes while they are in this process' memory only: nothing else can have changed them.
+            for piece in pieces:
+                self._digest.update(piece)
+                if self._content is not None:
+                    self._content.update(piece)
+            self._digested += count
+        whole = last and offset == 0 and self._digested == self._meta.extent.length
+        began = self._work.clock()
+        if whole:
+            header = self._header.sealed(self._digest.digest())
+            block_io.write_all(self._file.fd, [header, *pieces], 0)
+        else:
+            block_io.write_all(self._file.fd, pieces, self._header.length + offset)
+        took_s = self._work.clock() - began
+        if last:
+            self._act = "commit"
+            self._put_in_place(sealed=whole)
         return took_s
 
     def _put_in_place(self, *, sealed: bool) -> None:
@@ -177,3 +201,48 @@ class DiskBlockWriter:
             pass  # the store is closed; the next start sweeps `tmp`
         finally:
             self._reservation.released(self._header.disk_bytes, left_behind=left_behind)
+
+
+class BlockReceiver:
+    """Puts the bytes that a thread receives into a block, from `offset` of its payload on."""
+
+    def __init__(
+        self, writer: DiskBlockWriter, lease: FileLease, work: DiskThreads, offset: int, is_awaited: Callable[[], bool]
+    ) -> None:
+        self._writer = writer
+        # The thread has a lease of its own, as in `DiskBlockWriter._in_thread`.
+        self._lease = lease
+        self._work = work
+        self._offset = offset
+        self._is_awaited = is_awaited
+        self._since: float | None = None
+        self.count = 0
+        self.disk_s = 0.0
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_awaited(self) -> bool:
+        return self._is_awaited()
+
+    def write(self, data: memoryview) -> None:
+        count = len(data)
+        self._since = self._work.clock()
+        try:
+            self._writer.write_here(self._offset, [data], count, self.count)
+        except OSError as error:
+            raise self._work.write_failed("write", error) from error
+        finally:
+            self.disk_s += self._work.clock() - self._since
+            self._since = None
+        self._offset += count
+        self.count += count
+
+    def check(self) -> None:
+        since = self._since
+        if since is not None and self._work.clock() - since >= disk_threads.PATIENCE_S:
+            raise self._work.write_failed("write", TimeoutError("no answer"))
+
+    def ended(self) -> None:
+        self._lease.release()
+        self._writer.received(self.count)
+        self.over.set_result(None)

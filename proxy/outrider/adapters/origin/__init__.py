@@ -10,6 +10,9 @@
    of aiohttp becomes `OriginBroke`; nothing is retried here. Retries, resumed reads and hedged requests are the work of
    `engine/fill/origin_reader`.
 
+5. A request over plain http whose body is large (`OriginRequest.bulk`) goes out over `bulk_client` instead, where a
+   thread sends it, reads the head and receives the body. A reply that this client cannot read goes over aiohttp.
+
 `traced_origin` wraps an origin with one OpenTelemetry span per attempt. It is imported only if traces are on.
 
 The entry points are `http_origin.HttpOrigin` and `credentials.AwsCredentials`. They are not re-exported: importing them

@@ -119,10 +119,9 @@ class HttpOrigin:
             middlewares=(_sent_once,),
         )  # fmt: skip
         if self._resolver is None:
-            trust = _trust()
             self._bulk = BulkClient(
                 self._receivers, self._metrics, connect_timeout_s=_CONNECT_TIMEOUT_S,
-                read_timeout_s=self._read_timeout_s, trust=None if trust is True else trust,
+                read_timeout_s=self._read_timeout_s,
             )  # fmt: skip
 
     async def close(self) -> None:

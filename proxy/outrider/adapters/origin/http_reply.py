@@ -24,6 +24,8 @@ from outrider.ports import ByteSink, Chunks
 _REFUSAL_BYTES_MAX = 64 * 1024
 # A hop to a thread for fewer bytes would cost more than their copy.
 _BUNDLE_BYTES = 256 * 1024
+# After such a silence the sink is asked whether it is what hangs; then it is not waited for any longer.
+_CHECK_S, _ABORT_S = 1.0, 10.0
 
 
 class Reply(ABC):
@@ -145,28 +147,51 @@ class HttpReply(Reply):
         if self._body is None:
             self._body = self.chunks()
         pieces, held = [self._rest], len(self._rest)
-        loop, left = asyncio.get_running_loop(), count
+        loop, left, taken = asyncio.get_running_loop(), count, 0
+        writing: asyncio.Future[None] | None = None
 
         def write(taken: list[memoryview]) -> None:
             for piece in taken:
                 sink.write(piece)
 
-        while left:
-            if not held or (held < min(left, _BUNDLE_BYTES) and not sink.is_awaited):
-                chunk = await anext(self._body, b"")
-                if not chunk:
-                    raise OriginBroke("the body was shorter than it said")
-                pieces.append(memoryview(chunk))
-                held += len(chunk)
-                continue
-            last = pieces.pop()
-            over = max(0, held - left)
-            pieces.append(last[: len(last) - over])
-            taken = held - over
-            await loop.run_in_executor(None, write, pieces)
-            pieces, held, self._rest = [], 0, last[len(last) - over :]
-            left -= taken
+        try:
+            while left:
+                if not held or (held < min(left, _BUNDLE_BYTES) and not sink.is_awaited):
+                    chunk = await anext(self._body, b"")
+                    if not chunk:
+                        raise OriginBroke("the body was shorter than it said")
+                    pieces.append(memoryview(chunk))
+                    held += len(chunk)
+                    continue
+                last = pieces.pop()
+                over = max(0, held - left)
+                pieces.append(last[: len(last) - over])
+                writing = loop.run_in_executor(None, write, pieces)
+                await _finished(writing, sink)
+                taken = held - over
+                pieces, held, self._rest = [], 0, last[len(last) - over :]
+                left -= taken
+                if left:
+                    yield taken
+        finally:
+            if writing is None or writing.done():
+                sink.ended()
+            else:
+                writing.add_done_callback(lambda _: sink.ended())
+        if taken:
             yield taken
+
+
+async def _finished(work: asyncio.Future[None], sink: ByteSink) -> None:
+    """Wait for a thread that writes into `sink`, also if this is cancelled. Raises what the thread raises."""
+    try:
+        while not work.done():
+            await asyncio.wait([work], timeout=_CHECK_S)
+            sink.check()
+    finally:
+        if not work.done():
+            await asyncio.wait([work], timeout=_ABORT_S)
+    work.result()
 
 
 def in_socket(sock: socket.socket | None) -> int:

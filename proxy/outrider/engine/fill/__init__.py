@@ -19,6 +19,9 @@
    a second GET afterwards, or as soon as a reader wants it.
 6. A full buffer is written to the block's file by a thread. From then on, readers of these bytes get them from the
    file, by `sendfile`. Which bytes of the block are on disk is kept by a `PartialBlock`.
+   A tail of many bytes takes another way from its second piece on: a thread receives it and writes it to the file
+   (`OriginReply.receive` into a `BlockReceiver`), and the event loop hears how far it is. `block_sinks` says where each
+   byte goes.
 7. When all bytes are on disk, the writer commits the file, and the store has the block. Then the flight lands: it
    leaves the table, so that a reader finds the block in the store or in the table, never in neither.
 8. A fill that fails tells the readers of its flights why, and removes its files. A reader of a flight that failed for

@@ -6,11 +6,13 @@ been asked by then: nothing is read here of a block that is on disk or on its wa
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.origin.oddities import Oddity
+from outrider.engine.fill.block_sinks import SinkAt
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
@@ -59,6 +61,12 @@ class BlockSource:
         if first is None and (chunks := self._peers.stream(version, extent)) is not None:
             return chunks
         return self._origin_reader.stream(version, extent, first, slot, waiters)
+
+    def receive(
+        self, version: ObjectVersion, extent: Extent, sink_at: SinkAt, slot: FillSlot | None, waiters: Waiters
+    ) -> AsyncGenerator[int, None]:
+        """The bytes of `extent`, put into sinks by a thread; how many, as they come. See `OriginReader.receive`."""
+        return self._origin_reader.receive(version, extent, sink_at, slot, waiters)
 
     def dropped(self, cause: str, count: int) -> None:
         """See `OriginReader.dropped`."""

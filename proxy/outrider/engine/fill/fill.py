@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from outrider.core.errors import Signal, StoreUnavailable
 from outrider.core.model import Extent
+from outrider.engine.fill.block_sinks import BlockSinks
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.content_verification import BodyCheck, ContentMismatch, ContentVerification, Judgement
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler, FillSlot
@@ -37,6 +38,8 @@ _ALL_BUFFERS_BYTES = 8 * 1024 * 1024
 _BUFFER_BYTES_MIN = 64 * 1024
 # The time of a body of so few bytes is latency: its rate says nothing about the line.
 _SMALL_BYTES = 256 * 1024
+BULK_BYTES = 1024 * 1024
+"""From this size on, a thread receives the tail of a fill."""
 # A small object is written once its readers rest, or after these waits. The disk's thread and the loop hand the GIL to
 # and fro, and a burst of small hits takes half as long again beside a write.
 _WAITS_S = (READS_ON_S, 2 * READS_ON_S, 4 * READS_ON_S, 8 * READS_ON_S)
@@ -82,6 +85,7 @@ class FillParts:
     scheduler: FillScheduler
     table: Table
     runtime: Runtime
+    bulk_bytes: int = BULK_BYTES
 
 
 class FirstReply(NamedTuple):
@@ -105,6 +109,7 @@ class Fill:
         self._scheduler = parts.scheduler
         self._table = parts.table
         self._runtime = parts.runtime
+        self._bulk_bytes = parts.bulk_bytes
         self._writers: dict[Flight, BlockWriter] = {}
         self._opening: asyncio.Task[BlockWriter] | None = None
         # The check of the body that brings the whole object; None: there is no such body, or no proof of its content.
@@ -136,7 +141,11 @@ class Fill:
                     await self._open_beside(lead, tasks)
                 if head.length:
                     tasks.create_task(self._bring_head(lead, head))
-                await self._bring(self._flights, tail, first)
+                # A body that is compared as it passes has to pass here.
+                if first is None and self._check is None and tail.length >= self._bulk_bytes:
+                    await self._receive(tail)
+                else:
+                    await self._bring(self._flights, tail, first)
                 lead.head_wanted.set()
         except BaseException as error:
             # Out of the table before the file is closed: a reader that finds a flight in the table may lease its file.
@@ -222,6 +231,39 @@ class Fill:
         # Not `self._slot`: a flight that was opened with the first reply may have got a slot since.
         self._scheduler.received(count, self._flights[0].slot)
 
+    async def _receive(self, extent: Extent) -> None:
+        """As `_bring`, for many bytes: a thread receives and writes them, and readers get them from the files."""
+        sinks = BlockSinks(self._flights, self._writer_of)
+        lead = self._flights[0]
+        stream = self._source.receive(lead.meta.version, extent, sinks.at, self._slot, lead.waiters)
+        clock = self._runtime.clock
+        async with aclosing(stream) as counts:
+            asked_at, flows = clock(), False
+            async for count in counts:
+                took_s = clock() - asked_at
+                self._received(count, flows=flows)
+                flows = True
+                flight, offset = sinks.flight, sinks.offset
+                if (early := sinks.early(count)) is not None:
+                    flight.hand_out(offset, early)
+                    await asyncio.sleep(0)
+                    disk_s = await (await self._writer_of(flight)).write(offset, [early])
+                else:
+                    disk_s = sinks.took_s()
+                    took_s = max(0.0, took_s - disk_s)
+                sinks.offset += count
+                flight.advance(offset, count)
+                self._table.written(took_s, disk_s, count)
+                if flight.partial.whole:
+                    await self._land(flight)
+                asked_at = clock()
+
+    async def _land(self, flight: Flight) -> None:
+        await self._writers[flight].commit()
+        del self._writers[flight]
+        self._heed_verdict(flight)
+        self._table.landed(flight)
+
     async def _write(self, buffer: _WriteBuffer) -> None:
         flight, offset, pieces, count = buffer.flight, buffer.offset, buffer.pieces, buffer.count
         if not flight.partial.begun:
@@ -239,10 +281,7 @@ class Fill:
         self._table.written(buffer.waited_s, disk_s, count)
         buffer.empty()
         if flight.partial.whole:
-            await writer.commit()
-            del self._writers[flight]
-            self._heed_verdict(flight)
-            self._table.landed(flight)
+            await self._land(flight)
 
     def _heed_verdict(self, flight: Flight) -> None:
         """Raises ContentMismatch: the block was the last one of its version, or the only one, and the bytes are not

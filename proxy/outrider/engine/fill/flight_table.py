@@ -13,7 +13,7 @@ from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, ObjectVersion
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.content_verification import ContentVerification
-from outrider.engine.fill.fill import Fill, FillParts, FirstReply, buffer_bytes
+from outrider.engine.fill.fill import BULK_BYTES, Fill, FillParts, FirstReply, buffer_bytes
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.patience import Waiters
@@ -28,15 +28,17 @@ class FlightTable:
     def __init__(
         self, layout: BlockLayout, source: BlockSource, store: BlockStore, contents: ContentVerification,
         scheduler: FillScheduler, runtime: Runtime, *, buffer_bytes_of: Callable[[int], int] = buffer_bytes,
+        bulk_bytes: int = BULK_BYTES,
     ) -> None:  # fmt: skip
         """`buffer_bytes_of`: how many bytes one of so many fills may hold in memory before it writes them.
-        `runtime.sleep`: for how long readers get time to ask for more before the disk's work begins."""
+        `bulk_bytes`: from which size on a thread receives the tail of a fill. `runtime.sleep`: for how long readers get
+        time to ask for more before the disk's work begins."""
         self._layout = layout
         self._store = store
         self._scheduler = scheduler
         self._runtime = runtime
         self._buffer_bytes_of = buffer_bytes_of
-        self._parts = FillParts(source, store, contents, scheduler, self, runtime)
+        self._parts = FillParts(source, store, contents, scheduler, self, runtime, bulk_bytes)
         self._disk_pressure = DiskPressure()
         self._flights: dict[BlockKey, Flight] = {}
         self._fills = 0

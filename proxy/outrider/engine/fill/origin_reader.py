@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -24,6 +24,7 @@ from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity
 from outrider.core.origin.quirks import Quirks
 from outrider.core.s3 import ranges
+from outrider.engine.fill.block_sinks import Discard, SinkAt
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.patience import NOBODY, Patience, Retries, Tries, Waiters
 from outrider.engine.fill.reply_proof import Brought, Unproved, brought_of, check_version, is_odd_success
@@ -212,6 +213,54 @@ class OriginReader:
                         raise
                 await tries.pause(wait_s, slot)
 
+    async def receive(
+        self, version: ObjectVersion, extent: Extent, sink_at: SinkAt, slot: FillSlot | None, waiters: Waiters
+    ) -> AsyncGenerator[int, None]:
+        """As `stream`, for many bytes: a thread puts them into the sinks that `sink_at` names. Yields how many more are
+        there. Raises what `stream` raises, and StoreUnavailable: a sink does not take them."""
+        position = extent.start
+        with self._retries.begin(version.ref, waiters) as tries:
+            while position < extent.stop:
+                started = position
+                try:
+                    rest = Extent(position, extent.stop)
+                    async with aclosing(self._received_once(version, rest, sink_at, tries)) as counts:
+                        async for count in counts:
+                            position += count
+                            yield count
+                            if position == extent.stop:
+                                return
+                    raise OriginBroke("the body was shorter than it said", lasting=True)
+                except OriginBroke as error:
+                    wait_s = tries.failed(
+                        error, retry_after_s=error.retry_after_s, progressed=position > started, lasting=error.lasting
+                    )
+                    if wait_s is None:
+                        raise
+                await tries.pause(wait_s, slot)
+
+    async def _received_once(
+        self, version: ObjectVersion, extent: Extent, sink_at: SinkAt, tries: Tries
+    ) -> AsyncGenerator[int, None]:
+        """One GET of `extent`, received by a thread."""
+        async with self._proved(version, extent, tries, bulk=True) as (reply, body):
+            if skip := extent.start - body.start:
+                async for count in reply.receive(skip, Discard()):
+                    self.dropped("restart", count)
+            # No byte beyond those that the reply names.
+            stop = extent.stop if body.length is None else min(extent.stop, body.start + body.length)
+            position = extent.start
+            try:
+                while position < stop:
+                    sink, room = await sink_at(position)
+                    async with aclosing(reply.receive(min(room, stop - position), sink)) as counts:
+                        async for count in counts:
+                            position += count
+                            yield count
+            finally:
+                if position < stop:
+                    reply.give_up("abandoned")
+
     async def _once(self, version: ObjectVersion, extent: Extent, tries: Tries) -> Chunks:
         """One GET of `extent`."""
         async with self._proved(version, extent, tries) as (reply, body):
@@ -238,7 +287,7 @@ class OriginReader:
 
     @asynccontextmanager
     async def _proved(
-        self, version: ObjectVersion, extent: Extent, tries: Tries
+        self, version: ObjectVersion, extent: Extent, tries: Tries, *, bulk: bool = False
     ) -> AsyncIterator[tuple[OriginReply, Brought]]:
         """A reply that proves to bring bytes of `version` from `extent.start` on, or from before it.
 
@@ -247,7 +296,8 @@ class OriginReader:
         ref = version.ref
         while True:
             conditions = self._conditions(version)
-            async with self._send(_part_of(ref, extent, conditions), hedged=True, within_s=tries.left_s) as reply:
+            request = _part_of(ref, extent, conditions, bulk=bulk)
+            async with self._send(request, hedged=True, within_s=tries.left_s) as reply:
                 if conditions and reply.status in _REFUSED_CONDITIONS:
                     await _drain(reply)
                     await self._check_refusal(reply.status, version, extent)
@@ -414,9 +464,9 @@ async def _first_answered(first: _Try, second: _Try) -> _Try:
     return first
 
 
-def _part_of(ref: ObjectRef, extent: Extent, conditions: Headers = ()) -> OriginRequest:
+def _part_of(ref: ObjectRef, extent: Extent, conditions: Headers = (), *, bulk: bool = False) -> OriginRequest:
     span = ("range", f"bytes={extent.start}-{extent.stop - 1}")
-    return OriginRequest("GET", ref.bucket, ref.key, headers=(span, *conditions))
+    return OriginRequest("GET", ref.bucket, ref.key, headers=(span, *conditions), bulk=bulk)
 
 
 async def _drain(reply: OriginReply) -> None:

@@ -118,7 +118,8 @@ class Reply(StreamResponse):
         async for piece in content:
             if isinstance(piece, FilePiece):
                 await wire.send(head, more=True)
-                piece.sent = await wire.send_file(piece.fd, piece.offset, piece.count)
+                is_new = piece.source == "flight"
+                piece.sent = await wire.send_file(piece.fd, piece.offset, piece.count, is_new=is_new)
                 count, source = piece.sent, piece.source
             else:
                 data, source = (piece.data, piece.source) if isinstance(piece, EarlyPiece) else (piece, "origin")

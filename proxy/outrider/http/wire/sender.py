@@ -62,9 +62,9 @@ class Sender(Protocol):
         """`more`: more bytes follow at once, so the kernel may wait for them and send both in one segment."""
         ...
 
-    async def send_file(self, fd: int, offset: int, count: int) -> int:
+    async def send_file(self, fd: int, offset: int, count: int, *, is_new: bool = False) -> int:
         """How many bytes were sent; fewer than `count`: the disk failed to give the rest, and the client still
-        waits."""
+        waits. `is_new`: the bytes were written a moment ago, so their pages are in memory."""
         ...
 
     @property
@@ -158,8 +158,9 @@ class SocketSender:
             raise OSError(errno.EIO, "a block file is shorter than it was")
         return sent
 
-    async def send_file(self, fd: int, offset: int, count: int) -> int:
-        start, stop, looked_at = offset, offset + count, offset
+    async def send_file(self, fd: int, offset: int, count: int, *, is_new: bool = False) -> int:
+        start, stop = offset, offset + count
+        looked_at = stop if is_new else offset
         while offset < stop:
             try:
                 if offset >= looked_at:
@@ -259,7 +260,7 @@ class TlsSender:
             raise ConnectionResetError("the client is gone")
         self._transport.write(data)
 
-    async def send_file(self, fd: int, offset: int, count: int) -> int:
+    async def send_file(self, fd: int, offset: int, count: int, *, is_new: bool = False) -> int:
         sent = 0
         while sent < count:
             try:
