@@ -39,7 +39,7 @@ def shards(bucket: Bucket) -> None:
 
 @pytest.fixture(scope="module")
 def proxy(bucket: Bucket) -> Iterator[Proxy]:
-    with Proxy(bucket, block_size=str(BLOCK), cache_size=str(20 * (BLOCK + 4096))) as running:
+    with Proxy(bucket, block_size=str(BLOCK), cache_size=str(20 * (BLOCK + 4096)), verify_origin="off") as running:
         yield running
 
 
@@ -120,7 +120,7 @@ def test_a_missing_object_is_an_error(command: Command) -> None:
 
 
 def test_a_pin_that_does_not_fit_says_by_how_much(bucket: Bucket, tmp_path: Path) -> None:
-    with Proxy(bucket, block_size=str(BLOCK), cache_size=str(5 * (BLOCK + 4096))) as proxy:
+    with Proxy(bucket, block_size=str(BLOCK), cache_size=str(5 * (BLOCK + 4096)), verify_origin="off") as proxy:
         done = Command(bucket, tmp_path).run("pin", SHARDS, "--endpoint", proxy.endpoint)
     assert done.returncode == 1
     assert f"InsufficientStorage: {7 * (BLOCK + 4096)} bytes are missing" in done.stderr
