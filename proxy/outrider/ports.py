@@ -130,6 +130,11 @@ class Origin(Protocol):
         """A name for this origin that is part of each block's identity."""
         ...
 
+    @property
+    def receives_in_threads(self) -> bool:
+        """Whether `OriginReply.receive` leaves the event loop alone, so that large bodies are better received."""
+        ...
+
     def send(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
         """Send a request once. Leaving the context before the body was read gives the connection up.
 

@@ -55,6 +55,10 @@ class InThreads:
     def endpoint(self) -> str:
         return self._origin.endpoint
 
+    @property
+    def receives_in_threads(self) -> bool:
+        return self._origin.receives_in_threads
+
     def send(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
         return self._origin.send(replace(request, bulk=request.method == "GET"))
 

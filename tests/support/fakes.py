@@ -221,6 +221,7 @@ class FakeOrigin:
     came."""
 
     endpoint: str = "http://fake"
+    receives_in_threads: bool = True
     chunk_bytes: int = 1000
     ignore_range: bool = False
     ignore_if_match: bool = False
@@ -262,11 +263,14 @@ class FakeOrigin:
         self.log.append(request)
         fault = next((fault for fault in self.faults if fault.take(request)), None)
         self.under_way += 1
+        reply: FakeReply | None = None
         try:
             reply = await self._reply(request, fault)
             yield reply
         finally:
             self.under_way -= 1
+            if reply is not None and reply.under_way is not None:
+                await reply.under_way.aclose()
 
     async def _reply(self, request: OriginRequest, fault: Fault | None) -> FakeReply:
         body = await _read(request)

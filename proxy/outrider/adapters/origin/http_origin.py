@@ -99,6 +99,10 @@ class HttpOrigin:
         # None: with a resolver of our own, as tests have, all requests go through aiohttp.
         self._bulk: BulkClient | None = None
 
+    @property
+    def receives_in_threads(self) -> bool:
+        return self._bulk is not None and self._bulk.can_reach(self._home)
+
     async def open(self) -> None:
         connector = aiohttp.TCPConnector(
             limit=0, ttl_dns_cache=30, keepalive_timeout=20, ssl=_trust(), resolver=self._resolver
@@ -140,6 +144,7 @@ class HttpOrigin:
             finally:
                 # A body that was read whole has given its connection back already. The rest of any other is dropped.
                 reply.close()
+                await reply.end_body()
                 if reply.came_bytes and request.bucket is not None and request.key:
                     self._metrics.usage.came(request.bucket, request.key, reply.came_bytes)
 

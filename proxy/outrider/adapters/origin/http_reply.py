@@ -36,6 +36,8 @@ class Reply(ABC):
         self.ended: Callable[[], None] | None = None
         """Called when the body has been read whole, and its connection is free for other requests."""
         self._read: bytes | None = None
+        # The body as `receive` takes it from `chunks`, if it does.
+        self._body: Chunks | None = None
         self.came_bytes = 0
         self.status = status
         self.headers = headers
@@ -73,6 +75,11 @@ class Reply(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    async def end_body(self) -> None:
+        """Nothing more of the body is received."""
+        if self._body is not None:
+            await self._body.aclose()
+
     def give_up(self, cause: str) -> None:
         """See `ports.OriginReply`."""
         if (unread := self._unread_bytes()) > 0:
@@ -101,7 +108,6 @@ class HttpReply(Reply):
 
     def __init__(self, response: aiohttp.ClientResponse, metrics: Metrics) -> None:
         self._response = response
-        self._body: Chunks | None = None
         # Bytes of the body that belong to the next call of `receive`.
         self._rest = memoryview(b"")
         headers = tuple(

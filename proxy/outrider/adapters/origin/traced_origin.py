@@ -143,6 +143,10 @@ class TracedOrigin:
     def endpoint(self) -> str:
         return self._origin.endpoint
 
+    @property
+    def receives_in_threads(self) -> bool:
+        return self._origin.receives_in_threads
+
     @asynccontextmanager
     async def send(self, request: OriginRequest) -> AsyncIterator[OriginReply]:
         method = method_label(request.method)

@@ -44,6 +44,11 @@ class BlockSource:
         self._peers = NoPeers() if peers is None else peers
 
     @property
+    def receives_in_threads(self) -> bool:
+        """Whether large bodies are better received (`receive`) than streamed."""
+        return self._origin_reader.receives_in_threads
+
+    @property
     def clock(self) -> Clock:
         """See `OriginReader.clock`."""
         return self._origin_reader.clock

@@ -142,7 +142,8 @@ class Fill:
                 if head.length:
                     tasks.create_task(self._bring_head(lead, head))
                 # A body that is compared as it passes has to pass here.
-                if first is None and self._check is None and tail.length >= self._bulk_bytes:
+                is_bulk = first is None and self._check is None and tail.length >= self._bulk_bytes
+                if is_bulk and self._source.receives_in_threads:
                     await self._receive(tail)
                 else:
                     await self._bring(self._flights, tail, first)

@@ -90,6 +90,11 @@ class OriginReader:
         """Told of each reply that differs from AWS S3's."""
 
     @property
+    def receives_in_threads(self) -> bool:
+        """See `ports.Origin`."""
+        return self._origin.receives_in_threads
+
+    @property
     def clock(self) -> Clock:
         """The clock that patience is measured by."""
         return self._patience.clock
