@@ -211,10 +211,7 @@ class OriginReader:
                                 return
                     raise OriginBroke("the body was shorter than it said", lasting=True)
                 except OriginBroke as error:
-                    wait_s = tries.failed(
-                        error, retry_after_s=error.retry_after_s, progressed=position > started, lasting=error.lasting
-                    )
-                    if wait_s is None:
+                    if (wait_s := _wait_after(error, tries, progressed=position > started)) is None:
                         raise
                 await tries.pause(wait_s, slot)
 
@@ -237,10 +234,7 @@ class OriginReader:
                                 return
                     raise OriginBroke("the body was shorter than it said", lasting=True)
                 except OriginBroke as error:
-                    wait_s = tries.failed(
-                        error, retry_after_s=error.retry_after_s, progressed=position > started, lasting=error.lasting
-                    )
-                    if wait_s is None:
+                    if (wait_s := _wait_after(error, tries, progressed=position > started)) is None:
                         raise
                 await tries.pause(wait_s, slot)
 
@@ -467,6 +461,11 @@ async def _first_answered(first: _Try, second: _Try) -> _Try:
             if attempt.answered:
                 return attempt
     return first
+
+
+def _wait_after(error: OriginBroke, tries: Tries, *, progressed: bool) -> float | None:
+    """How long to wait before the next try; None: that was the last."""
+    return tries.failed(error, retry_after_s=error.retry_after_s, progressed=progressed, lasting=error.lasting)
 
 
 def _part_of(ref: ObjectRef, extent: Extent, conditions: Headers = (), *, bulk: bool = False) -> OriginRequest:
