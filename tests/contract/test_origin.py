@@ -5,6 +5,7 @@ Both must pass, so the fake behaves as the real client does."""
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -15,6 +16,7 @@ from typing import cast
 
 import pytest
 
+from outrider.adapters.origin import bulk_client
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.origin.http_reply import Reply
 from outrider.core.auth.sigv4 import Credentials
@@ -310,6 +312,36 @@ async def test_a_sink_that_fails_ends_the_body_with_its_own_error(world: World, 
         with pytest.raises(StoreUnavailable):
             await take()
     assert (await world.ask("GET", key))[2] == DATA
+
+
+async def test_the_last_bytes_are_told_once_nothing_writes_any_more(
+    bucket: Bucket, simulator: Simulator, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread has written all, and has not ended yet."""
+    written, may_end, run = threading.Event(), threading.Event(), bulk_client._Receiving.run
+
+    def late(receiving: bulk_client._Receiving) -> None:
+        run(receiving)
+        written.set()
+        may_end.wait(60)
+
+    monkeypatch.setattr(bulk_client._Receiving, "run", late)
+    async with http_world(bucket, simulator, in_threads=True) as world:
+        await world.put(key, DATA)
+        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
+            sink, told = Sink(), 0
+            counts = reply.receive(len(DATA), sink)
+            first = asyncio.ensure_future(anext(counts))
+            await asyncio.sleep(0)  # its first step begins the thread
+            assert written.wait(60)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not first.done(), "the sink is in use"
+            may_end.set()
+            told += await first
+            async for came in counts:
+                told += came
+            assert (told, sink.is_over) == (len(DATA), True)
 
 
 async def test_a_body_that_is_given_up_writes_nothing_more(world: World, key: str) -> None:

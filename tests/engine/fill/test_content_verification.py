@@ -18,7 +18,7 @@ from outrider.engine.fill import content_verification
 from outrider.engine.fill.content_verification import ContentMismatch
 from outrider.engine.read.body_pieces import FilePiece
 from outrider.engine.read.object_read import CacheStatus
-from tests.support.engine import BLOCK, REF, Engine, bytes_of, engine, taken
+from tests.support.engine import BLOCK, REF, Engine, as_large, by_threads, bytes_of, engine, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, Stored, Turned
 
 SMALL = RAMP[:900]
@@ -36,9 +36,10 @@ def told(kind: Kind, data: bytes, *, is_full: bool = True) -> Headers:
     return (f"x-amz-checksum-{kind.value}", value if is_full else f"{value}-2"), form
 
 
-@pytest.fixture
-def room(tmp_path: Path) -> Iterator[Engine]:
-    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=1000), verify_origin=True, sleep=_at_once) as room:
+@pytest.fixture(params=[as_large, by_threads])
+def room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    origin = FakeOrigin(chunk_bytes=1000)
+    with engine(tmp_path / "c", origin, verify_origin=True, sleep=_at_once, buffer_bytes=request.param) as room:
         yield room
 
 

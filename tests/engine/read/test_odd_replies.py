@@ -15,7 +15,7 @@ from outrider.core.origin.oddities import Oddity
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.read.version_answers import NotCacheable
-from tests.support.engine import BLOCK, REF, Engine, engine
+from tests.support.engine import BLOCK, REF, Engine, as_large, by_threads, engine
 from tests.support.fakes import RAMP, FakeOrigin, FakeReply, Fault, Stored
 
 if TYPE_CHECKING:
@@ -44,7 +44,12 @@ class OddPort(FakeOrigin):
     @asynccontextmanager
     async def send(self, request: OriginRequest) -> AsyncIterator[FakeReply]:
         async with FakeOrigin.send(self, request) as reply:
-            yield self.odd(request, reply)
+            odd = self.odd(request, reply)
+            try:
+                yield odd
+            finally:
+                if odd.under_way is not None:
+                    await odd.under_way.aclose()
 
     def gets(self) -> list[tuple[str, str]]:
         """The method of each request, and its Range."""
@@ -74,9 +79,9 @@ def origin() -> OddPort:
     return origin
 
 
-@pytest.fixture
-async def room(tmp_path: Path, origin: OddPort) -> AsyncIterator[Engine]:
-    with engine(tmp_path, origin) as made:
+@pytest.fixture(params=[as_large, by_threads])
+async def room(request: pytest.FixtureRequest, tmp_path: Path, origin: OddPort) -> AsyncIterator[Engine]:
+    with engine(tmp_path, origin, buffer_bytes=request.param) as made:
         yield made
         await made.tasks.settle()
         assert origin.under_way == 0
