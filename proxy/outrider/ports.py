@@ -10,7 +10,9 @@ from typing import Protocol
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
+from outrider.core.cluster.member import Hello, Listed, Member
+from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead
+from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.checksums import Kind
 from outrider.core.s3.form_fields import PostForm
 from outrider.core.s3.operation import Query
@@ -305,4 +307,66 @@ class Versions(Protocol):
 
     def vouches(self, origin: str, version: ObjectVersion) -> bool:
         """Whether it may be recalled so after a stop; from any thread, while nothing changes."""
+        ...
+
+
+class PeerReply(Protocol):
+    """A peer's answer to a `PeerRead` that is to be believed. Its body is read as that of an `OriginReply`."""
+
+    @property
+    def confirmed(self) -> Confirmed:
+        """The version that the peer has, whose age is that at the moment of the answer."""
+        ...
+
+    @property
+    def extent(self) -> Extent | None:
+        """The bytes that the body brings; None: none."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """`crc64nvme:HEX` of the whole block, if the body brings all of it and the peer has it on disk; else empty."""
+        ...
+
+    def chunks(self) -> Chunks:
+        """As `OriginReply.chunks`. Raises PeerFailed."""
+        ...
+
+    def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+        """As `OriginReply.receive`. Raises PeerFailed, and anything that the sink raises."""
+        ...
+
+
+class PeerTransport(Protocol):
+    """The wire between members. Everything that is sent is signed with the cluster's key."""
+
+    @property
+    def receives_in_threads(self) -> bool:
+        """See `Origin`."""
+        ...
+
+    def read(self, member: Member, read: PeerRead) -> AbstractAsyncContextManager[PeerReply]:
+        """Ask a member. Leaving the context before the body was read gives the connection up.
+
+        Raises:
+            PeerFailed: no answer, or none that is to be believed. `why` is `absent` if the peer says that it does not
+                have the bytes, or no such version.
+        """
+        ...
+
+    async def hello(self, address: str, mine: Hello) -> Hello:
+        """Tell a member who we are, and hear who it is. Raises PeerFailed."""
+        ...
+
+    async def forget(self, member: Member, message: Forget) -> None:
+        """Returns once the member has forgotten the names. Raises PeerFailed."""
+        ...
+
+
+class MemberSource(Protocol):
+    """Tells who is a member: a file, DNS, Kubernetes, Slurm."""
+
+    def lists(self) -> AsyncGenerator[Sequence[Listed], None]:
+        """Each list of the members, when it is first known and whenever it has changed. It never ends by itself, and
+        raises nothing: a source that is away is asked again with backoff, logged and counted."""
         ...

@@ -1,0 +1,1 @@
+"""The sources of members, and the client of the wire between members."""

@@ -1,0 +1,18 @@
+"""How many nodes are one cache, from the ground up. Everything here is pure: facts and times come in, decisions go out.
+
+1. A `Member` is an Outrider of the cluster. Its name is not its address: a node that returns under another address is
+   the same member, with the same blocks on its disk.
+2. `membership` reduces what was heard (lists of a source of members, hellos, failures) to two things. The ring is slow:
+   the members by which blocks are placed, those included that have been away for a short while. The alive members are
+   fast: those that answer, by this node's own observation.
+3. `ownership` places blocks on the ring: weighted rendezvous hashing of bucket, key and block index. The first member
+   is the block's owner, the next ones are its stand-ins. The owner of an object's first block is its authority: it
+   knows the object's version.
+4. `peer_health` decides whether a member is asked: a circuit breaker, and the rate of its replies beside the bucket's.
+5. `peer_messages` are the questions and answers between members, and their form on the wire. A request that came from a
+   peer is never passed on to a third member.
+6. `forget_numbers` numbers the names that a write makes doubtful, so that a member notices that it missed one.
+7. `replay_guard` refuses a signed request that came before.
+
+Nothing here needs two members to agree. Members that see different rings ask the wrong one, which answers all the same.
+"""

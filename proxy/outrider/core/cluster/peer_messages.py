@@ -1,0 +1,67 @@
+"""The questions and answers between members."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
+
+
+class ReadClass(StrEnum):
+    """Why the bytes are asked for: a client waits for them, a reader's window holds them, or the planner fetches them
+    ahead."""
+
+    DEMAND = "demand"
+    NEXT = "next"
+    AHEAD = "ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """A version that the bucket confirmed `age_s` seconds ago. `is_settled`: see `freshness.is_settled`."""
+
+    version: ObjectVersion
+    age_s: float
+    is_settled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRead:
+    """A question about an object. `extent`: the bytes that are asked for, all of one block; None: the version alone.
+    `index`: the block of `extent`.
+
+    `known`: the version of which the bytes must be; None: the peer tells which version it has, and a Range past the
+    object's end is answered with the version alone. `only_if_here`: the peer must not ask the bucket. `whole_headers`:
+    the checksums of the whole object are wanted. `reader`: the name of the client that reads, empty if none does.
+    """
+
+    ref: ObjectRef
+    extent: Extent | None
+    index: int = 0
+    known: Confirmed | None = None
+    read_class: ReadClass = ReadClass.DEMAND
+    only_if_here: bool = False
+    whole_headers: bool = False
+    reader: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A write is about to change these names (bucket alone: all of its objects), or has changed them. `number` counts
+    up by one from 1 within a `boot` of the sender. `in_doubt`: the write ended without an answer."""
+
+    sender: str
+    boot: int
+    number: int
+    names: tuple[ObjectRef | str, ...]
+    in_doubt: bool = False
+
+
+class PeerFailed(Exception):
+    """A peer did not answer, or not so that it can be believed. The bytes come from elsewhere. `why`: a phrase, one of
+    a small number, that is a metric's label: absent, connect, late, busy, status, refused, garbage, broke, digest."""
+
+    def __init__(self, why: str, text: str = "") -> None:
+        super().__init__(text or why)
+        self.why = why
