@@ -325,8 +325,8 @@ class PeerReply(Protocol):
 
     @property
     def digest(self) -> str:
-        """The stored checksum of the block (`xxh3:HEX`, see `block_file`), if the body brings all of it and the peer has it
-        on disk; else empty."""
+        """The stored checksum of the block (`xxh3:HEX`, see `block_file`), if the body brings all of it and it is on
+        the peer's disk; else empty."""
         ...
 
     def chunks(self) -> Chunks:
