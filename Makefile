@@ -15,7 +15,7 @@ TEST_TOOLS := chromium kubectl prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test test-python test-tools soak audit lock chart-readme bench bench-ahead bench-tools demo demo-short lint clean
+.PHONY: install test test-python test-tools soak audit lock chart-readme bench bench-ahead bench-tools demo demo-short cluster-demo lint clean
 
 install: $(VENV)/installed
 
@@ -91,6 +91,10 @@ demo: install
 bench-ahead: install
 	$(BIN)/python -m tests.bench.ahead_events
 	$(BIN)/python -m tests.bench.ahead $(BENCH)
+
+# One training job on four nodes: each cache by itself, and all as one.
+cluster-demo: install
+	$(BIN)/python -m tests.bench.cluster_demo
 
 demo-short: install
 	$(BIN)/python -m tests.bench.demo --short

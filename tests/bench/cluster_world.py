@@ -1,0 +1,194 @@
+"""A job on several nodes: its data, the bucket behind a simulated network, and readers that take bytes at a pace."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from tests.support.bucket import Bucket
+from tests.support.simulator_process import SimulatorProcess
+
+BUCKET = "cluster"
+_PIECE_BYTES = 256 * 1024
+_READ_TIMEOUT_S = 60.0
+# One number for all runs: the orders that are compared have to be the same.
+_SEED = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """`count` objects of `size_bytes` each. `crcs`: the CRC-32 of each, by key."""
+
+    count: int
+    size_bytes: int
+    crcs: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.count * self.size_bytes
+
+    @property
+    def keys(self) -> list[str]:
+        return sorted(self.crcs)
+
+    def upload(self, bucket: Bucket, told: Callable[[int], object] = lambda done: None) -> None:
+        """Write the objects past the simulated network. `told` hears how many are there."""
+        bucket.make_bucket(BUCKET)
+        client = bucket.client()
+        try:
+            for number in range(self.count):
+                body = os.urandom(self.size_bytes)
+                key = f"train/{number:05d}.tar"
+                client.put_object(Bucket=BUCKET, Key=key, Body=body)
+                self.crcs[key] = zlib.crc32(body)
+                told(number + 1)
+        finally:
+            client.close()
+
+    def dealt(self, epoch: int, ranks: int) -> list[list[str]]:
+        """The shards of each rank, dealt anew in each epoch, as a distributed sampler with `set_epoch` deals them."""
+        keys = self.keys
+        random.Random(f"{_SEED} {epoch}").shuffle(keys)
+        return [keys[rank::ranks] for rank in range(ranks)]
+
+    def shuffled(self, epoch: int, rank: int) -> list[str]:
+        """All shards, in an order of the rank's own."""
+        keys = self.keys
+        random.Random(f"{_SEED} {epoch} {rank}").shuffle(keys)
+        return keys
+
+
+@dataclass(slots=True)
+class RankReport:
+    """`wait_s`: how long the rank waited for bytes; `pause_s`: the longest single wait. `errors`: reads that failed, or
+    whose bytes were not those written."""
+
+    read_bytes: int = 0
+    wait_s: float = 0.0
+    pause_s: float = 0.0
+    took_s: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """One epoch of all ranks, and the bytes that the bucket's network carried meanwhile."""
+
+    bucket_bytes: int
+    bucket_gets: int
+    ranks: list[RankReport]
+
+    @property
+    def wait_s(self) -> float:
+        return sum(rank.wait_s for rank in self.ranks)
+
+    @property
+    def pause_s(self) -> float:
+        return max(rank.pause_s for rank in self.ranks)
+
+    @property
+    def took_s(self) -> float:
+        return max(rank.took_s for rank in self.ranks)
+
+    @property
+    def errors(self) -> list[str]:
+        return [error for rank in self.ranks for error in rank.errors]
+
+
+class Pace:
+    """An accelerator that takes `bytes_s` (None: as fast as they come)."""
+
+    def __init__(self, bytes_s: float | None) -> None:
+        self._bytes_s = bytes_s
+        self._free_at = time.perf_counter()
+
+    def take(self, count: int) -> None:
+        """Hand over `count` bytes; returns when the accelerator wants the next."""
+        if self._bytes_s is None:
+            return
+        now = time.perf_counter()
+        self._free_at = max(now, self._free_at) + count / self._bytes_s
+        # One piece is read while the one before is worked on.
+        ahead_s = self._free_at - now - _PIECE_BYTES / self._bytes_s
+        if ahead_s > 0:
+            time.sleep(ahead_s)
+
+
+def run_epoch(
+    simulator: SimulatorProcess, data: Data, endpoints: Sequence[str], orders: Sequence[Sequence[str]],
+    *, pace_bytes_s: float | None = None, at_half: Callable[[], object] | None = None,
+) -> EpochReport:  # fmt: skip
+    """Each rank reads its shards from its node. `at_half`: called once, when half of all shards have been read."""
+    simulator.reset()
+    left = sum(map(len, orders)) // 2
+    lock = threading.Lock()
+
+    def one_more() -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_half = left == 0
+        if is_half and at_half is not None:
+            at_half()
+
+    with ThreadPoolExecutor(len(orders)) as pool:
+        ranks = list(
+            pool.map(
+                lambda rank: _read_all(data, endpoints[rank], orders[rank], Pace(pace_bytes_s), one_more),
+                range(len(orders)),
+            )
+        )
+    counts = simulator.counts()
+    return EpochReport(counts.body_bytes, counts.gets, ranks)
+
+
+def _read_all(
+    data: Data, endpoint: str, keys: Sequence[str], pace: Pace, one_more: Callable[[], object]
+) -> RankReport:  # fmt: skip
+    report, began = RankReport(), time.perf_counter()
+    connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=_READ_TIMEOUT_S)
+    for key in keys:
+        try:
+            crc = _read(connection, key, pace, report)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            report.errors.append(f"{key}: {error!r}")
+            connection.close()
+        else:
+            if crc != data.crcs[key]:
+                report.errors.append(f"{key}: other bytes than were written")
+        one_more()
+    connection.close()
+    report.took_s = time.perf_counter() - began
+    return report
+
+
+def _read(connection: http.client.HTTPConnection, key: str, pace: Pace, report: RankReport) -> int:
+    """The CRC-32 of the object. Raises ValueError: another status than 200."""
+    buffer, crc = bytearray(_PIECE_BYTES), 0
+    since = time.perf_counter()
+    connection.request("GET", f"/{BUCKET}/{key}")
+    reply = connection.getresponse()
+    if reply.status != 200:
+        raise ValueError(f"status {reply.status}: {reply.read()[:200]!r}")
+    left = reply.length or 0
+    while left:
+        count = reply.readinto(buffer)
+        waited_s = time.perf_counter() - since
+        report.wait_s += waited_s
+        report.pause_s = max(report.pause_s, waited_s)
+        if not count:
+            raise ValueError(f"the body ended {left} bytes early")
+        crc = zlib.crc32(memoryview(buffer)[:count], crc)
+        left -= count
+        report.read_bytes += count
+        pace.take(count)
+        since = time.perf_counter()
+    return crc

@@ -1,0 +1,131 @@
+"""Several nodes of one cluster on this machine: each an `outrider serve` process on a loopback address of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.support.child import free_ports
+from tests.support.proxy import START_DEADLINE_S, ServedProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tests.support.bucket import Bucket
+
+POLL_S = 0.02
+
+
+class Node(ServedProxy):
+    """One member. `together` False: it is alone, as a node without `--peers` is."""
+
+    def __init__(
+        self, bucket: Bucket, directory: Path, number: int, peer_port: int, *, origin: str | None, together: bool,
+        members: Path, key: Path, **flags: str,
+    ) -> None:  # fmt: skip
+        """`number` counts from 1: it is in the name, and in the last part of the loopback address."""
+        self.name = f"node-{number}"
+        self.host = f"127.0.0.{number + 1}"
+        self.peer_address = f"{self.host}:{peer_port}"
+        own = {"listen": f"{self.host}:0", "admin": f"{self.host}:0"}
+        peers = {
+            "peers": f"file:{members}", "peer_listen": self.peer_address, "peer_key_file": str(key),
+            "peer_name": self.name,
+        }  # fmt: skip
+        (directory / self.name).mkdir(exist_ok=True)
+        super().__init__(bucket, directory / self.name, origin, **own, **(peers if together else {}), **flags)
+
+    @property
+    def cluster(self) -> dict[str, Any]:
+        """The cluster as this member sees it."""
+        document: dict[str, Any] = self.status()["cluster"]
+        return document
+
+    def alive(self) -> set[str]:
+        """The names of the members that this one would ask now, its own included."""
+        return {member["name"] for member in self.cluster["members"] if member["state"] == "alive"}
+
+
+class Nodes:
+    """`count` nodes over one bucket. As a context: all run, and each sees all others alive."""
+
+    def __init__(
+        self, bucket: Bucket, directory: Path, count: int = 3, *, origin: str | None = None, together: bool = True,
+        **flags: str,
+    ) -> None:  # fmt: skip
+        self.members = directory / "members"
+        self.key = directory / "key"
+        self.key.write_text(secrets.token_hex(32) + "\n")
+        self.key.chmod(0o600)
+        self._together = together
+        ports = free_ports(count)
+        self.all = [
+            Node(
+                bucket, directory, number, port, origin=origin, together=together, members=self.members, key=self.key,
+                **flags,
+            )
+            for number, port in enumerate(ports, 1)
+        ]  # fmt: skip
+        self.list_members(self.all)
+
+    def __getitem__(self, index: int) -> Node:
+        return self.all[index]
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def list_members(self, nodes: Iterable[Node]) -> None:
+        """The file that all of them read: renamed whole, as a tool would write it."""
+        lines = [f"{node.peer_address} name={node.name}\n" for node in nodes]
+        new = self.members.with_suffix(".new")
+        new.write_text("".join(lines))
+        new.rename(self.members)
+
+    def start(self, nodes: Sequence[Node] | None = None) -> None:
+        """Start them side by side, and wait until each sees all that run."""
+        starting = self.all if nodes is None else nodes
+        with ThreadPoolExecutor(len(starting)) as pool:
+            list(pool.map(lambda node: node.start(), starting))
+        if self._together:
+            self.wait_for_all()
+
+    @property
+    def running(self) -> list[Node]:
+        return [node for node in self.all if node._child is not None]
+
+    def wait_for_all(self) -> None:
+        """Wait until each member that runs sees all of them alive, and the others of the list not."""
+        names = {node.name for node in self.running}
+        for node in self.running:
+            node.wait_until(lambda node=node: node.alive() == names, f"{node.name}, which is to see {sorted(names)}")  # type: ignore[misc]
+
+    def stop(self) -> None:
+        with ThreadPoolExecutor(len(self.all)) as pool:
+            list(pool.map(lambda node: node.stop(), self.running))
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def until(condition: Any, what: str, deadline_s: float = START_DEADLINE_S) -> None:
+    """Poll `condition` until it is true. Raises RuntimeError after the deadline."""
+    end = time.monotonic() + deadline_s
+    while True:
+        with contextlib.suppress(OSError):
+            if condition():
+                return
+        if time.monotonic() > end:
+            raise RuntimeError(f"{what}: not within {deadline_s:.0f} s")
+        time.sleep(POLL_S)
