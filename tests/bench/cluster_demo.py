@@ -1,8 +1,8 @@
 """The cluster's demo: one training job on four nodes, each node by itself and all four as one cache.
 
 `python -m tests.bench.cluster_demo` (or `make cluster-demo`) needs only this repository: four `outrider serve`
-processes on loopback addresses, and a real S3 server behind a simulated network. In the last epoch a node is killed amid
-the reads of the others. Exits 1 when a read failed, or brought other bytes than were written.
+processes on loopback addresses, and a real S3 server behind a simulated network. In the last epoch a node is killed
+while the others read. Exits 1 when a read failed, or brought other bytes than were written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EPOCHS = 3
 TTFB_S = 0.030
 CONNECTION_BYTES_S = 40e6
 TOTAL_BYTES_S = 120e6
-# What the accelerators of one node take. All four together take more than the bucket gives.
+# The accelerators of one node take so much. All four nodes together take more than the bucket gives.
 PACE_BYTES_S = 40e6
 
 
