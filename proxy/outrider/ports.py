@@ -351,7 +351,7 @@ class PeerTransport(Protocol):
 
         Raises:
             PeerFailed: no answer, or none that is to be believed. `why` is `absent` if the peer says that it does not
-                have the bytes, or no such version.
+                have the bytes. PeerChanged: the bucket has another version, by what the peer knows.
         """
         ...
 

@@ -31,9 +31,10 @@ class PeerRead:
     """A question about an object. `extent`: the bytes that are asked for, all of one block; None: the version alone.
     `index`: the block of `extent`.
 
-    `known`: the version of which the bytes must be; None: the peer tells which version it has, and a Range past the
-    object's end is answered with the version alone. `only_if_here`: the peer must not ask the bucket. `whole_headers`:
-    the checksums of the whole object are wanted. `reader`: the name of the client that reads, empty if none does.
+    `known`: the version of which the bytes must be; None: the peer tells which version it has, and its bytes end where
+    the object does. An extent past that end is answered with the version alone. `only_if_here`: the peer must not ask
+    the bucket. `whole_headers`: the checksums of the whole object are wanted. `reader`: the name of the client that
+    reads, empty if none does.
     """
 
     ref: ObjectRef
@@ -60,8 +61,16 @@ class Forget:
 
 class PeerFailed(Exception):
     """A peer did not answer, or not so that it can be believed. The bytes come from elsewhere. `why`: a phrase, one of
-    a small number, that is a metric's label: absent, connect, late, busy, status, refused, garbage, broke, digest."""
+    a small number, that is a metric's label: absent, broke, busy, changed, connect, digest, garbage, late, refused,
+    status."""
 
     def __init__(self, why: str, text: str = "") -> None:
         super().__init__(text or why)
         self.why = why
+
+
+class PeerChanged(PeerFailed):
+    """The peer says that the bucket no longer has the version that was asked for. The bucket is asked who is right."""
+
+    def __init__(self) -> None:
+        super().__init__("changed", "the bucket has another version")

@@ -1,0 +1,267 @@
+"""Fakes of the wire between members: a transport in memory, and a member that answers from memory. Both have knobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
+from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.engine.read.body_pieces import Body, FilePiece, Piece
+from outrider.ports import ByteSink, Chunks
+
+
+class Answering(Protocol):
+    """As `http.peer.handler.PeerService`."""
+
+    async def read(self, read: PeerRead, sender: str) -> PeerAnswer: ...
+
+    def hello(self, theirs: Hello) -> Hello: ...
+
+    def forget(self, message: Forget) -> None: ...
+
+
+@dataclass(slots=True)
+class PeerFault:
+    """A fault of the reads that it matches, `times` times (None: always).
+
+    `why`: no reply, but this failure. `gate`: the head waits for the event. `body_gate`: the body waits for it, after
+    `gate_after` bytes. `break_after`: the body breaks off after this many bytes. `turn`: the byte of the body at this
+    place has a wrong bit. `digest`: the reply says this one.
+    """
+
+    times: int | None = 1
+    member: str | None = None
+    key: str | None = None
+    why: str | None = None
+    gate: asyncio.Event | None = None
+    body_gate: asyncio.Event | None = None
+    gate_after: int = 0
+    break_after: int | None = None
+    turn: int | None = None
+    digest: str | None = None
+
+    def take(self, member: str, read: PeerRead) -> bool:
+        if self.times == 0 or self.member not in (None, member) or self.key not in (None, read.ref.key):
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+@dataclass(slots=True)
+class FakePeerReply:
+    """A reply while its context is open."""
+
+    confirmed: Confirmed
+    extent: Extent | None
+    digest: str
+    pieces: AsyncGenerator[bytes, None]
+    rest: bytes = b""
+
+    def chunks(self) -> Chunks:
+        return self.pieces
+
+    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+        left, piece = count, b""
+        try:
+            while left:
+                self.rest = self.rest or await anext(self.pieces, b"")
+                if not self.rest:
+                    raise PeerFailed("broke", "the body was shorter than it said")
+                piece, self.rest = self.rest[:left], self.rest[left:]
+                sink.write(memoryview(piece))
+                left -= len(piece)
+                if left:
+                    yield len(piece)
+        finally:
+            sink.ended()
+        if piece:
+            yield len(piece)
+
+
+@dataclass(slots=True)
+class FakePeers:
+    """`ports.PeerTransport` in memory. `name`: the member that asks. `services`: the members by their address; an
+    address without one cannot be reached. The knobs may be changed at any time."""
+
+    name: str = "edge"
+    services: dict[str, Answering] = field(default_factory=dict)
+    receives_in_threads: bool = True
+    chunk_bytes: int = 1000
+    faults: list[PeerFault] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    """Addresses at which nothing is answered, ever: reads, hellos and forgets hang."""
+    reads: list[tuple[str, PeerRead]] = field(default_factory=list)
+    """All reads in the order in which they were asked, with the member's name."""
+    hellos: list[str] = field(default_factory=list)
+    """The addresses to which a hello was sent."""
+    forgets: list[tuple[str, Forget]] = field(default_factory=list)
+    body_bytes: int = 0
+    under_way: int = 0
+
+    @asynccontextmanager
+    async def read(self, member: Member, read: PeerRead) -> AsyncIterator[FakePeerReply]:
+        self.reads.append((member.name, read))
+        fault = next((fault for fault in self.faults if fault.take(member.name, read)), None) or PeerFault()
+        self.under_way += 1
+        try:
+            if fault.gate is not None:
+                await fault.gate.wait()
+            if fault.why is not None:
+                raise PeerChanged if fault.why == "changed" else PeerFailed(fault.why)
+            answer = await (await self._service(member.address)).read(read, self.name)
+            async with aclosing(self._body(answer, fault)) as pieces:
+                yield _reply(read, answer, pieces, fault)
+        finally:
+            self.under_way -= 1
+
+    async def hello(self, address: str, mine: Hello) -> Hello:
+        self.hellos.append(address)
+        return (await self._service(address)).hello(mine)
+
+    async def forget(self, member: Member, message: Forget) -> None:
+        self.forgets.append((member.name, message))
+        (await self._service(member.address)).forget(message)
+
+    async def _service(self, address: str) -> Answering:
+        await asyncio.sleep(0)
+        if address in self.silent:
+            await asyncio.Event().wait()
+        if address not in self.services:
+            raise PeerFailed("connect")
+        return self.services[address]
+
+    async def _body(self, answer: PeerAnswer, fault: PeerFault) -> AsyncGenerator[bytes, None]:
+        if answer.body is None:
+            return
+        position = 0
+        async with aclosing(answer.body) as body:
+            async for piece in _cut_on_error(body):
+                data = _bytes_of(piece)
+                while data:
+                    count = await self._next_bytes(fault, position, len(data))
+                    chunk, data = bytearray(data[:count]), data[count:]
+                    if fault.turn is not None and position <= fault.turn < position + count:
+                        chunk[fault.turn - position] ^= 1
+                    position += count
+                    self.body_bytes += count
+                    yield bytes(chunk)
+                    await asyncio.sleep(0)
+
+    async def _next_bytes(self, fault: PeerFault, position: int, count: int) -> int:
+        """How many of the next `count` bytes come at once."""
+        count = min(self.chunk_bytes, count)
+        if fault.break_after is not None:
+            count = min(count, fault.break_after - position)
+            if count <= 0:
+                raise PeerFailed("broke", "the fake broke off")
+        if fault.body_gate is not None:
+            if position >= fault.gate_after:
+                await fault.body_gate.wait()
+            else:
+                count = min(count, fault.gate_after - position)
+        return count
+
+
+async def _cut_on_error(body: Body) -> AsyncGenerator[Piece, None]:
+    """As the port, which cuts the connection when a body fails."""
+    try:
+        async for piece in body:
+            yield piece
+    except Exception as error:
+        raise PeerFailed("broke", type(error).__name__) from error
+
+
+def _reply(read: PeerRead, answer: PeerAnswer, pieces: AsyncGenerator[bytes, None], fault: PeerFault) -> FakePeerReply:
+    """As the real client has it. Raises PeerFailed."""
+    if answer.status == 412:
+        raise PeerChanged
+    if answer.status in (404, 503):
+        raise PeerFailed("absent" if answer.status == 404 else "busy")
+    assert answer.status in (200, 206, 304), answer.status
+    confirmed = answer.confirmed
+    assert confirmed is not None
+    known = read.known
+    if known is not None and answer.status != 200:
+        assert (confirmed.version.etag, confirmed.version.size) == (known.version.etag, known.version.size)
+        confirmed = replace(confirmed, version=known.version)
+    digest = answer.digest if fault.digest is None else fault.digest
+    return FakePeerReply(confirmed, answer.extent, digest, pieces)
+
+
+def _bytes_of(piece: Piece) -> bytes:
+    if isinstance(piece, FilePiece):
+        data = os.pread(piece.fd, piece.count, piece.offset)
+        piece.sent = len(data)
+        return data
+    return bytes(piece if isinstance(piece, bytes) else piece.data)
+
+
+@dataclass(slots=True)
+class FakeMember:
+    """A member that answers from memory, and never asks a bucket. `age_s` is that of all answers."""
+
+    mine: Hello
+    objects: dict[ObjectRef, tuple[ObjectVersion, bytes]] = field(default_factory=dict)
+    age_s: float = 0.0
+    digest: str = ""
+    status: int | None = None
+    """This status for each read."""
+    asked: list[tuple[str, PeerRead]] = field(default_factory=list)
+    """All reads, with the name of the member that asked."""
+    met: list[Hello] = field(default_factory=list)
+    forgets: list[Forget] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+    """The answer waits for it."""
+    body_gate: asyncio.Event | None = None
+    """The body waits for it before its last byte."""
+    short_by: int = 0
+    """The body ends so many bytes too early."""
+
+    def put(self, ref: ObjectRef, data: bytes, etag: str = '"etag"', headers: Headers = ()) -> ObjectVersion:
+        version = ObjectVersion(ref, etag, len(data), headers)
+        self.objects[ref] = version, data
+        return version
+
+    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+        self.asked.append((sender, read))
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.status is not None:
+            return PeerAnswer(self.status)
+        if read.ref not in self.objects:
+            return PeerAnswer(404)
+        version, data = self.objects[read.ref]
+        confirmed = Confirmed(version, self.age_s, is_settled=True)
+        known = read.known
+        is_known = known is not None and (known.version.etag, known.version.size) == (version.etag, version.size)
+        if known is not None and not is_known and read.extent is not None:
+            return PeerAnswer(412)
+        if is_known and read.extent is None:
+            return PeerAnswer(304, confirmed)
+        if read.extent is None or read.extent.start >= version.size:
+            return PeerAnswer(200, confirmed)
+        extent = Extent(read.extent.start, min(read.extent.stop, version.size))
+        return PeerAnswer(206, confirmed, extent, self.digest, self._pieces(data[extent.start : extent.stop]))
+
+    async def _pieces(self, data: bytes) -> AsyncGenerator[Piece, None]:
+        data = data[: len(data) - self.short_by]
+        if self.body_gate is not None:
+            yield data[:-1]
+            await self.body_gate.wait()
+            data = data[-1:]
+        yield data
+
+    def hello(self, theirs: Hello) -> Hello:
+        self.met.append(theirs)
+        return self.mine
+
+    def forget(self, message: Forget) -> None:
+        self.forgets.append(message)
