@@ -18,7 +18,7 @@ from outrider.settings import Settings, Size
 _HEAD = """# Settings
 
 For platform engineers who configure Outrider: each setting with its flag, variable, default and meaning. `make docs`
-generates this page from `proxy/outrider/settings.py`, and a test compares the two.
+generates this page from `proxy/outrider/settings`, and a test compares the two.
 
 A setting comes from its flag, from its environment variable, or from the TOML file that `--config FILE`
 (`OUTRIDER_CONFIG`) names; the first of these wins. All settings are checked at the start. An unknown setting or a value

@@ -22,7 +22,9 @@ def chart() -> Iterator[helm.Chart]:
 # The chart sets these settings itself; those of NOT_OFFERED it does not offer yet.
 OWN = {"listen", "admin", "admin_token", "auth", "clients", "cache_dir"}
 # `cross_site` is for web pages, which no pod of a chart serves, and only a sidecar runs in loopback mode.
-NOT_OFFERED = {"cross_site", "tls_cert", "tls_key"}
+# A cluster needs more than settings: a key, a headless Service, and the right to watch its endpoints.
+PEERS = {name for name in Settings.model_fields if name.startswith("peer")}
+NOT_OFFERED = {"cross_site", "tls_cert", "tls_key"} | PEERS
 
 
 def test_the_schema_knows_the_settings_of_the_proxy(chart: helm.Chart) -> None:

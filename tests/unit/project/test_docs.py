@@ -142,7 +142,7 @@ def test_every_flag_and_variable_that_the_proxy_or_a_page_names_exists() -> None
     unknown = {
         f"{path.name}: --{name}"
         for path, text in told.items()
-        if path.relative_to(ROOT / "proxy/outrider").parts[0] in ("core", "http", "adapters", "settings.py")
+        if path.relative_to(ROOT / "proxy/outrider").parts[0] in ("core", "http", "adapters", "settings")
         for name in re.findall(r"--([a-z]+(?:-[a-z]+)*)", text)
         if name not in flags
     }
