@@ -136,6 +136,7 @@ class Scope(NamedTuple):
     date: str
     region: str
     text: str
+    service: str = "s3"
 
 
 class _Claim(NamedTuple):
@@ -162,6 +163,7 @@ def sign_headers(
     region: str,
     now: float,
     keys: SigningKeys,
+    service: str = "s3",
 ) -> dict[str, str]:
     """The headers to add to a request for the origin. They replace headers of the same name.
 
@@ -176,9 +178,9 @@ def sign_headers(
     signed = {name: trimmed(value) for name, value in headers.items() if name not in _NEVER_SIGNED}
     signed.update(added, host=host)
     names = sorted(signed)
-    scope = f"{amz_date[:8]}/{region}/s3/aws4_request"
+    scope = f"{amz_date[:8]}/{region}/{service}/aws4_request"
     signature = _signature(
-        keys.get(credentials.secret_key, amz_date[:8], region),
+        keys.get(credentials.secret_key, amz_date[:8], region, service),
         f"{ALGORITHM}\n{amz_date}\n{scope}\n",
         f"{method}\n{path or '/'}\n{encode_query(query)}\n",
         _canonical_headers(signed, names, payload_hash),
@@ -198,6 +200,8 @@ def verify(
     keys: SigningKeys,
     skew_s: float = 900,
     bucket_of_host: str | None = None,
+    covered: tuple[str, ...] = STORE_HEADERS,
+    service: str = "s3",
 ) -> Identity | None:
     """The signer of `request`, once its signature was verified; None: the request carries no signature.
 
@@ -205,6 +209,7 @@ def verify(
     client did not sign would be signed by the proxy. It covers every query parameter, too, but for the parameters of a
     LIST in a SigV2 URL. The body is not checked here, see `Identity.payload`. `secret_of` returns None for an unknown
     key. `bucket_of_host` is the bucket of a virtual-host style request, which SigV2 signs as part of the path.
+    `covered`: the beginnings of the names of headers that must be signed. `service` of the scope.
 
     Raises:
         S3Error: one of AccessDenied, AuthorizationHeaderMalformed, AuthorizationQueryParametersError,
@@ -221,10 +226,11 @@ def verify(
         if v2:
             return _verify_v2(request, headers, query, secret_of, now, bucket_of_host)
         if v4:
-            return _check(request, headers, _presigned(headers, query, now, skew_s), secret_of, keys)
+            return _check(request, headers, _presigned(headers, query, now, skew_s), secret_of, keys, covered)
         if authorization is None:
             return None
-        return _check(request, headers, _header_form(headers, authorization, query, now, skew_s), secret_of, keys)
+        claim = _header_form(headers, authorization, query, now, skew_s, service)
+        return _check(request, headers, claim, secret_of, keys, covered)
     except UnicodeEncodeError as error:
         raise InvalidRequest("The request holds characters that no UTF-8 can hold.") from error
 
@@ -238,13 +244,14 @@ def is_half_signed(request: SignedRequest) -> bool:
 
 
 def _header_form(
-    headers: Mapping[str, str], authorization: str, query: list[tuple[str, str]], now: float, skew_s: float
-) -> _Claim:
+    headers: Mapping[str, str], authorization: str, query: list[tuple[str, str]], now: float, skew_s: float,
+    service: str,
+) -> _Claim:  # fmt: skip
     match = _AUTHORIZATION.fullmatch(authorization)
     if match is None:
         raise _not_sigv4(authorization)
     amz_date, sent_at = _date_of_headers(headers)
-    scope = scope_of(match[1], amz_date, AuthorizationHeaderMalformed)
+    scope = scope_of(match[1], amz_date, AuthorizationHeaderMalformed, service)
     payload_hash = headers.get("x-amz-content-sha256")
     if payload_hash is None:
         raise InvalidRequest("Missing required header for this request: x-amz-content-sha256")
@@ -287,15 +294,16 @@ def _check(
     claim: _Claim,
     secret_of: Callable[[str], str | None],
     keys: SigningKeys,
+    covered: tuple[str, ...],
 ) -> Identity:
     scope = claim.scope
     secret_key = secret_of(scope.access_key)
     if secret_key is None:
         raise InvalidAccessKeyId
     names = claim.signed_headers.split(";")
-    _check_coverage(headers, names, claim.payload_hash)
+    _check_coverage(headers, names, claim.payload_hash, covered)
     payload = payload_of(claim.payload_hash)
-    key = keys.get(secret_key, scope.date, scope.region)
+    key = keys.get(secret_key, scope.date, scope.region, scope.service)
     prefix = f"{ALGORITHM}\n{claim.amz_date}\n{scope.text}\n"
     query = encode_query(claim.query) if claim.query else ""
     tail = _canonical_headers(headers, names, claim.payload_hash)
@@ -309,15 +317,17 @@ def _check(
     # presigned URL.
     host, colon, port = headers["host"].rpartition(":")
     if colon and port in _DEFAULT_PORTS and (":" not in host or host.endswith("]")):
-        return _check(request, {**headers, "host": host}, claim, secret_of, keys)
+        return _check(request, {**headers, "host": host}, claim, secret_of, keys, covered)
     raise SignatureDoesNotMatch
 
 
-def _check_coverage(headers: Mapping[str, str], names: list[str], payload_hash: str) -> None:
+def _check_coverage(
+    headers: Mapping[str, str], names: list[str], payload_hash: str, covered: tuple[str, ...]
+) -> None:
     if "host" not in names:
         raise AccessDenied("The host header must be signed.")
     for name, value in headers.items():
-        if name.startswith(STORE_HEADERS) and name not in names:
+        if name.startswith(covered) and name not in names:
             # A presigned URL states nothing about the body. Some libraries add this header unsigned; with this value
             # it states nothing, either.
             if name == "x-amz-content-sha256" and value == payload_hash == PayloadForm.UNSIGNED.value:
@@ -363,18 +373,18 @@ def _not_sigv4(authorization: str) -> S3Error:
     return InvalidArgument("Unsupported Authorization Type.")
 
 
-def scope_of(credential: str, amz_date: str, error: type[S3Error]) -> Scope:
+def scope_of(credential: str, amz_date: str, error: type[S3Error], wanted: str = "s3") -> Scope:
     """The parts of a Credential. Raises `error`: it is malformed, or of another day than `amz_date`."""
     # Split from the right: an access key may hold a slash, a scope cannot.
     parts = credential.rsplit("/", 4)
     if len(parts) != 5 or not parts[0] or not parts[2]:
-        raise error("The Credential must be <access-key>/<YYYYMMDD>/<region>/s3/aws4_request.")
+        raise error(f"The Credential must be <access-key>/<YYYYMMDD>/<region>/{wanted}/aws4_request.")
     access_key, date, region, service, end = parts
-    if service != "s3" or end != "aws4_request":
-        raise error("The Credential is for another service; it must end in s3/aws4_request.")
+    if service != wanted or end != "aws4_request":
+        raise error(f"The Credential is for another service; it must end in {wanted}/aws4_request.")
     if date != amz_date[:8]:
         raise error("The date of the Credential is not the date of the request.")
-    return Scope(access_key, date, region, credential[len(access_key) + 1 :])
+    return Scope(access_key, date, region, credential[len(access_key) + 1 :], service)
 
 
 def _check_expiry(expires: str, sent_at: float, now: float, skew_s: float) -> None:
