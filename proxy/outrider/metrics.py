@@ -126,6 +126,47 @@ class UsageMetrics:
         return label or "other"
 
 
+# So many members have a label of their own.
+_PEER_LABELS_MAX = 64
+
+
+class PeerMetrics:
+    """The wire between the members of a cluster."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._labels: set[str] = set()
+        self.requests = Counter(
+            "outrider_peer_requests",
+            "Reads asked of other members; `result`: ok, or why the answer was of no use.",
+            ["peer", "result"],
+            registry=registry,
+        )
+        self.bytes = Counter(
+            "outrider_peer_bytes", "Body bytes from other members (`in`) and to them (`out`).", ["peer", "direction"],
+            registry=registry,
+        )  # fmt: skip
+        self.first_byte_s = Histogram(
+            "outrider_peer_first_byte_seconds",
+            "From a read asked of another member to the head of its answer.",
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+            registry=registry,
+        )
+        self.refused = Counter(
+            "outrider_peer_refused", "Requests that the peer port refused.", ["why"], registry=registry
+        )
+        self.ring_disagreements = Counter(
+            "outrider_peer_ring_disagreements", "Reads by members that see another ring.", registry=registry
+        )
+
+    def label(self, name: str) -> str:
+        """The label of a member: its name, or `other` for all members beyond the first 64."""
+        if name not in self._labels:
+            if len(self._labels) >= _PEER_LABELS_MAX:
+                return "other"
+            self._labels.add(name)
+        return name
+
+
 class Metrics:
     """One set of metrics in a registry of its own, so that two proxies in one process do not mix."""
 
@@ -231,6 +272,7 @@ class Metrics:
             "Prefetched bytes that were evicted before a reader asked for them.",
             registry=r,
         )
+        self.peers = PeerMetrics(r)
         self.info = Gauge("outrider_info", "1, with the version as a label.", ["version"], registry=r)
         self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)
         self._traffic = {source: self.served_bytes.labels(source) for source in SOURCES}
@@ -242,6 +284,14 @@ class Metrics:
         self.recent_errors = RecentErrors()
         self.before_read: list[Callable[[], None]] = []
         """Called before metrics are read: the fast path counts hits in plain integers, which are added up then."""
+
+    def came(self, count: int) -> None:
+        """Bytes of a body came from the origin."""
+        self.origin_bytes.inc(count)
+
+    def came_for_nothing(self, cause: str, count: int) -> None:
+        """`cause`: one of `DUPLICATE_CAUSES`."""
+        self.duplicate_origin_bytes.labels(cause).inc(count)
 
     def text(self) -> bytes:
         """The answer to a scrape, in Prometheus' text format 0.0.4."""

@@ -154,6 +154,8 @@ class FakePeers:
                     self.body_bytes += count
                     yield bytes(chunk)
                     await asyncio.sleep(0)
+        if answer.extent is None or position < answer.extent.length:
+            raise PeerFailed("broke", "the body was shorter than it said")
 
     async def _next_bytes(self, fault: PeerFault, position: int, count: int) -> int:
         """How many of the next `count` bytes come at once."""

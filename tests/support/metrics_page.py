@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from outrider.metrics import Metrics, UsageMetrics
+from outrider.metrics import Metrics, PeerMetrics, UsageMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,7 @@ Labels are bounded. No label is an object's key.
   was read have a label of their own; all others together are `other`.
 - `op` is `get`, `head`, `forward` and a method, or `bad`. `cache` is the value of `x-cache`. A `status` of `0` is a
   request that had no answer.
+- `peer` is the name of another member of the cluster, for the first 64 names; all others together are `other`.
 - Each counter has a companion `_created`, a gauge of the time when it began.
 
 Two metrics tell whether training waits for the proxy. `outrider_dataset_wait_seconds_total` is the time for which
@@ -42,8 +43,8 @@ def all_metrics() -> dict[str, MetricWrapperBase]:
     """All metrics by their names in PromQL; a histogram by the name before `_bucket`, `_count` and `_sum`."""
     metrics = Metrics()
     found = {}
-    for holder in (metrics, metrics.usage_metrics):
-        assert isinstance(holder, Metrics | UsageMetrics)
+    for holder in (metrics, metrics.usage_metrics, metrics.peers):
+        assert isinstance(holder, Metrics | UsageMetrics | PeerMetrics)
         for metric in vars(holder).values():
             if isinstance(metric, MetricWrapperBase):
                 (family,) = metric.describe()

@@ -29,9 +29,8 @@ from urllib.parse import urlsplit
 from cachetools import TTLCache
 
 from outrider.adapters.origin.endpoint import Endpoint
-from outrider.adapters.origin.http_reply import Reply, in_socket
+from outrider.adapters.origin.http_reply import Counts, Reply, in_socket
 from outrider.core.errors import OriginBroke
-from outrider.metrics import Metrics
 from outrider.ports import ByteSink, Chunks
 
 T = TypeVar("T")
@@ -71,9 +70,9 @@ class Unfit(Exception):
 class BulkClient:
     """Owns the threads and the idle connections. Called on the event loop's thread."""
 
-    def __init__(self, threads: int, metrics: Metrics, *, connect_timeout_s: float, read_timeout_s: float) -> None:
+    def __init__(self, threads: int, counts: Counts, *, connect_timeout_s: float, read_timeout_s: float) -> None:
         """`threads`: how many requests may be under way."""
-        self._metrics = metrics
+        self._counts = counts
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="outrider-receive")
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
@@ -115,7 +114,7 @@ class BulkClient:
             if isinstance(error, Unfit):
                 self._unfit[target.url] = None
             raise
-        return BulkReply(self, key, exchange, response, self._metrics)
+        return BulkReply(self, key, exchange, response, self._counts)
 
     @property
     def buffer_bytes(self) -> int:
@@ -261,6 +260,10 @@ def _in_time(call: Callable[..., T], *args: object) -> T:
         raise TimeoutError("timed out") from error
 
 
+class _ConnectTimedOut(TimeoutError):
+    """Nobody answers at the address."""
+
+
 class _Exchange:
     """One request and the head of its reply, in a thread. `abort` may come from another thread at any time."""
 
@@ -302,7 +305,10 @@ class _Exchange:
         connection = self.connection
         if connection.sock is None:
             connection.timeout = self._connect_timeout_s
-            connection.connect()
+            try:
+                connection.connect()
+            except TimeoutError as error:
+                raise _ConnectTimedOut from error
         _bound(connection.sock, self._read_timeout_s)
         self._socket = connection.sock
         if self._aborted:
@@ -332,7 +338,7 @@ class BulkReply(Reply):
 
     def __init__(
         self, client: BulkClient, key: tuple[str, str], exchange: _Exchange, response: _Response,
-        metrics: Metrics,
+        counts: Counts,
     ) -> None:  # fmt: skip
         self._client = client
         self._key = key
@@ -346,7 +352,7 @@ class BulkReply(Reply):
             (name.lower(), value.encode("latin-1", "replace").decode("utf-8", "surrogateescape").strip())
             for name, value in response.getheaders()
         )
-        super().__init__(metrics, response.status, headers)
+        super().__init__(counts, response.status, headers)
 
     @property
     def _told_length(self) -> int | None:
@@ -505,6 +511,8 @@ def _bound(sock: socket.socket, timeout_s: float) -> None:
 
 def described(error: BaseException) -> str:
     """A description of `error` without an address or a URL, whose query may carry a secret."""
+    if isinstance(error, _ConnectTimedOut):
+        return "cannot connect: timed out"
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, socket.gaierror):

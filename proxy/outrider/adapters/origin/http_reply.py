@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from fcntl import ioctl
 from termios import FIONREAD
+from typing import Protocol
 
 import aiohttp
 
@@ -17,7 +18,6 @@ from outrider.adapters.origin.reply_parser import refused_for
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.origin import error_causes
-from outrider.metrics import Metrics
 from outrider.ports import ByteSink, Chunks
 
 # An error reply of S3 has some hundred bytes, or some thousand where it repeats the string that was signed.
@@ -28,11 +28,19 @@ _BUNDLE_BYTES = 256 * 1024
 _CHECK_S, _ABORT_S = 1.0, 10.0
 
 
+class Counts(Protocol):
+    """Counts the bytes of bodies; `metrics.Metrics` does so for the origin."""
+
+    def came(self, count: int) -> None: ...
+
+    def came_for_nothing(self, cause: str, count: int) -> None: ...
+
+
 class Reply(ABC):
     """A reply of the origin, valid while the context of `send` is open. Satisfies `ports.OriginReply`."""
 
-    def __init__(self, metrics: Metrics, status: int, headers: Headers) -> None:
-        self._metrics = metrics
+    def __init__(self, counts: Counts, status: int, headers: Headers) -> None:
+        self._counts = counts
         self.ended: Callable[[], None] | None = None
         """Called when the body has been read whole, and its connection is free for other requests."""
         self._read: bytes | None = None
@@ -83,14 +91,14 @@ class Reply(ABC):
     def give_up(self, cause: str) -> None:
         """See `ports.OriginReply`."""
         if (unread := self._unread_bytes()) > 0:
-            self._metrics.duplicate_origin_bytes.labels(cause).inc(unread)
+            self._counts.came_for_nothing(cause, unread)
 
     @abstractmethod
     def _unread_bytes(self) -> int:
         """How many bytes of the body have come and were not read, as far as this end of the connection knows."""
 
     def _came(self, count: int) -> None:
-        self._metrics.origin_bytes.inc(count)
+        self._counts.came(count)
         self.came_bytes += count
 
     def _broke(self) -> None:
@@ -106,7 +114,7 @@ class Reply(ABC):
 class HttpReply(Reply):
     """A reply that aiohttp reads, on the event loop."""
 
-    def __init__(self, response: aiohttp.ClientResponse, metrics: Metrics) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, counts: Counts) -> None:
         self._response = response
         # Bytes of the body that belong to the next call of `receive`.
         self._rest = memoryview(b"")
@@ -115,7 +123,7 @@ class HttpReply(Reply):
             (name.decode("latin-1").strip().lower(), value.decode("utf-8", "surrogateescape"))
             for name, value in response.raw_headers
         )
-        super().__init__(metrics, response.status, headers)
+        super().__init__(counts, response.status, headers)
 
     @property
     def _told_length(self) -> int | None:

@@ -321,9 +321,7 @@ def _check(
     raise SignatureDoesNotMatch
 
 
-def _check_coverage(
-    headers: Mapping[str, str], names: list[str], payload_hash: str, covered: tuple[str, ...]
-) -> None:
+def _check_coverage(headers: Mapping[str, str], names: list[str], payload_hash: str, covered: tuple[str, ...]) -> None:
     if "host" not in names:
         raise AccessDenied("The host header must be signed.")
     for name, value in headers.items():

@@ -1,0 +1,292 @@
+"""Asks other members: the client side of the wire (see `core/cluster/peer_wire`).
+
+Bodies of large blocks are received in threads, as those of the origin are. Heads alone, small bodies, hellos and
+forgets go over aiohttp; over TLS all do. Errors of both are translated into `PeerFailed` here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import ssl
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from hashlib import sha256
+
+import aiohttp
+from prometheus_client import Counter
+from yarl import URL
+
+from outrider.adapters.origin.bulk_client import BulkClient, Unfit
+from outrider.adapters.origin.endpoint import Endpoint
+from outrider.adapters.origin.forward_proxy import ForwardProxy
+from outrider.adapters.origin.http_reply import HttpReply, Reply, described
+from outrider.core.auth.peer_signature import signed
+from outrider.core.auth.sigv4 import SigningKeys
+from outrider.core.cluster import peer_control, peer_wire
+from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
+from outrider.core.cluster.peer_wire import AnswerHead, Asker
+from outrider.core.cluster.wire_forms import WireError
+from outrider.core.errors import OriginBroke
+from outrider.core.model import Extent
+from outrider.metrics import Metrics
+from outrider.ports import ByteSink, Chunks, Clock
+
+_CONNECT_TIMEOUT_S = 0.25
+# A read waits as long for a connection, where as many as allowed are in use: then another source is asked.
+_FREE_TIMEOUT_S = 0.25
+# A hello and a forget are answered from memory.
+_CONTROL_TIMEOUT_S = 2.0
+# A hop to a thread for fewer bytes would cost more than their copy.
+_BULK_BYTES = 256 * 1024
+# Shorter than a member keeps an idle connection.
+_IDLE_S = 20.0
+_BUFFER_BYTES = 64 * 1024
+_FIELD_BYTES_MAX = 64 * 1024
+_NO_BODY = sha256(b"").hexdigest()
+# The reasons of failures that an answer's status tells.
+_STATUS = {404: "absent", 503: "busy"}
+_REFUSED = (400, 403, 421)
+
+
+class PeerClient:
+    """Implements `ports.PeerTransport`. `open` before the first request, `close` after the last."""
+
+    def __init__(
+        self, asker: Callable[[], Asker], secrets: Callable[[], Sequence[str]], metrics: Metrics, clock: Clock,
+        *, boot: int, connections_per_peer: int = 64, receivers: int = 64, read_timeout_s: float = 30.0,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`asker`: this member. `secrets`: the keys of the cluster, of which the first one signs. `clock`: the wall
+        clock. `boot`: see `Hello`. `receivers`: how many bodies threads receive at once. `read_timeout_s` bounds the
+        wait for a head, and for the next bytes."""
+        self._asker = asker
+        self._secrets = secrets
+        self._metrics = metrics.peers
+        self._clock = clock
+        self._boot = boot
+        self._numbers = itertools.count(1)
+        self._connections_per_peer = connections_per_peer
+        self._free: dict[str, asyncio.Semaphore] = {}
+        self._receivers = receivers
+        self._read_timeout_s = read_timeout_s
+        self._tls = tls
+        self._keys = SigningKeys()
+        self._session: aiohttp.ClientSession | None = None
+        self._bulk: BulkClient | None = None
+
+    @property
+    def receives_in_threads(self) -> bool:
+        return self._tls() is None
+
+    async def open(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, keepalive_timeout=_IDLE_S),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=_BUFFER_BYTES,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            max_field_size=_FIELD_BYTES_MAX,
+            max_line_size=_FIELD_BYTES_MAX,
+        )
+        self._bulk = BulkClient(
+            self._receivers, _NotCounted(), connect_timeout_s=_CONNECT_TIMEOUT_S, read_timeout_s=self._read_timeout_s
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+        if self._bulk is not None:
+            self._bulk.close()
+
+    @asynccontextmanager
+    async def read(self, member: Member, read: PeerRead) -> AsyncIterator[ReadReply]:
+        label = self._metrics.label(member.name)
+        begun = time.perf_counter()
+        try:
+            connection = await self._connection(member)
+        except PeerFailed as failed:
+            self._metrics.requests.labels(label, failed.why).inc()
+            raise
+        try:
+            try:
+                reply = await self._answered(member, read)
+                head = _head_of(reply, member, read)
+            except PeerFailed as failed:
+                self._metrics.requests.labels(label, failed.why).inc()
+                raise
+            self._metrics.requests.labels(label, "ok").inc()
+            self._metrics.first_byte_s.observe(time.perf_counter() - begun)
+            try:
+                yield ReadReply(reply, head, self._metrics.bytes.labels(label, "in"))
+            finally:
+                # The connection of a body that was read whole is free again. That of any other is closed.
+                reply.close()
+                await reply.end_body()
+        finally:
+            connection.release()
+
+    async def hello(self, address: str, mine: Hello) -> Hello:
+        body = await self._post(address, peer_control.HELLO_PATH, peer_control.hello_body(mine))
+        try:
+            return peer_control.parse_hello(body)
+        except WireError as error:
+            raise PeerFailed("garbage", str(error)) from error
+
+    async def forget(self, member: Member, message: Forget) -> None:
+        await self._post(member.address, peer_control.FORGET_PATH, peer_control.forget_body(message), member.name)
+
+    async def _connection(self, member: Member) -> asyncio.Semaphore:
+        """The right to one connection, to be released. Raises PeerFailed: none came free."""
+        free = self._free.setdefault(member.name, asyncio.Semaphore(self._connections_per_peer))
+        if not free.locked():
+            await free.acquire()
+            return free
+        try:
+            async with asyncio.timeout(_FREE_TIMEOUT_S):
+                await free.acquire()
+        except TimeoutError as error:
+            raise PeerFailed("busy", "no connection to it became free in time") from error
+        return free
+
+    async def _answered(self, member: Member, read: PeerRead) -> Reply:
+        """The reply with its head. Raises PeerFailed."""
+        try:
+            head = peer_wire.read_head(read, self._asker())
+        except WireError as error:
+            raise PeerFailed("garbage", str(error)) from error
+        tls = self._tls()
+        target = Endpoint(f"{'http' if tls is None else 'https'}://{member.address}", "", ForwardProxy())
+        headers = self._signed(head.method, target.host, head.path, head.headers, _NO_BODY)
+        is_bulk = read.extent is not None and read.extent.length >= _BULK_BYTES
+        if is_bulk and self._bulk is not None and self._bulk.can_reach(target):
+            with suppress(Unfit):
+                try:
+                    return await self._bulk.get(target, head.path, headers)
+                except OriginBroke as error:
+                    raise _failed(error) from error
+            # A number may be used once.
+            headers = self._signed(head.method, target.host, head.path, head.headers, _NO_BODY)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._read_timeout_s)
+        return HttpReply(await self._request(head.method, target, head.path, headers, None, timeout), _NotCounted())
+
+    async def _post(self, address: str, path: str, body: bytes, name: str | None = None) -> bytes:
+        """The body of the answer. `name`: the member that must answer; None: any. Raises PeerFailed."""
+        tls = self._tls()
+        target = Endpoint(f"{'http' if tls is None else 'https'}://{address}", "", ForwardProxy())
+        headers = peer_wire.control_headers(self._asker())
+        headers = self._signed("POST", target.host, path, headers, sha256(body).hexdigest())
+        timeout = aiohttp.ClientTimeout(total=_CONTROL_TIMEOUT_S, sock_connect=_CONNECT_TIMEOUT_S)
+        response = await self._request("POST", target, path, headers, body, timeout)
+        async with response:
+            if response.status != 200:
+                raise _not_believed(response.status)
+            if name is not None and response.headers.get(peer_wire.FROM) != name:
+                raise PeerFailed("garbage", "another member answers")
+            if (response.content_length or 0) > peer_control.BODY_BYTES_MAX:
+                raise PeerFailed("garbage", "the body is too long")
+            try:
+                return await response.content.readexactly(response.content_length or 0)
+            except (aiohttp.ClientError, TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+                raise _failed(error) from error
+
+    def _signed(self, method: str, host: str, path: str, headers: dict[str, str], body_hash: str) -> dict[str, str]:
+        numbered = {**headers, peer_wire.SEQUENCE: f"{self._boot}.{next(self._numbers)}"}
+        return signed(method, host, path, numbered, body_hash, self._secrets()[0], self._clock(), self._keys)
+
+    async def _request(
+        self, method: str, target: Endpoint, path: str, headers: dict[str, str], body: bytes | None,
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:  # fmt: skip
+        assert self._session is not None
+        try:
+            return await self._session.request(
+                method, URL(f"{target.url}{path}", encoded=True), headers=headers, data=body, allow_redirects=False,
+                timeout=timeout, ssl=self._tls() or True,
+            )  # fmt: skip
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise _failed(error) from error
+
+
+class ReadReply:
+    """Implements `ports.PeerReply`."""
+
+    def __init__(self, reply: Reply, head: AnswerHead, came: Counter) -> None:
+        assert head.confirmed is not None
+        self.confirmed: Confirmed = head.confirmed
+        self.extent: Extent | None = head.extent
+        self.digest = head.digest
+        self._reply = reply
+        self._came = came
+
+    async def chunks(self) -> Chunks:
+        try:
+            async with aclosing(self._reply.chunks()) as chunks:
+                async for chunk in chunks:
+                    self._came.inc(len(chunk))
+                    yield chunk
+        except OriginBroke as error:
+            raise _broke(error) from error
+
+    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+        try:
+            async with aclosing(self._reply.receive(count, sink)) as received:
+                async for more in received:
+                    self._came.inc(more)
+                    yield more
+        except OriginBroke as error:
+            raise _broke(error) from error
+
+
+class _NotCounted:
+    """Bytes of peers are counted by peer, in `ReadReply`."""
+
+    def came(self, count: int) -> None:
+        pass
+
+    def came_for_nothing(self, cause: str, count: int) -> None:
+        pass
+
+
+def _head_of(reply: Reply, member: Member, read: PeerRead) -> AnswerHead:
+    """The head of an answer that is to be believed; of any other, the reply is closed. Raises PeerFailed."""
+    try:
+        if reply.status in _STATUS and dict(reply.headers).get(peer_wire.FROM) != member.name:
+            raise PeerFailed("garbage", "another member answers")
+        if reply.status not in (200, 206, 304, 412):
+            raise _not_believed(reply.status)
+        head = peer_wire.parse_answer(read, reply.status, reply.headers, reply.content_length, member.name)
+        if head.confirmed is None:
+            raise PeerChanged
+    except WireError as error:
+        reply.close()
+        raise PeerFailed("garbage", str(error)) from error
+    except PeerFailed:
+        reply.close()
+        raise
+    return head
+
+
+def _not_believed(status: int) -> PeerFailed:
+    return PeerFailed(_STATUS.get(status, "refused" if status in _REFUSED else "status"), f"status {status}")
+
+
+def _failed(error: Exception) -> PeerFailed:
+    """No answer came."""
+    if isinstance(error, OriginBroke):
+        text = str(error)
+        is_connecting, is_late = text.startswith("cannot connect"), text == "timed out"
+    else:
+        text = described(error)
+        is_connecting = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        is_late = isinstance(error, TimeoutError)
+    if isinstance(error, aiohttp.ClientResponseError | ValueError):
+        return PeerFailed("garbage", text)
+    return PeerFailed("connect" if is_connecting else "late" if is_late else "broke", text)
+
+
+def _broke(error: OriginBroke) -> PeerFailed:
+    """The body ended too early."""
+    return PeerFailed("late" if str(error) == "timed out" else "broke", str(error))

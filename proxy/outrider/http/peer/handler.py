@@ -1,0 +1,201 @@
+"""Answers the requests to the peer port."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import StreamResponse
+
+from outrider.core.cluster import peer_control, peer_wire
+from outrider.core.cluster.member import Hello
+from outrider.core.cluster.peer_messages import Forget, PeerRead
+from outrider.core.cluster.peer_wire import AnswerHead, Asker
+from outrider.core.cluster.wire_forms import WireError
+from outrider.core.errors import S3Error, Signal
+from outrider.core.model import Headers
+from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.http.peer.gatekeeper import Gatekeeper, Refused
+from outrider.http.record.record import Sent
+from outrider.http.wire.reply import Reply
+from outrider.http.wire.request_body import client_body
+from outrider.http.wire.sender import Sender
+from outrider.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+_BODY_TIMEOUT_S = 10.0
+
+
+class PeerService(Protocol):
+    """The engine, as other members ask it. All on the engine's loop."""
+
+    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+        """`sender`: the name of the member that asks."""
+        ...
+
+    def hello(self, theirs: Hello) -> Hello: ...
+
+    def forget(self, message: Forget) -> None: ...
+
+
+class OnPort(Protocol):
+    """The connection that a request came on."""
+
+    wire: Sender
+
+
+class PeerHandler:
+    """`this`: the name, ring and cluster of this member. `reads_max`: more reads at once are told to ask elsewhere."""
+
+    def __init__(
+        self, service: PeerService, gatekeeper: Gatekeeper, this: Callable[[], Asker], metrics: Metrics,
+        *, reads_max: int,
+    ) -> None:  # fmt: skip
+        self._service = service
+        self._gatekeeper = gatekeeper
+        self._this = this
+        self._metrics = metrics.peers
+        self._reads_max = reads_max
+        self.in_flight = 0
+        """How many reads are under way."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns once no read is under way."""
+        await self._idle.wait()
+
+    async def handle(self, request: BaseRequest) -> StreamResponse:
+        """Called by aiohttp with each request that its parser accepted."""
+        wire = cast(OnPort, request.protocol).wire
+        try:
+            asker, headers, body_hash = self._gatekeeper.admit(request)
+            if request.method == "POST":
+                return await self._control(request, wire, asker, body_hash)
+            return await self._read(request, wire, asker, headers)
+        except Refused as refused:
+            return self.refuse(request, wire, refused)
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("request of a member failed")
+            return self._reply(wire, 500, ())
+
+    def refuse(self, request: BaseRequest, wire: Sender, refused: Refused) -> Reply:
+        self._metrics.refused.labels(refused.why).inc()
+        log.debug("refused a request at the peer port", extra={"why": refused.why, "address": wire.address})
+        # Its body is not read.
+        return self._reply(wire, refused.status, (), close=request.body_exists or refused.status in (400, 403))
+
+    # -- reads ------------------------------------------------------------------------------------------------------
+
+    async def _read(self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str]) -> Reply:
+        if request.body_exists or request.method not in ("GET", "HEAD"):
+            raise Refused(400, "garbage")
+        this = self._this()
+        if asker.cluster_id != this.cluster_id:
+            raise Refused(421, "cluster")
+        try:
+            read = peer_wire.parse_read(request.method, request.raw_path, headers)
+        except WireError as error:
+            raise Refused(400, "garbage") from error
+        if asker.ring != this.ring:
+            self._metrics.ring_disagreements.inc()
+        if self.in_flight >= self._reads_max:
+            self._metrics.refused.labels("busy").inc()
+            return self._reply(wire, 503, ((peer_wire.FROM, this.name),))
+        self._begin()
+        try:
+            answer = await self._answer(read, asker.name)
+            return await self._answered(wire, read, answer, asker.name, this.name)
+        except BaseException:
+            self._end()
+            raise
+
+    async def _answer(self, read: PeerRead, sender: str) -> PeerAnswer:
+        try:
+            return await self._service.read(read, sender)
+        except (Signal, S3Error, OSError):
+            # The member asks the bucket itself, and hears there what is wrong.
+            return PeerAnswer(404)
+
+    async def _answered(self, wire: Sender, read: PeerRead, answer: PeerAnswer, sender: str, name: str) -> Reply:
+        """The reply, at whose end the read ends."""
+        confirmed = answer.confirmed
+        try:
+            head = AnswerHead(confirmed if answer.status in (200, 206, 304) else None, answer.extent, answer.digest)
+            headers = peer_wire.answer_headers(read, head, name)
+        except WireError:
+            if answer.body is not None:
+                await answer.body.aclose()
+            answer, headers = PeerAnswer(404), ((peer_wire.FROM, name),)
+
+        def ended(_: Reply, sent: Sent, __: str | None) -> None:
+            self._end()
+            self._metrics.bytes.labels(self._metrics.label(sender), "out").inc(sum(sent.values()))
+
+        length = None if answer.extent is None else answer.extent.length
+        return Reply(answer.status, headers, wire=wire, body=answer.body, length=length, on_end=ended)
+
+    def _begin(self) -> None:
+        self.in_flight += 1
+        self._idle.clear()
+
+    def _end(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._idle.set()
+
+    # -- hellos and forgets -------------------------------------------------------------------------------------------
+
+    async def _control(self, request: BaseRequest, wire: Sender, asker: Asker, body_hash: str) -> Reply:
+        path = request.raw_path
+        if path not in (peer_control.HELLO_PATH, peer_control.FORGET_PATH):
+            raise Refused(400, "garbage")
+        body = await self._body(request, wire, body_hash)
+        this = self._this()
+        name = ((peer_wire.FROM, this.name),)
+        try:
+            if path == peer_control.HELLO_PATH:
+                # Members of other clusters are told who is here: `doctor` shows which lists mix them.
+                theirs = peer_control.parse_hello(body)
+                if theirs.member.name != asker.name:
+                    raise Refused(400, "garbage")
+                return self._reply(wire, 200, name, peer_control.hello_body(self._service.hello(theirs)))
+            message = peer_control.parse_forget(body)
+        except WireError as error:
+            raise Refused(400, "garbage") from error
+        if asker.cluster_id != this.cluster_id:
+            raise Refused(421, "cluster")
+        if message.sender != asker.name:
+            raise Refused(400, "garbage")
+        self._service.forget(message)
+        return self._reply(wire, 200, name)
+
+    async def _body(self, request: BaseRequest, wire: Sender, body_hash: str) -> bytes:
+        """The body, which is that of the signature. Raises Refused."""
+        length = request.content_length
+        if length is None:
+            raise Refused(400, "garbage")
+        if length > peer_control.BODY_BYTES_MAX:
+            raise Refused(400, "too large")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
+                async for chunk in client_body(request, wire, _BODY_TIMEOUT_S):
+                    body += chunk
+        except (S3Error, TimeoutError) as error:
+            raise Refused(400, "garbage") from error
+        if hashlib.sha256(body).hexdigest() != body_hash:
+            raise Refused(403, "signature")
+        return bytes(body)
+
+    def _reply(
+        self, wire: Sender, status: int, headers: Headers, body: bytes | None = None, *, close: bool = False
+    ) -> Reply:
+        return Reply(status, headers, wire=wire, body=body, close=close)

@@ -1,0 +1,235 @@
+"""The contract of `PeerTransport`: client and port on loopback, and the fake in memory, with the same member."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+
+from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead, ReadClass
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
+from outrider.ports import PeerReply, PeerTransport
+from tests.support.fake_peers import FakeMember, FakePeers
+from tests.support.fakes import ramp
+from tests.support.peer_wire import hello_of, peer_wire
+
+SMALL, LARGE = 1000, 3 * 1024 * 1024
+REF = ObjectRef("bucket", "a/../b //%2F+ü\udcff")
+HEADERS: Headers = (("content-type", "x/y"), ("x-amz-meta-a", "ü \udcfe"), ("x-amz-meta-a", "twice"))
+MINE = hello_of("edge")
+
+
+class Wire:
+    """A transport, and the member at its other end."""
+
+    def __init__(self, transport: PeerTransport, member: Member, service: FakeMember) -> None:
+        self.transport = transport
+        self.member = member
+        self.service = service
+
+    async def read(self, read: PeerRead) -> tuple[Confirmed, Extent | None, str, bytes]:
+        async with self.transport.read(self.member, read) as reply:
+            data = b"".join([chunk async for chunk in reply.chunks()])
+            return reply.confirmed, reply.extent, reply.digest, data
+
+    async def why(self, read: PeerRead) -> str:
+        with pytest.raises(PeerFailed) as failed:
+            await self.read(read)
+        return failed.value.why
+
+
+@pytest.fixture(params=["wire", "fake"])
+async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
+    service = FakeMember(hello_of("owner"))
+    async with AsyncExitStack() as stack:
+        if request.param == "wire":
+            both = await stack.enter_async_context(peer_wire(service))
+            yield Wire(both.client, both.member, service)
+        else:
+            member = Member("owner", "owner:1", "", 0, "cluster")
+            yield Wire(FakePeers(services={"owner:1": service}), member, service)
+
+
+class Sink:
+    """Takes bytes from a thread."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.ends = 0
+        self.error: Exception | None = None
+
+    is_awaited = True
+
+    def write(self, data: memoryview) -> None:
+        if self.error is not None:
+            raise self.error
+        self.data += data
+
+    def check(self) -> None:
+        pass
+
+    def ended(self) -> None:
+        self.ends += 1
+
+
+async def received(reply: PeerReply, count: int, sink: Sink) -> int:
+    return sum([more async for more in reply.receive(count, sink)])
+
+
+@pytest.fixture(params=[SMALL, LARGE])
+def size(request: pytest.FixtureRequest) -> int:
+    assert isinstance(request.param, int)
+    return request.param
+
+
+async def test_an_unknown_version_comes_with_its_headers_and_the_bytes(wire: Wire, size: int) -> None:
+    version = wire.service.put(REF, ramp(size), headers=HEADERS)
+    wire.service.age_s, wire.service.digest = 2.5, "xxh3:00112233445566ff"
+    read = PeerRead(REF, Extent(0, size), 0, None, ReadClass.NEXT, reader="trainer ü/7")
+    confirmed, extent, digest, data = await wire.read(read)
+    assert confirmed == Confirmed(version, 2.5, is_settled=True)
+    assert confirmed.version.headers == HEADERS
+    assert (extent, digest, data) == (Extent(0, size), "xxh3:00112233445566ff", ramp(size))
+    assert wire.service.asked == [("edge", read)]
+
+
+async def test_the_bytes_of_an_unknown_version_end_with_the_object(wire: Wire, size: int) -> None:
+    wire.service.put(REF, ramp(size))
+    _, extent, _, data = await wire.read(PeerRead(REF, Extent(0, 10 * size)))
+    assert (extent, data) == (Extent(0, size), ramp(size))
+
+
+async def test_past_the_end_the_version_comes_alone(wire: Wire) -> None:
+    version = wire.service.put(REF, b"")
+    assert await wire.read(PeerRead(REF, Extent(0, 100))) == (Confirmed(version, 0.0, is_settled=True), None, "", b"")
+
+
+async def test_bytes_of_a_known_version(wire: Wire, size: int) -> None:
+    wire.service.put(REF, ramp(2 * size))
+    known = Confirmed(ObjectVersion(REF, '"etag"', 2 * size, (("x-amz-meta-mine", "1"),), whole_headers=True), 3.25)
+    read = PeerRead(REF, Extent(size, 2 * size), 1, known, ReadClass.AHEAD, only_if_here=True, whole_headers=True)
+    wire.service.age_s = 1.0
+    confirmed, extent, _, data = await wire.read(read)
+    assert confirmed == Confirmed(known.version, 1.0, is_settled=True)
+    assert confirmed.version.headers == known.version.headers
+    assert (extent, data) == (Extent(size, 2 * size), ramp(size, size))
+    assert wire.service.asked == [("edge", read)]
+    assert wire.service.asked[0][1].known == known
+
+
+async def test_a_version_is_asked_for_alone(wire: Wire) -> None:
+    version = wire.service.put(REF, ramp(SMALL), headers=HEADERS)
+    assert await wire.read(PeerRead(REF, None)) == (Confirmed(version, 0.0, is_settled=True), None, "", b"")
+
+
+async def test_a_known_version_is_confirmed_without_bytes(wire: Wire) -> None:
+    version = wire.service.put(REF, ramp(SMALL))
+    wire.service.age_s = 4.0
+    confirmed, extent, _, _ = await wire.read(PeerRead(REF, None, known=Confirmed(version, 9.0)))
+    assert (confirmed, extent) == (Confirmed(version, 4.0, is_settled=True), None)
+
+
+async def test_a_question_about_an_old_version_is_answered_with_the_new_one(wire: Wire) -> None:
+    version = wire.service.put(REF, ramp(SMALL), headers=HEADERS)
+    old = Confirmed(ObjectVersion(REF, '"old"', SMALL), 9.0)
+    confirmed, _, _, _ = await wire.read(PeerRead(REF, None, known=old))
+    assert confirmed.version == version
+    assert confirmed.version.headers == HEADERS
+
+
+@pytest.mark.parametrize("change", [{"etag": '"other"'}, {"size": LARGE + 1}])
+async def test_another_version_than_the_known_one_is_told(wire: Wire, change: dict[str, object]) -> None:
+    version = wire.service.put(REF, ramp(LARGE))
+    known = Confirmed(replace(version, **change), 0.0)  # type: ignore[arg-type]  # of one field
+    for stop in (SMALL, LARGE):
+        with pytest.raises(PeerChanged):
+            await wire.read(PeerRead(REF, Extent(0, stop), 0, known))
+
+
+@pytest.mark.parametrize("stop", [None, SMALL, LARGE])
+async def test_absent_and_busy_are_told(wire: Wire, stop: int | None) -> None:
+    read = PeerRead(REF, None if stop is None else Extent(0, stop))
+    assert await wire.why(read) == "absent"
+    wire.service.status = 503
+    assert await wire.why(read) == "busy"
+
+
+async def test_a_body_is_received_into_sinks_one_part_after_the_other(wire: Wire) -> None:
+    wire.service.put(REF, ramp(LARGE))
+    sinks = [Sink(), Sink()]
+    async with wire.transport.read(wire.member, PeerRead(REF, Extent(0, LARGE))) as reply:
+        assert await received(reply, 1_000_001, sinks[0]) == 1_000_001
+        assert await received(reply, LARGE - 1_000_001, sinks[1]) == LARGE - 1_000_001
+    assert bytes(sinks[0].data + sinks[1].data) == ramp(LARGE)
+    assert [sink.ends for sink in sinks] == [1, 1]
+
+
+async def test_the_error_of_a_sink_is_raised(wire: Wire) -> None:
+    wire.service.put(REF, ramp(LARGE))
+    sink = Sink()
+    sink.error = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        async with wire.transport.read(wire.member, PeerRead(REF, Extent(0, LARGE))) as reply:
+            await received(reply, LARGE, sink)
+    assert sink.ends == 1
+    assert (await wire.read(PeerRead(REF, Extent(0, LARGE))))[3] == ramp(LARGE)
+
+
+@pytest.mark.parametrize("how", ["chunks", "receive"])
+async def test_a_body_that_ends_too_early_is_broken(how: str, wire: Wire, size: int) -> None:
+    wire.service.put(REF, ramp(size))
+    wire.service.short_by = 1
+    sink = Sink()
+
+    async def take() -> None:
+        async with wire.transport.read(wire.member, PeerRead(REF, Extent(0, size))) as reply:
+            if how == "receive":
+                await received(reply, size, sink)
+            async for chunk in reply.chunks():
+                sink.data += chunk
+
+    with pytest.raises(PeerFailed) as failed:
+        await take()
+    assert failed.value.why == "broke"
+    assert ramp(size).startswith(bytes(sink.data))
+
+
+async def test_a_reply_may_be_left_in_mid_body(wire: Wire, size: int) -> None:
+    wire.service.put(REF, ramp(size))
+    wire.service.body_gate = asyncio.Event()
+    for _ in range(3):
+        async with wire.transport.read(wire.member, PeerRead(REF, Extent(0, size))) as reply:
+            chunks = reply.chunks()
+            assert ramp(size).startswith(await anext(chunks))
+            await chunks.aclose()
+    wire.service.body_gate.set()
+    assert (await wire.read(PeerRead(REF, Extent(0, size))))[3] == ramp(size)
+
+
+async def test_a_hello_is_answered_by_a_hello(wire: Wire) -> None:
+    theirs: Hello = await wire.transport.hello(wire.member.address, MINE)
+    assert theirs == wire.service.mine
+    assert wire.service.met == [MINE]
+
+
+async def test_a_forget_has_arrived_when_it_returns(wire: Wire) -> None:
+    message = Forget("edge", 7, 4, (REF, "whole-bucket", ObjectRef("b", "k")), in_doubt=True)
+    await wire.transport.forget(wire.member, message)
+    assert wire.service.forgets == [message]
+
+
+async def test_nobody_at_the_address(wire: Wire) -> None:
+    gone = replace(wire.member, address="127.0.0.1:1")
+    for call in (wire.transport.hello(gone.address, MINE), wire.transport.forget(gone, Forget("edge", 1, 1, ("b",)))):
+        with pytest.raises(PeerFailed) as failed:
+            await call
+        assert failed.value.why == "connect"
+    for stop in (SMALL, LARGE):
+        with pytest.raises(PeerFailed) as failed:
+            async with wire.transport.read(gone, PeerRead(REF, Extent(0, stop))):
+                pass
+        assert failed.value.why == "connect"

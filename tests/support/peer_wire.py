@@ -1,0 +1,95 @@
+"""A real peer port and real clients of it, on loopback, with a service that the test chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from outrider.adapters.cluster.peer_client import PeerClient
+from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.peer_wire import Asker
+from outrider.http.peer.gatekeeper import Gatekeeper
+from outrider.http.peer.handler import PeerHandler, PeerService
+from outrider.http.peer.server import PeerServer
+from outrider.metrics import Metrics
+from tests.support.fakes import FakeClock
+
+SECRET = "s" * 32
+NOW_S = 1_800_000_000.0
+
+
+@dataclass(slots=True)
+class NumbersSeen:
+    """A replay guard that forgets nothing."""
+
+    seen: set[tuple[str, int, int]] = field(default_factory=set)
+
+    def admit(self, sender: str, boot: int, number: int, now: float) -> bool:
+        is_new = (sender, boot, number) not in self.seen
+        self.seen.add((sender, boot, number))
+        return is_new
+
+
+@dataclass(slots=True)
+class Side:
+    """One end of the wire; its knobs may be changed at any time."""
+
+    name: str
+    secrets: list[str] = field(default_factory=lambda: [SECRET])
+    ring: str = "ring"
+    cluster_id: str = "cluster"
+    hops: int = 1
+    clock: FakeClock = field(default_factory=lambda: FakeClock(NOW_S))
+    metrics: Metrics = field(default_factory=Metrics)
+    tls: ssl.SSLContext | None = None
+
+    def asker(self) -> Asker:
+        return Asker(self.name, self.ring, self.cluster_id, self.hops)
+
+    def refused(self, why: str) -> float:
+        return self.metrics.value("outrider_peer_refused_total", why=why)
+
+
+def hello_of(name: str, address: str = "127.0.0.1:1") -> Hello:
+    return Hello(Member(name, address, "zone", 10**12, "cluster"), 7, "ring", 3, NOW_S)
+
+
+@dataclass(slots=True)
+class PeerWire:
+    """The member `owner` listens at `member.address`, and `edge` asks it by `client`."""
+
+    owner: Side
+    edge: Side
+    client: PeerClient
+    member: Member
+    server: PeerServer
+
+    @property
+    def port(self) -> int:
+        return int(self.member.address.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def peer_wire(
+    service: PeerService, *, owner: Side | None = None, edge: Side | None = None, reads_max: int = 64,
+    connections_max: int = 64, connections_per_peer: int = 64,
+) -> AsyncIterator[PeerWire]:  # fmt: skip
+    owner, edge = owner or Side("owner"), edge or Side("edge")
+    gatekeeper = Gatekeeper(lambda: owner.secrets, NumbersSeen(), owner.clock)
+    handler = PeerHandler(service, gatekeeper, owner.asker, owner.metrics, reads_max=reads_max)
+    server = PeerServer(handler, connections_max=connections_max)
+    client = PeerClient(
+        edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1, tls=lambda: edge.tls,
+        connections_per_peer=connections_per_peer,
+    )  # fmt: skip
+    async with AsyncExitStack() as stack:
+        listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0, ssl=owner.tls)
+        stack.push_async_callback(server.shutdown, 1.0)
+        stack.callback(listener.close)
+        await client.open()
+        stack.push_async_callback(client.close)
+        address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        yield PeerWire(owner, edge, client, Member(owner.name, address, "", 0, owner.cluster_id), server)
