@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tests.support.bucket import Bucket
+    from tests.support.namespaces import Switch
 
 POLL_S = 0.02
 
@@ -25,12 +26,16 @@ class Node(ServedProxy):
 
     def __init__(
         self, bucket: Bucket, directory: Path, number: int, peer_port: int, *, origin: str | None, together: bool,
-        members: Path, key: Path, **flags: str,
+        members: Path, key: Path, switch: Switch | None = None, **flags: str,
     ) -> None:  # fmt: skip
-        """`number` counts from 1: it is in the name, and in the last part of the loopback address."""
+        """`number` counts from 1: it is in the name, and in the last part of the loopback address. `switch`: the node
+        runs on the host of its name there."""
         self.name = f"node-{number}"
-        self.host = f"127.0.0.{number + 1}"
-        self.peer_address = f"{self.host}:{peer_port}"
+        self.host = f"127.0.0.{number + 1}" if switch is None else "127.0.0.1"
+        self.peer_address = f"{self.host if switch is None else switch.address(self.name)}:{peer_port}"
+        self._switch = switch
+        # The fork server lives outside of the switch.
+        self.forked = switch is None
         own = {"listen": f"{self.host}:0", "admin": f"{self.host}:0"}
         peers = {
             "peers": f"file:{members}", "peer_listen": self.peer_address, "peer_key_file": str(key),
@@ -38,6 +43,18 @@ class Node(ServedProxy):
         }  # fmt: skip
         (directory / self.name).mkdir(exist_ok=True)
         super().__init__(bucket, directory / self.name, origin, **own, **(peers if together else {}), **flags)
+
+    def inside(self) -> contextlib.AbstractContextManager[None]:
+        """This thread makes its sockets on the node's host."""
+        return contextlib.nullcontext() if self._switch is None else self._switch.inside(self.name)
+
+    def start(self) -> None:
+        with self.inside():
+            super().start()
+
+    def status(self) -> dict[str, Any]:
+        with self.inside():
+            return super().status()
 
     @property
     def cluster(self) -> dict[str, Any]:
@@ -55,8 +72,9 @@ class Nodes:
 
     def __init__(
         self, bucket: Bucket, directory: Path, count: int = 3, *, origin: str | None = None, together: bool = True,
-        **flags: str,
+        switch: Switch | None = None, **flags: str,
     ) -> None:  # fmt: skip
+        """`switch` None: on loopback addresses; else a host `node-1`, `node-2` and so on for each."""
         self.members = directory / "members"
         self.key = directory / "key"
         self.key.write_text(secrets.token_hex(32) + "\n")
@@ -66,7 +84,7 @@ class Nodes:
         self.all = [
             Node(
                 bucket, directory, number, port, origin=origin, together=together, members=self.members, key=self.key,
-                **flags,
+                switch=switch, **flags,
             )
             for number, port in enumerate(ports, 1)
         ]  # fmt: skip
