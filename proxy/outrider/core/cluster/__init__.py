@@ -2,9 +2,11 @@
 
 1. A `Member` is an Outrider of the cluster. Its name is not its address: a node that returns under another address is
    the same member, with the same blocks on its disk.
-2. `membership` reduces what was heard (lists of a source of members, hellos, failures) to two things. The ring is slow:
-   the members by which blocks are placed, those included that have been away for a short while. The alive members are
-   fast: those that answer, by this node's own observation.
+2. `membership` reduces what was heard (lists of a source of members, hellos, failures) to a `View` of two speeds. The
+   ring is slow: the members by which blocks are placed, those included that have been away for a short while. The alive
+   members are fast: those that answer, by this node's own observation. Those of the ring that are alive and do not
+   leave are its takers: a missing block is asked of the first of them. A list that lost most members at once is
+   doubted for a while (`believed_list`), and the last good one outlives the process (`kept_members`).
 3. `ownership` places blocks on the ring: weighted rendezvous hashing of bucket, key and block index. The first member
    is the block's owner, the next ones are its stand-ins. The owner of an object's first block is its authority: it
    knows the object's version.
@@ -16,3 +18,12 @@
 
 Nothing here needs two members to agree. Members that see different rings ask the wrong one, which answers all the same.
 """
+
+from __future__ import annotations
+
+from outrider.core.cluster.member import Hello, Listed, Member
+from outrider.core.cluster.membership import Domain, Membership
+from outrider.core.cluster.ownership import Ring
+from outrider.core.cluster.view import LeftOut, MemberState, View
+
+__all__ = ["Domain", "Hello", "LeftOut", "Listed", "Member", "MemberState", "Membership", "Ring", "View"]

@@ -1,0 +1,104 @@
+"""The members at one moment: what `membership` concludes, and what reads and reports ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.ownership import Ring
+from outrider.core.model import ObjectRef
+
+
+class Why(StrEnum):
+    """The reasons for which a listed member is left out."""
+
+    CLUSTER_ID = "cluster id"
+    WIRE = "wire version"
+    NAME = "name"
+    """Another name answers at the address than the list says: the address was taken over by another pod."""
+    DUPLICATE = "duplicate name"
+    """Another process answers to the name of this node, or of a member that began later."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """`name`: as the process at the address says; `detail`: the value that does not fit."""
+
+    address: str
+    name: str
+    why: Why
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """A member beside this node. `away_since`: monotonic seconds; None: it is listed, answers, and is ready.
+
+    `is_alive`: it answers, is ready, and may be asked, even while it leaves. `boot`: of its process; 0: not heard yet.
+    `ring`: the digest of its ring. `skew_s`: its clock minus this node's, a round trip inaccurate; it is reported, and
+    nothing else.
+    """
+
+    member: Member
+    is_listed: bool
+    is_alive: bool
+    is_leaving: bool
+    in_ring: bool
+    away_since: float | None
+    boot: int
+    ring: str
+    skew_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A fact for the log. `event`: joined, left, away, back, leaving, moved (its address changed), left out, ring,
+    list doubted, list believed."""
+
+    event: str
+    name: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The members at one moment. Immutable, so that a read sees one state, whatever happens meanwhile.
+
+    `ring`: places blocks, and is slow. `takers`: the members of the ring that may begin a fill, in the same order for
+    each block, hence its first one is the owner or the stand-in that acts for it; fast. This node is in both, except
+    that it is no taker while it leaves and others are there. `alive`: the others that may be asked, of all zones.
+    """
+
+    me: Member
+    ring: Ring
+    takers: Ring
+    alive: Mapping[str, Member]
+    states: Sequence[MemberState]
+    left_out: Sequence[LeftOut]
+    is_listed: bool
+    """Whether the list holds this node."""
+    previous: Sequence[Ring] = ()
+
+    def taker(self, ref: ObjectRef, index: int) -> Member:
+        """The member that a missing block is asked of, this node included."""
+        return self.takers.owner(ref, index)
+
+    def is_mine(self, ref: ObjectRef, index: int) -> bool:
+        """Whether this node owns the block, or acts for an owner that is away. Other blocks are near ones."""
+        name = self.me.name
+        return self.ring.owner(ref, index).name == name or self.takers.owner(ref, index).name == name
+
+    def previous_owner(self, ref: ObjectRef, index: int) -> Member | None:
+        """The member that took the block before the last change that moved it, within an hour, if it is alive: an owner
+        that leaves, one of an earlier ring, or the stand-in for this node while it was away. None: nobody else did.
+        It is to be asked for the block only if it has it."""
+        taker = self.taker(ref, index).name
+        for ring in self.previous:
+            name = ring.owner(ref, index).name
+            if name != taker:
+                member = self.alive.get(name)
+                if member is not None:
+                    return member
+        return None
