@@ -169,6 +169,8 @@ SLIPPED_IN = [
     ("x-forwarded-host", "other"),
     ("x-forwarded-proto", "https"),
     ("x-forwarded-prefix", "/a"),
+    ("x-outrider-peer", "v=1;from=other;ring=r;cluster=c;hops=1"),
+    ("x-outrider-known", "e30="),
     ("forwarded", "for=10.0.0.1"),
     ("x-real-ip", "10.0.0.1"),
     ("x-original-url", "/secret"),

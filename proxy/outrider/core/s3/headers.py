@@ -51,7 +51,10 @@ def varies_with_clients(headers: Headers) -> bool:
     """
     names = {part.strip().lower() for name, value in headers if name == "vary" for part in value.split(",")}
     return any(
-        name and name not in _VARY_HARMLESS and name not in _NOT_PASSED_UP and not name.startswith("x-forwarded-")
+        name
+        and name not in _VARY_HARMLESS
+        and name not in _NOT_PASSED_UP
+        and not name.startswith(_NOT_PASSED_UP_PREFIXES)
         for name in names
     )
 
@@ -82,6 +85,8 @@ _NOT_PASSED_UP = HOP_BY_HOP | frozenset(
      "forwarded", "x-real-ip", "x-original-url", "x-rewrite-url", "x-http-method", "x-http-method-override",
      "x-method-override")
 )  # fmt: skip
+# `x-outrider-`: between the members of a cluster. An Outrider behind this one must not believe a client's.
+_NOT_PASSED_UP_PREFIXES = ("x-forwarded-", "x-outrider-")
 
 
 # Bytes of the wire that are no UTF-8 are kept as surrogate escapes.
@@ -100,7 +105,7 @@ def passed_up(headers: Headers) -> Headers:
     """
     passed: list[tuple[str, str]] = []
     for name, value in headers:
-        if name in _NOT_PASSED_UP or name.startswith("x-forwarded-"):
+        if name in _NOT_PASSED_UP or name.startswith(_NOT_PASSED_UP_PREFIXES):
             continue
         # CGI and Ceph's gateway read `_` as `-`, and no signature and no grant covered an `x_amz_copy_source`.
         if "_" in name and not name.startswith(_USER_METADATA):
