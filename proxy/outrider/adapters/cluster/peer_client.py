@@ -22,6 +22,7 @@ from outrider.adapters.origin.bulk_client import BulkClient, Unfit
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.forward_proxy import ForwardProxy
 from outrider.adapters.origin.http_reply import HttpReply, Reply, described
+from outrider.adapters.origin.sent_once import SentOnce, sent_once
 from outrider.core.auth.peer_signature import signed
 from outrider.core.auth.sigv4 import SigningKeys
 from outrider.core.cluster import peer_control, peer_wire
@@ -90,6 +91,7 @@ class PeerClient:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             max_field_size=_FIELD_BYTES_MAX,
             max_line_size=_FIELD_BYTES_MAX,
+            middlewares=(sent_once,),
         )
         self._bulk = BulkClient(
             self._receivers, _NotCounted(), connect_timeout_s=_CONNECT_TIMEOUT_S, read_timeout_s=self._read_timeout_s
@@ -208,6 +210,8 @@ class PeerClient:
             )  # fmt: skip
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise _failed(error) from error
+        except SentOnce as error:
+            raise _failed(error.why) from error.why
 
 
 class ReadReply:
@@ -277,14 +281,15 @@ def _failed(error: Exception) -> PeerFailed:
     """No answer came."""
     if isinstance(error, OriginBroke):
         text = str(error)
-        is_connecting, is_late = text.startswith("cannot connect"), text == "timed out"
+        why = "connect" if text.startswith("cannot connect") else "late" if text == "timed out" else "broke"
+        return PeerFailed(why, text)
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        why = "connect"
+    elif isinstance(error, aiohttp.ClientResponseError | ValueError):
+        why = "garbage"
     else:
-        text = described(error)
-        is_connecting = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-        is_late = isinstance(error, TimeoutError)
-    if isinstance(error, aiohttp.ClientResponseError | ValueError):
-        return PeerFailed("garbage", text)
-    return PeerFailed("connect" if is_connecting else "late" if is_late else "broke", text)
+        why = "late" if isinstance(error, TimeoutError) else "broke"
+    return PeerFailed(why, described(error))
 
 
 def _broke(error: OriginBroke) -> PeerFailed:

@@ -25,6 +25,7 @@ from outrider.adapters.origin.bulk_client import BulkClient, Unfit
 from outrider.adapters.origin.endpoint import Endpoint, moved
 from outrider.adapters.origin.http_reply import HttpReply, Reply, described
 from outrider.adapters.origin.reply_parser import LenientResponseHandler
+from outrider.adapters.origin.sent_once import SentOnce, sent_once
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.errors import OriginBroke, OriginBusy
@@ -120,7 +121,7 @@ class HttpOrigin:
             max_field_size=32 * 1024,
             max_line_size=32 * 1024,
             max_headers=_HEADERS_MAX,
-            middlewares=(_sent_once,),
+            middlewares=(sent_once,),
         )  # fmt: skip
         if self._resolver is None:
             self._bulk = BulkClient(
@@ -261,7 +262,7 @@ class HttpOrigin:
             )  # fmt: skip
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise OriginBroke(described(error), lasting=isinstance(error, _LASTING)) from error
-        except _SentOnce as error:
+        except SentOnce as error:
             raise OriginBroke(described(error.why), lasting=isinstance(error.why, _LASTING)) from error.why
         return HttpReply(response, self._metrics)
 
@@ -341,24 +342,6 @@ async def _after(head: bytes, body: AsyncIterator[Buffer]) -> AsyncIterator[Buff
     yield head
     async for piece in body:
         yield piece
-
-
-class _SentOnce(Exception):
-    """Carries `why` past aiohttp, which would send a request once more when the connection breaks before its reply.
-
-    A PUT or DELETE must not be done twice. The retries of a GET are the caller's, which counts them and waits between.
-    """
-
-    def __init__(self, why: aiohttp.ClientError) -> None:
-        super().__init__()
-        self.why = why
-
-
-async def _sent_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    try:
-        return await handler(request)
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        raise _SentOnce(error) from error
 
 
 def _trust() -> ssl.SSLContext | Literal[True]:

@@ -102,8 +102,12 @@ class PeerConnection(RequestHandler):
     def end(self) -> None:
         """The request that is under way is the last one. Without one, the connection is closed."""
         self.is_ending = True
+        request = self._current_request
         if not self._has_request():
             self.force_close()
+        elif request is None or not request.body_exists:
+            # aiohttp's `close` stops reading. A request whose body is on its way ends the connection by its reply.
+            self.close()
 
     def _has_request(self) -> bool:
         """A request is under way, or about to begin."""

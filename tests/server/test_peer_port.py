@@ -1,0 +1,593 @@
+"""The peer port: who is let in, what is believed of an answer, and what is left when one side fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import pairwise
+
+import pytest
+import trustme
+
+from outrider.adapters.cluster.peer_client import PeerClient
+from outrider.core.auth.peer_signature import SKEW_S, signed
+from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
+from outrider.core.cluster import peer_control
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerFailed, PeerRead
+from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, KNOWN, PEER, READER, SEQUENCE
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
+from outrider.metrics import Metrics
+from tests.support.fake_peers import FakeMember
+from tests.support.fakes import ramp
+from tests.support.peer_wire import NOW_S, SECRET, PeerWire, Side, hello_of, peer_wire
+
+SMALL, LARGE = 1000, 1024 * 1024
+REF = ObjectRef("bucket", "key")
+NO_BODY = sha256(b"").hexdigest()
+NEW_SECRET = "n" * 32
+SIZES = pytest.mark.parametrize("size", [SMALL, LARGE])
+
+
+def member_with(data: bytes) -> FakeMember:
+    service = FakeMember(hello_of("owner"))
+    service.put(REF, data)
+    return service
+
+
+async def read_whole(wire: PeerWire, size: int, member: Member | None = None) -> bytes:
+    async with wire.client.read(member or wire.member, PeerRead(REF, Extent(0, size))) as reply:
+        return b"".join([chunk async for chunk in reply.chunks()])
+
+
+async def why(wire: PeerWire, size: int, member: Member | None = None) -> str:
+    with pytest.raises(PeerFailed) as failed:
+        await read_whole(wire, size, member)
+    return failed.value.why
+
+
+# -- who is let in --------------------------------------------------------------------------------------------------
+
+PEER_FIELDS = "v=1;from=edge;ring=ring;cluster=cluster;hops=1;class=demand;only-if-here=0;checksums=0;block=0"
+
+
+@dataclass(slots=True)
+class Raw:
+    """Requests as bytes: by default a read that is answered. The fields may be changed, before and after it is
+    signed."""
+
+    address: str
+    method: str = "GET"
+    path: str = "/bucket/key"
+    body: bytes = b""
+    secret: str = SECRET
+    now: float = NOW_S
+    number: int = 0
+
+    def headers(self, **changes: str) -> dict[str, str]:
+        self.number += 1
+        fields = {PEER: PEER_FIELDS, SEQUENCE: f"1.{self.number}"}
+        if self.method == "GET":
+            fields["range"] = "bytes=0-9"
+        return fields | {name.replace("_", "-"): value for name, value in changes.items()}
+
+    def signed(self, headers: dict[str, str]) -> dict[str, str]:
+        body_hash = sha256(self.body).hexdigest()
+        return signed(
+            self.method, self.address, self.path, headers, body_hash, self.secret, self.now, SigningKeys()
+        )  # fmt: skip
+
+    async def ask(self, headers: dict[str, str]) -> int:
+        """The status of the answer."""
+        host, _, port = self.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        if self.body:
+            lines.append(f"content-length: {len(self.body)}")
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + self.body)
+        try:
+            line = await reader.readline()
+            return int(line.split(b" ")[1])
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def asked_raw() -> AsyncIterator[tuple[Raw, PeerWire, FakeMember]]:
+    service = member_with(ramp(SMALL))
+    async with peer_wire(service) as wire:
+        yield Raw(wire.member.address), wire, service
+
+
+def refusals(wire: PeerWire) -> dict[str, float]:
+    reasons = ("unsigned", "key", "signature", "clock", "replay", "hops", "garbage", "cluster", "too large", "busy")
+    return {reason: count for reason in reasons if (count := wire.owner.refused(reason))}
+
+
+def unsigned(raw: Raw) -> dict[str, str]:
+    return raw.headers() | {"host": raw.address}
+
+
+def of_a_tenant(raw: Raw) -> dict[str, str]:
+    headers = raw.headers()
+    credentials = Credentials("AKIATENANT", "a tenant's secret")
+    return headers | {"host": raw.address} | sign_headers(
+        method="GET", host=raw.address, path=raw.path, query=(), headers=headers, payload_hash=NO_BODY,
+        credentials=credentials, region="us-east-1", now=NOW_S, keys=SigningKeys(),
+    )  # fmt: skip
+
+
+def with_the_key_of_another_cluster(raw: Raw) -> dict[str, str]:
+    raw.secret = "x" * 32
+    return raw.signed(raw.headers())
+
+
+def with_another_key_of_that_name(raw: Raw) -> dict[str, str]:
+    good, raw.secret = raw.signed(raw.headers()), "x" * 32
+    bad = raw.signed(raw.headers())
+    name = good["authorization"].split("=")[1].split("/")[0]
+    bad["authorization"] = bad["authorization"].replace(bad["authorization"].split("=")[1].split("/")[0], name)
+    return bad
+
+
+def moved_in_time(by_s: float) -> Callable[[Raw], dict[str, str]]:
+    def old(raw: Raw) -> dict[str, str]:
+        raw.now += by_s
+        return raw.signed(raw.headers())
+
+    return old
+
+
+def changed(**changes: str) -> Callable[[Raw], dict[str, str]]:
+    """A header is changed, or added, after the signature."""
+
+    def change(raw: Raw) -> dict[str, str]:
+        return raw.signed(raw.headers()) | {name.replace("_", "-"): value for name, value in changes.items()}
+
+    return change
+
+
+def saying(**changes: str) -> Callable[[Raw], dict[str, str]]:
+    """A header that is under the signature."""
+
+    def say(raw: Raw) -> dict[str, str]:
+        return raw.signed(raw.headers(**changes))
+
+    return say
+
+
+def by(method: str, path: str = "/bucket/key", body: bytes = b"") -> Callable[[Raw], dict[str, str]]:
+    def ask(raw: Raw) -> dict[str, str]:
+        raw.method, raw.path, raw.body = method, path, body
+        return raw.signed(raw.headers())
+
+    return ask
+
+
+def with_another_body(raw: Raw) -> dict[str, str]:
+    raw.method, raw.path, raw.body = "POST", peer_control.HELLO_PATH, b"{}"
+    headers = raw.signed(raw.headers())
+    raw.body = b"[]"
+    return headers
+
+
+@pytest.mark.parametrize(
+    ("headers_of", "status", "reason"),
+    [
+        (unsigned, 403, "unsigned"),
+        (of_a_tenant, 403, "signature"),
+        (with_the_key_of_another_cluster, 403, "key"),
+        (with_another_key_of_that_name, 403, "signature"),
+        (moved_in_time(-SKEW_S - 1), 403, "clock"),
+        (moved_in_time(SKEW_S + 1), 403, "clock"),
+        (changed(range="bytes=0-10"), 403, "signature"),
+        (changed(**{PEER: PEER_FIELDS.replace("hops=1", "hops=2")}), 403, "signature"),
+        (changed(**{READER: "slipped-in"}), 403, "signature"),
+        (changed(**{"x-outrider-later": "slipped-in"}), 403, "signature"),
+        (changed(authorization="AWS4-HMAC-SHA256 x"), 403, "signature"),
+        (changed(authorization="AWS key:signature"), 403, "signature"),
+        (with_another_body, 403, "signature"),
+        (saying(**{PEER: PEER_FIELDS.replace("hops=1", "hops=2")}), 400, "hops"),
+        (saying(**{PEER: PEER_FIELDS.replace("hops=1", "hops=0")}), 400, "hops"),
+        (saying(**{PEER: PEER_FIELDS.replace("cluster=cluster", "cluster=other")}), 421, "cluster"),
+        (saying(**{PEER: PEER_FIELDS.replace("v=1", "v=9")}), 400, "garbage"),
+        (saying(**{PEER: ""}), 400, "garbage"),
+        (saying(**{SEQUENCE: "x"}), 400, "garbage"),
+        (saying(**{KNOWN: "x"}), 400, "garbage"),
+        (saying(**{KNOWN: "A" * (FIELD_BYTES_MAX + 8)}), 400, "garbage"),
+        (saying(range="bytes=5-"), 400, "garbage"),
+        (by("HEAD", "/bucket"), 400, "garbage"),
+        (by("DELETE"), 400, "garbage"),
+        (by("GET", "/bucket/key", b"a body"), 400, "garbage"),
+        (by("GET", "/bucket/key?acl"), 403, "signature"),
+        (by("POST", "/-/other"), 400, "garbage"),
+        (by("POST", peer_control.HELLO_PATH, b"{}"), 400, "garbage"),
+        (by("POST", peer_control.FORGET_PATH, b"{}"), 400, "garbage"),
+        (by("POST", peer_control.HELLO_PATH, peer_control.hello_body(hello_of("other"))), 400, "garbage"),
+        (by("POST", peer_control.FORGET_PATH, peer_control.forget_body(Forget("other", 1, 1, ("b",)))), 400, "garbage"),
+        (by("POST", peer_control.FORGET_PATH, b" " * (peer_control.BODY_BYTES_MAX + 1)), 400, "too large"),
+    ],
+)
+async def test_a_request_that_is_none_of_a_member_is_refused_and_counted(
+    headers_of: Callable[[Raw], dict[str, str]], status: int, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with asked_raw() as (raw, wire, service):
+        good = Raw(raw.address, number=1000)
+        assert await good.ask(good.signed(good.headers())) == 206
+        service.asked.clear()
+        headers = headers_of(raw)
+        assert await raw.ask(headers) == status
+        assert refusals(wire) == {reason: 1}
+        assert (service.asked, service.met, service.forgets) == ([], [], [])
+        signature = headers.get("authorization", "").rpartition("Signature=")[2] or "no signature"
+        for told in (wire.owner.metrics.text().decode(), *(str(vars(record)) for record in caplog.records)):
+            assert SECRET not in told
+            assert signature not in told
+        assert await good.ask(good.signed(good.headers())) == 206
+
+
+@pytest.mark.parametrize("by_s", [-SKEW_S + 1, SKEW_S - 1])
+async def test_clocks_may_differ_by_minutes(by_s: float) -> None:
+    async with asked_raw() as (raw, _, _):
+        assert await raw.ask(moved_in_time(by_s)(raw)) == 206
+
+
+async def test_a_request_that_came_before_is_refused() -> None:
+    async with asked_raw() as (raw, wire, service):
+        headers = raw.signed(raw.headers())
+        assert [await raw.ask(headers) for _ in range(3)] == [206, 403, 403]
+        assert refusals(wire) == {"replay": 2}
+        assert len(service.asked) == 1
+
+
+async def test_bytes_that_are_no_http_are_refused() -> None:
+    async with asked_raw() as (raw, wire, _):
+        assert await Raw(raw.address, method="G T").ask({"host": "x"}) == 400
+        assert refusals(wire) == {"garbage": 1}
+
+
+async def test_a_head_without_an_end_is_cut() -> None:
+    async with asked_raw() as (_, wire, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
+        writer.write(b"GET /bucket/key HTTP/1.1\r\n")
+        while not reader.at_eof() and not writer.is_closing():
+            writer.write(b"x-a: " + b"b" * 1000 + b"\r\n")
+            try:
+                await writer.drain()
+            except ConnectionError:
+                break
+            await asyncio.sleep(0)
+        writer.close()
+        assert refusals(wire).keys() <= {"garbage"}
+
+
+@SIZES
+async def test_the_key_is_changed_in_three_steps_without_a_refusal(size: int) -> None:
+    async with peer_wire(member_with(ramp(size))) as wire:
+        steps = [[SECRET], [SECRET, NEW_SECRET], [NEW_SECRET, SECRET], [NEW_SECRET]]
+        for before, after in pairwise(steps):
+            for wire.owner.secrets, wire.edge.secrets in ((before, before), (after, before), (before, after)):
+                assert await read_whole(wire, size) == ramp(size)
+        assert refusals(wire) == {}
+        wire.owner.secrets, wire.edge.secrets = [NEW_SECRET], [SECRET]
+        assert await why(wire, size) == "refused"
+        assert refusals(wire) == {"key": 1}
+
+
+@SIZES
+async def test_refusals_of_the_port_are_failures_of_the_peer(size: int) -> None:
+    async with peer_wire(member_with(ramp(size))) as wire:
+        wire.edge.hops = 2
+        assert await why(wire, size) == "refused"
+        wire.edge.hops, wire.edge.cluster_id = 1, "other"
+        assert await why(wire, size) == "refused"
+        with pytest.raises(PeerFailed, match="421"):
+            await wire.client.forget(wire.member, Forget("edge", 1, 1, ("bucket",)))
+        assert refusals(wire) == {"hops": 1, "cluster": 2}
+
+
+async def test_members_of_another_cluster_are_greeted() -> None:
+    service = member_with(b"")
+    async with peer_wire(service, edge=Side("edge", cluster_id="other")) as wire:
+        assert await wire.client.hello(wire.member.address, hello_of("edge")) == service.mine
+
+
+async def test_members_that_see_another_ring_are_answered_and_counted() -> None:
+    async with peer_wire(member_with(ramp(SMALL)), edge=Side("edge", ring="another")) as wire:
+        assert await read_whole(wire, SMALL) == ramp(SMALL)
+        assert wire.owner.metrics.value("outrider_peer_ring_disagreements_total") == 1
+
+
+# -- over TLS ---------------------------------------------------------------------------------------------------------
+
+
+def context_of(side: int, authority: trustme.CA, own: trustme.CA | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.configure_trust(context)
+    if own is not None:
+        own.issue_cert("member.example").configure_cert(context)
+    return context
+
+
+@SIZES
+async def test_over_tls_both_sides_show_a_certificate(size: int) -> None:
+    ours, other = trustme.CA(), trustme.CA()
+    owner = Side("owner", tls=context_of(ssl.PROTOCOL_TLS_SERVER, ours, ours))
+    edge = Side("edge", tls=context_of(ssl.PROTOCOL_TLS_CLIENT, ours, ours))
+    service = member_with(ramp(size))
+    async with peer_wire(service, owner=owner, edge=edge) as wire:
+        assert not wire.client.receives_in_threads
+        assert await read_whole(wire, size) == ramp(size)
+        assert await wire.client.hello(wire.member.address, hello_of("edge")) == service.mine
+        for authority, own in ((ours, None), (ours, other), (other, ours)):
+            edge.tls = context_of(ssl.PROTOCOL_TLS_CLIENT, authority, own)
+            assert await why(wire, size) in ("connect", "broke")
+        edge.tls = None
+        assert await why(wire, size) in ("broke", "garbage")
+        assert len(service.asked) == 1
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+@SIZES
+async def test_reads_beyond_the_limit_are_told_to_ask_elsewhere(size: int) -> None:
+    service = member_with(ramp(size))
+    service.body_gate = asyncio.Event()
+    async with peer_wire(service, reads_max=1) as wire:
+        async with wire.client.read(wire.member, PeerRead(REF, Extent(0, size))) as reply:
+            assert await why(wire, size) == "busy"
+            assert await wire.client.hello(wire.member.address, hello_of("edge")) == service.mine
+            await wire.client.forget(wire.member, Forget("edge", 1, 1, ("bucket",)))
+            service.body_gate.set()
+            assert b"".join([chunk async for chunk in reply.chunks()]) == ramp(size)
+        await wire.server.idle()
+        assert await read_whole(wire, size) == ramp(size)
+        assert refusals(wire) == {"busy": 1}
+
+
+async def test_connections_to_a_peer_are_limited() -> None:
+    async with peer_wire(member_with(ramp(SMALL)), connections_per_peer=1) as wire:
+        async with wire.client.read(wire.member, PeerRead(REF, Extent(0, SMALL))):
+            assert await why(wire, SMALL) == "busy"
+        assert await read_whole(wire, SMALL) == ramp(SMALL)
+
+
+@SIZES
+async def test_connections_beyond_the_limit_are_cut(size: int) -> None:
+    service = member_with(ramp(size))
+    service.body_gate = asyncio.Event()
+    async with peer_wire(service, connections_max=1) as wire:
+        async with wire.client.read(wire.member, PeerRead(REF, Extent(0, size))):
+            assert await why(wire, size) == "broke"
+        assert refusals(wire) == {}
+
+
+@SIZES
+async def test_a_version_of_as_many_headers_as_s3_allows_is_asked_for_and_told(size: int) -> None:
+    service = FakeMember(hello_of("owner"))
+    version = service.put(REF, ramp(size), headers=tuple((f"x-amz-meta-{index:x}", "") for index in range(700)))
+    async with peer_wire(service) as wire:
+        for known in (None, Confirmed(version, 0.0)):
+            async with wire.client.read(wire.member, PeerRead(REF, Extent(0, size), 0, known)) as reply:
+                assert reply.confirmed.version.headers == version.headers
+                assert b"".join([chunk async for chunk in reply.chunks()]) == ramp(size)
+        assert service.asked[1][1].known == Confirmed(version, 0.0)
+
+
+async def test_a_version_of_more_headers_than_fit_is_absent() -> None:
+    service = FakeMember(hello_of("owner"))
+    service.put(REF, ramp(SMALL), headers=(("x-amz-meta-a", "v" * FIELD_BYTES_MAX),))
+    async with peer_wire(service) as wire:
+        assert await why(wire, SMALL) == "absent"
+        await wire.server.idle()
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+@SIZES
+async def test_another_member_at_the_address_is_not_believed(size: int) -> None:
+    service = member_with(ramp(size))
+    async with peer_wire(service) as wire:
+        other = replace(wire.member, name="other")
+        assert await why(wire, size, other) == "garbage"
+        with pytest.raises(PeerFailed, match="another member"):
+            await wire.client.forget(other, Forget("edge", 1, 1, ("bucket",)))
+        for service.status in (404, 503):
+            assert await why(wire, size, other) == "garbage"
+
+
+@SIZES
+@pytest.mark.parametrize("at", ["head", "body"])
+async def test_a_member_that_dies_under_a_read_has_failed(at: str, size: int) -> None:
+    service = member_with(ramp(size))
+    gate = asyncio.Event()
+    if at == "head":
+        service.gate = gate
+    else:
+        service.body_gate = gate
+    async with peer_wire(service) as wire:
+        reading = asyncio.create_task(why(wire, size))
+        while not service.asked or (at == "body" and not wire.edge.metrics.total("outrider_peer_bytes_total")):
+            await asyncio.sleep(0)
+        for connection in list(wire.server.connections):
+            assert connection.transport is not None
+            connection.transport.abort()
+        assert await reading == "broke"
+        gate.set()
+        await wire.server.idle()
+        assert await read_whole(wire, size) == ramp(size)
+
+
+@SIZES
+async def test_a_member_that_leaves_ends_the_work_for_it(size: int) -> None:
+    service = member_with(ramp(size))
+    service.gate = asyncio.Event()
+    async with peer_wire(service) as wire:
+        reading = asyncio.create_task(read_whole(wire, size))
+        while not service.asked:
+            await asyncio.sleep(0)
+        assert wire.server.in_flight == 1
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await wire.server.idle()
+        assert wire.server.in_flight == 0
+
+
+@SIZES
+async def test_an_error_of_the_service_is_no_answer(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    service = member_with(ramp(size))
+
+    async def fails(read: PeerRead, sender: str) -> None:
+        raise ZeroDivisionError
+
+    service_of: object = type("Failing", (), {"read": staticmethod(fails), "hello": service.hello, "forget": None})()
+    async with peer_wire(service_of) as wire:  # type: ignore[arg-type]  # it fails before that matters
+        assert await why(wire, size) == "status"
+        await wire.server.idle()
+    assert "request of a member failed" in caplog.text
+
+
+@SIZES
+async def test_bytes_are_counted_on_both_sides_by_peer(size: int) -> None:
+    async with peer_wire(member_with(ramp(size))) as wire:
+        await read_whole(wire, size)
+        await wire.server.idle()
+        assert wire.edge.metrics.value("outrider_peer_bytes_total", peer="owner", direction="in") == size
+        assert wire.owner.metrics.value("outrider_peer_bytes_total", peer="edge", direction="out") == size
+        assert wire.edge.metrics.value("outrider_peer_requests_total", peer="owner", result="ok") == 1
+        assert wire.edge.metrics.value("outrider_origin_bytes_total") == 0
+        assert await why(wire, size, replace(wire.member, address="127.0.0.1:1")) == "connect"
+        assert wire.edge.metrics.value("outrider_peer_requests_total", peer="owner", result="connect") == 1
+
+
+def test_labels_of_peers_are_bounded() -> None:
+    metrics = Metrics().peers
+    assert [metrics.label(f"member-{index}") for index in range(100)][62:66] == [
+        "member-62",
+        "member-63",
+        "other",
+        "other",
+    ]
+    assert metrics.label("member-0") == "member-0"
+
+
+# -- a stop ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stop_lets_reads_end_and_takes_no_more() -> None:
+    service = member_with(ramp(SMALL))
+    async with peer_wire(service) as wire:
+        assert await read_whole(wire, SMALL) == ramp(SMALL)
+        service.body_gate = asyncio.Event()
+        async with wire.client.read(wire.member, PeerRead(REF, Extent(0, SMALL))) as reply:
+            wire.server.pre_shutdown()
+            service.body_gate.set()
+            assert b"".join([chunk async for chunk in reply.chunks()]) == ramp(SMALL)
+        await wire.server.idle()
+        for connection in list(wire.server.connections):
+            await connection.closed.wait()  # type: ignore[attr-defined]  # of ours
+
+
+# -- what is believed of a server that is none of ours --------------------------------------------------------------
+
+KNOWN_VERSION = Confirmed(ObjectVersion(REF, '"etag"', 10 * LARGE), 0.0)
+KNOWN_TOLD = "x-outrider-known: eyJldGFnIjoiXCJldGFnXCIiLCJzaXplIjoxMDQ4NTc2MCwiYWdlIjowLCJzZXR0bGVkIjpmYWxzZX0="
+FROM_OWNER = "x-outrider-from: owner"
+
+
+def span(size: int) -> str:
+    return f"content-range: bytes 0-{size - 1}/{10 * LARGE}"
+
+
+@asynccontextmanager
+async def stub(lines: list[str], body: bytes = b"") -> AsyncIterator[Member]:
+    """A server that answers each request so."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield Member("owner", f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "", 0, "cluster")
+
+
+async def outcome(member: Member, size: int) -> str | bytes:
+    """The body; or why there was none that is believed."""
+    edge = Side("edge")
+    client = PeerClient(edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1)
+    await client.open()
+    try:
+        async with client.read(member, PeerRead(REF, Extent(0, size), 0, KNOWN_VERSION)) as reply:
+            return b"".join([chunk async for chunk in reply.chunks()])
+    except PeerFailed as failed:
+        return failed.why
+    finally:
+        await client.close()
+
+
+@SIZES
+async def test_an_answer_with_all_proof_is_believed_whoever_makes_it(size: int) -> None:
+    lines = ["HTTP/1.1 206 x", FROM_OWNER, KNOWN_TOLD, span(size), f"content-length: {size}"]
+    async with stub(lines, ramp(size)) as member:
+        assert await outcome(member, size) == ramp(size)
+
+
+@SIZES
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["HTTP/1.1 200 OK", "content-type: text/html"], "garbage"),
+        (["HTTP/1.1 206 x", KNOWN_TOLD], "garbage"),
+        (["HTTP/1.1 206 x", FROM_OWNER], "garbage"),
+        (["HTTP/1.1 206 x", FROM_OWNER, FROM_OWNER, KNOWN_TOLD], "garbage"),
+        (["HTTP/1.1 206 x", FROM_OWNER, KNOWN_TOLD, "x-outrider-digest: x"], "garbage"),
+        (["HTTP/1.1 302 Found", "location: http://127.0.0.1:1/", FROM_OWNER], "status"),
+        (["HTTP/1.1 401 x", FROM_OWNER], "status"),
+        (["HTTP/1.1 404 x"], "garbage"),
+        (["HTTP/1.1 404 x", FROM_OWNER], "absent"),
+        (["HTTP/1.1 503 x", FROM_OWNER], "busy"),
+        (["HTTP/1.1 500 x", FROM_OWNER], "status"),
+        (["HTTP/1.1 204 x", FROM_OWNER], "status"),
+        (["HTTP/1.1 412 x", FROM_OWNER], "changed"),
+        (["HTTP/1.1 412 x"], "garbage"),
+        (["HTTP/1.1 403 x"], "refused"),
+        (["hello"], "garbage"),
+        (["HTTP/1.1 206 x", FROM_OWNER, "x: " + "y" * 100_000], "garbage"),
+    ],
+)
+async def test_an_answer_without_proof_is_not_believed(lines: list[str], why: str, size: int) -> None:
+    has_body = lines[0] not in ("hello", "HTTP/1.1 204 x")
+    if has_body:
+        lines = [*lines, span(size), f"content-length: {size}"]
+    async with stub(lines, ramp(size) if has_body else b"") as member:
+        assert await outcome(member, size) == why
+
+
+@SIZES
+@pytest.mark.parametrize("length", [None, -1, 1])
+async def test_a_body_of_another_length_is_not_believed(length: int | None, size: int) -> None:
+    lines = ["HTTP/1.1 206 x", FROM_OWNER, KNOWN_TOLD, span(size)]
+    if length is not None:
+        lines.append(f"content-length: {size + length}")
+    async with stub(lines, ramp(size)) as member:
+        assert await outcome(member, size) == "garbage"
+
+
+@SIZES
+async def test_a_body_that_is_cut_is_broken(size: int) -> None:
+    lines = ["HTTP/1.1 206 x", FROM_OWNER, KNOWN_TOLD, span(size), f"content-length: {size}"]
+    async with stub(lines, ramp(size - 1)) as member:
+        assert await outcome(member, size) == "broke"
