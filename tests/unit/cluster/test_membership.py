@@ -362,6 +362,24 @@ def test_a_previous_owner_that_is_not_alive_is_not_named() -> None:
     assert [node.membership.view.previous_owner(ref, 0) for ref in REFS] == [None] * len(REFS)
 
 
+def test_the_owner_before_a_previous_owner_that_is_dead_is_named() -> None:
+    node = Node().knows("abc")
+    node.passes(PREVIOUS_S)
+    node.membership.leaves("c", 100, node.now)
+    node.fails("b")
+    view = node.membership.view
+    assert [str(ring) for ring in view.previous] == ["Ring(a, b)", "Ring(a, b, c)"]
+    for ref in REFS:
+        was_c = Node().knows("abc").membership.view.ring.owner(ref, 0).name == "c"
+        assert view.previous_owner(ref, 0) == (member("c") if was_c else None)
+
+
+def test_rings_of_the_start_are_not_remembered() -> None:
+    """While the first hellos come in, a node knows only a part of the ring."""
+    node = Node().knows("abcd")
+    assert [str(ring) for ring in node.membership.view.previous] == ["Ring(b, c, d)"]
+
+
 def test_a_previous_owner_is_named_by_its_address_of_now() -> None:
     node = Node().knows("ab")
     node.membership.leaves("b", 100, node.now)
@@ -421,6 +439,7 @@ def test_the_kept_list_serves_until_the_source_answers() -> None:
     node = Node(kept=kept)
     assert (node.ring, node.takers, node.alive) == ("abc", "a", "")
     assert node.membership.to_greet == ["b:9482", "c:9482"]
+    assert [each.away_since for each in node.membership.view.states] == [node.now] * 2
     node.hears("b")
     assert (node.takers, node.alive) == ("ab", "b")
     node.lists()
@@ -430,6 +449,13 @@ def test_the_kept_list_serves_until_the_source_answers() -> None:
     assert node.ring == "ab"  # c never answered; the list without b has been believed for 0.1 s
     node.passes(AWAY_S)
     assert node.ring == "a"
+
+
+def test_members_that_were_never_in_a_ring_are_not_kept() -> None:
+    node = Node().knows("ab")
+    node.lists("a", "b", "c")
+    node.hears(hello("c", ready=False))
+    assert Node(kept=node.membership.kept).ring == "ab"
 
 
 def test_the_kept_list_of_another_cluster_is_of_no_use() -> None:

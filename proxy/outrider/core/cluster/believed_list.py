@@ -32,7 +32,7 @@ class BelievedList:
         self.has_come = True
         self._latest = _unique(entries)
         lost = self._lost()
-        if not lost or (self._latest and 2 * len(lost) <= len(self._believed)):
+        if 2 * len(lost) <= len(self._believed):
             self._believe()
             return
         if self._doubted_at is None:

@@ -86,15 +86,13 @@ class Membership:
         self._domain = domain
         self._known: dict[str, _Known] = {}
         self._left_out: dict[str, LeftOut] = {}
-        # Which name answered last at an address, and the addresses that answered or failed at least once.
-        self._names: dict[str, str] = {}
+        # Addresses that answered or failed at least once, until the node is settled.
         self._tried: set[str] = set()
         self._previous: list[_Previous] = []
         self._changes: list[Change] = []
         for member in members_from_json(kept):
             if member.name != me.name and member.cluster_id == me.cluster_id and member.name not in self._known:
                 self._known[member.name] = _Known(member, in_ring=True, away_since=now)
-                self._names[member.address] = member.name
         restored = [Listed(each.member.address, each.member.name) for each in self._known.values()]
         self._list = BelievedList(restored)
         self._is_settled = False
@@ -121,24 +119,21 @@ class Membership:
             self._left_out.pop(address, None)
             self._renew(now)
             return
-        before = self._names.get(address)
-        if before is not None and before != member.name:
-            self._unanswered(before, address)
         misfit = self._misfit(address, hello)
+        # Another member that answered here has lost its address, and this one answers as it should not.
+        self._silence(address, but=member.name if misfit is None else None)
         if misfit is None:
             self._left_out.pop(address, None)
-            self._names[address] = member.name
             self._learn(address, hello, now, wall_s)
-        else:
-            self._leave_out(misfit)
+        elif self._left_out.get(address) != misfit:
+            self._left_out[address] = misfit
+            self._changes.append(Change("left out", misfit.name, f"{misfit.why}: {misfit.detail}"))
         self._renew(now)
 
     def unheard(self, address: str, now: float) -> None:
         """A hello to `address` was not answered."""
         self._tried.add(address)
-        name = self._names.get(address)
-        if name is not None:
-            self._unanswered(name, address)
+        self._silence(address)
         self._renew(now)
 
     def leaves(self, name: str, boot: int, now: float) -> None:
@@ -236,24 +231,14 @@ class Membership:
         known.boot, known.ring, known.skew_s = hello.boot, hello.ring, hello.clock_s - wall_s
         known.answers, known.is_ready, known.is_leaving = True, hello.is_ready, is_leaving
 
-    def _leave_out(self, misfit: LeftOut) -> None:
-        if self._left_out.get(misfit.address) != misfit:
-            self._left_out[misfit.address] = misfit
-            self._changes.append(Change("left out", misfit.name, f"{misfit.why}: {misfit.detail}"))
-        known = self._known.get(misfit.name)
-        if known is not None and known.member.address == misfit.address:
-            known.answers = False
-
-    def _unanswered(self, name: str, address: str) -> None:
-        """Nothing, or another name, answered at the address."""
-        known = self._known.get(name)
-        if known is not None and known.member.address == address:
-            known.answers = False
+    def _silence(self, address: str, but: str | None = None) -> None:
+        """No member answers at the address, except the one named `but`."""
+        for name, known in self._known.items():
+            if known.member.address == address and name != but:
+                known.answers = False
 
     def _apply_list(self, now: float) -> None:
         self._left_out = {at: left_out for at, left_out in self._left_out.items() if self._list.at(at) is not None}
-        addresses = {*self.to_greet}
-        self._names = {address: name for address, name in self._names.items() if address in addresses}
         self._renew(now)
 
     def _renew(self, now: float) -> None:
@@ -273,9 +258,11 @@ class Membership:
 
     def _entry_of(self, name: str, known: _Known) -> Listed | None:
         entry = self._list.entry_of(known.member.address, name)
-        if entry is not None and not entry.name and self._names.get(entry.address, name) != name:
-            return None  # another member answers at the address now
-        return entry
+        if entry is None or entry.name or known.answers:
+            return entry
+        # An entry without a name is that of the member that answers at the address.
+        others = (each for each in self._known.values() if each.member.address == entry.address)
+        return None if any(each.answers for each in others) else entry
 
     def _age(self, name: str, known: _Known, now: float) -> None:
         if known.is_alive and known.is_listed:
@@ -296,6 +283,8 @@ class Membership:
         if not self._is_settled:
             waits_for = {*self.to_greet} - self._tried
             self._is_settled = now - self._me.began >= _SETTLE_S or (self._list.has_come and not waits_for)
+        if self._is_settled:
+            self._tried.clear()
 
     def _look(self, now: float, *, was_settled: bool = False) -> View:
         """`was_settled`: the last view is worth being remembered."""
@@ -306,7 +295,6 @@ class Membership:
         taking = [known.member for known in mine if known.is_alive and not known.is_leaving]
         takers = _ring(taking if self._me.is_leaving and taking else [me, *taking], self.view.takers)
         if was_settled and takers != self.view.takers:
-            self._previous = [each for each in self._previous if each.ring != self.view.takers]
             self._previous.insert(0, _Previous(self.view.takers, now + PREVIOUS_S))
         return View(
             me=me,
@@ -350,7 +338,7 @@ class Membership:
         self._previous = [each for each in self._previous if each.until > now and each.ring != takers][:_PREVIOUS_MAX]
         rings = [each.ring for each in self._previous]
         others = [member for member in takers.members if member.name != me.name]
-        if others and len(others) < len(takers.members) and now - self._me.began < PREVIOUS_S:
+        if others and now - self._me.began < PREVIOUS_S:
             rings.append(_ring(others, self.view.previous[-1] if self.view.previous else takers))
         return tuple(rings)
 
