@@ -10,10 +10,12 @@
 3. `ownership` places blocks on the ring: weighted rendezvous hashing of bucket, key and block index. The first member
    is the block's owner, the next ones are its stand-ins. The owner of an object's first block is its authority: it
    knows the object's version.
-4. `peer_health` decides whether a member is asked: a circuit breaker, and the rate of its replies beside the bucket's.
+4. `peer_health` decides whether a member is asked: a circuit breaker (`breaker`), and the rate of its bodies beside
+   the bucket's (`body_pace`). It tells when a reply is late (`first_bytes`), and keeps the budget of second requests.
 5. `peer_messages` are the questions and answers between members, and their form on the wire. A request that came from a
    peer is never passed on to a third member.
-6. `forget_numbers` numbers the names that a write makes doubtful, so that a member notices that it missed one.
+6. `forget_numbers` numbers the names that a write makes doubtful, so that a member notices that it missed one. Such
+   a member forgets everything that it believes, which costs questions to the bucket.
 7. `replay_guard` refuses a signed request that came before.
 
 Nothing here needs two members to agree. Members that see different rings ask the wrong one, which answers all the same.
@@ -21,9 +23,28 @@ Nothing here needs two members to agree. Members that see different rings ask th
 
 from __future__ import annotations
 
+from outrider.core.cluster.forget_numbers import ReceivedForgets, SentForgets
 from outrider.core.cluster.member import Hello, Listed, Member
 from outrider.core.cluster.membership import Domain, Membership
 from outrider.core.cluster.ownership import Ring
-from outrider.core.cluster.view import LeftOut, MemberState, View
+from outrider.core.cluster.peer_health import PeerHealth, PeersHealth
+from outrider.core.cluster.replay_guard import ReplayGuard
+from outrider.core.cluster.view import Change, LeftOut, MemberState, View
 
-__all__ = ["Domain", "Hello", "LeftOut", "Listed", "Member", "MemberState", "Membership", "Ring", "View"]
+__all__ = [
+    "Change",
+    "Domain",
+    "Hello",
+    "LeftOut",
+    "Listed",
+    "Member",
+    "MemberState",
+    "Membership",
+    "PeerHealth",
+    "PeersHealth",
+    "ReceivedForgets",
+    "ReplayGuard",
+    "Ring",
+    "SentForgets",
+    "View",
+]

@@ -1,0 +1,68 @@
+"""The rate at which bodies come from a member, or from the bucket."""
+
+from __future__ import annotations
+
+# Half of what is remembered is younger than this.
+_HALF_LIFE_S = 2.0
+# The usual rate of the bucket changes slowly.
+_USUAL_HALF_LIFE_S = 60.0
+# A rate is known after so many seconds of waiting for bytes, or so many bytes. Less is a matter of latency.
+_KNOWN_S, _KNOWN_BYTES = 0.5, 4 * 1024 * 1024
+
+
+class BodyPace:
+    """Bytes, and the seconds in which a reader waited for them: the time that a disk or a client takes does not count.
+    Both fade, so that the rate is that of the last seconds."""
+
+    def __init__(self, half_life_s: float = _HALF_LIFE_S) -> None:
+        self._half_life_s = half_life_s
+        self.under_way = 0
+        """Bodies that are being received."""
+        self._bytes = self._waited_s = 0.0
+        self._at = float("-inf")
+
+    def began(self) -> None:
+        self.under_way += 1
+
+    def ended(self) -> None:
+        self.under_way -= 1
+
+    def flowed(self, count: int, waited_s: float, now: float) -> None:
+        """`count` bytes of a body came after a wait of `waited_s`. 0 bytes: they have not come yet."""
+        kept = self._kept(now)
+        self._bytes = self._bytes * kept + count
+        self._waited_s = self._waited_s * kept + waited_s
+        self._at = now
+
+    def rate(self, now: float) -> float | None:
+        """Bytes per second of one body; None: too little came lately to tell."""
+        kept = self._kept(now)
+        if self._waited_s * kept < _KNOWN_S and self._bytes * kept < _KNOWN_BYTES:
+            return None
+        # Bytes that nobody waited for came as fast as anything.
+        return self._bytes / max(self._waited_s, 1e-6)
+
+    def begin_anew(self) -> None:
+        """Nothing that came so far counts. Bodies under way go on."""
+        self._bytes = self._waited_s = 0.0
+
+    def _kept(self, now: float) -> float:
+        """The part of the past that still counts."""
+        return float(0.5 ** ((now - self._at) / self._half_life_s))
+
+
+class BucketPace(BodyPace):
+    """The rate of bodies from the bucket, lately and usually."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._usual = BodyPace(_USUAL_HALF_LIFE_S)
+        self.usual: float | None = None
+        """Bytes per second of one body, as it was when it was last known. It is not forgotten: few blocks come from the
+        bucket while members have them. None: it was never known."""
+
+    def flowed(self, count: int, waited_s: float, now: float) -> None:
+        super().flowed(count, waited_s, now)
+        self._usual.flowed(count, waited_s, now)
+        usual = self._usual.rate(now)
+        self.usual = self.usual if usual is None else usual

@@ -1,0 +1,106 @@
+"""The numbers of forgets, by which a member notices that it missed one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+REORDER_S = 0.5
+"""Forgets that are sent at once may overtake each other, and a hello may overtake them. A sender waits for an answer
+for 0.25 s; a number that is missing for longer than twice that was lost."""
+# More are not waited for: their numbers would be remembered.
+_MISSING_MAX = 4096
+_SENDERS_MAX = 1024
+
+
+class SentForgets:
+    """The sender's side: numbers from 1 within one process, the same ones for all receivers."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        """The number of the last forget; 0: none yet. A hello tells it."""
+
+    def next(self) -> int:
+        self.last += 1
+        return self.last
+
+
+@dataclass(slots=True)
+class _Sender:
+    boot: int
+    # All numbers up to `done` came; of those up to `highest`, the `ahead` came.
+    done: int = 0
+    highest: int = 0
+    ahead: set[int] = field(default_factory=set)
+    # When the first missing number counts as lost.
+    lost_at: float | None = None
+
+
+class ReceivedForgets:
+    """The receiver's side. A gap means that a forget was missed: everything that is believed by then is doubtful, and
+    has to be forgotten. That costs questions to the bucket, and no bytes.
+
+    A member whose process is not known had sent nothing when it began. So its first number is a gap unless it is 1, and
+    so is its first hello unless that tells 0: a forget may have been sent before this node began, or while it could not
+    be reached. A new process of a known member is always a gap: the last forgets of the one before may have been
+    missed.
+    """
+
+    def __init__(self, senders_max: int = _SENDERS_MAX) -> None:
+        self._senders_max = senders_max
+        self._senders: dict[str, _Sender] = {}
+
+    @property
+    def due_at(self) -> float | None:
+        """When `passed` is to be called; None: no number is missing."""
+        return min((each.lost_at for each in self._senders.values() if each.lost_at is not None), default=None)
+
+    def came(self, sender: str, boot: int, number: int, now: float) -> bool:
+        """A forget came, for the first time or again. Returns whether there is a gap before it."""
+        known, is_gap = self._sender(sender, boot)
+        if number > known.done:
+            known.ahead.add(number)
+        return self._told(known, number, now) or is_gap
+
+    def told(self, sender: str, boot: int, last: int, now: float) -> bool:
+        """A hello tells the number of the last forget. Returns whether there is a gap."""
+        known, is_gap = self._sender(sender, boot)
+        return self._told(known, last, now) or is_gap
+
+    def passed(self, now: float) -> bool:
+        """Returns whether a number that was missing counts as lost now."""
+        lost = [each for each in self._senders.values() if each.lost_at is not None and now >= each.lost_at]
+        for each in lost:
+            _give_up(each)
+        return bool(lost)
+
+    def _sender(self, sender: str, boot: int) -> tuple[_Sender, bool]:
+        """The record of a process, and whether a process before it is known."""
+        known = self._senders.get(sender)
+        if known is not None and known.boot == boot:
+            return known, False
+        if known is None and len(self._senders) >= self._senders_max:
+            # It counts as unknown when it is heard of again: a gap, unless it has sent nothing.
+            del self._senders[next(iter(self._senders))]
+        fresh = self._senders[sender] = _Sender(boot)
+        return fresh, known is not None
+
+    def _told(self, known: _Sender, number: int, now: float) -> bool:
+        before = known.done
+        known.highest = max(known.highest, number)
+        while known.done + 1 in known.ahead:
+            known.done += 1
+            known.ahead.remove(known.done)
+        if known.done == known.highest:
+            known.lost_at = None
+        elif known.highest - known.done > _MISSING_MAX:
+            _give_up(known)
+            return True
+        elif known.lost_at is None or known.done != before:
+            known.lost_at = now + REORDER_S
+        return False
+
+
+def _give_up(known: _Sender) -> None:
+    """Everything is forgotten now, and so are the names of the numbers that are missing."""
+    known.done, known.lost_at = known.highest, None
+    known.ahead.clear()

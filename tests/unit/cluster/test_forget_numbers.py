@@ -1,0 +1,149 @@
+"""A forget that was missed is noticed, and one that was merely overtaken is not taken for one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.cluster.forget_numbers import REORDER_S, ReceivedForgets, SentForgets
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+def received(*numbers: int) -> ReceivedForgets:
+    forgets = ReceivedForgets()
+    for number in numbers:
+        assert not forgets.came("b", 1, number, 0.0)
+    return forgets
+
+
+def test_a_sender_counts_up_from_one() -> None:
+    sent = SentForgets()
+    assert sent.last == 0
+    assert [sent.next(), sent.next(), sent.last] == [1, 2, 2]
+
+
+def test_numbers_in_order_leave_no_gap() -> None:
+    forgets = received(1, 2, 3)
+    assert forgets.due_at is None
+    assert not forgets.told("b", 1, 3, 1.0)
+    assert not forgets.passed(100.0)
+
+
+def test_a_number_that_is_overtaken_is_no_gap() -> None:
+    forgets = received(1, 3, 4)
+    assert forgets.due_at == REORDER_S
+    assert not forgets.passed(REORDER_S - 0.01)
+    assert not forgets.came("b", 1, 2, REORDER_S - 0.01)
+    assert forgets.due_at is None
+    assert not forgets.passed(100.0)
+
+
+def test_a_number_that_does_not_come_is_a_gap_once() -> None:
+    forgets = received(1, 3)
+    assert forgets.passed(REORDER_S)
+    assert forgets.due_at is None
+    assert not forgets.passed(100.0)
+    assert not forgets.came("b", 1, 2, 100.0)  # late; all has been forgotten
+    assert not forgets.came("b", 1, 4, 100.0)
+    assert forgets.due_at is None
+
+
+def test_a_hello_tells_of_a_forget_that_did_not_come() -> None:
+    forgets = received(1)
+    assert not forgets.told("b", 1, 2, 5.0)
+    assert forgets.passed(5.0 + REORDER_S)
+
+
+def test_a_forget_may_be_overtaken_by_a_hello() -> None:
+    forgets = received(1)
+    assert not forgets.told("b", 1, 2, 5.0)
+    assert not forgets.came("b", 1, 2, 5.1)
+    assert forgets.due_at is None
+
+
+def test_an_old_hello_says_nothing() -> None:
+    forgets = received(1, 2)
+    assert not forgets.told("b", 1, 1, 0.0)
+    assert forgets.due_at is None
+
+
+def test_a_missing_number_has_its_own_time() -> None:
+    """Else a sender of many forgets at once, two of which are always underway, would have gaps all the time."""
+    forgets = received(2)
+    assert not forgets.came("b", 1, 4, 0.4)
+    assert not forgets.came("b", 1, 1, 0.45)  # 3 is missing now
+    assert forgets.due_at == 0.45 + REORDER_S
+    assert not forgets.passed(REORDER_S)
+
+
+def test_more_forgets_do_not_prolong_the_time_of_a_missing_one() -> None:
+    forgets = received(2)
+    assert not forgets.came("b", 1, 3, 0.4)
+    assert forgets.due_at == REORDER_S
+
+
+def test_a_new_process_of_a_known_member_is_a_gap_once() -> None:
+    forgets = received(1, 2)
+    assert forgets.came("b", 2, 1, 1.0)
+    assert not forgets.came("b", 2, 2, 1.0)
+    assert forgets.told("b", 3, 0, 2.0)
+    assert forgets.due_at is None
+    assert forgets.told("b", 2, 2, 2.0)  # of a clock that was set back: another process as well
+
+
+@pytest.mark.parametrize(("first", "is_gap"), [(0, False), (1, True), (7, True)])
+def test_the_first_hello_of_a_member_tells_whether_something_was_missed(first: int, is_gap: bool) -> None:
+    forgets = ReceivedForgets()
+    assert not forgets.told("b", 1, first, 0.0)
+    assert forgets.passed(REORDER_S) is is_gap
+
+
+@pytest.mark.parametrize(("first", "is_gap"), [(1, False), (2, True)])
+def test_the_first_forget_of_a_member_tells_whether_something_was_missed(first: int, is_gap: bool) -> None:
+    forgets = ReceivedForgets()
+    assert not forgets.came("b", 1, first, 0.0)
+    assert forgets.passed(REORDER_S) is is_gap
+
+
+def test_senders_are_told_apart() -> None:
+    forgets = received(1)
+    assert not forgets.came("c", 1, 1, 0.0)
+    assert not forgets.came("b", 1, 3, 1.0)
+    assert not forgets.came("c", 1, 3, 2.0)
+    assert forgets.due_at == 1.0 + REORDER_S
+    assert forgets.passed(1.0 + REORDER_S)
+    assert forgets.due_at == 2.0 + REORDER_S
+
+
+def test_a_leap_is_a_gap_at_once() -> None:
+    """Else its numbers would have to be remembered."""
+    forgets = received(1)
+    assert forgets.came("b", 1, 5000, 0.0)
+    assert forgets.due_at is None
+    assert not forgets.came("b", 1, 5001, 0.0)
+
+
+def test_a_sender_that_was_dropped_for_another_is_unknown() -> None:
+    forgets = ReceivedForgets(senders_max=1)
+    assert not forgets.came("b", 1, 1, 0.0)
+    assert not forgets.came("c", 1, 1, 0.0)
+    assert not forgets.told("b", 1, 1, 0.0)
+    assert forgets.passed(REORDER_S)
+
+
+@given(st.integers(0, 12), st.sets(st.integers(1, 12)), st.randoms(use_true_random=False))
+@settings(max_examples=100)
+def test_a_gap_is_seen_exactly_if_a_number_is_missing(sent: int, lost: set[int], chance: Random) -> None:
+    arrived = [number for number in range(1, sent + 1) if number not in lost]
+    chance.shuffle(arrived)
+    forgets = ReceivedForgets()
+    assert not any(forgets.came("b", 1, number, 0.0) for number in arrived)
+    assert not forgets.told("b", 1, sent, 0.1)
+    missing = len(arrived) < sent
+    assert (forgets.due_at is not None) is missing
+    assert forgets.passed(0.1 + REORDER_S) is missing
