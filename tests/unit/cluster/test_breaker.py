@@ -43,6 +43,12 @@ def test_failures_with_something_served_between_them_do_not_add_up() -> None:
     assert breaker.is_closed
 
 
+def test_failures_of_requests_that_were_under_way_prolong_nothing() -> None:
+    breaker = opened_by_reads(10.0)
+    breaker.failed(10.5)
+    assert breaker.probes(11.0)
+
+
 def test_a_hello_that_is_not_answered_opens_it_at_once() -> None:
     breaker = Breaker()
     breaker.served(10.0)
@@ -103,6 +109,9 @@ def test_a_member_that_can_be_reached_again_is_asked_again_at_once(by_reads: boo
     breaker = opened_by_reads(10.0) if by_reads else Breaker()
     breaker.unanswered(10.1)
     breaker.answered(10.2)
+    assert breaker.is_closed
+    breaker.failed(10.2)  # connections that did not survive
+    breaker.failed(10.2)
     assert breaker.is_closed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
@@ -126,6 +127,17 @@ def test_a_leap_is_a_gap_at_once() -> None:
     assert forgets.came("b", 1, 5000, 0.0)
     assert forgets.due_at is None
     assert not forgets.came("b", 1, 5001, 0.0)
+
+
+def test_a_sender_takes_no_more_room_after_many_forgets() -> None:
+    forgets = received(1)
+    size = len(pickle.dumps(forgets))
+    for number in range(3, 3000, 2):  # each second one is lost, and each one comes again
+        forgets.came("b", 1, number, float(number))
+        forgets.came("b", 1, number, float(number))
+        assert forgets.passed(number + REORDER_S)
+        forgets.came("b", 1, number, number + REORDER_S)
+    assert len(pickle.dumps(forgets)) < size + 100
 
 
 def test_a_sender_that_was_dropped_for_another_is_unknown() -> None:

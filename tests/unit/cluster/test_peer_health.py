@@ -87,6 +87,13 @@ def test_another_process_under_the_same_name_is_asked_at_once() -> None:
     assert not peer.may_ask(10.1)
     peer.greeted(6, 10.2)
     assert peer.may_ask(10.2)
+    health = seen(bucket_mib_s=60.0)
+    health.of("b").greeted(5, 90.0)
+    flows(health, "b", 1.0)
+    health.of("b").greeted(5, 100.0)
+    assert health.is_slow("b", 100.0)
+    health.of("b").greeted(6, 100.0)
+    assert not health.is_slow("b", 100.0)
 
 
 def test_health_is_kept_by_name_for_members_only() -> None:
@@ -147,6 +154,14 @@ def test_a_slow_member_among_fast_ones_is_seen() -> None:
     assert [health.is_slow(name, 100.0) for name in "bcdefgh"] == [True, *[False] * 6]
 
 
+def test_the_measure_is_the_mean_of_all_other_bodies() -> None:
+    health = seen(bucket_mib_s=60.0)
+    flows(health, "b", 3.0)
+    flows(health, "c", 2.0, bodies=9)
+    flows(health, "d", 30.0)
+    assert not health.is_slow("b", 100.0)  # more than half of 4.8 MiB/s
+
+
 def test_members_whose_bodies_have_ended_are_no_measure() -> None:
     health = seen(bucket_mib_s=60.0)
     flows(health, "b", 5.0)
@@ -200,6 +215,8 @@ def test_the_usual_rate_of_the_bucket_follows_it_slowly() -> None:
     assert health.bucket.usual == pytest.approx(10 * MIB, rel=0.1)
     health.bucket.flowed(600 * MIB, 1.0, 300.0)
     assert health.bucket.usual == pytest.approx(17 * MIB, rel=0.1)
+    health.bucket.flowed(MIB, 0.01, 9000.0)
+    assert health.bucket.usual == pytest.approx(17 * MIB, rel=0.1)  # too little came since to tell
 
 
 def test_a_slow_member_is_left_out_ever_longer() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +30,13 @@ def test_a_jump_of_any_length_costs_nothing() -> None:
     assert not guard.admit("b", 1, 1, 0.0)
     assert not guard.admit("b", 1, 1 << 60, 0.0)
     assert guard.admit("b", 1, (1 << 60) - WINDOW + 1, 0.0)
+
+
+def test_a_sender_takes_no_more_room_after_many_requests() -> None:
+    guard = ReplayGuard()
+    for number in range(1, 3 * WINDOW):
+        guard.admit("b", 1, number, 0.0)
+    assert len(pickle.dumps(guard)) < WINDOW / 8 + 500
 
 
 def test_numbers_begin_at_one() -> None:
@@ -67,6 +76,7 @@ def test_the_number_of_senders_is_bounded_and_none_is_forgotten_too_early() -> N
     assert not guard.admit("d", 1, 1, 100.0 + FORGET_S)
     assert guard.admit("d", 1, 1, 101.0 + FORGET_S)  # in the place of c
     assert len(guard) == 2
+    assert guard.admit("b", 2, 1, 101.0 + FORGET_S)  # a new process of a sender takes no room
     assert not guard.admit("b", 1, 2, 101.0 + FORGET_S)
 
 

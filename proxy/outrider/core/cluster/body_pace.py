@@ -6,8 +6,8 @@ from __future__ import annotations
 _HALF_LIFE_S = 2.0
 # The usual rate of the bucket changes slowly.
 _USUAL_HALF_LIFE_S = 60.0
-# A rate is known after so many seconds of waiting for bytes, or so many bytes. Less is a matter of latency.
-_KNOWN_S, _KNOWN_BYTES = 0.5, 4 * 1024 * 1024
+# A rate is known after so many seconds of waiting for bytes. Less is a matter of latency.
+_KNOWN_S = 0.5
 
 
 class BodyPace:
@@ -36,11 +36,7 @@ class BodyPace:
 
     def rate(self, now: float) -> float | None:
         """Bytes per second of one body; None: too little came lately to tell."""
-        kept = self._kept(now)
-        if self._waited_s * kept < _KNOWN_S and self._bytes * kept < _KNOWN_BYTES:
-            return None
-        # Bytes that nobody waited for came as fast as anything.
-        return self._bytes / max(self._waited_s, 1e-6)
+        return self._bytes / self._waited_s if self._waited_s * self._kept(now) >= _KNOWN_S else None
 
     def begin_anew(self) -> None:
         """Nothing that came so far counts. Bodies under way go on."""

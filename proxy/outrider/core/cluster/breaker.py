@@ -19,11 +19,12 @@ class Circuit(StrEnum):
 class Breaker:
     """Opens after three failures in a row if nothing was served for a second, and at once when a hello is not answered.
 
-    While it is open the member is asked for nothing. After 1 s a hello probes it, off the path of data; each probe that
-    fails, and each opening without anything served in between, doubles that time, up to 30 s. After a probe the first
-    failure opens it again. If hellos are not answered, the next one that is closes the breaker, probe or not: the
-    member could not be reached, and can be now. If they are, only a probe closes it: the member may answer hellos and
-    serve nothing.
+    While it is open the member is asked for nothing. After 1 s a hello probes it, off the path of data. That time
+    doubles with each probe that fails, and with each opening without anything served in between, up to 30 s.
+
+    If hellos are not answered, the next one that is closes the breaker, probe or not: the member could not be reached,
+    and can be now. If they are, only a probe closes it, and the first failure after that opens it again: the member may
+    answer hellos and serve nothing.
     """
 
     def __init__(self) -> None:
@@ -54,9 +55,12 @@ class Breaker:
         """A hello was answered."""
         if self.is_closed:
             return
-        if self._by_hello or self.state is Circuit.HALF_OPEN or now >= self._probe_at:
-            self.state = Circuit.CLOSED
-            self._failures = _FAILURES - 1
+        if self._by_hello:
+            # The next failures are those of connections that did not survive.
+            self._failures = 0
+        elif now < self._probe_at:
+            return
+        self.state = Circuit.CLOSED
 
     def unanswered(self, now: float) -> None:
         """A hello was not answered."""

@@ -120,8 +120,8 @@ class Membership:
             self._renew(now)
             return
         misfit = self._misfit(address, hello)
-        # Another member that answered here has lost its address, and this one answers as it should not.
-        self._silence(address, but=member.name if misfit is None else None)
+        # Whichever member answered here before, this is the one that does now.
+        self._silence(address)
         if misfit is None:
             self._left_out.pop(address, None)
             self._learn(address, hello, now, wall_s)
@@ -231,10 +231,10 @@ class Membership:
         known.boot, known.ring, known.skew_s = hello.boot, hello.ring, hello.clock_s - wall_s
         known.answers, known.is_ready, known.is_leaving = True, hello.is_ready, is_leaving
 
-    def _silence(self, address: str, but: str | None = None) -> None:
-        """No member answers at the address, except the one named `but`."""
-        for name, known in self._known.items():
-            if known.member.address == address and name != but:
+    def _silence(self, address: str) -> None:
+        """No member answers at the address."""
+        for known in self._known.values():
+            if known.member.address == address:
                 known.answers = False
 
     def _apply_list(self, now: float) -> None:

@@ -121,7 +121,7 @@ class PeersHealth:
         if rate is None or bucket is None or rate * max(1, peer.under_way) >= _SLOW * bucket:
             return False
         others = [self.bucket, *(other.pace for each, other in self._peers.items() if each != name)]
-        rates = [(other.rate(now), other.under_way) for other in others if other.under_way]
+        rates = [(other.rate(now), other.under_way) for other in others]
         known = [(each, count) for each, count in rates if each is not None]
         bodies = sum(count for _, count in known)
         return not bodies or rate < _SLOW * sum(each * count for each, count in known) / bodies
