@@ -138,6 +138,10 @@ def test_a_sender_takes_no_more_room_after_many_forgets() -> None:
         assert forgets.passed(number + REORDER_S)
         forgets.came("b", 1, number, number + REORDER_S)
     assert len(pickle.dumps(forgets)) < size + 100
+    for number in range(3000, 4000):  # in order, and each one twice
+        forgets.came("b", 1, number, 5000.0)
+        forgets.came("b", 1, number, 5000.0)
+    assert len(pickle.dumps(forgets)) < size + 100
 
 
 def test_a_sender_that_was_dropped_for_another_is_unknown() -> None:
