@@ -225,7 +225,8 @@ def _s3_server(
     )  # fmt: skip
     new_fast_path = partial(
         FastPath, hits, access, services.prefetch.note, metrics,
-        domains=settings.domain, heads_bytes=resources.shares.heads_bytes // settings.workers, spans=spans,
+        clock=resources.clock, domains=settings.domain, spans=spans,
+        heads_bytes=resources.shares.heads_bytes // settings.workers,
     )  # fmt: skip
     server = S3Server(
         handler, new_fast_path,

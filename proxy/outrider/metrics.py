@@ -167,6 +167,10 @@ class PeerMetrics:
         return name
 
 
+FIRST_BUCKET_S = 0.001
+"""The upper bound of the first bucket of `Metrics.first_byte_s`."""
+
+
 class Metrics:
     """One set of metrics in a registry of its own, so that two proxies in one process do not mix."""
 
@@ -181,7 +185,7 @@ class Metrics:
             "outrider_first_byte_seconds",
             "From a request's head to its reply's head.",
             ["op"],
-            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+            buckets=(FIRST_BUCKET_S, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
             registry=r,
         )
         self.in_flight = Gauge("outrider_requests_in_flight", "Requests being answered now.", registry=r)
@@ -292,6 +296,13 @@ class Metrics:
     def came_for_nothing(self, cause: str, count: int) -> None:
         """`cause`: one of `DUPLICATE_CAUSES`."""
         self.duplicate_origin_bytes.labels(cause).inc(count)
+
+    def add_first_bytes(self, op: str, number: int, total_s: float) -> None:
+        """Add `number` observations of `first_byte_s`, all within its first bucket, whose sum is `total_s`."""
+        histogram = self.first_byte_s.labels(op)
+        # prometheus_client (0.26) has no public way to add more than one observation at once.
+        histogram._sum.inc(total_s)
+        histogram._buckets[0].inc(number)
 
     def text(self) -> bytes:
         """The answer to a scrape, in Prometheus' text format 0.0.4."""

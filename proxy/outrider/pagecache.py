@@ -6,6 +6,9 @@ import ctypes
 import errno
 import mmap
 import os
+from pathlib import Path
+
+from outrider.core.memo import Memo
 
 _libc = ctypes.CDLL(None)
 # Called with the GIL held: a call that cannot wait ends before another thread could have taken the GIL.
@@ -28,17 +31,42 @@ _HOW_AT, _HOW_BYTES = ctypes.addressof(_HOW), ctypes.sizeof(_HOW)
 _LOCAL = frozenset((
     0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010, 0xCA451A4E, 0x2FC12FC1,
 ))  # fmt: skip
+# Source: <linux/magic.h>: tmpfs, ramfs.
+_MEMORY = frozenset((0x01021994, 0x858458F6))
+_SWAPS = Path("/proc/swaps")
 _ANYWHERE = -1  # the path is absolute
 # The kernel reads ahead and drops pages in runs of at least this size, so one page stands for its run.
 _RUN_BYTES = 128 * 1024
 _probe = [bytearray(1)]
+_devices: Memo[int, bool] = Memo(64)
 
 
 def opens_at_once(path: bytes) -> bool:
     """Whether opening a file on this file system takes no more than a lookup. A file system that lives elsewhere (FUSE,
     virtiofs, NFS) may ask there and wait, even if the kernel has the path cached. Source: statfs(2)."""
+    return _kind_of(path) in _LOCAL
+
+
+def stays_in_memory(path: bytes) -> bool:
+    """Whether no read of a file on this file system waits: a tmpfs, and no swap space on this machine.
+
+    A tmpfs does not support RWF_NOWAIT, and `mincore` costs as much as all the rest of a small hit.
+    """
+    return _kind_of(path) in _MEMORY and not _has_swap()
+
+
+def _kind_of(path: bytes) -> int | None:
+    """The magic number of the file system; None: it is not known. Source: statfs(2)."""
     statfs = (ctypes.c_long * 64)()
-    return _libc.statfs(ctypes.c_char_p(path), statfs) == 0 and statfs[0] & 0xFFFFFFFF in _LOCAL
+    return statfs[0] & 0xFFFFFFFF if _libc.statfs(ctypes.c_char_p(path), statfs) == 0 else None
+
+
+def _has_swap() -> bool:
+    """Source: proc_swaps(5): a line of titles, and one for each swap space."""
+    try:
+        return len(_SWAPS.read_bytes().splitlines()) > 1
+    except OSError:
+        return True
 
 
 def open_known(path: bytes) -> int | None:
@@ -66,11 +94,14 @@ def read_known(fd: int, count: int) -> bytes | None:
     return None if got is None else bytes(memoryview(into)[:got])
 
 
-def read_in_memory(fd: int, offset: int, into: memoryview) -> bool:
-    """Fill `into` from the file, if that takes no wait for the disk. Returns whether it did.
+def read_in_memory(fd: int, offset: int, into: memoryview, *, stays: bool = False) -> bool:
+    """Fill `into` from the file, if that takes no wait for the disk. Returns whether it did. `stays`: see
+    `stays_in_memory`.
 
     Raises OSError: the disk fails.
     """
+    if stays:
+        return os.preadv(fd, (into,), offset) == len(into)
     return _read_at_once(fd, into, offset) == len(into)
 
 
@@ -103,8 +134,17 @@ def in_memory(fd: int, offset: int, count: int) -> bool:
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise
-        return is_in_memory(fd, offset, count)
+        return _fd_stays_in_memory(fd) or is_in_memory(fd, offset, count)
     return True
+
+
+def _fd_stays_in_memory(fd: int) -> bool:
+    """As `stays_in_memory`, for an open file."""
+    device = os.fstat(fd).st_dev
+    if (stays := _devices.get(device)) is None:
+        stays = stays_in_memory(b"/proc/self/fd/%d" % fd)
+        _devices.put(device, stays)
+    return stays
 
 
 def is_in_memory(fd: int, offset: int, count: int = 1) -> bool:

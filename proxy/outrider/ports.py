@@ -156,6 +156,19 @@ class OpenBlock(Protocol):
     @property
     def payload_offset(self) -> int: ...
 
+    @property
+    def stays_in_memory(self) -> bool:
+        """No read of the file waits for a disk."""
+        ...
+
+    def try_acquire(self) -> bool:
+        """Count a lease; False: the file is about to be closed. From any thread, as `release`."""
+        ...
+
+    def release(self) -> None:
+        """The end of a lease that `try_acquire` began."""
+        ...
+
 
 class Lease(Protocol):
     """The right to read an open block. Until `release` the block is no victim, and its file stays open."""
@@ -228,6 +241,12 @@ class BlockStore(Protocol):
 
     def lease_at_once(self, block: BlockKey) -> Lease | None:
         """As `lease_open`, but from any thread. The lease may be released in any thread, too."""
+        ...
+
+    def open_file(self, block: BlockKey) -> OpenBlock | None:
+        """The file of a block that is verified and open. A caller on the store's own thread may use it until the loop
+        runs on; in any other thread the file may be closed at any time, unless `try_acquire` succeeds. From any thread.
+        None: `lease_at_once` may succeed all the same."""
         ...
 
     def lease_open(self, block: BlockKey) -> Lease | None:

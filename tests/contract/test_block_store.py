@@ -466,6 +466,31 @@ async def test_reads_of_closed_files_are_reported_to_the_policy(root: Path) -> N
     disk.close()
 
 
+async def test_reads_of_open_files_are_reported_to_the_policy(root: Path) -> None:
+    disk = Disk(root, 3 * FILE)
+    await disk.write(*(meta_of(index) for index in range(3)))
+    file = disk.store.open_file(meta_of(0).key)
+    assert file is not None
+    assert os.pread(file.fd, BLOCK, file.payload_offset) == payload_of(meta_of(0))
+    await disk.write(meta_of(3))
+    assert [disk.store.has(meta_of(index).key) for index in range(4)] == [True, False, True, True]
+    disk.close()
+
+
+@pytest.mark.parametrize("why", ["unverified", "verified each time"])
+async def test_an_open_file_whose_bytes_must_be_verified_is_not_given(why: str, root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0))
+    assert disk.store.open_file(meta_of(0).key) is not None
+    assert disk.store.open_file(meta_of(1).key) is None
+    if why == "unverified":
+        disk.store._slots[meta_of(0).key].verified = False
+    else:
+        disk.store._verify_always = True
+    assert disk.store.open_file(meta_of(0).key) is None
+    disk.close()
+
+
 async def test_a_block_whose_closed_file_is_read_from_the_loop_is_no_victim(root: Path) -> None:
     disk = Disk(root, 2 * FILE, open_files=1)
     await disk.write(meta_of(0), meta_of(1))
@@ -521,6 +546,7 @@ async def test_an_unverified_block_gives_no_lease_at_once_and_leaves_no_file_ope
     before = open_fds()
     assert disk.store.lease_at_once(meta_of(0).key) is None
     assert disk.store.lease_open(meta_of(0).key) is None
+    assert disk.store.open_file(meta_of(0).key) is None
     assert disk.store._slots[meta_of(0).key].file is None
     if (page_in := disk.store.page_in(meta_of(0).key, 0, BLOCK)) is not None:
         page_in()  # the read that follows reports the error

@@ -297,6 +297,6 @@ def test_many_readers_take_bounded_room_and_lose_no_byte(bucket: Bucket) -> None
             tally.requests = 1
         proxy.settle()
         after = status(proxy)
-        assert path._tallied <= 1024
+        assert path._counts._tallied <= 1024
         assert len(after["readers"]) <= 64
         assert after["reads"]["requests"] == before + asked + 3000

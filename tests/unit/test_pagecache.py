@@ -11,6 +11,7 @@ import pytest
 
 from outrider import pagecache
 from outrider.adapters.disk.block_dir import BlockDir
+from outrider.core.memo import Memo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,3 +162,59 @@ def test_after_another_disk_was_mounted_the_kind_of_its_file_system_is_looked_up
     finally:
         directory.close()
     assert set(asked) == {os.fsencode(root / "v2")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "swaps", "stays"),
+    [
+        (0x01021994, "Filename Type Size Used Priority\n", True),
+        (0x01021994, "Filename Type Size Used Priority\n/swapfile file 1024 0 -2\n", False),
+        (0x01021994, None, False),
+        (0xEF53, "Filename Type Size Used Priority\n", False),
+        (None, "Filename Type Size Used Priority\n", False),
+    ],
+    ids=[
+        "a tmpfs",
+        "a tmpfs that may be swapped out",
+        "it is not known whether there is swap space",
+        "a disk",
+        "nothing",
+    ],
+)
+def test_only_files_of_a_tmpfs_without_swap_space_stay_in_memory(
+    kind: int | None, swaps: str | None, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if swaps is not None:
+        (tmp_path / "swaps").write_text(swaps)
+    monkeypatch.setattr(pagecache, "_SWAPS", tmp_path / "swaps")
+    monkeypatch.setattr(pagecache, "_kind_of", lambda path: kind)
+    assert pagecache.stays_in_memory(b"/anywhere") == stays
+
+
+def test_a_file_that_stays_in_memory_is_read_without_a_question(cold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags: list[int] = []
+    preadv = os.preadv
+
+    def noted(fd: int, memory: Any, offset: int, flag: int = 0) -> int:
+        flags.append(flag)
+        return preadv(fd, memory, offset)
+
+    monkeypatch.setattr(os, "preadv", noted)
+    into = bytearray(20_000)
+    assert pagecache.read_in_memory(cold, 5000, memoryview(into), stays=True)
+    assert into == BYTES[5000:25_000]
+    assert flags == [0]
+    assert not pagecache.read_in_memory(cold, len(BYTES) - 1, memoryview(into), stays=True), "the file is too short"
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_without_nowait_the_pages_of_a_tmpfs_are_not_looked_at(
+    stays: bool, cold: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(fd: int, memory: Any, offset: int, flag: int = 0) -> int:
+        raise OSError(errno.EOPNOTSUPP, "neither a tmpfs nor an overlayfs knows that")
+
+    monkeypatch.setattr(os, "preadv", refused)
+    monkeypatch.setattr(pagecache, "_devices", Memo[int, bool](4))
+    monkeypatch.setattr(pagecache, "stays_in_memory", lambda path: stays)
+    assert pagecache.in_memory(cold, 0, len(BYTES)) == stays

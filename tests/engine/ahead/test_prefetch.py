@@ -550,7 +550,7 @@ def many(number: int) -> ObjectVersion:
 
 async def test_a_noted_hit_marks_its_reader_as_reading_on(room: Engine) -> None:
     assert not room.scheduler.reads_on
-    room.prefetch.note(CLIENT, many(0), Extent(0, 100))
+    room.prefetch.note(CLIENT, many(0), 0, 100, room.clock())
     assert room.scheduler.reads_on
     room.clock.advance(READS_ON_S)
     assert not room.scheduler.reads_on
@@ -560,7 +560,7 @@ async def test_a_tick_tells_of_some_of_a_burst_of_hits_and_the_oldest_beyond_a_b
     room: Engine,
 ) -> None:
     for number in range(20_000):
-        room.prefetch.note(CLIENT, many(number), Extent(0, 100))
+        room.prefetch.note(CLIENT, many(number), 0, 100, room.clock())
     await room.prefetch.tick()
     assert len(room.planner.registry) == 256
     for _ in range(20_000 // 256):
@@ -588,7 +588,7 @@ async def test_other_work_runs_during_a_burst_of_hits(room: Engine, monkeypatch:
     monkeypatch.setattr(room.planner, "asked", takes_long)
     scheduler: list[float] = []
     for number in range(100):
-        room.prefetch.note(CLIENT, many(number), Extent(0, 100))
+        room.prefetch.note(CLIENT, many(number), 0, 100, room.clock())
     beside = asyncio.create_task(others())
     ticks, done = 0, False
     while not done:
@@ -606,8 +606,8 @@ async def test_other_work_runs_during_a_burst_of_hits(room: Engine, monkeypatch:
 async def test_random_reads_of_one_object_do_not_displace_reads_of_others(room: Engine) -> None:
     version = ObjectVersion(ObjectRef("train", "wide"), '"e"', 10**6)
     for number in range(1000):
-        room.prefetch.note(CLIENT, version, Extent(10 * number, 10 * number + 1))
-    room.prefetch.note(CLIENT, many(0), Extent(0, 100))
+        room.prefetch.note(CLIENT, version, 10 * number, 10 * number + 1, room.clock())
+    room.prefetch.note(CLIENT, many(0), 0, 100, room.clock())
     await room.prefetch.tick()
     assert len(room.planner.registry) == 2
     await room.tasks.settle()
@@ -636,7 +636,7 @@ async def test_a_bug_in_the_planner_fails_no_request_and_is_logged_once_a_minute
             now.setattr(room.planner, act, broken)
             await read(room, REFS[1])
             for _ in range(3):
-                room.prefetch.note(CLIENT, version, Extent(0, BLOCK))
+                room.prefetch.note(CLIENT, version, 0, BLOCK, room.clock())
                 await room.prefetch.tick()
         assert [line.message for line in caplog.records if line.exc_info] == ["prefetch failed"], act
         caplog.clear()

@@ -16,7 +16,7 @@ def read(start: int, stop: int, at: float = 0.0, client: str = "a", version: Obj
 def log_of(*reads: ClientRead) -> ReadLog:
     log = ReadLog()
     for each in reads:
-        log.add(each)
+        log.add((each.client, each.version, each.extent.start, each.extent.stop, each.at))
     return log
 
 

@@ -57,6 +57,27 @@ async def test_pieces_are_the_requested_bytes_of_the_right_files(room: Engine) -
                 lease.release()
 
 
+async def test_an_open_file_has_the_requested_bytes_of_one_block(room: Engine) -> None:
+    await read(room)
+    found = await known(room)
+    for start, stop in ((0, 5), (BLOCK - 1, BLOCK), (BLOCK, 2 * BLOCK), (BLOCK + 5, BLOCK + 7)):
+        opened = hits_of(room).open_file(found, room.clock(), start, stop)
+        assert opened is not None
+        file, offset = opened
+        assert os.pread(file.fd, stop - start, offset) == DATA[start:stop]
+    for start, stop in ((BLOCK - 1, BLOCK + 1), (0, 2 * BLOCK), (0, BLOCK + 1)):
+        assert hits_of(room).open_file(found, room.clock(), start, stop) is None
+
+
+async def test_an_open_file_of_a_version_that_is_not_current_is_not_given(room: Engine) -> None:
+    await read(room)
+    found, hits = await known(room), hits_of(room)
+    assert hits.open_file(found, found.until - 1, 0, 5) is not None
+    assert hits.open_file(found, found.until, 0, 5) is None
+    room.versions.forget(REF)
+    assert hits.open_file(found, found.until - 1, 0, 5) is None
+
+
 async def test_pages_are_read_in_for_an_extent_within_one_cached_block(room: Engine) -> None:
     await read(room)
     found, hits = await known(room), hits_of(room)

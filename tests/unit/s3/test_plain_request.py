@@ -17,7 +17,7 @@ from outrider.core.s3 import conditions, operation, plain_request, ranges
 from outrider.core.s3.body_integrity import payload_rule
 from outrider.core.s3.encoding import parse_query
 from outrider.core.s3.operation import Kind
-from outrider.core.s3.plain_request import HEAD_BYTES_MAX, recognise
+from outrider.core.s3.plain_request import HEAD_BYTES_MAX, known_fields, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,6 +195,37 @@ def test_earlier_requests_make_no_difference(first: bytes, then: bytes) -> None:
     assert recognise(then) == alone == recognise(then)
 
 
+@given(plain(), st.one_of(requests(), plain()))
+@example(of("Host: h"), of("Host: h", "Range: bytes=0-1"))
+@example(of("Host: h"), of("Host: h", "range: bytes=5-4"))
+@example(of("Host: h"), of("Host: h", "Range: bytes=000000000000000000007-8"))
+def test_known_fields_mean_what_the_recognition_reads_in_them(first: bytes, then: bytes) -> None:
+    plain_request._MEANINGS.clear()
+    for data in (first, then):
+        recognise(data)
+    fields = then.partition(b"\r\n")[2]
+    known, read = known_fields(fields), recognise(PLAIN.partition(b"\r\n")[0] + b"\r\n" + fields)
+    if known is not None:
+        assert read is not None
+        meaning, value, start, stop = known
+        assert meaning == (read.host, read.if_match, read.checksums, read.app)
+        assert read.range == (None if value is None else f"bytes={value.decode()}")
+        assert read.span == (None if value is None else ranges.RangeSpec(start, stop - 1))
+
+
+def test_fields_are_known_once_they_were_recognised() -> None:
+    plain_request._MEANINGS.clear()
+    lines = PLAIN.partition(b"\r\n")[2]
+    assert known_fields(lines) is None
+    assert recognise(of("Host: h")) is not None
+    assert known_fields(lines) == (("h", None, False, ""), None, 0, 0)
+    for line in (b"Range: bytes=3-9\r\n", b"range: bytes=3-9\r\n"):
+        assert known_fields(line + lines) == known_fields(lines[:-2] + line + b"\r\n")
+        assert known_fields(line + lines) == (("h", None, False, ""), b"3-9", 3, 10)
+    for odd in (b"-9", b"3-", b"9-3", b"3-9,", b"+3-9", b"3-9 ", b"1_0-20"):
+        assert known_fields(b"Range: bytes=" + odd + b"\r\n" + lines) is None
+
+
 def test_header_fields_that_differ_each_time_are_not_memoised() -> None:
     plain_request._MEANINGS.clear()
     for number in range(2 * plain_request._MEANINGS_MAX):
@@ -211,7 +242,15 @@ def test_bytes_after_the_head_are_no_range_of_it() -> None:
         assert recognise(known) is not None
         for more in (b"Range: bytes=0-1\r\n", b"Range: bytes=0-1\r\n\r\n", b"range: bytes=0-1", b"Range: bytes=0-1"):
             assert recognise(known + more) is None
+            assert known_fields((known + more).partition(b"\r\n")[2]) is None
     assert recognise(b"GET /b/k HTTP/1.1\r\n\r\nRange: bytes=0-1\r\n") is None
+
+
+def test_the_end_of_another_name_is_no_range() -> None:
+    assert recognise(of("Host: h", "x-amz-user-agent: a")) is not None
+    odd = of("Host: h", "x-amz-Range: bytes=0-1", "user-agent: a")
+    assert recognise(odd) is None
+    assert known_fields(odd.partition(b"\r\n")[2]) is None
 
 
 @pytest.mark.parametrize(
@@ -230,6 +269,7 @@ def test_a_second_or_odd_range_is_for_the_parser(lines: tuple[str, ...]) -> None
     for known in (of("Host: h"), of("Host: h", "Range: bytes=0-1"), of("Host: h", "range: bytes=0-1")):
         assert recognise(known) is not None
     assert recognise(of(*lines)) is None
+    assert known_fields(of(*lines).partition(b"\r\n")[2]) is None
 
 
 def _refused() -> Iterator[tuple[str, bytes]]:

@@ -94,6 +94,8 @@ class BlockDir:
         self._lock_fd = -1
         self.can_probe_memory = False
         """The kernel can tell which files it opens without waiting for the disk: see `pagecache`."""
+        self.stays_in_memory = False
+        """See `pagecache.stays_in_memory`."""
         # Device and inode number of the marker file that this process has locked.
         self._locked = (-1, -1)
         self._holding = threading.Lock()
@@ -162,6 +164,7 @@ class BlockDir:
 
     def _probe_kernel(self) -> None:
         self.can_probe_memory = pagecache.opens_at_once(self._raw_blocks) and pagecache.knows(self._raw_blocks)
+        self.stays_in_memory = pagecache.stays_in_memory(self._raw_blocks)
 
     def _is_ours(self) -> bool:
         try:

@@ -123,6 +123,14 @@ class DiskBlockStore(BlockIndex):
             self._reads.append(block)
         return lease
 
+    def open_file(self, block: BlockKey) -> OpenFile | None:
+        slot = self._slots.get(block)
+        if slot is None or not slot.verified or self._verify_always:
+            return None
+        if slot.file is not None:
+            self._reads.append(block)
+        return slot.file
+
     def lease_open(self, block: BlockKey) -> FileLease | None:
         slot = self._slots.get(block)
         if slot is not None and slot.file is None and (opened := self._opened_at_once(block, slot)) is not None:
@@ -148,7 +156,9 @@ class DiskBlockStore(BlockIndex):
         if not self.directory.can_probe_memory or not self._is_trusted(slot):
             return None
         opened = block_io.open_known_block(self.directory.raw_path_of(block), slot.meta(block))
-        return None if opened is None else OpenFile(*opened)
+        if opened is None:
+            return None
+        return OpenFile(*opened, stays_in_memory=self.directory.stays_in_memory)
 
     def _is_trusted(self, slot: Slot) -> bool:
         return slot.verified and not self._verify_always and not self.work.is_hung
@@ -196,7 +206,10 @@ class DiskBlockStore(BlockIndex):
         try:
             async with asyncio.timeout(patience_s):
                 opened = await self.work.run_opening(
-                    lambda: OpenFile(*block_io.open_block(path, block, verify, keep_pages=not scrub, content=content))
+                    lambda: OpenFile(
+                        *block_io.open_block(path, block, verify, keep_pages=not scrub, content=content),
+                        stays_in_memory=self.directory.stays_in_memory,
+                    )
                 )
         except FileNotFoundError as error:
             self.work.failed("open", error)

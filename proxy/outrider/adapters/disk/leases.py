@@ -20,11 +20,12 @@ _counting = threading.Lock()
 class OpenFile:
     """An open block file. It is closed once it is doomed and no lease is left."""
 
-    __slots__ = ("_doomed", "fd", "leases", "payload_offset")
+    __slots__ = ("_doomed", "fd", "leases", "payload_offset", "stays_in_memory")
 
-    def __init__(self, fd: int, payload_offset: int) -> None:
+    def __init__(self, fd: int, payload_offset: int, *, stays_in_memory: bool = False) -> None:
         self.fd = fd
         self.payload_offset = payload_offset
+        self.stays_in_memory = stays_in_memory
         self.leases = 0
         self._doomed = False
 

@@ -54,6 +54,9 @@ class _Meaning(NamedTuple):
 _MEANINGS_MAX = 256
 _MEANINGS: Memo[bytes, _Meaning] = Memo(_MEANINGS_MAX)
 _MEANING_BYTES_MAX = 2048
+# Two offsets of at most 18 digits each (see `ranges`), and what stands between them.
+_RANGE_DIGITS_MAX = 18
+_NEWLINE = ord("\n")
 
 
 @dataclass(slots=True)
@@ -89,6 +92,31 @@ class PlainRequest:
 def _pairs(lines: Iterable[bytes]) -> Headers:
     pairs = (line.split(b": ", 1) for line in lines)
     return tuple((name.decode("ascii").lower(), value.decode("ascii")) for name, value in pairs)
+
+
+def known_fields(fields: bytes) -> tuple[_Meaning, bytes | None, int, int] | None:
+    """The meaning of all header lines of a GET with the empty line at their end, and its range: the value of the
+    header, and the half-open run of bytes that it names, of which the object may have only a part.
+
+    A range of None: the request has none. None instead of all: `recognise` has to look, because the lines but for the
+    Range did not come before, or the range has another form than `bytes=1-2`.
+    """
+    meaning = _MEANINGS.get(fields)
+    if meaning is not None:
+        return meaning, None, 0, 0
+    before, found, rest = fields.partition(b"Range: bytes=")
+    if not found:
+        before, found, rest = fields.partition(b"range: bytes=")
+    value, _, after = rest.partition(b"\r\n")
+    first, _, last = value.partition(b"-")
+    # Otherwise `Range: ` is the end of another name, stands in a value, or comes after the end of the head.
+    if not after or (before and before[-1] != _NEWLINE):
+        return None
+    if not (first.isdigit() and last.isdigit()) or len(value) > _RANGE_DIGITS_MAX:
+        return None
+    meaning = _MEANINGS.get(before + after)
+    start, stop = int(first), int(last) + 1
+    return None if meaning is None or stop <= start else (meaning, value, start, stop)
 
 
 def recognise(data: bytes) -> PlainRequest | None:

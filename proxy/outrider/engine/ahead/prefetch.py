@@ -139,10 +139,11 @@ class Prefetch:
             with self._harmless():
                 self._planner.sent(client, ref, self._clock())
 
-    def note(self, client: str, version: ObjectVersion, extent: Extent) -> None:
-        """A hit was served without the engine. From any thread; the planner is told at the next `tick`."""
-        now = self._scheduler.read_at = self._clock()
-        self._hits.add(ClientRead(client, version, extent, now))
+    def note(self, client: str, version: ObjectVersion, start: int, stop: int, now: float) -> None:
+        """A hit was served without the engine: the bytes from `start` to `stop`. From any thread; the planner is told
+        at the next `tick`."""
+        self._scheduler.read_at = now
+        self._hits.add((client, version, start, stop, now))
 
     def told(
         self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint | None = None

@@ -29,9 +29,10 @@ class ReadLog:
     """`add` may be called from any thread, `take` from one."""
 
     def __init__(self) -> None:
-        self._reads: deque[ClientRead] = deque(maxlen=_READS_MAX)
-        self.add: Callable[[ClientRead], None] = self._reads.append
-        """The deque's own method: each hit calls it, and a function around it would cost each hit more."""
+        self._reads: deque[tuple[str, ObjectVersion, int, int, float]] = deque(maxlen=_READS_MAX)
+        self.add: Callable[[tuple[str, ObjectVersion, int, int, float]], None] = self._reads.append
+        """Adds the read of the bytes from one offset to another: client, version, both offsets, time. It is the deque's
+        own method, and takes a bare tuple: each hit calls it, and would pay for more."""
 
     def __bool__(self) -> bool:
         return bool(self._reads)
@@ -41,14 +42,18 @@ class ReadLog:
         beyond a few runs of it, the rest is dropped."""
         runs: dict[tuple[str, ObjectRef], list[ClientRead]] = {}
         taken = 0
+        of_client, of_version, known = "", None, list[ClientRead]()
         for _ in range(len(self._reads)):
             if taken == _TAKEN_MAX:
                 break
-            read = self._reads.popleft()
-            known = runs.setdefault((read.client, read.version.ref), [])
-            if known and known[-1].extent.stop == read.extent.start and known[-1].version is read.version:
-                known[-1] = known[-1]._replace(extent=Extent(known[-1].extent.start, read.extent.stop), at=read.at)
+            client, version, start, stop, at = self._reads.popleft()
+            # Thousands of hits in a row may be of one hot object: most of them end here.
+            if version is not of_version or client != of_client:
+                of_client, of_version = client, version
+                known = runs.setdefault((client, version.ref), [])
+            if known and known[-1].extent.stop == start and known[-1].version is version:
+                known[-1] = known[-1]._replace(extent=Extent(known[-1].extent.start, stop), at=at)
             elif len(known) < _RUNS_MAX:
-                known.append(read)
+                known.append(ClientRead(client, version, Extent(start, stop), at))
                 taken += 1
         return [read for its in runs.values() for read in its]

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.read.version_cache import VersionCache
-from outrider.ports import BlockStore, Clock, Lease
+from outrider.ports import BlockStore, Clock, Lease, OpenBlock
 
 # A read over more blocks than this is so long that the slow path costs nothing beside it.
 _BLOCKS_MAX = 64
+# As `BlockKey(...)`, in half the time.
+_block_key: Callable[[tuple[bytes, int]], BlockKey] = partial(tuple.__new__, BlockKey)
 
 Piece = tuple[Lease, int, int, int]
 """A leased block, the descriptor of its file, an offset in that file, and how many bytes to send from there."""
@@ -47,6 +50,22 @@ class HitLookup:
     def is_current(self, known: Known) -> bool:
         """Whether the version cache would give the same answer again. False may also mean: look it up again."""
         return known.changes == self._versions.changes and self._clock() < known.until
+
+    def open_file(self, known: Known, now: float, start: int, stop: int) -> tuple[OpenBlock, int] | None:
+        """The file with these bytes of the object, and the offset of the first one in it; see `BlockStore.open_file`.
+        `now`: by the clock of the engine.
+
+        None: `known` is not current, or the bytes are not in one open file. Then `known`, `is_current` and `pieces` may
+        find them all the same.
+        """
+        if known.changes != self._versions.changes or now >= known.until:
+            return None
+        block_bytes = self._layout.block_bytes
+        index, inside = divmod(start, block_bytes)
+        if inside + stop - start > block_bytes:
+            return None
+        file = self._store.open_file(_block_key((known.version_id, index)))
+        return None if file is None else (file, file.payload_offset + inside)
 
     def pieces(self, known: Known, extent: Extent, at_most: int) -> list[Piece] | None:
         """The first bytes of `extent`, `at_most` so many, if all its blocks are here. The caller releases the leases.

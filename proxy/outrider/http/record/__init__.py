@@ -6,8 +6,8 @@ bytes, adds a read to the usage of its dataset and reader, keeps a server error 
 to `access_log.AccessLog`, and ends the span (`server_spans`, only while traces are on). It also knows how many requests
 are under way, which a stop waits for.
 
-A hit of the fast path takes a shorter way: the fast path counts it in plain integers, which are added to the metrics
-when somebody reads them, and writes its line by `AccessLog.hit`.
+A hit of the fast path takes a shorter way: `hit_counts.HitCounts` counts it in plain numbers, which are added to the
+metrics when somebody reads them, and its line is written by `AccessLog.hit`.
 
 Entry points: `request_end.RequestRecorder`, `record.Ended`. Nothing is re-exported here: `server_spans` needs the extra
 `tracing`, and is imported only while traces are on.

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 log = logging.getLogger("outrider.access")
 
@@ -23,10 +23,17 @@ _LINES_MAX = 1000
 _numbers = itertools.count(secrets.randbits(40) << 20)
 
 
+new_request_number: Callable[[], int] = partial(next, _numbers)
+"""A counter, because random bytes cost a system call, and hand over the GIL."""
+
+
+def request_id_of(number: int) -> str:
+    """Sixteen hexadecimal digits, as S3's."""
+    return f"{number:016X}"
+
+
 def new_request_id() -> str:
-    """Sixteen hexadecimal digits, as S3's. A counter, because random bytes cost a system call, and hand over the
-    GIL."""
-    return f"{next(_numbers):016X}"
+    return request_id_of(new_request_number())
 
 
 class AccessLog:
@@ -38,6 +45,8 @@ class AccessLog:
         self._write = _line_writer()
         self._second = 0
         self._clock_text = ""
+        self.is_wanted: Callable[[], bool] = partial(log.isEnabledFor, logging.INFO)
+        """False: no line would be written."""
 
     def request(self, facts: dict[str, object]) -> None:
         if self._write is None:

@@ -4,6 +4,7 @@ error replies and the sending are our own."""
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import Any, cast
 
@@ -177,6 +178,13 @@ class Connection(RequestHandler):
         if self._head_bytes > _HEAD_BYTES_MAX:
             self.force_close()
 
+    def _process_keepalive(self) -> None:
+        # aiohttp (3.14) does not see requests that the fast path answers, and would close the connection as idle.
+        idle_s = time.perf_counter() - self.wire.ended
+        close_at = self._loop.time() - idle_s + self._keepalive_timeout
+        self._next_keepalive_close_time = max(self._next_keepalive_close_time, close_at)
+        super()._process_keepalive()
+
     def _is_idle(self) -> bool:
         """No request is under way, and the parser holds no part of one."""
         return self._is_waiting() and self._parser_is_clean
@@ -234,8 +242,6 @@ class Connection(RequestHandler):
         if not isinstance(wire, SocketSender) or unusual:
             return False
         answered = self.port.fast_path.answer(data, wire, cold)
-        # aiohttp does not see requests that the fast path answers, and would close the connection as idle.
-        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if answered is True:
             # A hit that waited for the disk does not count: a worker would send it back.
             self._hits_in_a_row = self._hits_in_a_row + 1 if cold is None else 0

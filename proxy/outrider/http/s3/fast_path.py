@@ -9,32 +9,34 @@ take at once.
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.errors import InvalidRange, S3Error
-from outrider.core.insight.usage import AWAY_S_MAX, DatasetName, HitTally
+from outrider.core.insight.usage import AWAY_S_MAX, HitTally
 from outrider.core.memo import Memo
-from outrider.core.model import Extent, ObjectVersion
+from outrider.core.model import Extent, Headers, ObjectVersion
 from outrider.core.s3 import operation as operations
 from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import payload_rule
 from outrider.core.s3.encoding import parse_query
 from outrider.core.s3.operation import Kind, Operation
-from outrider.core.s3.plain_request import PlainRequest, recognise
+from outrider.core.s3.plain_request import PlainRequest, known_fields, recognise
 from outrider.engine.read.hit_lookup import HitLookup, Piece
 from outrider.http.access import Access, Who, reader_name
-from outrider.http.record.access_log import AccessLog, new_request_id, subject_of
+from outrider.http.record.access_log import AccessLog, new_request_number, request_id_of, subject_of
+from outrider.http.record.hit_counts import HitCounts
 from outrider.http.record.record import Ended
-from outrider.http.s3.hit_reply import COPIED_BYTES, Brought, Subject, begins_with_a_page, send_at_once
+from outrider.http.s3.hit_reply import COPIED_BYTES, Brought, Subject, send_at_once, send_file_at_once
 from outrider.http.s3.slow_path_handoff import Begun, PageCold, Recognised
 from outrider.http.wire.sender import SocketSender
 from outrider.metrics import Metrics
 from outrider.pagecache import in_memory, read_in_memory
+from outrider.ports import Clock
 
 if TYPE_CHECKING:
     from outrider.http.record.server_spans import ServerSpans
@@ -42,9 +44,6 @@ if TYPE_CHECKING:
 _QUERIES_MAX = 1024
 _HOSTS_MAX = 256
 _GRANTED_MAX = 8192
-# Pairs of a dataset and a reader whose hits are counted apart. When there are more, the counts are handed on, and a new
-# table begins.
-_TALLIES_MAX = 1024
 # Sent before the loop serves other connections.
 _BYTES_AT_ONCE = 1024 * 1024
 # A read of at most this length comes back to the fast path once its pages are in memory. For a longer read the slow
@@ -54,8 +53,9 @@ _PAGED_IN_BYTES = 1024 * 1024
 
 _NOBODY = Who(None, None, payload_rule(()))
 
-OnHit = Callable[[str, ObjectVersion, Extent], None]
-"""Called with the reader (see `access.reader_name`), the version that it read, and which bytes of it."""
+OnHit = Callable[[str, ObjectVersion, int, int, float], None]
+"""Called with the reader (see `access.reader_name`), the version that it read, the run of bytes `[start, stop)` of it,
+and the time by the engine's clock."""
 
 
 Answered = bool | Begun | PageCold | Recognised
@@ -68,16 +68,22 @@ class FastPath:
 
     def __init__(
         self, hits: HitLookup, access: Access, note: OnHit, metrics: Metrics, access_log: AccessLog,
-        *, domains: tuple[str, ...] = (), heads_bytes: int, spans: ServerSpans | None = None,
+        *, clock: Clock, domains: tuple[str, ...] = (), heads_bytes: int, spans: ServerSpans | None = None,
+        is_apart: bool = False,
     ) -> None:  # fmt: skip
         """`note` is called with each read that was answered here, in the thread that answers. `heads_bytes`: how many
-        bytes of reply heads are kept ready."""
+        bytes of reply heads are kept ready. `clock`: that of `hits`. `is_apart`: this fast path answers in another
+        thread than the store's."""
         self._hits = hits
         self._access = access
         self._note = note
         self._metrics = metrics
         self._access_log = access_log
         self._spans = spans
+        self._clock = clock
+        self._is_apart = is_apart
+        # Where requests are not signed and not traced, the lines of a known form hold all that a reply depends on.
+        self._is_open = access.is_open and spans is None
         self._domains = domains
         # Bounded in bytes by `_looked_up`: the lookup of a bounded cache class would cost each hit more.
         self._subjects: OrderedDict[bytes, Subject] = OrderedDict()
@@ -93,30 +99,91 @@ class FastPath:
         # The last request that the cache must not answer, because no grant covers it as a plain read or it is unsigned,
         # and its sender: for the slow path.
         self._not_granted: tuple[PlainRequest | None, Who | None] = (None, None)
-        self._second = 0
         self._date = b""
-        self._first_byte_s = {op: metrics.first_byte_s.labels(op) for op in ("get", "head")}
-        self._served_from_disk = metrics.served_bytes.labels("disk")
-        # Requests by method and status, and bytes from disk; then the part of both that `metrics` has. Another thread
-        # may read the first two while they grow.
-        self._answered: dict[tuple[str, int], int] = {}
-        self._served_bytes = 0
-        self._counted_answered: dict[tuple[str, int], int] = {}
-        self._counted_bytes = 0
-        # By dataset and reader. A table that was replaced is handed on once more.
-        self._tallies: dict[DatasetName, dict[str, HitTally]] = {}
-        self._tallied = 0
-        self._old_tallies: deque[dict[DatasetName, dict[str, HitTally]]] = deque()
-        metrics.before_read.append(self._hand_on_counts)
+        # On `time.perf_counter`: another clock would cost each hit another call.
+        self._date_until = 0.0
+        self._counts = HitCounts(metrics, self._forget_subjects)
 
     def answer(self, data: bytes, wire: SocketSender, cold: PageCold | None = None) -> Answered:
         """Answer `data`, a whole request, now. `cold`: the result before its pages were read; they are not waited for
         again."""
         started = time.perf_counter() if cold is None else cold.started
+        line_bytes = data.find(b"\r\n")
+        # A subject is known by the first line of a GET without a query.
+        subject = self._subjects.get(data[:line_bytes])
+        if subject is not None and self._is_open and cold is None:
+            answered = self._answer_known(data[line_bytes + 2 :], subject, wire, started)
+            if answered is not None:
+                return answered
+        return self._answer_any(data, wire, started, cold)
+
+    def _answer_known(  # noqa: C901 - in one piece, because each hit would pay for more calls
+        self, fields: bytes, subject: Subject, wire: SocketSender, started: float
+    ) -> Literal[True] | Begun | None:
+        """The shortest way, for a request whose lines came before, but for the Range. None: nothing was sent, and
+        `_answer_any` has to look."""
+        known = known_fields(fields)
+        if known is None:
+            return None
+        meaning, asked_range, start, stop = known
+        version = subject.known.version
+        if asked_range is None:
+            stop, status, is_unusual = version.size, 200, meaning.checksums
+        else:
+            status, is_unusual = 206, False
+            if stop > version.size:
+                stop = version.size
+        length = stop - start
+        if (
+            is_unusual
+            or subject.is_folder
+            or not 0 < length <= _BYTES_AT_ONCE
+            or not self._harmless_hosts.get(meaning.host)
+        ):
+            return None
+        if meaning.if_match is not None and meaning.if_match != version.etag:
+            return None
+        now = self._clock()
+        found = self._hits.open_file(subject.known, now, start, stop)
+        if found is None:
+            return None
+        file, offset = found
+        if self._is_apart and not file.try_acquire():
+            return None
+        number = new_request_number()
+        try:
+            head = self._head(subject, meaning.checksums, asked_range is not None, start, stop, number, started)
+            went = send_file_at_once(wire, head, file, offset, length, self._copied)
+            if went is None:
+                return None
+            taken, sent, disk_failed = went
+        finally:
+            if self._is_apart:
+                file.release()
+        reader = reader_name(_NOBODY, wire.address, meaning.app) if meaning.app else wire.address
+        told = None if asked_range is None else f"bytes={asked_range.decode('ascii')}"
+        if sent < length:
+            return self._begun("GET", subject, status, head[taken:], Extent(start, stop), sent, number, started,
+                               _NOBODY, wire, reader, meaning.app, told, (), disk_failed=disk_failed)  # fmt: skip
+        seconds = time.perf_counter() - started
+        self._counts.add(
+            subject.tallies.get(reader) or self._new_tally(subject, reader),
+            "GET", status, sent, seconds, started - wire.ended,
+        )  # fmt: skip
+        wire.ended = started + seconds
+        self._note(reader, version, start, stop, now)
+        if self._access_log.is_wanted():
+            self._access_log.hit(subject.log, seconds, "GET", status, sent, request_id_of(number), "-", wire.address,
+                                 meaning.app, told)  # fmt: skip
+        return True
+
+    def _answer_any(self, data: bytes, wire: SocketSender, started: float, cold: PageCold | None) -> Answered:
         read = recognise(data)
         if read is None:
             return False
-        name = read.path if not self._domains else b"%s %s" % (read.host.encode(), read.path)
+        name = b"GET %s HTTP/1.1" % read.path
+        if self._domains:
+            name = b"%s %s" % (read.host.encode(), name)
         # Before anything is looked up: the time that a refusal takes must not tell which objects are cached.
         known = None if cold is None or cold.recognised.head != data else cold.recognised.who
         who = self._admitted(read, name, known)
@@ -191,8 +258,10 @@ class FastPath:
             old.known = known
             subject = old
         else:
-            tallies = self._tallies.setdefault(self._metrics.usage.dataset_of(*operation.ref), {})
-            subject = Subject(operation, known, subject_of(*operation.ref), len(name), tallies)
+            tallies = self._counts.tallies_of(operation.ref)
+            subject = Subject(
+                operation, known, subject_of(*operation.ref), len(name), tallies, is_folder=operation.key.endswith("/")
+            )
             subject.prepare(known.version)
         self._subjects[name] = subject
         self._subjects_bytes += subject.size_bytes
@@ -263,14 +332,15 @@ class FastPath:
         """None: not all of the body is in memory."""
         length = extent.stop - extent.start
         try:
-            if length > COPIED_BYTES or begins_with_a_page(pieces):
-                for _, fd, offset, count in pieces:
-                    if not in_memory(fd, offset, count):
+            if length > COPIED_BYTES:
+                for lease, fd, offset, count in pieces:
+                    if not (lease.block.stays_in_memory or in_memory(fd, offset, count)):
                         return None
                 return pieces
             copy, start = self._copied[:length], 0
-            for _, fd, offset, count in pieces:
-                if not read_in_memory(fd, offset, copy[start : start + count]):
+            for lease, fd, offset, count in pieces:
+                part = copy[start : start + count]
+                if not read_in_memory(fd, offset, part, stays=lease.block.stays_in_memory):
                     return None
                 start += count
         except OSError as error:
@@ -282,96 +352,78 @@ class FastPath:
     def _send(
         self, read: PlainRequest, subject: Subject, wire: SocketSender, extent: Extent,
         brought: Brought, started: float, who: Who,
-    ) -> bool | Begun:  # fmt: skip
-        request_id = new_request_id()
+    ) -> Literal[True] | Begun:  # fmt: skip
+        number = new_request_number()
         status = 200 if read.range is None else 206
-        head = self._head(read, subject, extent, request_id)
+        head = self._head(subject, read.checksums, read.range is not None, extent.start, extent.stop, number, started)
         taken, sent, disk_failed = send_at_once(wire, head, brought, extent.length)
-        seconds = time.perf_counter() - started
-        self._first_byte_s[read.method.lower()].observe(seconds)
-        version = subject.known.version
-        client = who.client.name if who.client is not None else "-"
         reader = reader_name(who, wire.address, read.app)
         if taken < len(head) or sent < extent.length:
-            rest = Extent(extent.start + sent, extent.stop)
-            operation = replace(subject.operation, kind=Kind(read.method.lower()), method=read.method)
-            return Begun(operation, version, head[taken:], rest, read.range, status, sent, request_id, started, client,
-                         wire.address, read.app, reader, min(started - wire.ended, AWAY_S_MAX), disk_failed=disk_failed,
-                         first_byte_s=seconds, since=subject.known.changes,
-                         traced=read.trace_headers() if self._spans is not None else ())  # fmt: skip
-        answered = (read.method, status)
-        self._answered[answered] = self._answered.get(answered, 0) + 1
-        self._served_bytes += sent
-        try:
-            tally = subject.tallies[reader]
-        except KeyError:
-            tally = self._new_tally(subject, reader)
-        away_s = started - wire.ended
-        tally.sent_bytes += sent
-        tally.wait_s += seconds
-        tally.away_s += away_s if away_s < AWAY_S_MAX else AWAY_S_MAX
-        # Last, as `HitTally` requires: another thread may read the tally between any two of these lines.
-        tally.requests += 1
+            traced = read.trace_headers() if self._spans is not None else ()
+            return self._begun(read.method, subject, status, head[taken:], extent, sent, number, started, who, wire,
+                               reader, read.app, read.range, traced, disk_failed=disk_failed)  # fmt: skip
+        seconds = time.perf_counter() - started
+        tally = subject.tallies.get(reader) or self._new_tally(subject, reader)
+        self._counts.add(tally, read.method, status, sent, seconds, started - wire.ended)
         wire.ended = started + seconds
         if extent.length:
-            self._note(reader, version, extent)
-        self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id, client, wire.address,
-                             read.app, read.range)  # fmt: skip
+            self._note(reader, subject.known.version, extent.start, extent.stop, self._clock())
+        if self._access_log.is_wanted():
+            self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id_of(number),
+                                 _client_name(who), wire.address, read.app, read.range)  # fmt: skip
         if self._spans is not None:
             span = self._spans.begin(read.method, read.trace_headers(), started, current=False)
             if span.is_recording():
-                end = Ended(request_id, read.method.lower(), read.method, subject.operation, read.range, client,
-                            wire.address, status, "HIT", Counter(disk=sent), started, None, reader,
+                end = Ended(request_id_of(number), read.method.lower(), read.method, subject.operation, read.range,
+                            _client_name(who), wire.address, status, "HIT", Counter(disk=sent), started, None, reader,
                             app=read.app, first_byte_s=seconds)  # fmt: skip
                 self._spans.ended(end, span)
         return True
 
-    def _head(self, read: PlainRequest, subject: Subject, extent: Extent, request_id: str) -> bytes:
-        now = time.time()
-        if int(now) != self._second:
-            self._second = int(now)
+    def _begun(
+        self, method: str, subject: Subject, status: int, head: bytes, extent: Extent, sent: int, number: int,
+        started: float, who: Who, wire: SocketSender, reader: str, app: str, asked_range: str | None, traced: Headers,
+        *, disk_failed: bool,
+    ) -> Begun:  # fmt: skip
+        """`head`: its unsent rest. `sent`: how many bytes of the body of `extent` were sent."""
+        seconds = time.perf_counter() - started
+        self._counts.first_byte(method, seconds)
+        operation = replace(subject.operation, kind=Kind(method.lower()), method=method)
+        rest = Extent(extent.start + sent, extent.stop)
+        return Begun(operation, subject.known.version, head, rest, asked_range, status, sent, request_id_of(number),
+                     started, _client_name(who), wire.address, app, reader, min(started - wire.ended, AWAY_S_MAX),
+                     disk_failed=disk_failed, first_byte_s=seconds, since=subject.known.changes,
+                     traced=traced)  # fmt: skip
+
+    def _head(
+        self, subject: Subject, checksums: bool, is_part: bool, start: int, stop: int, number: int, started: float
+    ) -> bytes:
+        """`number`: of the request. `started`: when it came, on `time.perf_counter`."""
+        if started >= self._date_until:
+            now = time.time()
+            self._date_until = started + 1.0 - now % 1.0
             self._date = b"date: %s\r\n\r\n" % formatdate(now, usegmt=True).encode()
-        ident = b"x-amz-request-id: %s\r\n" % request_id.encode()
-        if read.range is None:
-            head = subject.whole_with_checksums if read.checksums else subject.whole
-            return head + ident + self._date
+        if not is_part:
+            head = subject.whole_with_checksums if checksums else subject.whole
+            return b"%sx-amz-request-id: %016X\r\n%s" % (head, number, self._date)
         if not subject.part:
             subject.prepare_part()
-        size = subject.known.version.size
-        return b"%scontent-range: bytes %d-%d/%d\r\ncontent-length: %d\r\n%s%s" % (
-            subject.part, extent.start, extent.stop - 1, size, extent.stop - extent.start, ident, self._date,
+        return b"%scontent-range: bytes %d-%d/%d\r\ncontent-length: %d\r\nx-amz-request-id: %016X\r\n%s" % (
+            subject.part, start, stop - 1, subject.known.version.size, stop - start, number, self._date,
         )  # fmt: skip
 
     def _new_tally(self, subject: Subject, reader: str) -> HitTally:
-        if self._tallied >= _TALLIES_MAX:
-            self._old_tallies.append(self._tallies)
-            self._tallies, self._tallied = {}, 0
-            self._subjects.clear()  # they hold the old tallies
-            self._subjects_bytes = 0
-            subject.tallies = self._tallies.setdefault(self._metrics.usage.dataset_of(*subject.operation.ref), {})
-        self._tallied += 1
-        tally = subject.tallies[reader] = HitTally()
+        subject.tallies, tally = self._counts.begin(subject.operation.ref, reader)
         return tally
 
-    def _hand_on_counts(self) -> None:
-        for kind, number in list(self._answered.items()):
-            more = number - self._counted_answered.get(kind, 0)
-            if more:
-                method, status = kind
-                self._metrics.requests.labels(method.lower(), str(status), "HIT").inc(more)
-                self._counted_answered[kind] = number
-        served = self._served_bytes
-        self._served_from_disk.inc(served - self._counted_bytes)
-        self._counted_bytes = served
-        self._hand_on_usage(self._tallies)
-        while self._old_tallies:
-            self._hand_on_usage(self._old_tallies.popleft())
+    def _forget_subjects(self) -> None:
+        """They hold tallies that are no longer counted."""
+        self._subjects.clear()
+        self._subjects_bytes = 0
 
-    def _hand_on_usage(self, tallies: dict[DatasetName, dict[str, HitTally]]) -> None:
-        for dataset, readers in list(tallies.items()):
-            for reader, tally in list(readers.items()):
-                if tally.requests != tally.reported.requests:
-                    self._metrics.usage.served(reader, dataset, tally.take_unreported())
+
+def _client_name(who: Who) -> str:
+    return "-" if who.client is None else who.client.name
 
 
 def _classified(read: PlainRequest, domains: tuple[str, ...]) -> Operation | None:

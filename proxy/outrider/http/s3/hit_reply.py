@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.core.cache.block_file import PAGE_BYTES
-from outrider.core.insight.usage import HitTally
 from outrider.core.model import Headers, ObjectVersion
 from outrider.core.s3.headers import without_checksums
 from outrider.core.s3.operation import Operation
 from outrider.engine.read.hit_lookup import Known, Piece
+from outrider.http.record.hit_counts import Tallies
 from outrider.http.wire.sender import SocketSender
+from outrider.pagecache import in_memory, read_in_memory
+from outrider.ports import OpenBlock
 
 # The memory of a subject beside its heads.
 _SUBJECT_BYTES = 1024
@@ -20,12 +22,14 @@ _SUBJECT_BYTES = 1024
 # Kernel time for one such body, with a bare server on two cores: 40 us if the head waits for the body (MSG_MORE), 36 us
 # as a copy, 23 us if the head is sent alone. For a body that begins with a page: 18 us if the head waits, 22 us if it
 # does not, and the other way round from some 128 KiB on. A copy is best for a small body that begins within a page.
+# A small body that begins with a page is copied too, because that takes one system call less. A bare server, in all, by
+# sendfile and by a copy: 4 KiB 5.0 and 4.7 us, 16 KiB 4.9 and 4.0 us, 32 KiB 5.2 and 5.7 us, 50 kB 5.8 and 8.1 us.
 COPIED_BYTES = 32 * 1024
 _JOINED_BYTES = 128 * 1024
 
 # The body of a reply: block files whose bytes are in memory, or the bytes themselves if they are few, or the error of
 # the disk.
-Brought = Sequence[Piece] | memoryview | OSError
+Brought = Sequence[Piece | tuple[None, int, int, int]] | memoryview | OSError
 
 
 @dataclass(slots=True)
@@ -36,7 +40,9 @@ class Subject:
     known: Known
     log: str
     name_bytes: int
-    tallies: dict[str, HitTally]
+    tallies: Tallies
+    is_folder: bool
+    """The key ends with a slash."""
     whole: bytes = b""
     """The head of a reply with the whole object, up to the request id; so are the two below."""
     whole_with_checksums: bytes = b""
@@ -64,8 +70,30 @@ class Subject:
         return _SUBJECT_BYTES + heads + 4 * self.name_bytes
 
 
-def begins_with_a_page(pieces: Sequence[Piece]) -> bool:
+def begins_with_a_page(pieces: Sequence[Piece | tuple[None, int, int, int]]) -> bool:
     return pieces[0][2] % PAGE_BYTES == 0
+
+
+def send_file_at_once(
+    wire: SocketSender, head: bytes, file: OpenBlock, offset: int, length: int, copied: memoryview
+) -> tuple[int, int, bool] | None:
+    """As `send_at_once`, for a body that lies in one file. `copied`: room for `COPIED_BYTES`. None: nothing was sent,
+    because not all of the body is in memory, or the disk failed."""
+    try:
+        if length > COPIED_BYTES:
+            if not (file.stays_in_memory or in_memory(file.fd, offset, length)):
+                return None
+            return send_at_once(wire, head, ((None, file.fd, offset, length),), length)
+        body = copied[:length]
+        if not read_in_memory(file.fd, offset, body, stays=file.stays_in_memory):
+            return None
+    except OSError:
+        return None
+    try:
+        went = wire.send_parts_now(head, body)
+    except OSError:
+        return 0, 0, False  # the client is gone: the slow path gets the same error, and records it
+    return (len(head), went - len(head), False) if went > len(head) else (went, 0, False)
 
 
 def send_at_once(wire: SocketSender, head: bytes, brought: Brought, length: int) -> tuple[int, int, bool]:

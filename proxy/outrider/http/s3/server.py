@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Protocol
 
 from aiohttp.web_server import Server
 
@@ -43,14 +43,20 @@ _LOOK_AGAIN_S = 0.005
 _GOODBYE_S = 0.5
 
 
+class NewFastPath(Protocol):
+    """Makes the fast path of one loop; see `FastPath`."""
+
+    def __call__(self, access_log: AccessLog, *, is_apart: bool = False) -> FastPath: ...
+
+
 class S3Server(Server):
     """The protocol factory of the S3 port."""
 
     def __init__(
-        self, handler: S3Handler, new_fast_path: Callable[[AccessLog], FastPath], *,
+        self, handler: S3Handler, new_fast_path: NewFastPath, *,
         connections_max: int, turned_away_max: int, client_timeout_s: float, client_idle_s: float,
     ) -> None:  # fmt: skip
-        """`new_fast_path`: makes the fast path of one loop. `turned_away_max`: so many connections beyond
+        """`turned_away_max`: so many connections beyond
         `connections_max` are refused with a reply; more are cut."""
         super().__init__(handler.handle)
         self.handler = handler
@@ -84,7 +90,7 @@ class S3Server(Server):
 
     def work_with(self, threads: int, new_loop: NewLoop) -> Workers:
         """Let `threads` more loops, each in a thread of its own, answer hits."""
-        fast_paths = [self._new_fast_path(AccessLog()) for _ in range(threads)]
+        fast_paths = [self._new_fast_path(AccessLog(), is_apart=True) for _ in range(threads)]
         self.workers = Workers(
             fast_paths,
             self,
