@@ -157,6 +157,11 @@ class PeerMetrics:
         self.ring_disagreements = Counter(
             "outrider_peer_ring_disagreements", "Reads by members that see another ring.", registry=registry
         )
+        self.source_failures = Counter(
+            "outrider_peer_source_failures",
+            "Times that the source of members (`peers`) gave no list, or a wrong one; the last good one counts.",
+            registry=registry,
+        )
 
     def label(self, name: str) -> str:
         """The label of a member: its name, or `other` for all members beyond the first 64."""

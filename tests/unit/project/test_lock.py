@@ -17,8 +17,9 @@ LOCK = (ROOT / "requirements.lock").read_text()
 ENTRIES = re.findall(r"^([a-z0-9][^\s=]*)==(\S+)(.*?)((?:\\\n    --hash=sha256:[0-9a-f]{64} ?)+)$", LOCK, re.MULTILINE)
 PINNED = {canonicalize_name(name): Version(version) for name, version, _, _ in ENTRIES}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# The image knows each setting of the chart.
-DECLARED = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["tracing"]]
+# The image knows each setting of the chart, and each source of members that a chart may name.
+EXTRAS = PROJECT["optional-dependencies"]
+DECLARED = [*PROJECT["dependencies"], *EXTRAS["kubernetes"], *EXTRAS["tracing"]]
 
 
 def test_every_line_is_a_pin_with_its_hashes() -> None:

@@ -82,8 +82,8 @@ def set_up_logs(level: str, form: Literal["json", "text"] | None) -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Lower levels of these libraries are not logged: their lines may hold URLs with signatures.
-    for name in ("aiohttp", "aiobotocore", "botocore", "asyncio"):
+    # Lower levels of these libraries are not logged: their lines may hold URLs with signatures, or headers with tokens.
+    for name in ("aiohttp", "aiobotocore", "botocore", "asyncio", "httpcore2", "httpx2"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -1,0 +1,88 @@
+"""The parts that all sources of members share: one form of lists, and the log and the waits while a source is away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+
+from prometheus_client import Counter
+
+from outrider.core.cluster.member import Listed
+from outrider.core.origin.backoff import Backoff
+
+log = logging.getLogger(__name__)
+
+Sleep = Callable[[float], Awaitable[object]]
+
+# A source that is back after an outage is noticed within half a minute.
+_BACKOFF = Backoff(base_s=1.0, cap_s=30.0)
+
+
+class SourceAway(Exception):
+    """The source gave no list. The message says why."""
+
+
+class Outages:
+    """Logs the begin and the end of each outage of a source, counts its failures, and says how long to wait.
+
+    `chance` returns numbers in [0, 1): members that lost their source together do not ask it again together.
+    """
+
+    def __init__(
+        self, source: str, failures: Counter, chance: Callable[[], float], *, backoff: Backoff = _BACKOFF
+    ) -> None:
+        self._source = source
+        self._failures = failures
+        self._chance = chance
+        self._backoff = backoff
+        self._in_a_row = 0
+        self._told = ""
+
+    def failed(self, why: str) -> float:
+        """The seconds to wait before the source is asked again."""
+        self._in_a_row += 1
+        self._failures.inc()
+        if why != self._told:
+            self._told = why
+            log.warning("source of members gives no list", extra={"source": self._source, "error": why})
+        # At least half of the wait: full jitter may ask again at once.
+        return self._backoff.wait_s(self._in_a_row, 0.5 + self._chance() / 2)
+
+    def over(self) -> None:
+        """The source gave a list."""
+        if self._in_a_row:
+            log.info("source of members is back", extra={"source": self._source, "failures": self._in_a_row})
+        self._in_a_row, self._told = 0, ""
+
+
+def in_order(entries: Iterable[Listed]) -> tuple[Listed, ...]:
+    """The entries by address, each address once. If two entries have one address, the one that tells more is kept."""
+    best: dict[str, Listed] = {}
+    for entry in entries:
+        other = best.get(entry.address)
+        if other is None or _facts(entry) > _facts(other):
+            best[entry.address] = entry
+    return tuple(best[address] for address in sorted(best))
+
+
+def _facts(entry: Listed) -> tuple[int, str, str, int]:
+    told = (bool(entry.name), bool(entry.zone), bool(entry.weight_bytes))
+    return sum(told), entry.name, entry.zone, entry.weight_bytes
+
+
+async def polled(
+    ask: Callable[[], Awaitable[Iterable[Listed]]], outages: Outages, sleep: Sleep, every_s: float
+) -> AsyncGenerator[Sequence[Listed], None]:
+    """The lists that `ask` returns, each that differs from the one before. `ask` raises SourceAway."""
+    last: Sequence[Listed] | None = None
+    while True:
+        try:
+            found = in_order(await ask())
+        except SourceAway as error:
+            await sleep(outages.failed(str(error)))
+            continue
+        outages.over()
+        if found != last:
+            last = found
+            yield found
+        await sleep(every_s)
