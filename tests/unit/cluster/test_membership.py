@@ -43,6 +43,30 @@ def test_a_listed_member_is_in_the_ring_once_it_answered_and_is_ready() -> None:
     assert node.events == [("joined", "b")]
 
 
+def test_an_entry_is_silent_until_somebody_answered_there() -> None:
+    node = Node()
+    b, c, d = Listed("b:9482", "b"), Listed("c:9482"), Listed("d:9482", "d")
+    node.lists("a", b, c, d)
+    assert silent(node) == [b, c, d]
+    node.hears("b", "c")
+    node.hears(replace_id(hello("d")))
+    assert silent(node) == []
+    node.fails("b")
+    assert silent(node) == [], "it answered before"
+    node.lists("a", b, c, "e")
+    assert silent(node) == [Listed("e:9482", "e")]
+    node.lists("a", b, c)
+    assert silent(node) == []
+
+
+def silent(node: Node) -> list[Listed]:
+    return list(node.membership.view.silent)
+
+
+def replace_id(told: Hello) -> Hello:
+    return replace(told, member=replace(told.member, cluster_id="another"))
+
+
 def test_a_list_without_names_is_completed_by_hellos() -> None:
     node = Node()
     node.lists(Listed("10.0.0.1:1"), Listed("10.0.0.2:1"))

@@ -305,7 +305,16 @@ class Membership:
             left_out=tuple(left_out for _, left_out in sorted(self._left_out.items())),
             is_listed=entry is not None,
             previous=self._previous_rings(takers, me, now),
+            silent=self._silent(),
         )
+
+    def _silent(self) -> Sequence[Listed]:
+        """The listed addresses of which nothing is known but that they are listed."""
+        known = {known.member.address for known in self._known.values()}
+        mine = self._me.addresses | {self._me.member.address}
+        others = [entry for entry in self._list.entries if entry.address not in mine | known | self._left_out.keys()]
+        # A name that is known has answered elsewhere.
+        return tuple(entry for entry in others if entry.name not in self._known and entry.name != self._me.member.name)
 
     def _own_entry(self) -> Listed | None:
         me = self._me.member

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from outrider.core.cluster.member import Member
+from outrider.core.cluster.member import Listed, Member
 from outrider.core.cluster.ownership import Ring
 from outrider.core.model import ObjectRef
 
@@ -80,6 +80,8 @@ class View:
     is_listed: bool
     """Whether the list holds this node."""
     previous: Sequence[Ring] = ()
+    silent: Sequence[Listed] = ()
+    """Entries of the list at whose addresses no member ever answered."""
 
     def taker(self, ref: ObjectRef, index: int) -> Member:
         """The member that a missing block is asked of, this node included."""
