@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from outrider.adapters.cluster.peer_client import PeerClient
 from outrider.core.cluster.member import Hello, Member
 from outrider.core.cluster.peer_wire import Asker
+from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.http.peer.gatekeeper import Gatekeeper
 from outrider.http.peer.handler import PeerHandler, PeerService
 from outrider.http.peer.server import PeerServer
@@ -19,18 +20,6 @@ from tests.support.fakes import FakeClock
 
 SECRET = "s" * 32
 NOW_S = 1_800_000_000.0
-
-
-@dataclass(slots=True)
-class NumbersSeen:
-    """A replay guard that forgets nothing."""
-
-    seen: set[tuple[str, int, int]] = field(default_factory=set)
-
-    def admit(self, sender: str, boot: int, number: int, now: float) -> bool:
-        is_new = (sender, boot, number) not in self.seen
-        self.seen.add((sender, boot, number))
-        return is_new
 
 
 @dataclass(slots=True)
@@ -78,7 +67,7 @@ async def peer_wire(
     connections_max: int = 64, connections_per_peer: int = 64,
 ) -> AsyncIterator[PeerWire]:  # fmt: skip
     owner, edge = owner or Side("owner"), edge or Side("edge")
-    gatekeeper = Gatekeeper(lambda: owner.secrets, NumbersSeen(), owner.clock)
+    gatekeeper = Gatekeeper(lambda: owner.secrets, ReplayGuard(), owner.clock)
     handler = PeerHandler(service, gatekeeper, owner.asker, owner.metrics, reads_max=reads_max)
     server = PeerServer(handler, connections_max=connections_max)
     client = PeerClient(

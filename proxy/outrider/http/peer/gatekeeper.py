@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from aiohttp.web_request import BaseRequest
 
@@ -11,16 +10,9 @@ from outrider.core.auth.peer_signature import NotAMember, verify_member
 from outrider.core.auth.sigv4 import SignedRequest, SigningKeys
 from outrider.core.cluster import peer_wire
 from outrider.core.cluster.peer_wire import Asker
+from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.core.cluster.wire_forms import WireError
 from outrider.ports import Clock
-
-
-class ReplayGuard(Protocol):
-    """Remembers which requests have come."""
-
-    def admit(self, sender: str, boot: int, number: int, now: float) -> bool:
-        """False: the request came before, or may have. `now`: seconds since 1970."""
-        ...
 
 
 class Refused(Exception):
