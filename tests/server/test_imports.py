@@ -10,10 +10,12 @@ from tests.support.bucket import Bucket
 from tests.support.proxy import serving_environment
 
 # botocore's credential chain; aiohttp's applications; modules that only other commands need, and those that they draw
-# and print with.
+# and print with; the sources of members, which only a cluster has, and their libraries.
 HEAVY = {
     "aiobotocore", "aiohttp.web", "aiohttp.web_app", "aiohttp.web_urldispatcher", "boto3", "botocore",
     "matplotlib", "numpy", "opentelemetry", "requests", "rich", "urllib3", "outrider.adapters.origin.traced_origin",
+    "ClusterShell", "httpx2", "lightkube", "outrider.adapters.cluster.peer_key", "outrider.adapters.cluster.peer_tls",
+    "outrider.adapters.cluster.sources", "yaml",
     "outrider.cli.bench", "outrider.cli.doctor", "outrider.cli.run", "outrider.cli.simulate",
     "outrider.http.record.server_spans", "outrider.simulator",
 }  # fmt: skip

@@ -136,6 +136,13 @@ async def test_endpoints_of_other_ports_families_and_conditions(world: Kubernete
         assert await watched.next_list() == (Listed("[fd00::1]:9482", "n1"),)
 
 
+async def test_a_family_without_an_endpoint_gives_way_to_the_other(world: KubernetesWorld) -> None:
+    world.server.put(endpoint_slice("four", [endpoint("10.0.0.1", node="n1", ready=False)]))
+    world.server.put(endpoint_slice("six", [endpoint("fd00::1", node="n1", ready=True)], family="IPv6"))
+    async with world.watched.reading(world.source()):
+        assert [entry.address for entry in await world.watched.next_list()] == ["[fd00::1]:9482"]
+
+
 @pytest.mark.parametrize(
     ("own_name", "names"),
     [("n1", ["n1", "n1"]), ("sidecar-1", ["sidecar-1", "sidecar-2"]), ("elsewhere", ["", ""])],
