@@ -57,12 +57,13 @@ class PeerClient:
 
     def __init__(
         self, asker: Callable[[], Asker], secrets: Callable[[], Sequence[str]], metrics: Metrics, clock: Clock,
-        *, boot: int, connections_per_peer: int = 64, receivers: int = 64, read_timeout_s: float = 30.0,
+        *, boot: int, connections_per_peer: int = 64, receivers: int = 128, read_timeout_s: float = 30.0,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:  # fmt: skip
         """`asker`: this member. `secrets`: the keys of the cluster, of which the first one signs. `clock`: the wall
-        clock. `boot`: see `Hello`. `receivers`: how many bodies threads receive at once. `read_timeout_s` bounds the
-        wait for a head, and for the next bytes."""
+        clock. `boot`: see `Hello`. `receivers`: how many bodies threads receive at once; more than from one peer, so
+        that one that hangs leaves some for the others. `read_timeout_s` bounds the wait for a head, and for the next
+        bytes."""
         self._asker = asker
         self._secrets = secrets
         self._metrics = metrics.peers

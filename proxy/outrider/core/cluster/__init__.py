@@ -12,8 +12,8 @@
    knows the object's version.
 4. `peer_health` decides whether a member is asked: a circuit breaker (`breaker`), and the rate of its bodies beside
    the bucket's (`body_pace`). It tells when a reply is late (`first_bytes`), and keeps the budget of second requests.
-5. `peer_messages` are the questions and answers between members, and their form on the wire. A request that came from a
-   peer is never passed on to a third member.
+5. `peer_messages` are the questions and answers between members; `peer_wire` and `peer_control` are their form. A
+   request that came from a peer is never passed on to a third member.
 6. `forget_numbers` numbers the names that a write makes doubtful, so that a member notices that it missed one. Such
    a member forgets everything that it believes, which costs questions to the bucket.
 7. `replay_guard` refuses a signed request that came before.
