@@ -574,11 +574,13 @@ def span(size: int) -> str:
 
 
 @asynccontextmanager
-async def stub(lines: list[str], body: bytes = b"") -> AsyncIterator[Member]:
-    """A server that answers each request so."""
+async def stub(lines: list[str], body: bytes = b"", asked: list[bytes] | None = None) -> AsyncIterator[Member]:
+    """A server that answers each request so. Their heads are added to `asked`."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        if asked is not None:
+            asked.append(head)
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
         await writer.drain()
         writer.close()
@@ -655,3 +657,12 @@ async def test_a_body_that_is_cut_is_broken(size: int) -> None:
     lines = ["HTTP/1.1 206 x", FROM_OWNER, KNOWN_TOLD, span(size), f"content-length: {size}"]
     async with stub(lines, ramp(size - 1)) as member:
         assert await outcome(member, size) == "broke"
+
+
+async def test_a_read_that_is_sent_another_way_has_another_number() -> None:
+    """`http.client` reads no line that long."""
+    asked: list[bytes] = []
+    async with stub(["HTTP/1.1 206 x", FROM_OWNER, "x: " + "y" * 100_000], asked=asked) as member:
+        assert await outcome(member, LARGE) == "garbage"
+    numbers = [line for head in asked for line in head.split(b"\r\n") if line.startswith(b"x-outrider-seq:")]
+    assert len(set(numbers)) == len(asked) == 2
