@@ -590,18 +590,25 @@ async def stub(lines: list[str], body: bytes = b"", asked: list[bytes] | None = 
         yield Member("owner", f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "", 0, "cluster")
 
 
-async def outcome(member: Member, size: int) -> str | bytes:
-    """The body; or why there was none that is believed."""
+@asynccontextmanager
+async def edge_client() -> AsyncIterator[PeerClient]:
     edge = Side("edge")
     client = PeerClient(edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1)
     await client.open()
     try:
-        async with client.read(member, PeerRead(REF, Extent(0, size), 0, KNOWN_VERSION)) as reply:
-            return b"".join([chunk async for chunk in reply.chunks()])
-    except PeerFailed as failed:
-        return failed.why
+        yield client
     finally:
         await client.close()
+
+
+async def outcome(member: Member, size: int) -> str | bytes:
+    """The body; or why there was none that is believed."""
+    async with edge_client() as client:
+        try:
+            async with client.read(member, PeerRead(REF, Extent(0, size), 0, KNOWN_VERSION)) as reply:
+                return b"".join([chunk async for chunk in reply.chunks()])
+        except PeerFailed as failed:
+            return failed.why
 
 
 @SIZES
@@ -666,3 +673,32 @@ async def test_a_read_that_is_sent_another_way_has_another_number() -> None:
         assert await outcome(member, LARGE) == "garbage"
     numbers = [line for head in asked for line in head.split(b"\r\n") if line.startswith(b"x-outrider-seq:")]
     assert len(set(numbers)) == len(asked) == 2
+
+
+GREETING = peer_control.hello_body(hello_of("owner"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "body", "why"),
+    [
+        (["HTTP/1.1 200 OK"], b"{}", "garbage"),
+        (["HTTP/1.1 200 OK"], GREETING[:-1], "garbage"),
+        (["HTTP/1.1 200 OK"], GREETING + b" " * peer_control.BODY_BYTES_MAX, "garbage"),
+        (["HTTP/1.1 201 OK"], GREETING, "status"),
+        (["HTTP/1.1 302 x", "location: http://127.0.0.1:1/"], GREETING, "status"),
+        (["HTTP/1.1 403 x"], b"", "refused"),
+        (["HTTP/1.1 503 x"], b"", "busy"),
+    ],
+)
+async def test_a_hello_that_is_none_is_not_believed(lines: list[str], body: bytes, why: str) -> None:
+    async with edge_client() as client:
+        async with stub(["HTTP/1.1 200 OK", f"content-length: {len(GREETING)}"], GREETING) as member:
+            assert await client.hello(member.address, hello_of("edge")) == hello_of("owner")
+        async with stub([*lines, f"content-length: {len(body)}"], body) as member:
+            with pytest.raises(PeerFailed) as failed:
+                await client.hello(member.address, hello_of("edge"))
+            assert failed.value.why == why
+        async with stub(["HTTP/1.1 200 OK", "content-length: 9999"], GREETING) as member:
+            with pytest.raises(PeerFailed) as failed:
+                await client.hello(member.address, hello_of("edge"))
+            assert failed.value.why == "broke"
