@@ -166,7 +166,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     access = _access(settings)
     enumerator = Enumerator(origin_reader, memory, versions)
     fills = BackgroundFill(
-        layout, versions, store, flights, contents, version_lookup, scheduler, metrics,
+        layout, versions, store, flights, contents, version_lookup, metrics,
         TokenBucket(settings.prefetch_bandwidth, clock()),
     )  # fmt: skip
     blocks_at_once = min(settings.prefetch_blocks, descriptors.fills)

@@ -13,7 +13,7 @@ from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.insight.recent_errors import RecentErrors
 from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Sums, Usage
 
-SOURCES = ("disk", "flight", "origin")
+SOURCES = ("disk", "flight", "peer", "origin")
 """The sources of a served byte: a block on disk, a block that is still arriving, or a relay past the cache."""
 
 DUPLICATE_CAUSES = ("hedge", "question", "relay", "abandoned", "restart")
@@ -154,6 +154,17 @@ class PeerMetrics:
         self.refused = Counter(
             "outrider_peer_refused", "Requests that the peer port refused.", ["why"], registry=registry
         )
+        self.failures = Counter(
+            "outrider_peer_failures", "Reads of other members that failed; `why`: how.", ["why"], registry=registry
+        )
+        self.forgets = Counter(
+            "outrider_peer_forgets",
+            "Messages about names that a write makes doubtful; `result`: acknowledged or unacknowledged by a member, "
+            "received, or missed.",
+            ["result"],
+            registry=registry,
+        )
+        self.members = Gauge("outrider_peer_members", "Other members of the cluster.", ["state"], registry=registry)
         self.ring_disagreements = Counter(
             "outrider_peer_ring_disagreements", "Reads by members that see another ring.", registry=registry
         )

@@ -200,8 +200,14 @@ class BlockWriter(Protocol):
         `is_awaited`: whether a reader waits for the next bytes. Raises StoreUnavailable."""
         ...
 
+    def expect(self, digest: str) -> None:
+        """The block must have this digest (`BlockStore.digest`), or no `commit` succeeds. To be called before the last
+        write."""
+        ...
+
     async def commit(self) -> None:
-        """All is written: the store has the block from now on. Raises StoreUnavailable."""
+        """All is written: the store has the block from now on. Raises StoreUnavailable; WrongDigest: see `expect`,
+        which `write` raises as well."""
         ...
 
     async def abort(self) -> None: ...
@@ -260,6 +266,10 @@ class BlockStore(Protocol):
 
     async def lease(self, block: BlockKey) -> Lease | None:
         """A lease of the block. None: it is not here, or it was damaged, and then was deleted and counted."""
+        ...
+
+    def digest(self, lease: Lease) -> str:
+        """The digest of a block that was verified, as its file has it; empty: the disk did not tell."""
         ...
 
     def doubt(self, block: BlockKey) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_store import DiskBlockStore, Limits
@@ -17,7 +18,7 @@ from outrider.core.cache.block_file import usual_disk_bytes
 from outrider.core.cache.freshness import Freshness
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.cache.pins import Pins
-from outrider.core.cache.policies import POLICIES
+from outrider.core.cache.policies import POLICIES, EvictionPolicy
 from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
@@ -25,13 +26,16 @@ from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchPolicy
-from outrider.engine.fill.block_source import BlockSource, PeerReader
+from outrider.engine.cluster.forgets import Forgets
+from outrider.engine.cluster.peer_reader import PeerReads
+from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.content_verification import ContentVerification, Listeners
 from outrider.engine.fill.fill import BULK_BYTES
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
+from outrider.engine.fill.peer_block import PeerReader
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
@@ -72,6 +76,25 @@ def by_threads(fills: int) -> int:
     return BLOCK
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The parts that make an engine a member of a cluster."""
+
+    reads: PeerReads
+    forgets: Forgets
+
+
+class Join(Protocol):
+    """Makes an engine a member of a cluster (`tests.support.members`)."""
+
+    def near_first(self, policy: EvictionPolicy) -> EvictionPolicy: ...
+
+    def parts(
+        self, layout: BlockLayout, versions: VersionCache, contents: ContentVerification, list_cache: ListCache,
+        runtime: Runtime, metrics: Metrics,
+    ) -> Joined: ...  # fmt: skip
+
+
 @dataclass(slots=True)
 class Engine:
     """All parts of one proxy, without its network ports."""
@@ -95,6 +118,7 @@ class Engine:
     version_lookup: VersionLookup
     fills: BackgroundFill
     contents: ContentVerification
+    source: BlockSource
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         """The body of a GET; `headers` with `_` for `-`."""
@@ -147,11 +171,11 @@ def engine(
     patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, prefetch_blocks: int = 64,
     prefetch_bytes_s: float = 0.0, buffer_bytes: Callable[[int], int] = as_large,
     reads_on: Callable[[float], Awaitable[object]] = at_once, later: Later = called_at_once,
-    peers: PeerReader | None = None, verify_origin: bool = False,
+    peers: PeerReader | None = None, verify_origin: bool = False, join: Join | None = None,
 ) -> Iterator[Engine]:  # fmt: skip
     """`buffer_bytes`: `as_large`, `as_small`, where each block is written whole, or `by_threads`. `reads_on`: the sleep
     for which the disk work of a small block waits. `later`: makes the calls that may wait until a reader has requested
-    more."""
+    more. `join`: makes the engine a member of a cluster."""
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
@@ -160,7 +184,9 @@ def engine(
     pins = Pins(lambda size: layout.disk_bytes(size, usual_disk_bytes), layout.version_id)
     planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s,
                       fetches=lambda _: prefetch is Mode.EPOCH, pins=pins)  # fmt: skip
-    its_policy = planner if policy == "epoch" else POLICIES[policy]()
+    its_policy: EvictionPolicy = planner if policy == "epoch" else POLICIES[policy]()
+    if join is not None:
+        its_policy = join.near_first(its_policy)
     store = DiskBlockStore(
         directory or BlockDir.open(root), its_policy, Limits(capacity_bytes, min_free_bytes), metrics, clock,
         verify_always=verify_always, pins=pins,
@@ -168,10 +194,14 @@ def engine(
     versions = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries)
     scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
     origin_reader = OriginReader(origin, patience or no_wait_patience(), metrics, scheduler, Hedging())
-    source, runtime = BlockSource(origin_reader, peers), Runtime(tasks.spawn, clock, sleep)
+    runtime = Runtime(tasks.spawn, clock, sleep)
     contents = ContentVerification(layout, origin_reader, runtime, metrics, on=verify_origin)
     contents.connect(store, Listeners(versions.forget_now, versions.stale, planner.proved))
     store.contents = contents
+    memory = MemoryBudget(64 * 1024 * 1024)
+    list_cache = ListCache(lambda prefix: None, clock, 1 << 20, memory)
+    joined = None if join is None else join.parts(layout, versions, contents, list_cache, runtime, metrics)
+    source = BlockSource(origin_reader, peers if joined is None else joined.reads)
     flights = FlightTable(
         layout,
         source,
@@ -181,14 +211,16 @@ def engine(
         replace(runtime, sleep=reads_on),
         buffer_bytes_of=buffer_bytes,
         bulk_bytes=1 if buffer_bytes is by_threads else BULK_BYTES,
+        remote_scheduler=FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock),
     )
     version_lookup = VersionLookup(
-        layout, origin_reader, source, versions, flights, runtime, stale_if_error=stale_if_error
-    )
+        layout, origin_reader, source, versions, flights, runtime, stale_if_error=stale_if_error,
+        peers=None if joined is None else joined.reads,
+    )  # fmt: skip
     reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)
-    memory = MemoryBudget(64 * 1024 * 1024)
-    list_cache = ListCache(lambda prefix: None, clock, 1 << 20, memory)
-    passthrough = Passthrough(origin, origin_reader, versions, list_cache.forget)
+    passthrough = Passthrough(
+        origin, origin_reader, versions, list_cache.forget, elsewhere=None if joined is None else joined.forgets
+    )
     enumerator = Enumerator(origin_reader, memory, versions)
     fills = BackgroundFill(
         layout,
@@ -197,7 +229,6 @@ def engine(
         flights,
         contents,
         version_lookup,
-        scheduler,
         metrics,
         TokenBucket(prefetch_bytes_s, clock()),
     )
@@ -209,7 +240,7 @@ def engine(
     try:
         yield Engine(
             origin, layout, clock, tasks, metrics, store, versions, flights, reads, passthrough, ahead, planner,
-            scheduler, pins, warmup_runner, version_lookup, fills, contents,
+            scheduler, pins, warmup_runner, version_lookup, fills, contents, source,
         )  # fmt: skip
     finally:
         store.close()

@@ -168,6 +168,10 @@ class StoreUnavailable(Signal):
     instead."""
 
 
+class WrongDigest(Signal):
+    """The bytes of a block do not have the digest that the peer told that sent them. None of them is kept."""
+
+
 class OriginBroke(Signal):
     """The origin gave no reply, or stopped in the middle of one. The text says how, and holds no secret.
 

@@ -7,6 +7,7 @@
     <dir>/orders            orders of reads that the planner had learned at the last clean stop
     <dir>/pins              the pins
     <dir>/warmups           warm-ups that the last clean stop cut off
+    <dir>/members           the members of the cluster
     <dir>/touched           names written through this proxy, whose blocks may carry older headers
 
 A marker file that is empty, cut or otherwise damaged is written anew if the rest of the directory is this layout. The
@@ -90,6 +91,7 @@ class BlockDir:
         self._marker = root / "outrider-cache"
         self.pins = root / "pins"
         self.warmups = root / "warmups"
+        self.members = root / "members"
         self.touched = root / "touched"
         self._lock_fd = -1
         self.can_probe_memory = False
@@ -232,7 +234,7 @@ class BlockDir:
 
     def _is_layout(self) -> bool:
         """The directory has blocks, and nothing that is not of this layout."""
-        files = (self.snapshot, self.orders, self.pins, self.warmups, self.touched)
+        files = (self.snapshot, self.orders, self.pins, self.warmups, self.members, self.touched)
         own = {path.name for path in (self._marker, self.blocks, self.tmp, *files, *map(sealed_file.part_of, files))}
         # mke2fs makes `lost+found` at the root of each file system.
         strange = {path.name for path in self.root.iterdir()} - own - {"lost+found"}
@@ -243,7 +245,7 @@ class BlockDir:
         for path in self.tmp.iterdir():
             if _TMP_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-        for path in (self.snapshot, self.orders, self.pins, self.warmups, self.touched):
+        for path in (self.snapshot, self.orders, self.pins, self.warmups, self.members, self.touched):
             sealed_file.part_of(path).unlink(missing_ok=True)
 
     def drop_snapshot(self) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 from outrider.adapters.disk.leases import Edition, OpenFile, Slot
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
-from outrider.core.model import BlockKey, ObjectRef
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
 # Reads that wait to be reported to the policy. Beyond this number the oldest ones are lost.
 _READS_MAX = 4096
@@ -67,6 +67,11 @@ class BlockIndex:
             if is_wanted:
                 found.append(block)
         return found
+
+    def version_of(self, block: BlockKey) -> ObjectVersion | None:
+        """The version of a block; None: it is not here."""
+        slot = self._slots.get(block)
+        return None if slot is None else slot.edition.version
 
     def is_verified(self, block: BlockKey) -> bool:
         slot = self._slots.get(block)

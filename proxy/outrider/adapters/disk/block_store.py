@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+from outrider import pagecache
 from outrider.adapters.disk import block_io, disk_threads
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_index import BlockIndex
@@ -35,7 +36,7 @@ from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey
 from outrider.core.s3.checksums import Kind
 from outrider.metrics import Metrics
-from outrider.ports import Clock, Contents, Evicted
+from outrider.ports import Clock, Contents, Evicted, Lease
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +163,16 @@ class DiskBlockStore(BlockIndex):
 
     def _is_trusted(self, slot: Slot) -> bool:
         return slot.verified and not self._verify_always and not self.work.is_hung
+
+    def digest(self, lease: Lease) -> str:
+        # The header was read when the file was opened, so it is most likely in memory.
+        if self.directory.can_probe_memory:
+            header = pagecache.read_known(lease.block.fd, block_file.DIGEST_BYTES)
+            return "" if header is None else block_file.digest_of(header)
+        try:
+            return block_file.digest_of(os.pread(lease.block.fd, block_file.DIGEST_BYTES, 0))
+        except OSError:
+            return ""
 
     def doubt(self, block: BlockKey) -> None:
         slot = self._slots.get(block)

@@ -13,6 +13,7 @@ from outrider.adapters.disk.disk_threads import Act, DiskThreads
 from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta, Header
+from outrider.core.errors import WrongDigest
 from outrider.core.s3.checksums import Kind
 from outrider.ports import Buffer
 
@@ -56,6 +57,7 @@ class DiskBlockWriter:
         self._opening = asyncio.Lock()
         self._written = 0
         self._digest = block_file.PayloadChecksum()
+        self._expected = ""
         self._kind = kind
         self._content = None if kind is None else kind.begin()
         # The payload up to here is in the digest. Only the write that begins here advances it, and no byte is written
@@ -70,6 +72,9 @@ class DiskBlockWriter:
     def lease(self) -> FileLease:
         assert self._file is not None, "nothing was written yet"
         return FileLease(self._file)
+
+    def expect(self, digest: str) -> None:
+        self._expected = digest
 
     async def write(self, offset: int, pieces: Sequence[Buffer]) -> float:
         if self._file is not None:
@@ -129,7 +134,7 @@ class DiskBlockWriter:
         whole = last and offset == 0 and self._digested == self._meta.extent.length
         began = self._work.clock()
         if whole:
-            header = self._header.sealed(self._digest.digest())
+            header = self._sealed()
             block_io.write_all(self._file.fd, [header, *pieces], 0)
         else:
             block_io.write_all(self._file.fd, pieces, self._header.length + offset)
@@ -138,6 +143,13 @@ class DiskBlockWriter:
             self._act = "commit"
             self._put_in_place(sealed=whole)
         return took_s
+
+    def _sealed(self) -> bytes:
+        """The header of the whole block. Raises WrongDigest."""
+        checksum = self._digest.digest()
+        if self._expected and block_file.digest_text(checksum) != self._expected:
+            raise WrongDigest(f"{self._meta.version.ref}: block {self._meta.index}")
+        return self._header.sealed(checksum)
 
     def _put_in_place(self, *, sealed: bool) -> None:
         """Complete the file and rename it. Runs in a thread, when the payload is written.
@@ -151,7 +163,7 @@ class DiskBlockWriter:
                 self._digest, self._content, self._file.fd, self._header.length + self._digested,
                 self._meta.extent.length - self._digested,
             )  # fmt: skip
-            block_io.write_all(self._file.fd, [self._header.sealed(self._digest.digest())], 0)
+            block_io.write_all(self._file.fd, [self._sealed()], 0)
         self._directory.put(self._path, self._directory.path_of(self._meta.key))
         self._renamed = True
 

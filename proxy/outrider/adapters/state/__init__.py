@@ -5,13 +5,14 @@
 | `pin_file` | `pins` | at each change of a pin, with fsync: a pin outlives a crash | at the start |
 | `learned_file` | `orders` | at a clean stop | at the start |
 | `warmup_file` | `warmups` | at a clean stop, for warm-ups that it cut off | at the start, and removed |
+| `members_file` | `members` | when the members of the cluster have changed | at the start |
 
-All three use `adapters.sealed_file`: a private temporary file that is renamed over the old one. A missing file means an
-empty state. A file that cannot be read is logged and counts as missing.
+All of them use `adapters.sealed_file`: a private temporary file that is renamed over the old one. A missing file means
+an empty state. A file that cannot be read is logged and counts as missing.
 
 The names of the files and their formats stay: a newer release must read the directory of an older one.
 """
 
-from outrider.adapters.state import learned_file, pin_file, warmup_file
+from outrider.adapters.state import learned_file, members_file, pin_file, warmup_file
 
-__all__ = ["learned_file", "pin_file", "warmup_file"]
+__all__ = ["learned_file", "members_file", "pin_file", "warmup_file"]

@@ -30,6 +30,8 @@ PAGE_BYTES = 4096
 FORMAT = 1
 _MAGIC = b"OUTRIDER"
 _FIXED = struct.Struct("<8sHxxII16s8s")
+DIGEST_BYTES = _FIXED.size
+"""The first bytes of a header, as many as `digest_of` needs."""
 # S3 allows 2 KiB of user metadata and a key of 1 KiB; a JSON escape can take six bytes for one.
 HEADER_BYTES_MAX = 64 * 1024
 
@@ -107,6 +109,20 @@ class Header:
 def usual_disk_bytes(length: int) -> int:
     """The bytes on disk of a block of `length` bytes with a header of one page, as nearly all blocks have."""
     return PAGE_BYTES + -(-length // PAGE_BYTES) * PAGE_BYTES
+
+
+def digest_text(payload_checksum: bytes) -> str:
+    """The payload's checksum as members of a cluster tell it each other."""
+    return f"xxh3:{payload_checksum.hex()}"
+
+
+def digest_of(header: bytes) -> str:
+    """The digest of the payload, by the first `DIGEST_BYTES` of the header of a block that was verified. Empty: the
+    bytes do not begin a block file."""
+    if len(header) < _FIXED.size:
+        return ""
+    magic, version, _, _, payload_checksum, _ = _FIXED.unpack_from(header)
+    return digest_text(payload_checksum) if (magic, version) == (_MAGIC, FORMAT) else ""
 
 
 def header_length(first_page: bytes) -> int:

@@ -12,7 +12,6 @@ from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.fill.content_verification import ContentVerification
-from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.read.version_cache import VersionCache
@@ -33,8 +32,7 @@ class BackgroundFill:
 
     def __init__(
         self, layout: BlockLayout, versions: VersionCache, store: BlockStore, flights: FlightTable,
-        contents: ContentVerification, version_lookup: VersionLookup, scheduler: FillScheduler, metrics: Metrics,
-        allowance: TokenBucket,
+        contents: ContentVerification, version_lookup: VersionLookup, metrics: Metrics, allowance: TokenBucket,
     ) -> None:  # fmt: skip
         self.layout = layout
         self.allowance = allowance
@@ -43,7 +41,6 @@ class BackgroundFill:
         self._flights = flights
         self._contents = contents
         self._version_lookup = version_lookup
-        self._scheduler = scheduler
         self._metrics = metrics
         # Whether the readers of a folder ask for checksums of whole objects. A fill for them asks for these too;
         # otherwise each such reader would cost a HEAD later.
@@ -87,7 +84,9 @@ class BackgroundFill:
         Raises Signal, S3Error.
         """
         self._check_kept(ref)
-        slot = self._scheduler.slot(demand=False, by_command=by_command)
+        # A slot of fills from the origin is not held while a peer is waited for: see `FlightTable`.
+        scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
+        slot = scheduler.slot(demand=False, by_command=by_command)
         async with slot:
             # A reader may have asked the origin already. To wait for that answer needs no slot.
             joined = self._version_lookup.is_asking(ref)
@@ -120,8 +119,9 @@ class BackgroundFill:
             key = BlockKey(vid, index)
             if self._flights.wanted(key):
                 # One GET per block: a reader that comes meanwhile promotes only the blocks that it waits for.
-                begun = self._flights.board(version, BlockRun(index, 1))
-                self._flights.fill(begun, prefetch=True, by_command=by_command)
+                for part in self._flights.parts(version, BlockRun(index, 1)):
+                    begun = self._flights.board(version, part.run, peer=part.peer)
+                    self._flights.fill(begun, prefetch=True, by_command=by_command)
                 self._metrics.prefetched_blocks.inc()
             flight = self._flights.get(key)
             if flight is not None:

@@ -35,13 +35,14 @@ relayed. A client's question about an unknown object brings its first block alon
 flight, and `FlightTable.fill_from` fills from it without a slot.
 """
 
-from outrider.engine.fill.block_source import BlockSource, PeerReader
+from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.content_verification import ContentMismatch, ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
 from outrider.engine.fill.patience import Patience
+from outrider.engine.fill.peer_block import PeerBlock, PeerReader
 
 __all__ = [
     "BlockSource",
@@ -54,5 +55,6 @@ __all__ = [
     "OriginReader",
     "OriginRefused",
     "Patience",
+    "PeerBlock",
     "PeerReader",
 ]

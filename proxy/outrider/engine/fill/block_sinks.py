@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
 
 from outrider.engine.fill.flight import Flight
-from outrider.ports import BlockReceiver, BlockWriter, ByteSink
+from outrider.engine.fill.sinks import Sink
+from outrider.ports import BlockReceiver, BlockWriter
 
 # The first bytes of a reply that are handed on from memory.
 _FIRST_BYTES = 64 * 1024
-
-
-class Sink(NamedTuple):
-    """The place for the next bytes of an object, and how many it takes."""
-
-    sink: ByteSink
-    room: int
-
-
-SinkAt = Callable[[int], Awaitable[Sink]]
-"""Called with the next byte of an object that is to be received. Raises StoreUnavailable."""
-
-
-class Discard:
-    """A sink for bytes that nobody asked for."""
-
-    is_awaited = False
-
-    def write(self, data: memoryview) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-    def ended(self) -> None:
-        pass
 
 
 class FirstBytes:

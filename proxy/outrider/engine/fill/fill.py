@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from outrider.core.errors import Signal, StoreUnavailable
+from outrider.core.errors import Signal, StoreUnavailable, WrongDigest
 from outrider.core.model import Extent
 from outrider.engine.fill.block_sinks import BlockSinks
 from outrider.engine.fill.block_source import BlockSource
@@ -143,7 +143,8 @@ class Fill:
                     tasks.create_task(self._bring_head(lead, head))
                 # A body that is compared as it passes has to pass here.
                 is_bulk = first is None and self._check is None and tail.length >= self._bulk_bytes
-                if is_bulk and self._source.receives_in_threads:
+                place = self._source if lead.peer is None else lead.peer
+                if is_bulk and place.receives_in_threads:
                     await self._receive(tail)
                 else:
                     await self._bring(self._flights, tail, first)
@@ -153,6 +154,10 @@ class Fill:
             self._source.dropped(
                 "restart", sum(flight.partial.count for flight in self._flights if not flight.has_landed)
             )
+            if isinstance(error, WrongDigest) and lead.peer is not None:
+                lead.peer.refuted()
+                # Readers may have some of the bytes: they are cut.
+                error = ContentMismatch(f"{lead.meta.version.ref}: not the bytes of the peer's digest")
             stopped = StoreUnavailable("the proxy is stopping")
             self._table.failed(self._flights, error if isinstance(error, Exception) else stopped)
             await self._abort()
@@ -182,7 +187,10 @@ class Fill:
         if self._opening is not None:
             await self._opening
             self._opening = None
-        return self._writers.get(flight) or await self._open(flight)
+        writer = self._writers.get(flight) or await self._open(flight)
+        if flight.peer is not None and (digest := flight.peer.digest):
+            writer.expect(digest)
+        return writer
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
@@ -197,7 +205,7 @@ class Fill:
         buffer = _WriteBuffer(next(outstanding), extent.start)
         reply = None if first is None else first.reply
         lead = buffer.flight
-        stream = self._source.stream(lead.meta.version, extent, reply, self._slot, lead.waiters)
+        stream = self._source.stream(lead.meta.version, extent, reply, self._slot, lead.waiters, lead.peer)
         if self._check is not None:
             stream = self._check.checked(stream)
         clock = self._runtime.clock
@@ -210,7 +218,10 @@ class Fill:
                 buffer.waited_s += waited_s
                 took_s += waited_s
                 pieces += 1
-                self._received(len(chunk), flows=pieces > 1 and not is_small)
+                flows = pieces > 1 and not is_small
+                self._received(len(chunk), flows=flows)
+                if flows and self._source.has_peers and not (lead.peer is not None and lead.peer.gives):
+                    self._source.flowed(len(chunk), waited_s)
                 rest: Buffer = chunk
                 while rest := buffer.add(rest):
                     if buffer.count:
@@ -232,17 +243,23 @@ class Fill:
         # Not `self._slot`: a flight that was opened with the first reply may have got a slot since.
         self._scheduler.received(count, self._flights[0].slot)
 
+    def _written(self, origin_s: float, disk_s: float, count: int) -> None:
+        self._scheduler.written(count)
+        self._table.written(origin_s, disk_s, count)
+
     async def _receive(self, extent: Extent) -> None:
         """As `_bring`, for many bytes: a thread receives and writes them, and readers get them from the files."""
         sinks = BlockSinks(self._flights, self._writer_of)
         lead = self._flights[0]
-        stream = self._source.receive(lead.meta.version, extent, sinks.at, self._slot, lead.waiters)
+        stream = self._source.receive(lead.meta.version, extent, sinks.at, self._slot, lead.waiters, lead.peer)
         clock = self._runtime.clock
         async with aclosing(stream) as counts:
             asked_at, flows = clock(), False
             async for count in counts:
                 took_s = clock() - asked_at
                 self._received(count, flows=flows)
+                if flows and self._source.has_peers and not (lead.peer is not None and lead.peer.gives):
+                    self._source.flowed(count, took_s)
                 flows = True
                 flight, offset = sinks.flight, sinks.offset
                 if (early := sinks.early(count)) is not None:
@@ -254,7 +271,7 @@ class Fill:
                     took_s = max(0.0, took_s - disk_s)
                 sinks.offset += count
                 flight.advance(offset, count)
-                self._table.written(took_s, disk_s, count)
+                self._written(took_s, disk_s, count)
                 if flight.partial.whole:
                     await self._land(flight)
                 asked_at = clock()
@@ -279,7 +296,7 @@ class Fill:
         writer = await self._writer_of(flight)
         disk_s = await writer.write(offset, pieces)
         flight.advance(offset, count)
-        self._table.written(buffer.waited_s, disk_s, count)
+        self._written(buffer.waited_s, disk_s, count)
         buffer.empty()
         if flight.partial.whole:
             await self._land(flight)

@@ -12,6 +12,7 @@ from outrider.core.cache.partial_block import PartialBlock
 from outrider.core.errors import without_traceback
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.patience import Waiters
+from outrider.engine.fill.peer_block import PeerBlock
 from outrider.ports import BlockWriter, Buffer, Lease
 
 
@@ -29,13 +30,18 @@ class Flight:
         "head_wanted",
         "meta",
         "partial",
+        "peer",
         "slot",
         "waiters",
     )
 
-    def __init__(self, meta: BlockMeta, start: int = 0, waiters: Waiters | None = None) -> None:
-        """`waiters`: those of the whole fill; None: it has no other blocks."""
+    def __init__(
+        self, meta: BlockMeta, start: int = 0, waiters: Waiters | None = None, peer: PeerBlock | None = None
+    ) -> None:
+        """`waiters`: those of the whole fill; None: it has no other blocks. `peer`: asked for the block before the
+        origin."""
         self.meta = meta
+        self.peer = peer
         self.waiters = Waiters() if waiters is None else waiters
         """The readers that follow the flight, or are about to: while there are any, its fill is tried again."""
         self.partial = PartialBlock(meta.extent.length, start)
@@ -60,13 +66,24 @@ class Flight:
         return self.meta.extent.start + self.partial.start
 
     @property
+    def is_remote(self) -> bool:
+        """A peer brings the block, and may have to ask the origin itself. No read on behalf of a peer waits for such a
+        flight: two members that each take the other for the owner would wait for each other."""
+        return self.peer is not None and self.peer.is_remote
+
+    @property
+    def source(self) -> str:
+        """The source of the bytes that come now, as `metrics.SOURCES` has it."""
+        return "peer" if self.peer is not None and self.peer.gives else "flight"
+
+    @property
     def awaited(self) -> bool:
         """A reader waits for bytes that have not come yet."""
         return bool(self._waiters)
 
-    async def arrival(self, offset: int) -> Buffer | None:
+    async def arrival(self, offset: int, *, promotes: bool = True) -> Buffer | None:
         """Wait until byte `offset` of the block is here. Returns bytes from there on that are not on disk yet; None:
-        they are on disk, and `partial` tells how far.
+        they are on disk, and `partial` tells how far. `promotes`: a reader waits, so that the fill becomes demand.
 
         Raises:
             Signal: why the byte will never come.
@@ -75,7 +92,7 @@ class Flight:
             for start, data in self._unwritten:
                 if start <= offset < start + len(data):
                     return memoryview(data)[offset - start :]
-            await self._change(offset)
+            await self._change(offset, promotes=promotes)
         return None
 
     def lease(self) -> Lease:
@@ -99,10 +116,10 @@ class Flight:
         """Why the flight ended without a block, to be raised; None: it did not."""
         return None if self._error is None else without_traceback(self._error)
 
-    async def _change(self, offset: int) -> None:
+    async def _change(self, offset: int, *, promotes: bool) -> None:
         if self._error is not None:
             raise without_traceback(self._error)
-        if self.slot is not None:
+        if promotes and self.slot is not None:
             self.slot.promote()
         if offset < self.partial.start:
             self.head_wanted.set()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
@@ -11,12 +12,13 @@ from outrider.core.cache.disk_pressure import DiskPressure
 from outrider.core.cache.readahead import BlockRun, fill_start
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, ObjectVersion
-from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.block_source import BlockSource, Part
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill import BULK_BYTES, Fill, FillParts, FirstReply, buffer_bytes
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.patience import Waiters
+from outrider.engine.fill.peer_block import PeerBlock
 from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import BlockStore, OriginReply
 
@@ -28,17 +30,25 @@ class FlightTable:
     def __init__(
         self, layout: BlockLayout, source: BlockSource, store: BlockStore, contents: ContentVerification,
         scheduler: FillScheduler, runtime: Runtime, *, buffer_bytes_of: Callable[[int], int] = buffer_bytes,
-        bulk_bytes: int = BULK_BYTES,
+        bulk_bytes: int = BULK_BYTES, remote_scheduler: FillScheduler | None = None,
     ) -> None:  # fmt: skip
         """`buffer_bytes_of`: how many bytes one of so many fills may hold in memory before it writes them.
         `bulk_bytes`: from which size on a thread receives the tail of a fill. `runtime.sleep`: for how long readers get
-        time to ask for more before the disk's work begins."""
+        time to ask for more before the disk's work begins.
+
+        `remote_scheduler`: of the fills whose bytes a peer brings; None: there are none. A slot of `scheduler` is never
+        held while a peer is waited for, which may itself wait for a slot: the slots of two members would wait for each
+        other.
+        """
         self._layout = layout
         self._store = store
+        self._source = source
         self._scheduler = scheduler
+        self._remote_scheduler = scheduler if remote_scheduler is None else remote_scheduler
         self._runtime = runtime
         self._buffer_bytes_of = buffer_bytes_of
         self._parts = FillParts(source, store, contents, scheduler, self, runtime, bulk_bytes)
+        self._remote_parts = replace(self._parts, scheduler=self._remote_scheduler)
         self._disk_pressure = DiskPressure()
         self._flights: dict[BlockKey, Flight] = {}
         self._fills = 0
@@ -78,17 +88,30 @@ class FlightTable:
 
     # -- how a block enters, and who fills it -----------------------------------------------------------------------
 
-    def board(self, version: ObjectVersion, run: BlockRun, wanted_byte: int | None = None) -> list[Flight]:
+    def parts(self, version: ObjectVersion, run: BlockRun) -> Iterator[Part]:
+        """The fills for a run of wanted blocks. See `BlockSource.parts`."""
+        return self._source.parts(version, run)
+
+    def scheduler_of(self, *, remote: bool) -> FillScheduler:
+        """The scheduler of fills whose bytes a peer brings, or of all others."""
+        return self._remote_scheduler if remote else self._scheduler
+
+    def board(
+        self, version: ObjectVersion, run: BlockRun, wanted_byte: int | None = None, peer: PeerBlock | None = None
+    ) -> list[Flight]:
         """Enter the blocks of `run`, all of them wanted, into the table. The caller sees to it that they are filled.
+        `peer`: asked for the block, of which there is one then.
 
         `wanted_byte`: the byte of the object that a reader waits for. If it lies in the first block, the fill begins
         there or a little before. None, or a byte elsewhere: the fill begins at the start of the first block.
         """
         waiters = Waiters()
-        flights = [Flight(BlockMeta(self._layout, version, run.first + i), 0, waiters) for i in range(run.count)]
+        flights = [Flight(BlockMeta(self._layout, version, run.first + i), 0, waiters, peer) for i in range(run.count)]
         lead = flights[0].meta
         if wanted_byte is not None and lead.extent.start < wanted_byte < lead.extent.stop:
-            flights[0] = Flight(lead, fill_start(wanted_byte - lead.extent.start, self._layout.block_bytes), waiters)
+            flights[0] = Flight(
+                lead, fill_start(wanted_byte - lead.extent.start, self._layout.block_bytes), waiters, peer
+            )
         for flight in flights:
             key = flight.meta.key
             assert self.wanted(key), "one fill per block"
@@ -102,7 +125,8 @@ class FlightTable:
         becomes demand once a reader does. `ahead`: how many blocks their reader has before them. `by_command`: see
         `FillSlot`."""
         left_bytes = sum(flight.meta.extent.length for flight in flights)
-        slot = self._scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, by_command=by_command)
+        scheduler = self.scheduler_of(remote=flights[0].is_remote)
+        slot = scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, by_command=by_command)
         for flight in flights:
             flight.slot = slot
         task = self._runtime.spawn(self._fill(flights, slot), f"fill {flights[0].meta.version.ref}")
@@ -111,12 +135,19 @@ class FlightTable:
 
     async def _fill(self, flights: Sequence[Flight], slot: FillSlot) -> None:
         async with slot:
-            await self._run(Fill(flights, slot, self._parts))
+            await self._run(Fill(flights, slot, self._parts_of(flights)))
+
+    async def fill_begun(self, flights: Sequence[Flight]) -> None:
+        """Fill the flight of a block whose `peer` has its reply already. As `fill_from`."""
+        await self._run(Fill(flights, None, self._parts_of(flights)))
 
     async def fill_from(self, flights: Sequence[Flight], reply: OriginReply, asked_at: float) -> None:
         """Fill the flights from `reply`, which was asked for at `asked_at` and brings their bytes. It needs no slot.
         Raises no error of the origin or the disk: the readers of the flights get it."""
         await self._run(Fill(flights, None, self._parts), FirstReply(reply, asked_at))
+
+    def _parts_of(self, flights: Sequence[Flight]) -> FillParts:
+        return self._remote_parts if flights[0].is_remote else self._parts
 
     async def _run(self, fill: Fill, first: FirstReply | None = None) -> None:
         self._fills += 1
@@ -135,7 +166,6 @@ class FlightTable:
         return any(flight.awaited for flight in self._flights.values())
 
     def written(self, origin_s: float, disk_s: float, count: int) -> None:
-        self._scheduler.written(count)
         self._disk_pressure.measured(disk_s, origin_s, count, len(self._flights), self._runtime.clock())
 
     def landed(self, flight: Flight) -> None:

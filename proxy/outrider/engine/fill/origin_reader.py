@@ -24,10 +24,10 @@ from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity
 from outrider.core.origin.quirks import Quirks
 from outrider.core.s3 import ranges
-from outrider.engine.fill.block_sinks import Discard, SinkAt
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.patience import NOBODY, Patience, Retries, Tries, Waiters
 from outrider.engine.fill.reply_proof import Brought, Unproved, brought_of, check_version, is_odd_success
+from outrider.engine.fill.sinks import Discard, SinkAt
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
 from outrider.ports import Chunks, Clock, Origin, OriginReply, OriginRequest

@@ -16,7 +16,8 @@ from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.model import Headers
 from outrider.core.s3.headers import varies_with_clients
 from outrider.core.s3.operation import Operation, Query, is_plain_list, without_tenant
-from outrider.engine.read.version_cache import ForgetLog, Mark
+from outrider.engine.read.forget_log import ForgetLog
+from outrider.engine.read.version_cache import Mark
 from outrider.ports import Chunks, Clock
 
 # A page of 1,000 keys has some 300 KB of XML. With 1,000 keys of 1,024 escaped bytes each it has less than 4 MiB.
@@ -78,6 +79,11 @@ class ListCache:
     def forget(self, bucket: str) -> None:
         self._generation += 1
         self._forgotten.note(without_tenant(bucket), self._generation)
+
+    def forget_all(self) -> None:
+        """Writes may have been missed."""
+        self._generation += 1
+        self._forgotten.note_all(self._generation)
 
     async def keeping(
         self, operation: Operation, key: ListingKey, mark: Mark, headers: Headers, chunks: AsyncIterator[bytes]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, runs_ahead, window_blocks
+from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, BlockRun, runs_ahead, window_blocks
 from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.engine.fill.block_source import BlockSource
@@ -22,7 +22,7 @@ from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.patience import A_CLIENT, Waiters
 from outrider.metrics import Metrics
-from outrider.ports import BlockStore, Buffer, Chunks, Lease
+from outrider.ports import BlockStore, Buffer, Lease
 
 # A reader widens its read-ahead window this many times while a block arrives. A lone reader's first blocks take 0.2 s
 # at 40 MB/s, and the rest of the line would idle meanwhile.
@@ -169,18 +169,18 @@ class BodyRead:
                 fills = self._begin_fills()
                 failed = key.index == self._failed_index
                 if not failed and (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
-                    file_piece = _file_piece(lease, inside, "disk")
+                    on_disk = file_piece(lease, inside, "disk")
                     try:
-                        yield file_piece
+                        yield on_disk
                     finally:
                         lease.release()
-                    self._sent(file_piece, key)
+                    self._sent(on_disk, key)
                     continue
                 flight = None if failed else self._flights.get(key)
                 if flight is not None:
                     self._wait_for(key.index, flight)
                     try:
-                        async with aclosing(_follow(flight, inside)) as pieces:
+                        async with aclosing(follow(flight, inside)) as pieces:
                             async for piece in pieces:
                                 yield piece
                                 self._sent(piece, key)
@@ -198,10 +198,10 @@ class BodyRead:
                     # The block was found bad and deleted, or evicted, since the fills were planned: plan again.
                     continue
                 with self._duplicates_counted(key):
-                    async with aclosing(self._relay()) as chunks:
-                        async for chunk in chunks:
+                    async with aclosing(self._relay()) as relayed:
+                        async for chunk in relayed:
                             yield chunk
-                            self._position += len(chunk)
+                            self._position += chunk.sent if isinstance(chunk, EarlyPiece) else len(chunk)
         finally:
             self._wait_for_nothing()
             self._readers.end()
@@ -282,8 +282,9 @@ class BodyRead:
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), readers):
             if run.first > index and not self._flights.admits():
                 break
-            begun = self._flights.board(self._version, run, self._position)
-            self._flights.fill(begun, ahead=run.first - index)
+            for part in self._flights.parts(self._version, run):
+                begun = self._flights.board(self._version, part.run, self._position, part.peer)
+                self._flights.fill(begun, ahead=part.run.first - index)
         # This reader would ask now for the blocks that prefetches bring: they must not come one by one.
         stop = min(last + 1, index + window_blocks(blocks_sent, readers))
         nearest: FillSlot | None = None
@@ -320,15 +321,21 @@ class BodyRead:
 
     # -- past the cache ---------------------------------------------------------------------------------------------
 
-    def _relay(self) -> Chunks:
-        """The run of missing blocks at `position`, by one GET."""
+    async def _relay(self) -> AsyncGenerator[EarlyPiece | bytes, None]:
+        """The run of missing blocks at `position`: by one GET, as far as the origin has to be asked for them."""
         self._metrics.relays.inc()
         # A disk that only lags is looked at again after a window.
         self._lagged = False
         window_stop = self._position + WINDOW_BLOCKS_MAX * self._layout.block_bytes
         stop = self._extent.stop if self._relaying else min(self._extent.stop, window_stop)
         extent = Extent(self._position, self._missing_until(stop))
-        return self._source.stream(self._version, extent, waiters=A_CLIENT)
+        indexes = self._layout.indexes(extent)
+        for run, peer in self._source.parts(self._version, BlockRun(indexes.start, len(indexes))):
+            stop = min(extent.stop, (run.first + run.count) * self._layout.block_bytes)
+            part = Extent(max(extent.start, run.first * self._layout.block_bytes), stop)
+            async with aclosing(self._source.stream(self._version, part, waiters=A_CLIENT, peer=peer)) as chunks:
+                async for chunk in chunks:
+                    yield EarlyPiece(chunk, "peer") if peer is not None and peer.gives else chunk
 
     def _missing_until(self, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in; `stop` at the latest."""
@@ -343,15 +350,17 @@ class BodyRead:
                 return block_stop
 
 
-async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece | EarlyPiece, None]:
-    """The bytes `inside` a block as they arrive, until a piece falls short."""
+async def follow(
+    flight: Flight, inside: Extent, *, promotes: bool = True
+) -> AsyncGenerator[FilePiece | EarlyPiece, None]:  # fmt: skip
+    """The bytes `inside` a block as they arrive, until a piece falls short. `promotes`: the fill becomes demand."""
     offset = inside.start
     lease: Lease | None = None
     try:
         while offset < inside.stop:
-            if (early := await flight.arrival(offset)) is not None:
+            if (early := await flight.arrival(offset, promotes=promotes)) is not None:
                 early = early[: inside.stop - offset]
-                yield EarlyPiece(early)
+                yield EarlyPiece(early, flight.source)
                 offset += len(early)
                 continue
             if lease is None:
@@ -359,7 +368,7 @@ async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece | 
                     # It may have been evicted since, and its file is closed.
                     return
                 lease = flight.lease()
-            piece = _file_piece(lease, Extent(offset, min(flight.partial.reach(offset), inside.stop)), "flight")
+            piece = file_piece(lease, Extent(offset, min(flight.partial.reach(offset), inside.stop)), flight.source)
             yield piece
             if piece.fell_short:
                 return
@@ -369,5 +378,6 @@ async def _follow(flight: Flight, inside: Extent) -> AsyncGenerator[FilePiece | 
             lease.release()
 
 
-def _file_piece(lease: Lease, inside: Extent, source: str) -> FilePiece:
+def file_piece(lease: Lease, inside: Extent, source: str) -> FilePiece:
+    """The bytes `inside` a block, out of its file."""
     return FilePiece(lease.block.fd, lease.block.payload_offset + inside.start, inside.length, source)

@@ -27,7 +27,15 @@ from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
-from outrider.engine.read.body_pieces import Body, BodyParts, BodyRead, Piece, ReaderCount
+from outrider.engine.read.body_pieces import (
+    Body,
+    BodyParts,
+    BodyRead,
+    EarlyPiece,
+    FilePiece,
+    Piece,
+    ReaderCount,
+)
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
@@ -48,6 +56,7 @@ class CacheStatus(Enum):
     HIT = "HIT"
     MISS = "MISS"
     PARTIAL = "PARTIAL"
+    PEER = "PEER"
     BYPASS = "BYPASS"
 
 
@@ -148,6 +157,8 @@ class ObjectReads:
                 continue
             except OriginBroke as error:
                 raise unanswered(error) from error
+            if cache is CacheStatus.MISS and isinstance(first, EarlyPiece | FilePiece) and first.source == "peer":
+                cache = CacheStatus.PEER
             return _answer(version, extent, headers, cache, _Primed(first, body))
         raise NotCacheable(ref, Uncached.CHANGING)
 

@@ -10,15 +10,18 @@ from math import inf
 from typing import NamedTuple
 
 from outrider.core.cache.freshness import Freshness, is_fresh
+from outrider.core.cluster.peer_messages import Confirmed
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.list_page import Listed
 from outrider.core.s3.operation import without_tenant
+from outrider.engine.read.forget_log import ForgetLog, GenerationTimes
 from outrider.ports import Clock
 
 # For as long as a write may leave its connection silent.
 _DOUBT_S = 600.0
 _DOUBTS_MAX = 10_000
 _DROPPED_MAX = 10_000
+_AGE_UNKNOWN_S = 1e9
 # LISTs confirm a version for this many times its time to live; then the object is asked about by a HEAD. A LIST comes
 # after three quarters of each time to live, and a page of 1,000 names costs as much as a dozen HEADs (S3's price list):
 # one HEAD for each name after so many LISTs costs the same again.
@@ -56,25 +59,6 @@ class Fresh(NamedTuple):
     changes: int
 
 
-class ForgetLog:
-    """At which generation each name was last forgotten. Bounded: a name that falls out raises the floor, which holds
-    for all names that are not here."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._at: OrderedDict[object, int] = OrderedDict()
-        self._floor = 0
-
-    def note(self, name: object, generation: int) -> None:
-        self._at[name] = generation
-        self._at.move_to_end(name)
-        if len(self._at) > self._capacity:
-            self._floor = max(self._floor, self._at.popitem(last=False)[1])
-
-    def last(self, name: object) -> int:
-        return self._at.get(name, self._floor)
-
-
 def _without_tenant(ref: ObjectRef) -> ObjectRef:
     """The name under which a write of `ref` is noted: it may be seen by any other tenant's name of the bucket."""
     return ref if ":" not in ref.bucket else ObjectRef(without_tenant(ref.bucket), ref.key)
@@ -94,6 +78,7 @@ class VersionCache:
         self._generation = 0
         self.changes = 0
         """Grows whenever a belief about any name ends: what was looked up before may not hold any more."""
+        self._times = GenerationTimes()
         self._forgotten = ForgetLog(capacity)
         self._forgotten_buckets = ForgetLog(10_000)
         # Names that left `_entries` while they may have blocks on disk.
@@ -106,6 +91,14 @@ class VersionCache:
 
     def mark(self) -> Mark:
         return Mark(self._generation, self._clock())
+
+    def may_be_told(self, ref: ObjectRef) -> bool:
+        """Whether an answer that another member got from the origin earlier may do: not where each read must ask."""
+        return self._freshness_of(ref).ttl_s > 0
+
+    def mark_at(self, moment: float) -> Mark:
+        """The mark of a question that another member put to the origin at `moment`, by this node's clock, or later."""
+        return Mark(self._times.at(moment, self._generation), moment)
 
     def believes(self, ref: ObjectRef, mark: Mark) -> bool:
         """Whether an answer to a question put at `mark` holds: `ref` was not forgotten since."""
@@ -145,6 +138,35 @@ class VersionCache:
         if entry is None or not self.believes(ref, entry.asked):
             return None
         return entry.version
+
+    def likely(self, ref: ObjectRef) -> ObjectVersion | None:
+        """As `stale`. A doubt about all names does not count: most of them were not written."""
+        entry = self._entries.get(ref)
+        if entry is None or self._last_write(ref) > entry.asked.generation:
+            return None
+        return entry.version
+
+    def was_written(self, ref: ObjectRef, since: float) -> bool:
+        """Whether a write of `ref` is known that began or ended at this moment, or later."""
+        return self._last_write(ref) > self.mark_at(since).generation
+
+    def _last_write(self, ref: ObjectRef) -> int:
+        ref = _without_tenant(ref)
+        return max(self._forgotten.last_by_name(ref), self._forgotten_buckets.last_by_name(ref.bucket))
+
+    def age_s(self, version: ObjectVersion) -> float:
+        """The seconds since the origin confirmed the version, as far as is known."""
+        entry = self._entries.get(version.ref)
+        if entry is None or entry.mark is None or entry.version.etag != version.etag:
+            return _AGE_UNKNOWN_S
+        return min(self._clock() - entry.mark.at, _AGE_UNKNOWN_S)
+
+    def confirmed(self, ref: ObjectRef) -> Confirmed | None:
+        """The version to tell another member without asking; None: ask first."""
+        fresh, entry = self.look(ref), self._entries.get(ref)
+        if fresh is None or entry is None:
+            return None
+        return Confirmed(fresh.version, self._clock() - entry.asked.at, entry.lists_until > -inf)
 
     def learn(self, version: ObjectVersion, mark: Mark, *, settled: bool = False) -> None:
         """The origin answered with `version` to a question put at `mark`. `settled`: a later overwrite will have
@@ -224,7 +246,7 @@ class VersionCache:
     def forget(self, ref: ObjectRef) -> None:
         """A write is about to change `ref`, or has changed it: the next read asks the origin, and no older answer is
         believed."""
-        self._generation += 1
+        self._next_generation()
         self._forgotten.note(_without_tenant(ref), self._generation)
         # Last: a worker that looks between the two must not keep the old version under the new count.
         self.changes += 1
@@ -234,8 +256,18 @@ class VersionCache:
         self.forget(ref)
         return self.changes
 
-    def forget_bucket(self, bucket: str) -> None:
+    def _next_generation(self) -> None:
+        self._times.note(self._clock(), self._generation)
         self._generation += 1
+
+    def forget_all(self) -> None:
+        """Writes may have been missed: each name is asked about before it is served again, `immutable` ones too."""
+        self._next_generation()
+        self._forgotten.note_all(self._generation)
+        self.changes += 1
+
+    def forget_bucket(self, bucket: str) -> None:
+        self._next_generation()
         self._forgotten_buckets.note(without_tenant(bucket), self._generation)
         self.changes += 1
 

@@ -15,6 +15,7 @@ from cachetools import LRUCache, TTLCache
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import FIRST_BLOCKS, BlockRun, fill_start
+from outrider.core.cluster.peer_messages import Confirmed
 from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signal, unanswered, without_traceback
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
@@ -27,6 +28,7 @@ from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.fill.reply_proof import Brought, Unproved
 from outrider.engine.read.version_answers import CHECKSUMS, Answer, NotCacheable, VersionAnswers, kinds_of
 from outrider.engine.read.version_cache import Mark, VersionCache
+from outrider.engine.read.version_from_peers import PeerVersions, VersionFromPeers
 from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import OriginReply, OriginRequest
 
@@ -50,6 +52,10 @@ class _Question:
 
     mark: Mark
     by_head: bool
+    by_peers: bool
+    """Other members are asked first."""
+    is_ahead: bool
+    """No reader waits, as far as is known when it begins."""
     whole_headers: bool
     small: bool
     """The object most likely fits into one block."""
@@ -81,14 +87,16 @@ class VersionLookup:
 
     def __init__(
         self, layout: BlockLayout, origin_reader: OriginReader, source: BlockSource, versions: VersionCache,
-        flights: FlightTable, runtime: Runtime, *, stale_if_error: bool = False,
+        flights: FlightTable, runtime: Runtime, *, stale_if_error: bool = False, peers: PeerVersions | None = None,
     ) -> None:  # fmt: skip
+        """`peers` None: the node is alone."""
         self._layout = layout
         self._source = source
         self._versions = versions
         self._flights = flights
         self._runtime = runtime
         self._stale_if_error = stale_if_error
+        self._from_peers = None if peers is None else VersionFromPeers(layout, peers, versions, flights)
         self._answers = VersionAnswers(origin_reader, versions, runtime.clock)
         self._questions: dict[ObjectRef, _Question] = {}
         # The question under way about each name that is a GET: no other GET is to bring its block.
@@ -145,7 +153,7 @@ class VersionLookup:
         if whole_headers and first_byte is not None and (get := self._get_under_way(ref)) and not get.whole_headers:
             return await self._with_checksums(ref, first_byte, patient=patient)
         patient = patient and not (self._stale_if_error and self._versions.stale(ref) is not None)
-        question = self._asked(ref, first_byte, whole_headers, if_small, size, by_get)
+        question = self._asked(ref, first_byte, whole_headers, if_small, size, by_get, is_ahead=not patient)
         waiters, answers = question.waiters if patient else Waiters(), [question.answer]
         # No name for the question or its answer: an error knows the frames that it came through, and would close a
         # circle.
@@ -162,11 +170,29 @@ class VersionLookup:
                 raise
             raise unanswered(error) from error
 
+    async def confirm(
+        self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool, is_ahead: bool
+    ) -> Confirmed:
+        """The version that the origin has now, for another member: no peer is asked. Raises what `ask` raises,
+        and OriginBroke."""
+        self._answers.check(ref)
+        question = self._asked(ref, first_byte, whole_headers, False, -1, from_origin=True, is_ahead=is_ahead)
+        waiters, mark, answers = question.waiters, question.mark, [question.answer]
+        del question  # see `ask`
+        with waiters.one_more():
+            version = await asyncio.shield(answers.pop())
+        told = self._versions.confirmed(ref)
+        if told is not None and told.version == version:
+            return told
+        return Confirmed(version, self._runtime.clock() - mark.at)
+
     async def ask_checksums(self, ref: ObjectRef) -> None:
         """Ask for the checksums of an object whose version is fresh. The version cache has them afterwards, unless the
         origin does not tell them in time: a checksum is no reason to hold back, or refuse, bytes that are here."""
         if folder_of(ref) not in self._no_checksums:
-            await self._answer_beside(ref, self._ask_beside(ref, self.ask(ref, None, patient=False)))
+            await self._answer_beside(
+                ref, self._ask_beside(ref, self.ask(ref, None, whole_headers=True, patient=False))
+            )
 
     async def brought(self, ref: ObjectRef, byte: int) -> None:
         """Wait for the flight of the block that holds `byte`, if a question under way brings it. The version may be
@@ -202,16 +228,20 @@ class VersionLookup:
         if_small: bool,
         size: int,
         by_get: bool = False,
+        *,
+        is_ahead: bool = False,
+        from_origin: bool = False,
     ) -> _Question:
         """A question under way whose answer will do, or one that begins now."""
-        stale = self._versions.stale(ref)
+        stale = self._versions.likely(ref)
         if stale is not None and first_byte is not None and not by_get and self._is_here(stale, first_byte):
             # The version is most likely the same still, so its block is not brought again. Not by If-None-Match: a 304
             # leaves out the headers, which may have changed while the bytes, and so the ETag, did not.
             first_byte = None
         # A question that began before a write may be answered with the older version. In a mode in which each read must
         # ask, the same holds for any question that began before this read.
-        if first_byte is not None and (get := self._gets.get(ref)) is not None:
+        get = self._gets.get(ref)
+        if get is not None and first_byte is not None and not (from_origin and get.by_peers):
             if self._get_under_way(ref) is not None:
                 return get
             if not by_get and self._versions.believes(ref, get.mark):
@@ -219,12 +249,17 @@ class VersionLookup:
         question = self._questions.get(ref)
         if question is not None and not self._versions.will_be_fresh(ref, question.mark):
             question = None
+        if question is not None and from_origin and question.by_peers:
+            # Two members that each take the other for the authority would wait for each other.
+            question = None
         by_head = first_byte is None
         # The refusal of a HEAD has no body to answer a GET with.
         if question is None or (question.by_head and not by_head) or (whole_headers and not question.whole_headers):
             small = self._is_small(ref, size)
-            whole_headers = whole_headers or by_head or (if_small and small)
-            question = _Question(self._versions.mark(), by_head, whole_headers, small)
+            # After an answer that proved wrong, the origin itself is asked.
+            by_peers = not from_origin and not by_get and self.is_told_by_peers(ref)
+            whole_headers = whole_headers or (not by_peers and (by_head or (if_small and small)))
+            question = _Question(self._versions.mark(), by_head, by_peers, is_ahead, whole_headers, small)
             self._begin(ref, question, first_byte)
         return question
 
@@ -239,6 +274,8 @@ class VersionLookup:
 
     async def _put(self, ref: ObjectRef, question: _Question, first_byte: int | None) -> None:
         try:
+            if question.by_peers and await self._ask_peers(ref, question, first_byte):
+                return
             if first_byte is None:
                 version = await self._head(ref, question, question.waiters)
                 if not version.whole_headers:
@@ -251,6 +288,23 @@ class VersionLookup:
             question.fail(without_traceback(error))
         except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
             question.fail(error)
+
+    def is_told_by_peers(self, ref: ObjectRef) -> bool:
+        """Whether a question about the object goes to a peer first."""
+        return self._from_peers is not None and self._from_peers.tells(ref)
+
+    async def _ask_peers(self, ref: ObjectRef, question: _Question, first_byte: int | None) -> bool:
+        """Ask the object's authority; False: the origin has to be asked."""
+        assert self._from_peers is not None
+
+        def learn(version: ObjectVersion, mark: Mark, settled: bool) -> None:
+            question.settled = settled
+            self._learn(ref, question, version, mark)
+
+        return await self._from_peers.ask(
+            ref, question.mark.at, first_byte, learn,
+            whole_headers=question.whole_headers, is_ahead=question.is_ahead,
+        )  # fmt: skip
 
     def _ended(self, ref: ObjectRef, question: _Question) -> None:
         question.fail(ServiceUnavailable("The proxy is stopping."))
@@ -361,8 +415,11 @@ class VersionLookup:
             return []
         return self._flights.board(version, BlockRun(first, count), wanted_byte)
 
-    def _learn(self, ref: ObjectRef, question: _Question, version: ObjectVersion) -> None:
-        self._versions.learn(version, question.mark, settled=question.settled)
+    def _learn(
+        self, ref: ObjectRef, question: _Question, version: ObjectVersion, mark: Mark | None = None
+    ) -> None:  # fmt: skip
+        """`mark` None: that of the question."""
+        self._versions.learn(version, mark or question.mark, settled=question.settled)
         for kind in kinds_of(ref):
             self._sizes[kind] = version.size
         self._over(ref, question)

@@ -20,3 +20,14 @@ class Runtime:
     spawn: Spawn
     clock: Clock
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+
+async def within(work: asyncio.Future[Any], seconds: float, runtime: Runtime) -> bool:
+    """Wait for `work`. Returns whether it ended within `seconds`, well or not; then it is cancelled."""
+    bound: asyncio.Future[Any] = asyncio.ensure_future(runtime.sleep(seconds))
+    try:
+        await asyncio.wait([work, bound], return_when=asyncio.FIRST_COMPLETED)
+        return work.done()
+    finally:
+        bound.cancel()
+        work.cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
@@ -71,6 +72,15 @@ class _Outcome:
             raise
 
 
+class Elsewhere(Protocol):
+    """The other members of the cluster."""
+
+    async def tell(self, names: Sequence[Name], *, in_doubt: bool = False) -> None:
+        """Make them forget the names. Returns when they have, or after a while, and never fails. `in_doubt`: it is not
+        known whether and when the origin carries the write out."""
+        ...
+
+
 async def _note_nothing(names: Sequence[Name]) -> None:
     pass
 
@@ -80,18 +90,21 @@ class Passthrough:
 
     def __init__(
         self, origin: Origin, origin_reader: OriginReader, versions: VersionCache, forget_lists: Callable[[str], None],
-        note: Callable[[Sequence[Name]], Awaitable[None]] = _note_nothing,
+        note: Callable[[Sequence[Name]], Awaitable[None]] = _note_nothing, elsewhere: Elsewhere | None = None,
     ) -> None:  # fmt: skip
         """`forget_lists` drops the cached LISTs of a bucket.
 
         `note` keeps the names on disk, for a start after a crash, and never fails. It is called before a write is sent,
         and again before the answer is relayed: a read in between may have seen the object before the write changed it.
+
+        `elsewhere`: hears of the names at the same moments; None: the node is alone.
         """
         self._origin = origin
         self._origin_reader = origin_reader
         self._versions = versions
         self._forget_lists = forget_lists
         self._note = note
+        self._elsewhere = elsewhere
 
     async def send(
         self, operation: Operation, headers: Headers, upload: Upload, deleted_keys: Sequence[str] | None = None,
@@ -114,14 +127,18 @@ class Passthrough:
         await self._note(touched)
         async with AsyncExitStack() as stack:
             outcome = _Outcome()
-            stack.callback(lambda: self._forget(touched, in_doubt=outcome.in_doubt))
+            stack.push_async_callback(self._ended, touched, outcome)
             self._forget(touched)
+            await self._tell(touched)
             reply = await self._reply(request, upload, stack)
             self._forget(touched)
             await self._note(touched)
+            await self._tell(touched)
             chunks = reply.chunks()
             if operation.forgets is not Forgets.NOTHING:
                 outcome.in_doubt = reply.status in RETRYABLE_STATUSES
+                if self._elsewhere is not None:
+                    chunks = self._told_at_end(chunks, touched)
                 chunks = outcome.of(chunks)
             body = ForwardBody(chunks, stack.pop_all())
             return ForwardAnswer(reply.status, passed_down(reply.headers), reply.content_length, body)
@@ -137,6 +154,29 @@ class Passthrough:
             if isinstance(upload.error, S3Error):
                 raise upload.error from error
             raise unanswered(error) from error
+
+    async def _tell(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
+        if self._elsewhere is not None and touched:
+            await self._elsewhere.tell(touched, in_doubt=in_doubt)
+
+    async def _told_at_end(self, chunks: Chunks, touched: Sequence[Name]) -> Chunks:
+        """`chunks`, the last of which comes once the other members have heard: CompleteMultipartUpload and COPY carry
+        the write out after the head of the reply."""
+        held: bytes | None = None
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if held is not None:
+                    yield held
+                held = chunk
+        if held is not None:
+            self._forget(touched)
+            await self._tell(touched)
+            yield held
+
+    async def _ended(self, touched: Sequence[Name], outcome: _Outcome) -> None:
+        self._forget(touched, in_doubt=outcome.in_doubt)
+        if outcome.in_doubt:
+            await self._tell(touched, in_doubt=True)
 
     def _forget(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
         """`in_doubt`: it is not known whether and when the origin carries the write out."""

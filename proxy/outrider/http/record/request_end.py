@@ -84,6 +84,6 @@ class RequestRecorder:
         usage.served(
             end.reader,
             dataset,
-            Sums(1, int(end.cache == "HIT"), sent["disk"], sent["flight"], sent["origin"],
+            Sums(1, int(end.cache == "HIT"), sent["disk"], sent["flight"] + sent["peer"], sent["origin"],
                  max(0.0, seconds - end.full_s), end.away_s + end.full_s),
         )  # fmt: skip

@@ -118,7 +118,7 @@ class Reply(StreamResponse):
         async for piece in content:
             if isinstance(piece, FilePiece):
                 await wire.send(head, more=True)
-                is_new = piece.source == "flight"
+                is_new = piece.source != "disk"
                 piece.sent = await wire.send_file(piece.fd, piece.offset, piece.count, is_new=is_new)
                 count, source = piece.sent, piece.source
             else:

@@ -1,0 +1,55 @@
+"""Near blocks: those that this node keeps for its own readers, though another member of the cluster owns them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+
+from outrider.core.cache.policies import EvictionPolicy
+from outrider.core.model import BlockKey, ObjectVersion
+
+
+class NearBlocks:
+    """An eviction policy around another one. Near blocks go first, the least recently read of them before the others.
+    A near block that comes in displaces near blocks alone: its owner has the bytes too, and nobody else has those of
+    the blocks that this node owns."""
+
+    def __init__(self, policy: EvictionPolicy, is_near: Callable[[ObjectVersion, int], bool]) -> None:
+        """`policy`: judges the owned blocks, and hears of all. `is_near`: by the ring of now."""
+        self._policy = policy
+        self._is_near = is_near
+        self._near: OrderedDict[BlockKey, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many near blocks there are."""
+        return len(self._near)
+
+    def added(self, block: BlockKey, version: ObjectVersion) -> None:
+        if self._is_near(version, block.index):
+            self._near[block] = None
+        self._policy.added(block, version)
+
+    def read(self, block: BlockKey) -> None:
+        if block in self._near:
+            self._near.move_to_end(block)
+        self._policy.read(block)
+
+    def removed(self, block: BlockKey) -> None:
+        self._near.pop(block, None)
+        self._policy.removed(block)
+
+    def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
+        yield from self._near
+        if incoming is not None and version is not None and self._is_near(version, incoming.index):
+            return
+        for block in self._policy.victims(incoming, version):
+            if block not in self._near:
+                yield block
+
+    def judge(self, blocks: Iterable[tuple[BlockKey, ObjectVersion]]) -> None:
+        """The ring has changed: judge these blocks, all of which are here, anew."""
+        for block, version in blocks:
+            if not self._is_near(version, block.index):
+                self._near.pop(block, None)
+            elif block not in self._near:
+                self._near[block] = None

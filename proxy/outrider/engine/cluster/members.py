@@ -1,0 +1,247 @@
+"""The members of the cluster, as this node sees them: follows the source of members, and greets each of them at regular
+intervals.
+
+`core.cluster.membership` decides what follows from lists, hellos and their absence. This module owns the tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Protocol
+
+from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.membership import Membership
+from outrider.core.cluster.peer_health import PeersHealth
+from outrider.core.cluster.peer_messages import Forget, PeerFailed
+from outrider.core.cluster.view import Change, View
+from outrider.engine.tasks.runtime import Runtime, within
+from outrider.metrics import Metrics
+from outrider.ports import Clock, MemberSource, PeerTransport
+
+log = logging.getLogger(__name__)
+
+HELLO_EVERY_S = 5.0
+# The share of that time by which each wait differs: members that started together must not greet all at once.
+_JITTER = 0.2
+_TICK_S = 1.0
+# A member that does not answer for so long is away.
+_HELLO_PATIENCE_S = 2.0
+# A stop waits no longer for the members to hear of it.
+_GOODBYE_S = 0.25
+_EVENTS_LOGGED_AS_WARNINGS = frozenset({"left out", "list doubted"})
+
+
+class Forgetting(Protocol):
+    """The forgets, as far as the members need them."""
+
+    @property
+    def last(self) -> int:
+        """The number of the last forget that this node sent."""
+        ...
+
+    def heard(self, hello: Hello) -> None:
+        """A member told the number of its last forget."""
+        ...
+
+    def told(self, message: Forget) -> None: ...
+
+
+class Keeper(Protocol):
+    """Keeps the last good list of members in the cache directory."""
+
+    async def save(self, kept: object) -> None:
+        """Never fails."""
+        ...
+
+
+class Members:
+    """Owns the tasks of the membership. All on the engine's loop."""
+
+    def __init__(
+        self, membership: Membership, boot: int, source: MemberSource, transport: PeerTransport, forgets: Forgetting,
+        keeper: Keeper | None, runtime: Runtime, wall_clock: Clock, chance: Callable[[], float], metrics: Metrics,
+    ) -> None:  # fmt: skip
+        """`boot`: see `Hello`. `keeper` None: the cache ends with the process. `chance`: numbers from 0 to 1, for
+        jitter."""
+        self._membership = membership
+        self._boot = boot
+        self._source = source
+        self._transport = transport
+        self._forgets = forgets
+        self._keeper = keeper
+        self._runtime = runtime
+        self._wall_clock = wall_clock
+        self._chance = chance
+        self._metrics = metrics
+        self._greeting: set[str] = set()
+        self._leaves = False
+        self._due: dict[str, float] = {}
+        self.health = PeersHealth()
+        self._kept: object = None
+        self._is_ready = False
+        self.on_ring: list[Callable[[], None]] = []
+        """Called when the ring has changed."""
+        self._ring = membership.view.ring
+        self.settled = asyncio.Event()
+        """Set once the members are known; see `Membership.is_settled`."""
+
+    @property
+    def view(self) -> View:
+        return self._membership.view
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Starts the tasks, which end with their group."""
+        return [
+            self._runtime.spawn(self._follow(), "members: lists"),
+            self._runtime.spawn(self._greet_all(), "members: hellos"),
+        ]
+
+    async def _follow(self) -> None:
+        async with aclosing(self._source.lists()) as lists:
+            async for entries in lists:
+                self._membership.listed(entries, self._runtime.clock())
+                self._changed()
+                self._greet_due()
+
+    async def _greet_all(self) -> None:
+        while True:
+            await self._runtime.sleep(_TICK_S)
+            self._membership.passed(self._runtime.clock())
+            self._changed()
+            self._probe()
+            self._greet_due()
+            await self._keep()
+
+    def _probe(self) -> None:
+        """Members whose circuit breaker is open are greeted when their time has come."""
+        now = self._runtime.clock()
+        for state in self.view.states:
+            if self.health.of(state.member.name).breaker.probes(now):
+                self._due[state.member.address] = now
+
+    def _greet_due(self) -> None:
+        now, addresses = self._runtime.clock(), self._membership.to_greet
+        self._due = {address: self._due.get(address, now) for address in addresses}
+        for address in addresses:
+            if self._due[address] <= now:
+                self._greet_soon(address)
+
+    def _greet_soon(self, address: str) -> None:
+        if address in self._greeting:
+            return
+        self._greeting.add(address)
+        self._due[address] = self._runtime.clock() + HELLO_EVERY_S * (1 - _JITTER + 2 * _JITTER * self._chance())
+        task = self._runtime.spawn(self._greeted(address), f"hello {address}")
+        task.add_done_callback(lambda _: self._greeting.discard(address))
+
+    async def _greeted(self, address: str) -> None:
+        hello = asyncio.ensure_future(self._transport.hello(address, self.mine()))
+        if await within(hello, _HELLO_PATIENCE_S, self._runtime) and hello.exception() is None:
+            self._heard(address, hello.result())
+        else:
+            self._membership.unheard(address, self._runtime.clock())
+            self._changed()
+
+    async def greet(self, member: Member) -> None:
+        """Raises PeerFailed: the member does not answer."""
+        self._heard(member.address, await self._transport.hello(member.address, self.mine()))
+
+    def _heard(self, address: str, hello: Hello) -> None:
+        self._membership.heard(address, hello, self._runtime.clock(), self._wall_clock())
+        self.health.of(hello.member.name).greeted(hello.boot, self._runtime.clock())
+        if hello.member.name != self.view.me.name:
+            self._forgets.heard(hello)
+        self._changed()
+
+    # -- for reads: see `peer_reader.Members` -------------------------------------------------------------------------
+
+    def failed(self, member: Member, why: str) -> None:
+        self._metrics.peers.failures.labels(why).inc()
+        if why in ("hedged", "slow"):
+            return
+        self.health.of(member.name).failed(why, self._runtime.clock())
+        if why in ("connect", "broke"):
+            # Most likely it is away; a hello tells.
+            self._greet_soon(member.address)
+
+    def lost(self, member: Member) -> None:
+        """The member neither replies nor answers a hello."""
+        self.health.of(member.name).unanswered(self._runtime.clock())
+        self._membership.unheard(member.address, self._runtime.clock())
+        self._changed()
+
+    async def _keep(self) -> None:
+        kept = self._membership.kept
+        if self._keeper is not None and kept != self._kept and self._membership.is_settled:
+            self._kept = kept
+            await self._keeper.save(kept)
+
+    def ready(self) -> None:
+        """The index of the cache directory was read: this node may be asked. The members hear of it at once."""
+        self._is_ready = True
+        for address in self._membership.to_greet:
+            self._due[address] = self._runtime.clock()
+        self._greet_due()
+
+    # -- what others say ----------------------------------------------------------------------------------------------
+
+    def mine(self) -> Hello:
+        """This node's account of itself."""
+        view = self.view
+        return Hello(
+            view.me, self._boot, view.ring.digest, self._forgets.last, self._wall_clock(),
+            is_ready=self._is_ready, is_leaving=self._leaves,
+        )  # fmt: skip
+
+    def met(self, theirs: Hello) -> Hello:
+        if theirs.member.cluster_id == self.view.me.cluster_id and theirs.member.name != self.view.me.name:
+            if theirs.is_leaving:
+                self._membership.leaves(theirs.member.name, theirs.boot, self._runtime.clock())
+                self._changed()
+            self._forgets.heard(theirs)
+            if self._membership.is_news(theirs):
+                self._greet_soon(theirs.member.address)
+        return self.mine()
+
+    def told(self, message: Forget) -> None:
+        self._forgets.told(message)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Tell the members that this one is about to stop. Returns soon, whether they answered or not."""
+        self._leaves = True
+        self._membership.i_leave(self._runtime.clock())
+        self._changed()
+        if not self.view.alive:
+            return
+        goodbyes = asyncio.gather(*(self._say_goodbye(member) for member in self.view.alive.values()))
+        await within(goodbyes, _GOODBYE_S, self._runtime)
+
+    async def _say_goodbye(self, member: Member) -> None:
+        try:
+            await self._transport.hello(member.address, self.mine())
+        except PeerFailed as error:
+            log.debug("a member did not hear that this one leaves", extra={"peer": member.name, "why": error.why})
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        for change in self._membership.changes():
+            _log(change)
+        if self._membership.is_settled:
+            self.settled.set()
+        if self.view.ring is not self._ring:
+            self._ring = self.view.ring
+            for hear in self.on_ring:
+                hear()
+
+
+def _log(change: Change) -> None:
+    level = logging.WARNING if change.event in _EVENTS_LOGGED_AS_WARNINGS else logging.INFO
+    log.log(level, "members changed", extra={"change": change.event, "peer": change.name, "detail": change.detail})

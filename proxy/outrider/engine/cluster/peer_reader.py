@@ -1,0 +1,265 @@
+"""Reads of blocks and versions from other members: which one is asked, and what becomes of one that fails.
+
+A missing block is asked of its owner, or of the stand-in that acts for it. A member that fails is followed by the next
+one that is alive, once; then the origin is asked. A body that breaks goes on at its offset there. After a change of the
+ring, the member that had a block before is asked for what it has on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from cachetools import TTLCache
+
+from outrider.core.block_layout import BlockLayout
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.peer_health import PeersHealth
+from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead, ReadClass
+from outrider.core.cluster.view import View
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
+from outrider.engine.cluster.asked_block import AskedBlock
+from outrider.engine.cluster.peer_watch import PeerWatch, WatchedRead
+from outrider.engine.fill.content_verification import ContentVerification
+from outrider.engine.fill.peer_block import PeerBlock
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_from_peers import PeerTold
+from outrider.engine.tasks.runtime import Runtime
+from outrider.metrics import Metrics
+from outrider.ports import PeerReply, PeerTransport
+
+log = logging.getLogger(__name__)
+
+# The owner, or its stand-in, and one more: whoever fails costs a time-out.
+_ASKED_MAX = 2
+# A late reply is left for the bucket beyond so many times the member's 99th percentile. At the percentile itself, one
+# read in a hundred would be asked twice, and so would the bucket where the member is still waiting for it.
+_HEDGED_AFTER = 3
+# For how long a block is not asked of peers that came with a wrong digest.
+_REFUTED_S = 60.0
+_REFUTED_MAX = 10_000
+
+
+class Members(Protocol):
+    """The cluster, as far as reads need it."""
+
+    @property
+    def view(self) -> View: ...
+
+    @property
+    def health(self) -> PeersHealth: ...
+
+    def failed(self, member: Member, why: str) -> None:
+        """A read failed. `why`: of `PeerFailed`."""
+        ...
+
+    def lost(self, member: Member) -> None:
+        """It neither replies nor answers a hello."""
+        ...
+
+    async def greet(self, member: Member) -> None:
+        """Raises PeerFailed."""
+        ...
+
+
+class PeerReads:
+    """Implements `engine.fill.PeerReader` and `engine.read.PeerVersions`."""
+
+    def __init__(
+        self, members: Members, transport: PeerTransport, layout: BlockLayout, versions: VersionCache,
+        contents: ContentVerification, runtime: Runtime, metrics: Metrics,
+    ) -> None:  # fmt: skip
+        self._members = members
+        self.transport = transport
+        self.layout = layout
+        self._versions = versions
+        self._contents = contents
+        self._runtime = runtime
+        self._metrics = metrics
+        self._watch = PeerWatch(members.greet, members.lost, self._judged, runtime)
+        # Blocks of which a peer told a wrong digest.
+        self._refuted: TTLCache[tuple[bytes, int], None] = TTLCache(_REFUTED_MAX, _REFUTED_S, runtime.clock)
+
+    # -- for fills and relays: see `engine.fill.peer_block` -----------------------------------------------------------
+
+    def block(self, version: ObjectVersion, index: int) -> PeerBlock | None:
+        if self._is_doubted(version, index):
+            return None
+        candidates = self._candidates(version.ref, index)
+        if candidates:
+            return AskedBlock(self, version, index, candidates, is_remote=True)
+        return self._previous(version, index)
+
+    def previous(self, version: ObjectVersion, index: int) -> PeerBlock | None:
+        """As `block`, for a read on behalf of a peer: only disks are asked."""
+        return None if self._is_doubted(version, index) else self._previous(version, index)
+
+    def _previous(self, version: ObjectVersion, index: int) -> PeerBlock | None:
+        view = self._members.view
+        if not view.previous:
+            return None
+        member = view.previous_owner(version.ref, index)
+        if member is None or member.name == view.me.name or not self._may_ask(member):
+            return None
+        return AskedBlock(self, version, index, [member], is_remote=False)
+
+    def _is_doubted(self, version: ObjectVersion, index: int) -> bool:
+        """Bytes of the version, or this block, were wrong: only the origin will do."""
+        key = self.layout.key(version, index)
+        return (key.version_id, index) in self._refuted or self._contents.condemned_at(key.version_id) > 0
+
+    def _candidates(self, ref: ObjectRef, index: int) -> list[Member]:
+        """The members to ask; none if this node is the first that acts for the block."""
+        view = self._members.view
+        found: list[Member] = []
+        if len(view.takers.members) == 1 and view.takers.members[0].name == view.me.name:
+            return found
+        for member in view.takers.owners(ref, index):
+            if member.name == view.me.name or len(found) == _ASKED_MAX:
+                break
+            if self._may_ask(member):
+                found.append(member)
+        return found
+
+    def _may_ask(self, member: Member) -> bool:
+        return self._members.health.of(member.name).may_ask(self._runtime.clock())
+
+    def origin_flowed(self, count: int, waited_s: float) -> None:
+        self._members.health.bucket.flowed(count, waited_s, self._runtime.clock())
+
+    def known(self, version: ObjectVersion) -> Confirmed:
+        """The version, and the age of its confirmation by the origin, as this node knows it."""
+        return Confirmed(version, self._versions.age_s(version))
+
+    def refuted(self, version: ObjectVersion, index: int, member: Member) -> None:
+        """The member told a digest that the bytes do not have."""
+        self._refuted[self.layout.version_id(version), index] = None
+        self.failed(member, PeerFailed("digest"))
+        log.warning(
+            "bytes of a peer do not have its digest",
+            extra={"object": str(version.ref), "block": index, "peer": member.name},
+        )
+
+    # -- for the version lookup: see `engine.read.version_from_peers` -------------------------------------------------
+
+    def tells(self, ref: ObjectRef) -> bool:
+        return bool(self._candidates(ref, 0))
+
+    @asynccontextmanager
+    async def asked(
+        self, ref: ObjectRef, extent: Extent | None, *, whole_headers: bool, is_ahead: bool
+    ) -> AsyncIterator[PeerTold]:
+        read_class = ReadClass.AHEAD if is_ahead else ReadClass.DEMAND
+        read = PeerRead(ref, extent, read_class=read_class, whole_headers=whole_headers)
+        failure = PeerFailed("absent")
+        candidates = self._candidates(ref, 0)
+        while candidates:
+            member = candidates.pop(0)
+            given = False
+            try:
+                async with self.opened(member, read) as (reply, watched):
+                    if reply.confirmed.version.ref != ref:
+                        raise PeerFailed("garbage", "another object")
+                    told = _Told(
+                        reply, AskedBlock(self, reply.confirmed.version, 0, [member, *candidates], is_remote=True)
+                    )
+                    told.block.begun = (reply, watched)
+                    given = True
+                    yield told
+                    return
+            except PeerFailed as error:
+                if given:
+                    raise
+                failure = error
+                if isinstance(error, PeerChanged):
+                    break
+        raise failure
+
+    # -- one reply ----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def opened(self, member: Member, read: PeerRead) -> AsyncIterator[tuple[PeerReply, WatchedRead]]:
+        """A reply of a member, which is watched. Raises PeerFailed, which is counted; so is one that passes on its way
+        out of the context."""
+        health = self._members.health
+        peer = health.of(member.name)
+        watched = self._watch.begin(member)
+        watched.is_hedged = read.read_class is ReadClass.DEMAND and not read.only_if_here
+        sending = self.transport.read(member, read)
+        health.asked()
+        peer.pace.began()
+        try:
+            reply = await watched.awaited(sending.__aenter__())
+            watched.has_head = True
+            peer.replied(self._runtime.clock() - watched.began)
+            try:
+                yield reply, watched
+            except BaseException as error:
+                # The connection is given up, whatever happened.
+                await sending.__aexit__(type(error), error, error.__traceback__)
+                raise
+            await sending.__aexit__(None, None, None)
+        except PeerFailed as error:
+            self.failed(member, error)
+            raise
+        finally:
+            peer.pace.ended()
+            self._watch.over(watched)
+
+    def _judged(self, read: WatchedRead, now: float) -> PeerFailed | None:
+        """Why the bytes that `read` waits for had better come from elsewhere; None: they had not."""
+        health = self._members.health
+        peer = health.of(read.member.name)
+        if read.has_head:
+            peer.flowed(0, read.waited_s(now), now)
+            if not health.is_slow(read.member.name, now):
+                return None
+            peer.leave_out(now)
+            log.info("a member is slower than the bucket", extra={"peer": read.member.name})
+            return PeerFailed("slow")
+        late_s = peer.first_bytes.late_s
+        if not read.is_hedged or late_s is None or now - read.began < _HEDGED_AFTER * late_s or not health.spend():
+            return None
+        peer.replied(now - read.began)
+        return PeerFailed("hedged")
+
+    def flowed(self, watched: WatchedRead, count: int) -> None:
+        """These bytes of a body came."""
+        now = self._runtime.clock()
+        self._members.health.of(watched.member.name).flowed(count, watched.waited_s(now), now)
+
+    def failed(self, member: Member, error: PeerFailed) -> None:
+        self._members.failed(member, error.why)
+
+    def promote(self, member: Member, read: PeerRead) -> None:
+        """A reader waits now for a block that was asked for ahead of readers: its owner is asked once more, so that it
+        knows."""
+        assert read.extent is not None
+        first = Extent(read.extent.start, read.extent.start + 1)
+        self._runtime.spawn(self._promote(member, replace(read, extent=first)), f"promote at {member.name}")
+
+    async def _promote(self, member: Member, read: PeerRead) -> None:
+        with suppress(PeerFailed):
+            async with self.transport.read(member, read) as reply, aclosing(reply.chunks()) as chunks:
+                await anext(chunks, None)
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self._runtime.clock
+
+
+@dataclass(slots=True)
+class _Told:
+    reply: PeerReply
+    block: AskedBlock
+
+    @property
+    def confirmed(self) -> Confirmed:
+        return self.reply.confirmed
+
+    @property
+    def extent(self) -> Extent | None:
+        return self.reply.extent

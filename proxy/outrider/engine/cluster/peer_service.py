@@ -1,0 +1,249 @@
+"""The side of the member that is asked: a peer's read is answered from the store, from a flight, or from the origin.
+
+No read on behalf of a peer waits for a peer: neither for a flight that another member fills, nor for a question that
+another member answers. It asks the origin instead. So two members that each take the other for the owner of a block
+answer each other, without a loop and without a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Protocol
+
+from outrider.core.block_layout import BlockLayout
+from outrider.core.cache.readahead import BlockRun
+from outrider.core.cluster.member import Hello
+from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead, ReadClass
+from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.content_verification import ContentVerification
+from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.flight_table import FlightTable
+from outrider.engine.fill.patience import A_CLIENT
+from outrider.engine.fill.peer_block import PeerBlock
+from outrider.engine.read.body_pieces import EarlyPiece, FilePiece, Piece, file_piece, follow
+from outrider.engine.read.version_answers import NotCacheable
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_lookup import VersionLookup
+from outrider.metrics import Metrics
+from outrider.ports import BlockStore, Chunks, Clock
+
+# A second fill of a block is begun for a reader whose first one failed for want of patience, as for clients.
+_FILLS_MAX = 2
+
+
+class Members(Protocol):
+    """The cluster, as far as the service needs it."""
+
+    def met(self, theirs: Hello) -> Hello:
+        """A member greeted this one. Returns the greeting of this one."""
+        ...
+
+    def told(self, message: Forget) -> None:
+        """Forget the names."""
+        ...
+
+
+class PreviousOwners(Protocol):
+    """Tells who had a block that this member owns now."""
+
+    def previous(self, version: ObjectVersion, index: int) -> PeerBlock | None:
+        """How the block is asked of the member that had it; None: nobody is to be asked."""
+        ...
+
+
+class PeerService:
+    """Answers the other members. All on the engine's loop."""
+
+    def __init__(
+        self, layout: BlockLayout, source: BlockSource, versions: VersionCache, store: BlockStore, flights: FlightTable,
+        contents: ContentVerification, version_lookup: VersionLookup, previous: PreviousOwners, members: Members,
+        metrics: Metrics, clock: Clock,
+    ) -> None:  # fmt: skip
+        self._layout = layout
+        self._source = source
+        self._versions = versions
+        self._store = store
+        self._flights = flights
+        self._contents = contents
+        self._version_lookup = version_lookup
+        self._previous = previous
+        self._members = members
+        self._metrics = metrics
+        self._clock = clock
+
+    def hello(self, theirs: Hello) -> Hello:
+        return self._members.met(theirs)
+
+    def forget(self, message: Forget) -> None:
+        self._members.told(message)
+
+    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+        """Raises Signal, S3Error: the peer has to ask the origin itself."""
+        try:
+            return await (self._of_known(read, read.known) if read.known is not None else self._of_any(read))
+        except VersionChanged:
+            return PeerAnswer(412)
+        except NotCacheable:
+            return PeerAnswer(404)
+
+    # -- which version ----------------------------------------------------------------------------------------------
+
+    async def _of_known(self, read: PeerRead, known: Confirmed) -> PeerAnswer:
+        version = known.version
+        # The peer's belief is compared, and not taken over: by the time that the question took on its way it would be
+        # believed for too long.
+        if self._versions.was_written(read.ref, self._clock() - known.age_s):
+            return PeerAnswer(412)
+        if read.extent is None:
+            return PeerAnswer(304, known)
+        if read.extent.stop > version.size or self._layout.indexes(read.extent) != range(read.index, read.index + 1):
+            return PeerAnswer(404)
+        return await self._with_body(read, known, read.extent)
+
+    async def _of_any(self, read: PeerRead) -> PeerAnswer:
+        """The version is not known to the peer."""
+        if read.only_if_here:
+            return PeerAnswer(404)
+        is_ahead = read.read_class is ReadClass.AHEAD
+        confirmed = self._versions.confirmed(read.ref)
+        if confirmed is None or (read.whole_headers and not confirmed.version.whole_headers):
+            first_byte = None if read.extent is None or read.whole_headers else read.extent.start
+            confirmed = await self._confirm(read.ref, first_byte, whole_headers=read.whole_headers, is_ahead=is_ahead)
+        size = confirmed.version.size
+        if read.extent is None or read.extent.start >= size:
+            return PeerAnswer(200, confirmed)
+        await self._version_lookup.brought(read.ref, read.extent.start)
+        return await self._with_body(read, confirmed, Extent(read.extent.start, min(read.extent.stop, size)))
+
+    async def _confirm(
+        self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool, is_ahead: bool
+    ) -> Confirmed:
+        if self._contents.relays(ref):
+            first_byte = None
+        return await self._version_lookup.confirm(ref, first_byte, whole_headers=whole_headers, is_ahead=is_ahead)
+
+    # -- which bytes ------------------------------------------------------------------------------------------------
+
+    async def _with_body(self, read: PeerRead, confirmed: Confirmed, extent: Extent) -> PeerAnswer:
+        """The head is promised once the first byte is in hand."""
+        version, since = confirmed.version, self._clock()
+        key = self._layout.key(version, read.index)
+        if self._contents.relays(read.ref):
+            return PeerAnswer(404)
+        if read.only_if_here and not self._store.has(key):
+            return PeerAnswer(404)
+        lease = self._store.lease_open(key) or await self._store.lease(key)
+        digest = ""
+        if lease is not None:
+            try:
+                digest = self._store.digest(lease)
+            finally:
+                lease.release()
+        elif read.only_if_here:
+            return PeerAnswer(404)
+        body = self._pieces(read, version, extent)
+        first = await anext(body)
+        confirmed = Confirmed(version, confirmed.age_s + self._clock() - since, confirmed.is_settled)
+        return PeerAnswer(206, confirmed, extent, digest, _Begun(first, body))
+
+    async def _pieces(self, read: PeerRead, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
+        """The bytes of `extent`, from the nearest place that waits for no peer."""
+        key, block = self._layout.key(version, read.index), self._layout.extent(read.index, version.size)
+        since = self._versions.changes
+        position, fills, is_over = extent.start, 0, False
+        while position < extent.stop:
+            self._check_condemned(version, since)
+            inside = Extent(position - block.start, extent.stop - block.start)
+            if not is_over and (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
+                on_disk = file_piece(lease, inside, "disk")
+                try:
+                    yield on_disk
+                finally:
+                    lease.release()
+                position += on_disk.sent
+                is_over = self._fell_short(key, on_disk)
+                continue
+            flight = None if is_over else self._flight(read, version, position, may_begin=fills < _FILLS_MAX)
+            if flight is not None:
+                fills += 1
+                try:
+                    async with aclosing(self._followed(read, flight, inside)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                            position += piece.sent
+                    continue
+                except StoreUnavailable:
+                    is_over = True
+                except OriginBroke as error:
+                    if error.lasting or fills >= _FILLS_MAX:
+                        raise
+                    continue
+            async with aclosing(self._relayed(version, Extent(position, extent.stop))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+
+    def _fell_short(self, key: BlockKey, piece: FilePiece) -> bool:
+        if piece.fell_short:
+            self._store.doubt(key)
+        return piece.fell_short
+
+    def _relayed(self, version: ObjectVersion, extent: Extent) -> Chunks:
+        self._metrics.relays.inc()
+        return self._source.stream(version, extent, waiters=A_CLIENT)
+
+    def _check_condemned(self, version: ObjectVersion, since: int) -> None:
+        if self._contents.condemned_at(self._layout.version_id(version)) > since:
+            raise VersionChanged(f"{version.ref}: not the bytes that the bucket has")
+
+    def _flight(self, read: PeerRead, version: ObjectVersion, position: int, *, may_begin: bool) -> Flight | None:
+        """The flight of the block from the origin, if need be a new one; None: the bytes are relayed past the cache."""
+        key = self._layout.key(version, read.index)
+        flight = self._flights.get(key)
+        if flight is not None:
+            return None if flight.is_remote else flight
+        relays = self._source.ignores_ranges(version.ref.bucket) or not self._flights.admits()
+        if not may_begin or relays or self._store.has(key):
+            return None
+        peer = self._previous.previous(version, read.index)
+        begun = self._flights.board(version, BlockRun(read.index, 1), position, peer)
+        self._flights.fill(
+            begun, prefetch=read.read_class is ReadClass.AHEAD, ahead=int(read.read_class is ReadClass.NEXT)
+        )  # fmt: skip
+        return begun[0]
+
+    async def _followed(
+        self, read: PeerRead, flight: Flight, inside: Extent
+    ) -> AsyncGenerator[FilePiece | EarlyPiece, None]:
+        is_ahead = read.read_class is ReadClass.AHEAD
+        if not is_ahead:
+            flight.waiters.enter()
+        try:
+            async with aclosing(follow(flight, inside, promotes=not is_ahead)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            if not is_ahead:
+                flight.waiters.leave()
+
+
+class _Begun:
+    """A body whose first piece is in hand. Not a generator: closing one that never ran would not close `rest`."""
+
+    def __init__(self, first: Piece, rest: AsyncGenerator[Piece, None]) -> None:
+        self._first: Piece | None = first
+        self._rest = rest
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        first, self._first = self._first, None
+        return first if first is not None else await anext(self._rest)
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()

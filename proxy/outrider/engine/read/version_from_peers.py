@@ -1,0 +1,105 @@
+"""Versions that other members of the cluster tell: the authority of an object is asked before the origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from outrider.core.block_layout import BlockLayout
+from outrider.core.cache.readahead import BlockRun, fill_start
+from outrider.core.cluster.peer_messages import Confirmed, PeerFailed
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
+from outrider.engine.fill.flight_table import FlightTable
+from outrider.engine.fill.peer_block import PeerBlock
+from outrider.engine.read.version_cache import Mark, VersionCache
+
+Learn = Callable[[ObjectVersion, Mark, bool], None]
+"""Called with a version, the mark of its confirmation, and whether it is settled."""
+
+
+class PeerTold(Protocol):
+    """The answer of a member to a question about an object."""
+
+    @property
+    def confirmed(self) -> Confirmed: ...
+
+    @property
+    def extent(self) -> Extent | None:
+        """The bytes that come with it; None: none."""
+        ...
+
+    @property
+    def block(self) -> PeerBlock:
+        """Brings the bytes of the first block, those of `extent` without a further question."""
+        ...
+
+
+class PeerVersions(Protocol):
+    """The other members, as far as the version lookup needs them. `engine/cluster` implements it."""
+
+    def tells(self, ref: ObjectRef) -> bool:
+        """Whether another member is the authority of the object, and is to be asked."""
+        ...
+
+    def asked(
+        self, ref: ObjectRef, extent: Extent | None, *, whole_headers: bool, is_ahead: bool
+    ) -> AbstractAsyncContextManager[PeerTold]:
+        """The authority's answer. `extent`: bytes of the first block that are to come along. `is_ahead`: no reader
+        waits.
+
+        Raises:
+            PeerFailed: no member gives an answer that may be believed.
+        """
+        ...
+
+
+class VersionFromPeers:
+    """Puts a question to the authority, and the block that comes along into a flight."""
+
+    def __init__(
+        self, layout: BlockLayout, peers: PeerVersions, versions: VersionCache, flights: FlightTable
+    ) -> None:  # fmt: skip
+        self._layout = layout
+        self._peers = peers
+        self._versions = versions
+        self._flights = flights
+
+    def tells(self, ref: ObjectRef) -> bool:
+        """Whether a question about the object goes to a peer first. Where each read must ask, only the origin will
+        do."""
+        return self._versions.may_be_told(ref) and self._peers.tells(ref)
+
+    async def ask(
+        self, ref: ObjectRef, asked_at: float, first_byte: int | None, learn: Learn,
+        *, whole_headers: bool, is_ahead: bool,
+    ) -> bool:  # fmt: skip
+        """Ask the authority. `asked_at`: when the question began. `first_byte`: a reader waits for it. False: the
+        origin is to be asked."""
+        extent = self._extent(first_byte)
+        try:
+            async with self._peers.asked(ref, extent, whole_headers=whole_headers, is_ahead=is_ahead) as told:
+                version, mark = told.confirmed.version, self._versions.mark_at(asked_at - told.confirmed.age_s)
+                # A write that this node was told of may have come in between, or the peer be less strict.
+                if not self._versions.will_be_fresh(ref, mark) or (whole_headers and not version.whole_headers):
+                    return False
+                if (newer := self._versions.fresh(ref)) is not None and newer.etag != version.etag:
+                    return False
+                brings = extent is not None and told.extent is not None and told.extent.start == extent.start
+                if not brings or not self._flights.wanted(self._layout.key(version, 0)):
+                    learn(version, mark, told.confirmed.is_settled)
+                    return True
+                assert extent is not None
+                flights = self._flights.board(version, BlockRun(0, 1), extent.start, told.block)
+                learn(version, mark, told.confirmed.is_settled)
+                await self._flights.fill_begun(flights)
+                return True
+        except PeerFailed:
+            return False
+
+    def _extent(self, first_byte: int | None) -> Extent | None:
+        """The bytes to ask for with the version: those of the first block, if the reader waits for it."""
+        block_bytes = self._layout.block_bytes
+        if first_byte is None or first_byte >= block_bytes:
+            return None
+        return Extent(fill_start(first_byte, block_bytes), block_bytes)

@@ -1,0 +1,53 @@
+"""A peer's block is compared with the peer's digest before it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.core.errors import VersionChanged
+from tests.support.engine import BLOCK, REF, as_large, as_small, by_threads
+from tests.support.fake_peers import PeerFault
+from tests.support.fakes import RAMP
+from tests.support.members import cluster
+
+DATA = RAMP[:BLOCK]
+
+
+@pytest.mark.parametrize("size", [1000, BLOCK])
+async def test_a_small_block_that_differs_from_its_digest_is_not_handed_out(size: int, tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.origin.put(REF, DATA[:size])
+        await nodes.meet()
+        owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+        await owner.get()
+        await nodes.settle()
+        edge.wire.faults.append(PeerFault(turn=500))
+        assert await edge.get() == DATA[:size]
+        await nodes.settle()
+        assert await edge.get() == DATA[:size]
+        assert edge.engine.metrics.value("outrider_peer_failures_total", why="digest") == 1
+
+
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small, by_threads])
+async def test_a_large_block_that_differs_is_cut_and_comes_from_the_bucket_next(
+    buffer_bytes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", 0)
+    monkeypatch.setattr("outrider.engine.fill.block_sinks._FIRST_BYTES", 1000)
+    with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
+        nodes.origin.put(REF, DATA)
+        await nodes.meet()
+        owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+        await owner.get()
+        await nodes.settle()
+        edge.wire.faults.append(PeerFault(turn=500))
+        with pytest.raises(VersionChanged):
+            await edge.get()
+        await nodes.settle()
+        assert edge.engine.store.used_bytes == 0
+        assert edge.engine.metrics.value("outrider_peer_failures_total", why="digest") == 1
+        asked = len(edge.wire.reads)
+        assert await edge.get() == DATA
+        assert [read.extent for _, read in edge.wire.reads[asked:] if read.known is not None] == []

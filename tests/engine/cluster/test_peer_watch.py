@@ -1,0 +1,90 @@
+"""A member that hangs costs one time-out; one that is busy is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.support.engine import BLOCK, REF
+from tests.support.fake_peers import PeerFault
+from tests.support.fakes import RAMP, FakeClock
+from tests.support.members import Cluster, Node, cluster
+from tests.support.virtual_time import VirtualTime
+
+DATA = RAMP[: 3 * BLOCK]
+
+
+class Time(VirtualTime, FakeClock):
+    """Virtual time that a test may also move."""
+
+    def __init__(self) -> None:
+        VirtualTime.__init__(self)
+
+
+async def begun(nodes: Cluster) -> tuple[Node, Node]:
+    """The owner of the object, which has it, and a member that does not."""
+    nodes.origin.put(REF, DATA[:1000])
+    await nodes.meet()
+    owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+    await owner.get()
+    return owner, edge
+
+
+async def test_an_owner_that_hangs_is_left_within_a_second_and_not_asked_again(tmp_path: Path) -> None:
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        edge.wire.silent.add(owner.address)
+        began = time()
+        assert await time.run(edge.get()) == DATA[:1000]
+        assert time() - began <= 0.95
+        edge.wire.reads.clear()
+        for _ in range(5):
+            assert await time.run(edge.get()) == DATA[:1000]
+        assert owner.name not in {name for name, _ in edge.wire.reads}
+        assert not edge.membership.view.alive.keys() & {owner.name}
+
+
+async def test_an_owner_that_hangs_amid_a_body_costs_one_pause(tmp_path: Path) -> None:
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        never = asyncio.Event()
+        edge.wire.faults.append(PeerFault(member=owner.name, body_gate=never, gate_after=400))
+
+        async def silence() -> None:
+            edge.wire.silent.add(owner.address)
+
+        reading = asyncio.ensure_future(edge.get())
+        await time.turns()
+        await silence()
+        began = time()
+        assert await time.run(asyncio.wait_for(asyncio.shield(reading), None)) == DATA[:1000]
+        assert time() - began <= 0.95
+
+
+async def test_an_owner_that_is_busy_is_waited_for(tmp_path: Path) -> None:
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        gate = asyncio.Event()
+        edge.wire.faults.append(PeerFault(member=owner.name, gate=gate))
+        asked = nodes.origin.count()
+        reading = asyncio.ensure_future(edge.get())
+        await time.until(time() + 5)
+        assert not reading.done()
+        gate.set()
+        assert await time.run(asyncio.wait_for(reading, None)) == DATA[:1000]
+        assert nodes.origin.count() == asked
+
+
+async def test_the_reads_of_a_dead_member_end_together(tmp_path: Path) -> None:
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        _, edge = await time.run(begun(nodes))
+        nodes.origin.put(REF, DATA)
+        edge.engine.versions.forget(REF)
+        edge.wire.silent.update(node.address for node in nodes if node is not edge)
+        began = time()
+        assert await time.run(edge.get()) == DATA
+        assert time() - began <= 2.0

@@ -1,0 +1,187 @@
+"""Reads in a cluster: each block comes from the bucket once, and a peer that fails never fails a read."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outrider.core.cluster.ownership import Ring
+from outrider.core.cluster.peer_messages import ReadClass
+from outrider.core.cluster.view import View
+from outrider.core.model import ObjectRef
+from outrider.engine.fill.origin_reader import OriginRefused
+from tests.support.engine import BLOCK, REF, as_large, by_threads
+from tests.support.fake_peers import PeerFault
+from tests.support.fakes import RAMP, Fault
+from tests.support.members import Cluster, cluster
+
+DATA = RAMP[: 5 * BLOCK + 77]
+
+
+async def test_all_nodes_together_read_each_block_of_the_bucket_once(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.origin.put(REF, DATA)
+        await nodes.meet()
+        for node in nodes:
+            assert await node.get() == DATA
+        await nodes.settle()
+        assert nodes.origin.body_bytes == len(DATA)
+
+
+@pytest.mark.parametrize("buffer_bytes", [as_large, by_threads])
+async def test_readers_of_all_nodes_at_once_share_one_get_of_each_block(buffer_bytes: object, tmp_path: Path) -> None:
+    with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
+        nodes.origin.put(REF, DATA)
+        await nodes.meet()
+        assert await asyncio.gather(*(node.get() for node in nodes for _ in range(8))) == [DATA] * 24
+        await nodes.settle()
+        assert nodes.origin.body_bytes == len(DATA)
+
+
+async def test_an_unknown_object_costs_one_question_of_the_bucket(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.origin.put(REF, DATA[:1000])
+        await nodes.meet()
+        for node in [*nodes, *nodes]:
+            assert await node.get() == DATA[:1000]
+        await nodes.settle()
+        assert nodes.origin.count() == 1
+
+
+async def test_the_reply_says_that_its_bytes_came_from_a_peer(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.origin.put(REF, DATA[:1000])
+        await nodes.meet()
+        owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+        assert await owner.cache_of() == "MISS"
+        assert await edge.cache_of() == "PEER"
+        await nodes.settle()
+        assert await edge.cache_of() == "HIT"
+
+
+async def test_a_version_from_a_peer_is_as_old_as_the_bucket_confirmed_it(tmp_path: Path) -> None:
+    with cluster(tmp_path, freshness="ttl:60") as nodes:
+        nodes.origin.put(REF, DATA[:1000])
+        await nodes.meet()
+        owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+        await owner.get()
+        nodes.clock.advance(40)
+        await edge.get()
+        await nodes.settle()
+        nodes.origin.put(REF, DATA[:2000])
+        nodes.clock.advance(19)
+        assert await edge.get() == DATA[:1000]
+        nodes.clock.advance(2)
+        assert await edge.get() == DATA[:2000]
+
+
+async def test_where_each_read_must_ask_the_edge_asks_the_bucket(tmp_path: Path) -> None:
+    with cluster(tmp_path, freshness="always") as nodes:
+        nodes.origin.put(REF, DATA[:1000])
+        await nodes.meet()
+        owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+        await owner.get()
+        assert await edge.get() == DATA[:1000]
+        nodes.origin.put(REF, DATA[:2000])
+        assert await edge.get() == DATA[:2000]
+
+
+async def test_members_that_take_each_other_for_the_owner_answer(tmp_path: Path) -> None:
+    with cluster(tmp_path, "ab") as nodes:
+        nodes.origin.put(REF, DATA)
+        await nodes.meet()
+        # Each sees a ring in which the other one owns everything.
+        for node, other in (("a", "b"), ("b", "a")):
+            nodes[node].membership.view = with_all_at(nodes, node, other)
+        assert await asyncio.gather(*(node.get() for node in nodes)) == [DATA, DATA]
+        await nodes.settle()
+
+
+def with_all_at(nodes: Cluster, node: str, owner: str) -> View:
+    view = nodes[node].membership.view
+    ring = Ring([nodes[owner].membership.view.me])
+    return replace(view, ring=ring, takers=ring)
+
+
+@pytest.fixture
+def as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block is so small that it is held until it is whole."""
+    monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", 0)
+
+
+FAULTS = [PeerFault(None, why=why) for why in ("connect", "busy", "absent", "refused", "garbage", "changed")]
+FAULTS += [PeerFault(None, break_after=0), PeerFault(None, break_after=BLOCK // 3), PeerFault(None, break_after=100)]
+
+
+@pytest.mark.usefixtures("as_it_comes")
+@pytest.mark.parametrize("buffer_bytes", [as_large, by_threads])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.why or f"breaks {fault.break_after}")
+async def test_a_peer_that_fails_never_fails_a_read(fault: PeerFault, buffer_bytes: object, tmp_path: Path) -> None:
+    with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
+        nodes.origin.put(REF, DATA)
+        await nodes.meet()
+        for node in nodes:
+            node.wire.faults.append(fault)
+        for node in nodes:
+            assert await node.get() == DATA
+        await nodes.settle()
+
+
+@pytest.mark.usefixtures("as_it_comes")
+async def test_a_body_that_breaks_goes_on_at_its_offset_at_the_stand_in(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        await nodes.meet()
+        edge = nodes["a"]
+        owners_of = edge.membership.view.takers.owners
+        ref = next(
+            ref for ref in (ObjectRef("train", f"{i}.tar") for i in range(100)) if owners_of(ref, 1)[2].name == "a"
+        )
+        nodes.origin.put(ref, DATA)
+        await edge.engine.reads.head(ref, {})
+        edge.wire.reads.clear()
+        edge.wire.faults.append(PeerFault(break_after=BLOCK // 2))
+        assert await edge.engine.range(BLOCK, 2 * BLOCK, ref) == DATA[BLOCK : 2 * BLOCK]
+        await nodes.settle()
+        asked = [(name, read.extent and read.extent.start) for name, read in edge.wire.reads]
+        first, second, _ = (member.name for member in owners_of(ref, 1))
+        assert asked == [(first, BLOCK), (second, BLOCK + BLOCK // 2)]
+
+
+async def test_a_client_that_leaves_early_takes_the_block_from_nobody(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.origin.put(REF, DATA[:BLOCK])
+        await nodes.meet()
+        owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+        nodes.origin.faults.append(Fault(body_gate=(gate := asyncio.Event()), gate_after=1000))
+        reading = asyncio.ensure_future(edge.get())
+        for _ in range(50):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        gate.set()
+        await nodes.settle()
+        assert await owner.cache_of() == await edge.cache_of() == "HIT"
+        assert nodes.origin.body_bytes == BLOCK
+
+
+async def test_what_is_fetched_ahead_is_fetched_ahead_at_its_owner(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        await nodes.meet()
+        ref = nodes.ref_owned_by("b")
+        nodes.origin.put(ref, DATA[:BLOCK])
+        edge = nodes["a"]
+        version = await edge.engine.fills.opened(ref)
+        await nodes.settle()
+        assert version.size == BLOCK
+        assert {read.read_class for _, read in edge.wire.reads} == {ReadClass.AHEAD}
+
+
+async def test_a_question_of_the_edge_about_a_missing_object_goes_to_the_bucket(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        await nodes.meet()
+        edge = nodes.others_of(ObjectRef("train", "gone"))[0]
+        with pytest.raises(OriginRefused):
+            await edge.get(ObjectRef("train", "gone"))

@@ -1,0 +1,132 @@
+"""A write through one member is known to all others before its client has the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from outrider.core.s3.body_integrity import UNSIGNED
+from outrider.core.s3.operation import classify
+from outrider.engine.write.upload import Upload, upload_of
+from tests.support.engine import REF
+from tests.support.fakes import RAMP, Fault
+from tests.support.members import Node, cluster
+
+
+async def write(node: Node, method: str, target: str = "/train/a.tar", body: bytes | None = None) -> bytes:
+    async def source() -> object:
+        yield body
+
+    upload = Upload() if body is None else upload_of((), UNSIGNED, None, source(), len(body))  # type: ignore[arg-type]
+    answer = await node.engine.passthrough.send(classify(method, target, ()), (), upload, None)
+    answered = b"".join([chunk async for chunk in answer.body])
+    await answer.body.aclose()
+    return answered
+
+
+@pytest.mark.parametrize("freshness", ["immutable", "ttl:60"])
+async def test_a_get_through_any_node_after_a_put_returns_the_new_object(freshness: str, tmp_path: Path) -> None:
+    with cluster(tmp_path, freshness=freshness) as nodes:
+        nodes.origin.put(REF, RAMP[:1000])
+        await nodes.meet()
+        for writer in nodes:
+            for node in nodes:
+                await node.get()
+            await nodes.settle()
+            new = RAMP[ord(writer.name) :][:2000]
+            await write(writer, "PUT", body=new)
+            assert [await node.get() for node in nodes] == [new] * 3
+            await nodes.settle()
+            nodes.clock.advance(1)
+
+
+async def test_an_answer_from_before_the_write_that_comes_after_it_is_not_believed(tmp_path: Path) -> None:
+    with cluster(tmp_path, freshness="immutable") as nodes:
+        nodes.origin.put(REF, RAMP[:1000])
+        await nodes.meet()
+        owner, (edge, writer) = nodes.owner_of(), nodes.others_of()
+        await owner.get()
+        await nodes.settle()
+        nodes.clock.advance(5)
+        # The owner does not hear of the write, and goes on believing the old version.
+        for node in (edge, writer):
+            node.wire.services = {edge.address: edge.service} if node is writer else node.wire.services
+        await write(writer, "PUT", body=RAMP[:2000])
+        nodes.clock.advance(5)
+        assert await edge.get() == RAMP[:2000]
+        await nodes.settle()
+
+
+async def test_the_members_hear_of_a_write_before_it_is_sent_and_before_its_last_byte(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        await nodes.meet()
+        writer = nodes["a"]
+        heard: list[tuple[str, int]] = []
+        nodes.origin.on_write = lambda request: heard.append(("sent", len(writer.wire.forgets)))
+        await write(writer, "PUT", body=b"new")
+        assert heard == [("sent", 2)]
+        assert len(writer.wire.forgets) == 4
+        writer.wire.forgets.clear()
+        nodes.origin.faults.append(Fault(method="POST", status=200, body=b"<CompleteMultipartUploadResult/>"))
+        await write(writer, "POST", "/train/a.tar?uploadId=1", b"<CompleteMultipartUpload/>")
+        assert len(writer.wire.forgets) == 6
+
+
+async def test_a_member_that_says_nothing_holds_a_write_up_for_a_moment(tmp_path: Path) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await asyncio.sleep(0.01)
+
+    with cluster(tmp_path, sleep=sleep) as nodes:
+        await nodes.meet()
+        waits.clear()
+        nodes["a"].wire.silent.add("b:9482")
+        await asyncio.wait_for(write(nodes["a"], "PUT", body=b"new"), 10)
+        assert waits.count(0.25) == 2
+        await nodes.settle()
+        assert nodes["a"].engine.metrics.value("outrider_peer_forgets_total", result="unacknowledged") == 2
+
+
+async def test_a_member_that_missed_a_write_asks_about_everything_once_it_hears_of_the_gap(tmp_path: Path) -> None:
+    with cluster(tmp_path, freshness="immutable") as nodes:
+        nodes.origin.put(REF, RAMP[:1000])
+        await nodes.meet()
+        for node in nodes:
+            await node.get()
+        await nodes.settle()
+        cut_off, writer = nodes["a"], nodes["b"]
+        # A partition, of which both sides know.
+        for node, other in ((writer, cut_off), (cut_off, writer)):
+            node.membership.unheard(other.address, nodes.clock())
+        await write(writer, "PUT", body=RAMP[:2000])
+        assert await cut_off.get() == RAMP[:1000]
+        nodes.clock.advance(5)
+        await writer.members._greeted(cut_off.address)
+        nodes.clock.advance(1)
+        await nodes.settle()
+        assert await cut_off.get() == RAMP[:2000]
+        await nodes.settle()
+
+
+async def test_a_write_without_an_answer_is_in_doubt_everywhere(tmp_path: Path) -> None:
+    with cluster(tmp_path, freshness="immutable") as nodes:
+        nodes.origin.put(REF, RAMP[:1000])
+        await nodes.meet()
+        for node in nodes:
+            await node.get()
+        await nodes.settle()
+        nodes.origin.faults.append(Fault(method="PUT", refuse=True))
+        with pytest.raises(Exception, match="does not answer"):
+            await write(nodes["a"], "PUT", body=RAMP[:2000])
+        nodes.clock.advance(10)
+        for node in nodes:
+            await node.get()
+        await nodes.settle()
+        # The origin carries it out after all.
+        nodes.origin.put(REF, RAMP[:2000])
+        assert [await node.get() for node in nodes] == [RAMP[:2000]] * 3
+        await nodes.settle()

@@ -1,0 +1,170 @@
+"""Engines that are the members of one cluster, joined by a wire in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.core.block_layout import BlockLayout
+from outrider.core.cache.near_blocks import NearBlocks
+from outrider.core.cache.policies import EvictionPolicy
+from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.membership import Domain, Membership
+from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.engine.cluster.beliefs import Beliefs
+from outrider.engine.cluster.forgets import Forgets, Sender
+from outrider.engine.cluster.members import Members
+from outrider.engine.cluster.peer_reader import PeerReads
+from outrider.engine.cluster.peer_service import PeerService
+from outrider.engine.fill.content_verification import ContentVerification
+from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.tasks.runtime import Runtime
+from outrider.metrics import Metrics
+from tests.support.engine import REF, Engine, Joined, engine, taken
+from tests.support.fake_peers import Answering, FakePeers
+from tests.support.fakes import FakeClock, FakeOrigin
+
+GIB = 2**30
+
+
+@dataclass
+class FakeSource:
+    """Lists of members, as the test tells them."""
+
+    told: asyncio.Queue[Sequence[Listed]] = field(default_factory=asyncio.Queue)
+
+    async def lists(self) -> AsyncGenerator[Sequence[Listed], None]:
+        while True:
+            yield await self.told.get()
+
+
+class Node:
+    """A member, and how its engine joins."""
+
+    def __init__(self, name: str, services: dict[str, Answering], clock: FakeClock, boot: int = 1) -> None:
+        self.name = name
+        self.address = f"{name}:9482"
+        self.clock = clock
+        self.boot = boot
+        self.wire = FakePeers(name, services)
+        self.source = FakeSource()
+        me = Member(name, self.address, "", GIB, "cluster")
+        self.membership = Membership(me, boot, Domain.CLUSTER, clock())
+        self.engine: Engine
+        self.service: PeerService
+        self.members: Members
+        self.reads: PeerReads
+        self.forgets: Forgets
+        self.near: NearBlocks
+
+    def near_first(self, policy: EvictionPolicy) -> EvictionPolicy:
+        self.near = NearBlocks(policy, self._is_near)
+        return self.near
+
+    def _is_near(self, version: ObjectVersion, index: int) -> bool:
+        return not self.membership.view.is_mine(version.ref, index)
+
+    def parts(
+        self, layout: BlockLayout, versions: VersionCache, contents: ContentVerification, list_cache: ListCache,
+        runtime: Runtime, metrics: Metrics,
+    ) -> Joined:  # fmt: skip
+        sender = Sender(self.name, self.boot, lambda: self.membership.view)
+        self.forgets = Forgets(sender, self.wire, Beliefs(versions, list_cache), runtime, metrics)
+        self.members = Members(
+            self.membership, self.boot, self.source, self.wire, self.forgets, None, runtime, self.clock, lambda: 0.5,
+            metrics,
+        )  # fmt: skip
+        self.reads = PeerReads(self.members, self.wire, layout, versions, contents, runtime, metrics)
+        return Joined(self.reads, self.forgets)
+
+    def serve(self, made: Engine) -> None:
+        """The engine is there: answer the other members."""
+        self.engine = made
+        self.service = PeerService(
+            made.layout, made.source, made.versions, made.store, made.flights, made.contents, made.version_lookup,
+            self.reads, self.members, made.metrics, self.clock,
+        )  # fmt: skip
+        self.wire.services[self.address] = self.service
+
+    async def list(self, names: Sequence[str]) -> None:
+        """The source of members tells this list, and all of it is greeted."""
+        self.membership.listed([Listed(f"{name}:9482", name) for name in names], self.clock())
+        for address in self.membership.to_greet:
+            await self.members._greeted(address)
+
+    async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
+        return await self.engine.get(ref, **headers)
+
+    async def cache_of(self, ref: ObjectRef = REF) -> str:
+        """The `x-cache` of a GET."""
+        answer = await self.engine.reads.get(ref, {})
+        await taken(answer)
+        return answer.cache.value
+
+    def owns(self, ref: ObjectRef = REF, index: int = 0) -> bool:
+        return self.membership.view.ring.owner(ref, index).name == self.name
+
+
+@dataclass
+class Cluster:
+    """The members, and the bucket that they share."""
+
+    nodes: Mapping[str, Node]
+    origin: FakeOrigin
+    clock: FakeClock
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes.values())
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[name]
+
+    async def meet(self) -> None:
+        """All lists name all members, and everybody has greeted everybody."""
+        for node in self:
+            node.members.ready()
+        for node in self:
+            await node.list([*self.nodes])
+        await self.settle()
+        self.clock.advance(0.1)
+
+    async def settle(self) -> None:
+        for _ in self.nodes:
+            for node in self:
+                await node.engine.tasks.settle()
+
+    def owner_of(self, ref: ObjectRef = REF, index: int = 0) -> Node:
+        ring = next(iter(self)).membership.view.ring
+        return self.nodes[ring.owner(ref, index).name]
+
+    def others_of(self, ref: ObjectRef = REF, index: int = 0) -> list[Node]:
+        owner = self.owner_of(ref, index)
+        return [node for node in self if node is not owner]
+
+    def ref_owned_by(self, name: str, index: int = 0) -> ObjectRef:
+        """An object of which this member owns block `index`."""
+        ring = next(iter(self)).membership.view.ring
+        return next(
+            ref for ref in (ObjectRef("train", f"{i}.tar") for i in range(1000)) if ring.owner(ref, index).name == name
+        )
+
+
+@contextmanager
+def cluster(
+    root: Path, names: str = "abc", *, origin: FakeOrigin | None = None, clock: FakeClock | None = None, **knobs: Any
+) -> Iterator[Cluster]:
+    """Members by the letters of `names`, which do not know each other yet. `knobs`: of each engine; `sleep` takes no
+    time by itself."""
+    origin, clock = origin or FakeOrigin(), clock or FakeClock()
+    services: dict[str, Answering] = {}
+    with ExitStack() as stack:
+        nodes = {name: Node(name, services, clock) for name in names}
+        for node in nodes.values():
+            made = engine(root / node.name, origin, clock=clock, join=node, **knobs)
+            node.serve(stack.enter_context(made))
+        yield Cluster(nodes, origin, clock)

@@ -1,0 +1,54 @@
+"""Near blocks go first, and never displace owned ones."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.cache.near_blocks import NearBlocks
+from outrider.core.cache.policies import Lru
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
+
+VERSION = ObjectVersion(ObjectRef("train", "a"), '"e"', 10**9)
+
+
+def key(index: int) -> BlockKey:
+    return BlockKey(b"v", index)
+
+
+def policy(near: set[int]) -> NearBlocks:
+    return NearBlocks(Lru(), lambda version, index: index in near)
+
+
+def test_the_victims_for_an_owned_block_are_near_blocks_first_then_owned_ones() -> None:
+    blocks = policy({1, 3})
+    for index in range(4):
+        blocks.added(key(index), VERSION)
+    blocks.read(key(1))
+    blocks.read(key(0))
+    assert [block.index for block in blocks.victims(key(9), VERSION)] == [3, 1, 2, 0]
+    assert [block.index for block in blocks.victims()] == [3, 1, 2, 0]
+
+
+def test_a_near_block_displaces_near_blocks_alone() -> None:
+    blocks = policy({1, 3, 5})
+    for index in range(4):
+        blocks.added(key(index), VERSION)
+    assert [block.index for block in blocks.victims(key(5), VERSION)] == [1, 3]
+    blocks.removed(key(1))
+    assert [block.index for block in blocks.victims(key(5), VERSION)] == [3]
+
+
+@given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
+def test_after_a_change_of_the_ring_each_block_is_judged_by_the_ring_of_now(before: set[int], after: set[int]) -> None:
+    near = set(before)
+    blocks = policy(near)
+    for index in range(10):
+        blocks.added(key(index), VERSION)
+    near.clear()
+    near.update(after)
+    blocks.judge((key(index), VERSION) for index in range(10))
+    assert len(blocks) == len(after)
+    victims = [block.index for block in blocks.victims()]
+    assert sorted(victims) == list(range(10))
+    assert set(victims[: len(after)]) == after
