@@ -252,7 +252,8 @@ def _upload(world: World, target: Target) -> Took:
     assert isinstance(world, LineWorld)
     assert target.endpoint is not None
     client = world.bucket.client(target.endpoint, max_pool_connections=_PARTS_AT_ONCE)
-    body = io.BytesIO(Random(1).randbytes(world.line.upload_bytes))
+    piece = Random(1).randbytes(1024 * 1024)  # it cannot make 600 MB at once
+    body = io.BytesIO(piece * (world.line.upload_bytes // len(piece)))
     config = TransferConfig(multipart_chunksize=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
     begun = time.monotonic()
     client.upload_fileobj(body, NAME, "checkpoint.pt", Config=config)
