@@ -57,6 +57,23 @@ class BlockReceiver(ByteSink, Protocol):
     """The seconds that the disk has taken so far."""
 
 
+class BodyInThread(Protocol):
+    """The body of a request on its client's socket, for the thread that passes it on. It is taken once, or never."""
+
+    def begin(self) -> bool:
+        """Take the body from the event loop, on whose thread this is called. False: it stays there."""
+        ...
+
+    def read(self, beside: int) -> list[Buffer] | None:
+        """The next pieces; None: the body has ended. In a thread, which waits for the client. An empty list: the
+        descriptor `beside` has something to read. Raises S3Error: the body failed, or the client is too slow."""
+        ...
+
+    def end(self) -> None:
+        """No thread reads any more. On the event loop's thread, once after each `begin` that returned True."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OriginRequest:
     """A request to the origin, unsigned. `key` empty: the bucket; `bucket` None: the service.
@@ -83,6 +100,8 @@ class OriginRequest:
     """The body is large, and will be received by `OriginReply.receive`."""
     unsigned: bool = False
     """An anonymous client sent the request: the adapter must not sign it."""
+    body_in_thread: BodyInThread | None = None
+    """The same body as `body`, for a thread. The adapter takes one or the other."""
 
 
 class OriginReply(Protocol):

@@ -12,6 +12,8 @@
 
 5. A request over plain http whose body is large (`OriginRequest.bulk`) goes out over `bulk_client` instead, where a
    thread sends it, reads the head and receives the body. A reply that this client cannot read goes over aiohttp.
+   A large body of a request (`OriginRequest.body_in_thread`) goes the same way: `pass_on` sends it, in a thread that
+   takes it from the client's socket.
 
 `traced_origin` wraps an origin with one OpenTelemetry span per attempt. It is imported only if traces are on.
 

@@ -2,7 +2,7 @@
 
 Each request is sent, and its reply's head read, by `http.client` on a blocking socket. The body is then received into
 one buffer and handed on from there (`ports.ByteSink`), all in one thread. The event loop hears how far it is, and moves
-no bytes.
+no bytes. The large body of a request is sent in the same way (`pass_on`), in one of a few threads of their own.
 
 Only plain http comes here. Over https each read of a TLS record (16 KiB) releases and takes the GIL; many threads then
 wait for each other. With four readers of an origin without limits (the loads `line-http-4` and `line-https-4` of `make
@@ -30,8 +30,9 @@ from cachetools import TTLCache
 
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.http_reply import Counts, Reply, in_socket
-from outrider.core.errors import OriginBroke
-from outrider.ports import ByteSink, Chunks
+from outrider.adapters.origin.pass_on import pass_on
+from outrider.core.errors import OriginBroke, S3Error
+from outrider.ports import BodyInThread, ByteSink, Chunks
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ _READ_SLOW_S, _READ_FAST_S = 0.006, 0.002
 _TELL_S, _TELL_BYTES = 0.005, 1024 * 1024
 # After such a silence the sink is asked whether it is what hangs.
 _CHECK_S = 1.0
+# Threads that send bodies. More uploads than that go through the event loop: the clients of some may be slow.
+_SENDERS = 32
 # The thread of a body that is given up ends at once, unless the disk does not answer.
 _ABORT_S = 10.0
 
@@ -74,6 +77,8 @@ class BulkClient:
         """`threads`: how many requests may be under way."""
         self._counts = counts
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="outrider-receive")
+        self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix="outrider-send")
+        self._senders_free = _SENDERS
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
         self._idle: dict[tuple[str, str], list[tuple[http.client.HTTPConnection, float]]] = {}
@@ -95,26 +100,62 @@ class BulkClient:
         Raises:
             OriginBroke: no reply came. Unfit: it cannot be read here.
         """
+        exchange = self._exchange(target, "GET", path, headers, self._read_timeout_s)
+        return await self._reply(target, exchange, self.begin(exchange.run))
+
+    async def send(
+        self, method: str, target: Endpoint, path: str, headers: Mapping[str, str], body: BodyInThread,
+        timeout_s: float,
+    ) -> BulkReply | None:  # fmt: skip
+        """Send a request whose body a thread takes from the client. None: nothing was sent, and the body is where it
+        was. `timeout_s` bounds each wait for the origin.
+
+        Raises:
+            OriginBroke: no reply came, or none that can be read here; or the body failed.
+        """
+        if self._senders_free == 0 or not body.begin():
+            return None
+        self._senders_free -= 1
+
+        def sent(_: object) -> None:
+            self._senders_free += 1
+            body.end()
+
+        exchange = self._exchange(target, method, path, headers, timeout_s, body)
+        head = asyncio.get_running_loop().run_in_executor(self._senders, exchange.run)
+        head.add_done_callback(sent)
+        try:
+            return await self._reply(target, exchange, head)
+        except Unfit as error:
+            raise OriginBroke(str(error)) from error
+
+    def _exchange(
+        self, target: Endpoint, method: str, path: str, headers: Mapping[str, str], timeout_s: float,
+        body: BodyInThread | None = None,
+    ) -> _Exchange:  # fmt: skip
         key = (target.url, str(target.proxy.url))
         connection, is_used = self._idle_connection(key), True
         if connection is None:
             connection, is_used = self._new_connection(target), False
         if target.proxy.url is not None:
             path = f"{target.base}{path}"
-        exchange = _Exchange(connection, path, headers, self._connect_timeout_s, self._read_timeout_s, is_used=is_used)
-        head = self.begin(exchange.run)
+        return _Exchange(
+            key, connection, method, path, headers, self._connect_timeout_s, timeout_s, is_used=is_used, body=body
+        )  # fmt: skip
+
+    async def _reply(self, target: Endpoint, exchange: _Exchange, head: asyncio.Future[_Response]) -> BulkReply:
         try:
             response = await asyncio.shield(head)
         except asyncio.CancelledError:
             exchange.abort()
-            head.add_done_callback(_closes(connection))
+            head.add_done_callback(_closes(exchange.connection))
             raise
         except BaseException as error:
-            connection.close()
+            exchange.connection.close()
             if isinstance(error, Unfit):
                 self._unfit[target.url] = None
             raise
-        return BulkReply(self, key, exchange, response, self._counts)
+        return BulkReply(self, exchange.key, exchange, response, self._counts)
 
     @property
     def buffer_bytes(self) -> int:
@@ -170,6 +211,7 @@ class BulkClient:
                 connection.close()
         self._idle.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._senders.shutdown(wait=False, cancel_futures=True)
 
 
 class _Response(http.client.HTTPResponse):
@@ -268,11 +310,15 @@ class _Exchange:
     """One request and the head of its reply, in a thread. `abort` may come from another thread at any time."""
 
     def __init__(
-        self, connection: http.client.HTTPConnection, path: str, headers: Mapping[str, str],
-        connect_timeout_s: float, read_timeout_s: float, *, is_used: bool,
+        self, key: tuple[str, str], connection: http.client.HTTPConnection, method: str, path: str,
+        headers: Mapping[str, str], connect_timeout_s: float, read_timeout_s: float, *, is_used: bool,
+        body: BodyInThread | None,
     ) -> None:  # fmt: skip
-        """`is_used`: another request came before on this connection."""
+        """`is_used`: another request came before on this connection. `body` None: no body."""
+        self.key = key
         self.connection = connection
+        self._method = method
+        self._body = body
         self._path = path
         self._headers = headers
         self._connect_timeout_s = connect_timeout_s
@@ -288,10 +334,12 @@ class _Exchange:
                 return self._send()
             except (ConnectionError, http.client.RemoteDisconnected):
                 # The origin closed an idle connection in the moment in which it was used. A GET may be sent again.
-                if not self._is_used or self._aborted:
+                if not self._is_used or self._aborted or self._body is not None:
                     raise
                 self.connection.close()
                 return self._send()
+        except S3Error as error:
+            raise OriginBroke("the body of the client failed") from error
         except (ConnectionError, TimeoutError, socket.gaierror) as error:
             raise OriginBroke(described(error)) from error
         except (http.client.RemoteDisconnected, http.client.BadStatusLine) as error:
@@ -313,12 +361,18 @@ class _Exchange:
         self._socket = connection.sock
         if self._aborted:
             raise ConnectionAbortedError("given up")
-        connection.putrequest("GET", self._path, skip_host=True, skip_accept_encoding=True)
+        connection.putrequest(self._method, self._path, skip_host=True, skip_accept_encoding=True)
         for name, value in self._headers.items():
             connection.putheader(name, value.encode("utf-8", "surrogateescape"))
-        connection.endheaders()
+        is_whole = True
+        if self._body is None:
+            connection.endheaders()
+        else:
+            is_whole = pass_on(self._body, connection.endheaders, connection.sock, self._read_timeout_s)
         response = connection.getresponse()
         assert isinstance(response, _Response)
+        if not is_whole:
+            response.will_close = True
         return response
 
     def abort(self) -> None:
@@ -345,6 +399,7 @@ class BulkReply(Reply):
         self._exchange = exchange
         self._response = response
         self._length = response.length
+        self._close_if_whole()
         self._under_way: asyncio.Future[Any] | None = None
         self._closed = False
         self._read_bytes = _READ_BYTES_FIRST
@@ -378,13 +433,20 @@ class BulkReply(Reply):
         reading = self._client.begin(lambda: self._response.read1(_READ_BYTES_FIRST))
         self._under_way = reading
         try:
-            return await asyncio.shield(reading)
+            chunk = await asyncio.shield(reading)
+            self._close_if_whole()
+            return chunk
         except asyncio.CancelledError:
             self._exchange.abort()
             raise
         except (OSError, http.client.HTTPException) as error:
             self._broke()
             raise OriginBroke(described(error)) from error
+
+    def _close_if_whole(self) -> None:
+        # `http.client` does so in some of its ways to read, not in `read1`, nor for a body without a byte.
+        if self._response.length == 0:
+            self._response.close()
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         receiving = _Receiving(self._response, count, sink, self._client.buffer_bytes, self._read_bytes)

@@ -250,9 +250,14 @@ class HttpOrigin:
         body: AsyncIterator[Buffer] | None,
     ) -> Reply:  # fmt: skip
         """The reply of the one client or the other. Raises OriginBroke."""
-        if request.bulk and self._bulk is not None and self._bulk.can_reach(target):
+        bulk = self._bulk
+        if bulk is not None and request.body_in_thread is not None and request.form is None and bulk.can_reach(target):
+            sending = bulk.send(request.method, target, path, headers, request.body_in_thread, _WRITE_TIMEOUT_S)
+            if (reply := await sending) is not None:
+                return reply
+        if request.bulk and bulk is not None and bulk.can_reach(target):
             with suppress(Unfit):
-                return await self._bulk.get(target, path, headers)
+                return await bulk.get(target, path, headers)
         assert self._session is not None
         try:
             response = await self._session.request(

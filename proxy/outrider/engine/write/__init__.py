@@ -3,6 +3,7 @@
 1. `upload.upload_of` wraps the client's body. The body is verified on its way: its hash, the signatures of its chunks,
    its trailers. The last bytes are held back until all has held, so that the origin never commits a bad body.
    `form_upload` does the same for a browser's upload, whose fields are read before its file.
+   A large body is verified in the thread that passes it on (`Upload.in_thread`), if the adapter has such a thread.
 2. `passthrough.Passthrough.send` notes the names that the request may change (`written_names.note_written`: on disk, so
    that a restart does not believe their old versions), and makes the version cache and the LIST cache forget them.
 3. The request is sent, a write exactly once. A read without a body may be retried.

@@ -197,6 +197,7 @@ def _origin_request(operation: Operation, headers: Headers, upload: Upload) -> O
     return OriginRequest(
         operation.method, operation.bucket, key, operation.query, passed_up(headers) + upload.headers,
         upload.body, upload.body_bytes, upload.payload_hash, upload.form, operation.bare,
+        body_in_thread=upload.in_thread,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from outrider.core.auth.sigv4 import Identity
 from outrider.core.errors import ContentSha256Mismatch, IncompleteBody, InvalidRequest, MissingContentLength
@@ -23,7 +24,20 @@ from outrider.core.s3.body_integrity import (
     trailer_names_of,
 )
 from outrider.core.s3.form_fields import PostForm
-from outrider.ports import Buffer, Chunks
+from outrider.ports import BodyInThread, Buffer, Chunks
+
+
+class BodyOnSocket(Protocol):
+    """The bytes of a body as they come on the wire, for a thread. `begin` and `end`: as `ports.BodyInThread`."""
+
+    def begin(self) -> bool: ...
+
+    def receive(self, beside: int) -> bytes | None:
+        """The next bytes; None: the body has ended; empty: the descriptor `beside` has something to read. Raises
+        S3Error."""
+        ...
+
+    def end(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -38,6 +52,8 @@ class Upload:
     form: PostForm | None = None
     """A browser's upload: `body` begins with the first byte of the form's file."""
     error: Exception | None = field(default=None)
+    in_thread: BodyInThread | None = None
+    """The same body, for a thread."""
 
 
 async def one_chunk(body: bytes) -> Chunks:
@@ -47,17 +63,18 @@ async def one_chunk(body: bytes) -> Chunks:
 
 def upload_of(
     headers: Headers, payload: PayloadRule, identity: Identity | None, source: AsyncIterator[bytes],
-    content_length: int | None,
+    content_length: int | None, on_socket: BodyOnSocket | None = None,
 ) -> Upload:  # fmt: skip
     """The upload of a body that `payload` and the headers describe. `source`: the body from the wire, without its
-    transfer coding. `content_length` None: it came with chunked transfer coding.
+    transfer coding. `content_length` None: it came with chunked transfer coding. `on_socket`: the same bytes as
+    `source`; None: a thread cannot have them.
 
     Raises:
         MissingContentLength: the length of the object is not known.
         InvalidArgument, InvalidRequest: the headers describe an impossible body.
     """
     if payload.chunked:
-        return _chunked_upload(headers, payload, identity, source)
+        return _chunked_upload(headers, payload, identity, source, on_socket)
     if content_length is None:
         raise MissingContentLength
     upload = Upload(body_bytes=content_length, payload_hash=payload.sha256)
@@ -65,21 +82,20 @@ def upload_of(
         return Upload()
     if content_length == 0:
         raise ContentSha256Mismatch
-    upload.body = recording_error(upload, _plain(source, payload, content_length))
-    return upload
+    return _verified(upload, source, on_socket, _Plain(payload, content_length))
 
 
 def _chunked_upload(
-    headers: Headers, payload: PayloadRule, identity: Identity | None, source: AsyncIterator[bytes]
-) -> Upload:
+    headers: Headers, payload: PayloadRule, identity: Identity | None, source: AsyncIterator[bytes],
+    on_socket: BodyOnSocket | None,
+) -> Upload:  # fmt: skip
     decoder = _decoder(headers, payload, identity)
     length = decoded_length_of(headers)
     assert length is not None
     names = trailer_names_of(headers) if payload.trailers_expected else frozenset()
     upload = Upload(body_bytes=length)
     if not names:
-        upload.body = recording_error(upload, _decoded(source, decoder))
-        return upload
+        return _verified(upload, source, on_socket, _Decoded(decoder))
     encoder = TrailerEncoder(length, {name: CHECKSUM_CHARS[name] for name in names})
     # No `content-encoding: aws-chunked`: x-amz-content-sha256 states it (for long minio-go sent only that to S3), and
     # SeaweedFS and versitygw would store it as the encoding of the object.
@@ -89,7 +105,13 @@ def _chunked_upload(
     )
     upload.payload_hash = PayloadForm.UNSIGNED_CHUNKS_TRAILER.value
     upload.body_bytes = encoder.encoded_length
-    upload.body = recording_error(upload, _reframed(source, decoder, encoder))
+    return _verified(upload, source, on_socket, _Reframed(decoder, encoder))
+
+
+def _verified(upload: Upload, source: AsyncIterator[bytes], on_socket: BodyOnSocket | None, checks: _Checks) -> Upload:
+    upload.body = recording_error(upload, _through(source, checks))
+    if on_socket is not None:
+        upload.in_thread = _InThread(upload, on_socket, checks)
     return upload
 
 
@@ -108,7 +130,7 @@ async def whole_body(
         body = upload_of(headers, payload, identity, source, content_length).body
         return await _gathered(body, limit), trailers
     decoder = _decoder(headers, payload, identity)
-    raw = await _gathered(_decoded(source, decoder), limit)
+    raw = await _gathered(_through(source, _Decoded(decoder)), limit)
     return raw, tuple(decoder.trailers.items())
 
 
@@ -142,39 +164,107 @@ async def recording_error(upload: Upload, body: AsyncIterator[Buffer]) -> AsyncI
         raise
 
 
-async def _plain(source: AsyncIterator[bytes], payload: PayloadRule, length: int) -> AsyncIterator[Buffer]:
-    digest = hashlib.sha256() if payload.sha256 is not None else None
-    held = b""
-    left = length
-    async for chunk in source:
+class _InThread:
+    """Satisfies `ports.BodyInThread`."""
+
+    def __init__(self, upload: Upload, on_socket: BodyOnSocket, checks: _Checks) -> None:
+        self._upload = upload
+        self._on_socket = on_socket
+        self._checks = checks
+        self._ended = False
+
+    def begin(self) -> bool:
+        return self._on_socket.begin()
+
+    def read(self, beside: int) -> list[Buffer] | None:
+        try:
+            while not self._ended:
+                data = self._on_socket.receive(beside)
+                if data == b"":
+                    return []
+                self._ended = data is None
+                # The first pieces may be held back.
+                if pieces := self._checks.finish() if data is None else self._checks.feed(data):
+                    return pieces
+        except Exception as error:
+            self._upload.error = error
+            raise
+        return None
+
+    def end(self) -> None:
+        self._on_socket.end()
+
+
+class _Checks(Protocol):
+    """The way of a body from the wire to the origin, verified. Both methods raise S3Error."""
+
+    def feed(self, chunk: bytes) -> list[Buffer]:
+        """The pieces to send now. They may be views into this `chunk`, or into one before."""
+        ...
+
+    def finish(self) -> list[Buffer]:
+        """The client has sent all."""
+        ...
+
+
+class _Plain:
+    """A body as it is, with its length and its hash."""
+
+    def __init__(self, payload: PayloadRule, length: int) -> None:
+        self._sha256 = payload.sha256
+        self._digest = hashlib.sha256() if payload.sha256 is not None else None
+        self._held = b""
+        self._left = length
+
+    def feed(self, chunk: bytes) -> list[Buffer]:
         if not chunk:
-            continue  # an empty chunk must not release the chunk that is held back
-        left -= len(chunk)
-        if digest is not None:
-            digest.update(chunk)
-        if held:
-            yield held
-        held = chunk
-    if left:
-        raise IncompleteBody
-    if digest is not None and not hmac.compare_digest(digest.hexdigest(), payload.sha256 or ""):
-        raise ContentSha256Mismatch
-    yield held
+            return []  # an empty chunk must not release the chunk that is held back
+        self._left -= len(chunk)
+        if self._digest is not None:
+            self._digest.update(chunk)
+        held, self._held = self._held, chunk
+        return [held] if held else []
+
+    def finish(self) -> list[Buffer]:
+        if self._left:
+            raise IncompleteBody
+        if self._digest is not None and not hmac.compare_digest(self._digest.hexdigest(), self._sha256 or ""):
+            raise ContentSha256Mismatch
+        return [self._held]
 
 
-async def _decoded(source: AsyncIterator[bytes], decoder: ChunkedDecoder) -> AsyncIterator[Buffer]:
+class _Decoded:
+    """An aws-chunked body, as the object that it carries."""
+
+    def __init__(self, decoder: ChunkedDecoder) -> None:
+        self._decoder = decoder
+
+    def feed(self, chunk: bytes) -> list[Buffer]:
+        return [*self._decoder.feed(chunk)]
+
+    def finish(self) -> list[Buffer]:
+        self._decoder.finish()
+        return []
+
+
+class _Reframed:
+    """An aws-chunked body, framed anew."""
+
+    def __init__(self, decoder: ChunkedDecoder, encoder: TrailerEncoder) -> None:
+        self._decoder = decoder
+        self._encoder = encoder
+
+    def feed(self, chunk: bytes) -> list[Buffer]:
+        return [framed for piece in self._decoder.feed(chunk) for framed in self._encoder.feed(piece)]
+
+    def finish(self) -> list[Buffer]:
+        self._decoder.finish()
+        return [self._encoder.finish(self._decoder.trailers)]
+
+
+async def _through(source: AsyncIterator[bytes], checks: _Checks) -> AsyncIterator[Buffer]:
     async for chunk in source:
-        for piece in decoder.feed(chunk):
+        for piece in checks.feed(chunk):
             yield piece
-    decoder.finish()
-
-
-async def _reframed(
-    source: AsyncIterator[bytes], decoder: ChunkedDecoder, encoder: TrailerEncoder
-) -> AsyncIterator[Buffer]:
-    async for chunk in source:
-        for piece in decoder.feed(chunk):
-            for framed in encoder.feed(piece):
-                yield framed
-    decoder.finish()
-    yield encoder.finish(decoder.trailers)
+    for piece in checks.finish():
+        yield piece

@@ -4,19 +4,21 @@ error replies and the sending are our own."""
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from functools import partial
 from typing import Any, cast
 
 from aiohttp import StreamReader
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.http_parser import HttpParser, HttpRequestParser
+from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, RequestHandler, RequestPayloadError
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 from aiohttp.web_server import Server
 
 from outrider.http.s3.port import ConnectionPort
 from outrider.http.s3.slow_path_handoff import PAGES_WAIT_S, Begun, PageCold, Recognised
-from outrider.http.wire.parser_guard import guarded, refused_for
+from outrider.http.wire.parser_guard import NoParser, guarded, refused_for
 from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
 
 # After so many hits in a row a connection asks for little else, and is lent to a worker.
@@ -259,6 +261,38 @@ class Connection(RequestHandler):
         elif answered is not False:
             self.recognised = answered
         return False
+
+    # -- a body that a thread reads: see `body_socket.Reading` ---------------------------------------------------------
+
+    def second_socket(self) -> socket.socket | None:
+        if not isinstance(self.wire, SocketSender):
+            return None
+        try:
+            return self.wire.second_socket()
+        except OSError:
+            return None
+
+    def stop_reading(self) -> None:
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def read_on(self, content: StreamReader, *, is_whole: bool) -> None:
+        if self.transport is None:
+            return
+        if is_whole:
+            # The old parser still waits for the body. aiohttp (3.14) makes its own in the same way.
+            self._parser = guarded(HttpRequestParser(
+                self, self._loop, self._read_bufsize, max_line_size=self.max_line_size,
+                max_field_size=self.max_field_size, max_headers=self.max_headers,
+                payload_exception=RequestPayloadError, auto_decompress=False, max_msg_queue_size=MAX_MSG_QUEUE_SIZE,
+            ))  # fmt: skip
+            self._parser_is_clean = True
+            self._stop_head_timer()
+            content.feed_eof()
+        else:
+            self._parser = cast(HttpParser[Any], NoParser())
+            self.is_ending = True
+            self.transport.resume_reading()
 
     def end(self) -> None:
         """The request that is under way, or that has come by now, is the last one. Without one, the connection is

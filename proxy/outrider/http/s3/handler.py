@@ -51,6 +51,7 @@ from outrider.http.record.record import Sent
 from outrider.http.record.request_end import RequestRecorder
 from outrider.http.s3.exchange import Exchange, ended_elsewhere
 from outrider.http.s3.slow_path_handoff import Begun, Caller
+from outrider.http.wire.body_socket import BodySocket, Reading
 from outrider.http.wire.reply import OnEnd, Reply, Rest
 from outrider.http.wire.request_body import client_body, send_continue
 from outrider.http.wire.sender import Sender
@@ -303,7 +304,8 @@ class S3Handler:
         with self._memory.held(_UPLOAD_BYTES):
             length = exchange.request.content_length if has_body else 0
             body = client_body(exchange.request, exchange.wire, self._client_timeout_s)
-            upload = upload_of(exchange.headers, who.payload, who.identity, body, length)
+            on_socket = BodySocket(exchange.request, cast(Reading, exchange.request.protocol), self._client_timeout_s)
+            upload = upload_of(exchange.headers, who.payload, who.identity, body, length, on_socket)
             return await self._send_up(exchange, operation, upload, None, who)
 
     async def _send_up(

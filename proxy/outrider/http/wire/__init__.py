@@ -2,7 +2,7 @@
 
 Reading: `parser_guard` turns any exception of aiohttp's parser into a refusal. `smuggling_guard` refuses requests that
 HTTP stacks read in different ways, and drops the headers that are for one connection only. `request_body` yields the
-body of a request, with a time limit and a least rate.
+body of a request, with a time limit and a least rate. `body_socket` gives a large body to a thread instead.
 
 Writing: `reply.Reply` sends a head of the proxy's own and then the pieces of a body. Bytes are sent as they are; a
 piece of a block file is copied to the socket by the kernel (`sendfile`). `sender` does the sending: `SocketSender` for

@@ -43,6 +43,21 @@ class Parser:
         return [(_aimed(message), payload) for message, payload in messages], upgraded, tail
 
 
+class NoParser:
+    """Stands in a parser's place, and drops what comes: the bytes cannot be told from those of a body any more."""
+
+    __slots__ = ()
+
+    def feed_data(self, data: bytes) -> tuple[tuple[()], bool, bytes]:
+        return (), False, b""
+
+    def message_consumed(self) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def set_upgraded(self, value: bool) -> None: ...
+
+
 def guarded(parser: HttpParser[Any] | None) -> HttpParser[Any]:
     return cast(HttpParser[Any], Parser(parser))
 

@@ -17,14 +17,18 @@ from outrider.http.wire.sender import Sender
 
 # The least rate of an upload, for the time beyond `client_timeout_s` that was spent waiting for the client: a slower
 # body holds a connection to the origin for nothing.
-_BODY_BYTES_PER_S_MIN = 1024
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+BODY_BYTES_PER_S_MIN = 1024
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def awaits_continue(request: BaseRequest) -> bool:
+    return request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11
 
 
 async def send_continue(request: BaseRequest, wire: Sender) -> None:
     """Send 100 Continue if the client waits for it."""
-    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11:
-        await wire.send(_CONTINUE)
+    if awaits_continue(request):
+        await wire.send(CONTINUE)
 
 
 async def client_body(request: BaseRequest, wire: Sender, timeout_s: float) -> AsyncIterator[bytes]:
@@ -43,7 +47,7 @@ async def client_body(request: BaseRequest, wire: Sender, timeout_s: float) -> A
             async with asyncio.timeout(timeout_s):
                 chunk = await content.readany()
             brought, waited_s = brought + len(chunk), waited_s + time.perf_counter() - asked_at
-            if waited_s > timeout_s + brought / _BODY_BYTES_PER_S_MIN:
+            if waited_s > timeout_s + brought / BODY_BYTES_PER_S_MIN:
                 raise RequestTimeout
             yield chunk
     except TimeoutError as error:

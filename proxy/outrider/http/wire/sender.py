@@ -134,6 +134,10 @@ class SocketSender:
         client, self._socket = self._alive(), None
         return client
 
+    def second_socket(self) -> socket.socket:
+        """One more duplicate, for the caller to close. Raises OSError."""
+        return self._alive().dup()
+
     def send_now(self, data: Buffer, *, more: bool = False) -> int:
         """How many bytes the kernel took without a wait. Raises OSError: the client is gone."""
         if self._socket is None:  # `_alive`, written out: here a call more would slow each hit
