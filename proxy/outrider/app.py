@@ -103,6 +103,7 @@ async def running(
         resources = Resources(
             metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, descriptors,
             traces, clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s),
+            _peer_socket(settings, stack),
         )  # fmt: skip
         outrider, recovery = compose(settings, resources)
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
@@ -115,6 +116,9 @@ async def running(
             with suppress(TimeoutError):
                 async with asyncio.timeout(_INDEX_WAIT_S):
                     await outrider.indexed.wait()
+        if outrider.cluster is not None:
+            endless |= await outrider.cluster.begin(stack)
+            await outrider.cluster.settled()
         listener = await _serve(outrider, stack)
         log.info("ready", extra={"listen": outrider.listen, "admin": outrider.admin, "origin": origin.endpoint,
                                  "cache_dir": str(directory.root), "version": __version__})  # fmt: skip
@@ -126,6 +130,8 @@ async def running(
                 listener.close()
             if outrider.server.workers is not None:
                 outrider.server.workers.stop_listening()
+            if outrider.cluster is not None:
+                await outrider.cluster.members.leave()
             outrider.origin_reader.stop_waiting()
             await _drain(outrider, hurry or asyncio.Event())
             await tasks.wait(_LAST_FILLS_S, apart_from=endless)
@@ -151,6 +157,8 @@ def _descriptors(settings: Settings) -> DescriptorBudget:
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     await recovery.index()
     outrider.indexed.set()
+    if outrider.cluster is not None:
+        outrider.cluster.members.ready()
     outrider.control.maintenance.pinning.resume()
     await outrider.control.maintenance.resume(
         await outrider.store.work.run(warmup_file.take, outrider.store.directory.warmups)
@@ -198,6 +206,18 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
     return listener
 
 
+def _peer_socket(settings: Settings, stack: AsyncExitStack) -> socket.socket | None:
+    """The socket of the peer port, which does not listen yet: its number is told to the other members. None: the node
+    is alone."""
+    if settings.peer_listen_at is None:
+        return None
+    host, port = _host_and_port(settings.peer_listen_at)
+    found = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind((host, port))
+    return found
+
+
 async def _listen(server: Server, address: str, tls: ssl.SSLContext | None) -> tuple[asyncio.Server, str]:
     """By the loop's own `create_server`: aiohttp's runners import a router, middlewares and file responses, a megabyte
     in all."""
@@ -236,12 +256,19 @@ async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:
     """Let requests under way end, for as long as the settings allow or until `hurry` is set. Idle connections are
     closed at once."""
     outrider.server.pre_shutdown()
-    waits = [asyncio.ensure_future(outrider.server.idle()), asyncio.ensure_future(hurry.wait())]
+    waits = [asyncio.ensure_future(_idle(outrider)), asyncio.ensure_future(hurry.wait())]
     await asyncio.wait(waits, timeout=outrider.settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     if outrider.server.in_flight:
         log.warning("stopping with requests under way", extra={"requests": outrider.server.in_flight})
+
+
+async def _idle(outrider: Outrider) -> None:
+    """Returns once neither clients nor other members read."""
+    await outrider.server.idle()
+    if outrider.cluster is not None:
+        await outrider.cluster.server.idle()
 
 
 @contextmanager

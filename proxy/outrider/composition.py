@@ -66,7 +66,10 @@ from outrider.ports import Clock, Origin
 from outrider.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
+    import socket
+
     from outrider.adapters.origin.traced_origin import Traces
+    from outrider.cluster_composition import Cluster
     from outrider.http.record.server_spans import ServerSpans
 
 
@@ -87,6 +90,8 @@ class Outrider:
     credentials: AwsCredentials
     overview: Overview
     origin_reader: OriginReader
+    cluster: Cluster | None
+    """None: the node is alone."""
     status: StatusDocument = field(init=False)
     listen: str = ""
     admin: str = ""
@@ -106,7 +111,7 @@ class Outrider:
 @dataclass(frozen=True, slots=True)
 class Resources:
     """The things that are opened before a proxy is composed. `stack` closes parts that need it; `traces` None: they
-    are off; `clock` is monotonic."""
+    are off; `clock` is monotonic; `peer_socket` is bound, None: the node is alone."""
 
     metrics: Metrics
     directory: BlockDir
@@ -120,6 +125,7 @@ class Resources:
     traces: Traces | None
     clock: Clock
     patience: Patience
+    peer_socket: socket.socket | None = None
 
 
 def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recovery]:
@@ -143,25 +149,36 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         templates=metrics.usage.templates,
     )
     learned_file.load(directory.orders, planner.registry)
+    cluster = _cluster(settings, resources, layout, limits.capacity_bytes)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
-    store = DiskBlockStore(directory, policy, limits, metrics, clock, verify_always=always, pins=pins)
+    its_policy = policy if cluster is None else cluster.near_first(policy)
+    store = DiskBlockStore(directory, its_policy, limits, metrics, clock, verify_always=always, pins=pins)
     stack.callback(store.close)
     versions = VersionCache(origin.endpoint, settings.freshness_of, clock, settings.catalog_entries)
     scheduler = FillScheduler(AimdLimit(descriptors.fills), BackgroundLimit(descriptors.fills), clock)
     origin_reader = OriginReader(origin, resources.patience, metrics, scheduler, Hedging(), resources.oddities)
-    source = BlockSource(origin_reader)
     runtime, apart = Runtime(tasks.spawn, clock), Runtime(tasks.spawn_apart, clock)
     contents = ContentVerification(layout, origin_reader, apart, metrics, on=settings.verify_origin == "auto")
     contents.connect(store, Listeners(versions.forget_now, versions.stale, planner.proved))
     store.contents = contents
-    flights = FlightTable(layout, source, store, contents, scheduler, runtime)
-    version_lookup = VersionLookup(
-        layout, origin_reader, source, versions, flights, runtime, stale_if_error=settings.stale_if_error
-    )
-    reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)
     memory = MemoryBudget(shares.clients_bytes)
     list_cache = ListCache(settings.list_ttl_of, clock, shares.listings_bytes, memory)
+    in_memory = str(settings.cache_dir) == "memory"
+    if cluster is not None:
+        cluster.connect(store, versions, contents, list_cache, in_memory=in_memory)
+    peers = None if cluster is None else cluster.reads
+    source = BlockSource(origin_reader, peers)
+    flights = FlightTable(
+        layout, source, store, contents, scheduler, runtime,
+        remote_scheduler=None if cluster is None else cluster.remote_scheduler,
+    )  # fmt: skip
+    version_lookup = VersionLookup(
+        layout, origin_reader, source, versions, flights, runtime, stale_if_error=settings.stale_if_error, peers=peers
+    )
+    if cluster is not None:
+        cluster.serve(source, versions, store, flights, contents, version_lookup)
+    reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)
     hits = HitLookup(layout, versions, store, clock)
     access = _access(settings)
     enumerator = Enumerator(origin_reader, memory, versions)
@@ -176,10 +193,11 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
-    touched = None if str(settings.cache_dir) == "memory" else WrittenNamesFile(directory, store.work)
+    touched = None if in_memory else WrittenNamesFile(directory, store.work)
     passthrough = Passthrough(
-        origin, origin_reader, versions, list_cache.forget, partial(note_written, touched, versions, version_lookup)
-    )
+        origin, origin_reader, versions, list_cache.forget, partial(note_written, touched, versions, version_lookup),
+        elsewhere=None if cluster is None else cluster.forgets,
+    )  # fmt: skip
     warmups = Book()
     commands = MaintenanceCommands(warmups, warmup_runner, pinning, Verification(store, tasks.spawn), access, time.time)
     control = ControlBucket(
@@ -206,12 +224,25 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         resources.credentials,
         overview,
         origin_reader,
+        cluster,
     )
     outrider.status = StatusDocument(
         outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,
         Maintenance(warmup_runner, warmups, pinning),
     )  # fmt: skip
     return outrider, Recovery(store, versions, touched=touched)
+
+
+def _cluster(settings: Settings, resources: Resources, layout: BlockLayout, capacity_bytes: int) -> Cluster | None:
+    """None: the node is alone, and nothing of a cluster is imported. Raises SettingsError."""
+    if resources.peer_socket is None:
+        return None
+    from outrider.cluster_composition import Cluster
+
+    return Cluster(
+        settings, layout, capacity_bytes, resources.metrics, resources.tasks, resources.clock, resources.peer_socket,
+        resources.directory.members,
+    )  # fmt: skip
 
 
 def _s3_server(

@@ -1,0 +1,199 @@
+"""The cluster's part of the composition root. Without `--peers` nothing of it is imported.
+
+The parts are made in the order in which the composition root needs them: `Cluster` before the store, `read_from` before
+the source of missing blocks, `forget_by` before writes, and `serve` at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+
+from outrider.adapters.cluster.own_account import own_address, own_name
+from outrider.adapters.cluster.peer_client import PeerClient
+from outrider.adapters.cluster.peer_key import PeerKey
+from outrider.adapters.cluster.peer_tls import PeerTls
+from outrider.adapters.cluster.sources import source_of
+from outrider.adapters.disk.block_store import DiskBlockStore
+from outrider.adapters.state import members_file
+from outrider.adapters.state.members_file import MembersFile
+from outrider.core.block_layout import BlockLayout
+from outrider.core.cache import block_file
+from outrider.core.cache.near_blocks import NearBlocks
+from outrider.core.cache.policies import EvictionPolicy
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.membership import Domain, Membership
+from outrider.core.cluster.peer_wire import Asker
+from outrider.core.cluster.replay_guard import ReplayGuard
+from outrider.core.model import ObjectVersion
+from outrider.core.origin.aimd import AimdLimit
+from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.engine.cluster.beliefs import Beliefs
+from outrider.engine.cluster.forgets import Forgets, Sender
+from outrider.engine.cluster.members import Members
+from outrider.engine.cluster.peer_reader import PeerReads
+from outrider.engine.cluster.peer_service import PeerService
+from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.content_verification import ContentVerification
+from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.flight_table import FlightTable
+from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_lookup import VersionLookup
+from outrider.engine.tasks.background import Background
+from outrider.engine.tasks.runtime import Runtime
+from outrider.http.peer.gatekeeper import Gatekeeper
+from outrider.http.peer.handler import PeerHandler
+from outrider.http.peer.server import PeerServer
+from outrider.metrics import Metrics
+from outrider.ports import Clock
+from outrider.settings import Settings
+
+# Connections of other members beyond these are cut. Each holds a socket, its duplicate for `sendfile`, and a block.
+_CONNECTIONS_MAX = 512
+_READS_MAX = 256
+# Blocks are judged anew in such steps when the ring has changed: one takes a few milliseconds.
+_JUDGED_AT_ONCE = 500
+# A start waits no longer for the members to be known: the ring of one that is alone would own all blocks.
+_SETTLE_S = 10.0
+
+
+class Cluster:
+    """The parts of a node that belongs to a cluster."""
+
+    def __init__(
+        self, settings: Settings, layout: BlockLayout, capacity_bytes: int, metrics: Metrics, tasks: Background,
+        clock: Clock, listens_at: socket.socket, kept_at: Path,
+    ) -> None:  # fmt: skip
+        """`listens_at`: bound, and not listening yet. `kept_at`: the file with the last good list of members. Raises
+        SettingsError."""
+        self.socket = listens_at
+        self._metrics = metrics
+        self._tasks = tasks
+        self._layout = layout
+        self._runtime = Runtime(tasks.spawn_apart, clock)
+        assert settings.peer_key_file is not None, "the settings see to it"
+        self._key = PeerKey(settings.peer_key_file)
+        self._tls = PeerTls.of(settings)
+        port = listens_at.getsockname()[1]
+        name = own_name(settings, os.environ, socket.gethostname())
+        me = Member(
+            name, own_address(settings, port, os.environ), settings.peer_zone or "", capacity_bytes, cluster_id(layout)
+        )
+        self._boot = time.time_ns()
+        self._source = source_of(settings, metrics, port)
+        self._membership = Membership(
+            me, self._boot, Domain(settings.peer_domain), clock(), members_file.load(kept_at)
+        )  # fmt: skip
+        self._transport = PeerClient(
+            self._asker, lambda: self._key.accepted, metrics, time.time, boot=self._boot,
+            tls=lambda: None if self._tls is None else self._tls.client,
+        )  # fmt: skip
+        self.remote_scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), clock)
+        self.members: Members
+        self.reads: PeerReads
+        self.forgets: Forgets
+        self.server: PeerServer
+        self._near: NearBlocks
+
+    def _asker(self) -> Asker:
+        view = self._membership.view
+        return Asker(view.me.name, view.ring.digest, view.me.cluster_id)
+
+    # -- the parts that need it ---------------------------------------------------------------------------------------
+
+    def near_first(self, policy: EvictionPolicy) -> EvictionPolicy:
+        """The eviction policy of a member."""
+        self._near = NearBlocks(policy, self._is_near)
+        return self._near
+
+    def _is_near(self, version: ObjectVersion, index: int) -> bool:
+        return not self._membership.view.is_mine(version.ref, index)
+
+    def connect(
+        self, store: DiskBlockStore, versions: VersionCache, contents: ContentVerification, list_cache: ListCache,
+        *, in_memory: bool,
+    ) -> None:  # fmt: skip
+        """Makes `members`, `reads` and `forgets`. `in_memory`: the cache ends with the process."""
+        me = self._membership.view.me
+        forgetter = Beliefs(versions, list_cache)
+        self.forgets = Forgets(
+            Sender(me.name, self._boot, lambda: self._membership.view), self._transport, forgetter, self._runtime,
+            self._metrics,
+        )  # fmt: skip
+        keeper = None if in_memory else MembersFile(store.directory.members, store.work)
+        self.members = Members(
+            self._membership, self._boot, self._source, self._transport, self.forgets, keeper, self._runtime, time.time,
+            random.Random().random, self._metrics,  # noqa: S311 - jitter
+        )  # fmt: skip
+        self.members.on_ring.append(partial(self._judge_soon, store))
+        self.reads = PeerReads(
+            self.members, self._transport, self._layout, versions, contents, self._runtime, self._metrics
+        )
+
+    def serve(
+        self, source: BlockSource, versions: VersionCache, store: DiskBlockStore, flights: FlightTable,
+        contents: ContentVerification, version_lookup: VersionLookup,
+    ) -> None:  # fmt: skip
+        """Makes the peer port, which does not listen yet."""
+        service = PeerService(
+            self._layout, source, versions, store, flights, contents, version_lookup, self.reads, self.members,
+            self._metrics, self._runtime.clock,
+        )  # fmt: skip
+        gatekeeper = Gatekeeper(lambda: self._key.accepted, ReplayGuard(), time.time)
+        handler = PeerHandler(service, gatekeeper, self._asker, self._metrics, reads_max=_READS_MAX)
+        self.server = PeerServer(handler, connections_max=_CONNECTIONS_MAX)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def begin(self, stack: AsyncExitStack) -> set[asyncio.Task[None]]:
+        """Listen, and get to know the members. Returns the tasks that never end, once it is known who is there."""
+        await self._transport.open()
+        stack.push_async_callback(self._transport.close)
+        tls = None if self._tls is None else self._tls.server
+        listener = await asyncio.get_running_loop().create_server(self.server, sock=self.socket, ssl=tls)
+        stack.push_async_callback(self._shut_down, listener)
+        endless = {*self.members.start(), self._tasks.spawn(self._key.follow(), "peer key")}
+        if self._tls is not None:
+            endless.add(self._tasks.spawn(self._tls.follow(), "peer tls"))
+        return endless
+
+    async def settled(self) -> None:
+        """Returns once the members are known, or after a while: alone, this node would take all blocks for its own."""
+        try:
+            async with asyncio.timeout(_SETTLE_S):
+                await self.members.settled.wait()
+        except TimeoutError:
+            pass
+
+    async def _shut_down(self, listener: asyncio.Server) -> None:
+        listener.close()
+        self.server.pre_shutdown()
+        await self.server.shutdown(1.0)
+
+    # -- blocks that have changed hands -------------------------------------------------------------------------------
+
+    def _judge_soon(self, store: DiskBlockStore) -> None:
+        self._tasks.spawn_apart(self._judge(store, self._membership.view.ring.digest), "near blocks")
+
+    async def _judge(self, store: DiskBlockStore, ring: str) -> None:
+        blocks = store.present()
+        for start in range(0, len(blocks), _JUDGED_AT_ONCE):
+            if self._membership.view.ring.digest != ring:
+                return  # another task judges by the ring of now
+            some = [(block, store.version_of(block)) for block in blocks[start : start + _JUDGED_AT_ONCE]]
+            self._near.judge([(block, version) for block, version in some if version is not None])
+            await asyncio.sleep(0)
+
+
+def cluster_id(layout: BlockLayout) -> str:
+    """A hash of all that makes blocks the same: members with another one cannot share blocks."""
+    text = f"{layout.origin} {layout.block_bytes} {block_file.FORMAT}"
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
