@@ -186,8 +186,9 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
     settings = outrider.settings
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
     admin = AdminServer(
-        outrider.metrics, lambda: outrider.ready, outrider.status.whole, token, settings.client_timeout_s
-    )
+        outrider.metrics, lambda: outrider.ready, outrider.status.whole, token, settings.client_timeout_s,
+        None if outrider.cluster is None else outrider.cluster.owners.told,
+    )  # fmt: skip
     stack.push_async_callback(_shut_down, admin)
     at_admin, outrider.admin = await _listen(admin, settings.admin, None)
     stack.callback(at_admin.close)

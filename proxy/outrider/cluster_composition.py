@@ -47,6 +47,8 @@ from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
+from outrider.engine.status.block_owners import BlockOwners
+from outrider.engine.status.cluster_part import ClusterPart
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.http.peer.gatekeeper import Gatekeeper
@@ -75,6 +77,7 @@ class Cluster:
         """`listens_at`: bound, and not listening yet. `kept_at`: the file with the last good list of members. Raises
         SettingsError."""
         self.socket = listens_at
+        self._settings = settings
         self._metrics = metrics
         self._tasks = tasks
         self._layout = layout
@@ -101,6 +104,8 @@ class Cluster:
         self.reads: PeerReads
         self.forgets: Forgets
         self.server: PeerServer
+        self.part: ClusterPart
+        self.owners: BlockOwners
         self._near: NearBlocks
 
     def _asker(self) -> Asker:
@@ -111,11 +116,14 @@ class Cluster:
 
     def near_first(self, policy: EvictionPolicy) -> EvictionPolicy:
         """The eviction policy of a member."""
-        self._near = NearBlocks(policy, self._is_near)
+        self._near = NearBlocks(policy, self._is_near, self._size_of)
         return self._near
 
     def _is_near(self, version: ObjectVersion, index: int) -> bool:
         return not self._membership.view.is_mine(version.ref, index)
+
+    def _size_of(self, version: ObjectVersion, index: int) -> int:
+        return self._layout.extent(index, version.size).length
 
     def connect(
         self, store: DiskBlockStore, versions: VersionCache, contents: ContentVerification, list_cache: ListCache,
@@ -142,7 +150,7 @@ class Cluster:
         self, source: BlockSource, versions: VersionCache, store: DiskBlockStore, flights: FlightTable,
         contents: ContentVerification, version_lookup: VersionLookup,
     ) -> None:  # fmt: skip
-        """Makes the peer port, which does not listen yet."""
+        """Makes the peer port, which does not listen yet, and the reports of the cluster."""
         service = PeerService(
             self._layout, source, versions, store, flights, contents, version_lookup, self.reads, self.members,
             self._metrics, self._runtime.clock,
@@ -150,6 +158,14 @@ class Cluster:
         gatekeeper = Gatekeeper(lambda: self._key.accepted, ReplayGuard(), time.time)
         handler = PeerHandler(service, gatekeeper, self._asker, self._metrics, reads_max=_READS_MAX)
         self.server = PeerServer(handler, connections_max=_CONNECTIONS_MAX)
+        self.part = ClusterPart(
+            self.members, self._metrics, self._runtime.clock,
+            source=self._settings.peers or "", domain=self._settings.peer_domain, near=self._near_here,
+        )  # fmt: skip
+        self.owners = BlockOwners(self._layout, lambda: self._membership.view, versions, version_lookup, store)
+
+    def _near_here(self) -> tuple[int, int]:
+        return len(self._near), self._near.bytes
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -228,7 +228,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     )
     outrider.status = StatusDocument(
         outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,
-        Maintenance(warmup_runner, warmups, pinning),
+        Maintenance(warmup_runner, warmups, pinning), None if cluster is None else cluster.part,
     )  # fmt: skip
     return outrider, Recovery(store, versions, touched=touched)
 

@@ -17,7 +17,7 @@ def key(index: int) -> BlockKey:
 
 
 def policy(near: set[int]) -> NearBlocks:
-    return NearBlocks(Lru(), lambda version, index: index in near)
+    return NearBlocks(Lru(), lambda version, index: index in near, lambda version, index: 1 << index)
 
 
 def test_the_victims_for_an_owned_block_are_near_blocks_first_then_owned_ones() -> None:
@@ -35,7 +35,10 @@ def test_a_near_block_displaces_near_blocks_alone() -> None:
     for index in range(4):
         blocks.added(key(index), VERSION)
     assert [block.index for block in blocks.victims(key(5), VERSION)] == [1, 3]
+    assert blocks.bytes == 1 << 1 | 1 << 3
     blocks.removed(key(1))
+    blocks.removed(key(0))
+    assert blocks.bytes == 1 << 3
     assert [block.index for block in blocks.victims(key(5), VERSION)] == [3]
 
 
@@ -49,6 +52,7 @@ def test_after_a_change_of_the_ring_each_block_is_judged_by_the_ring_of_now(befo
     near.update(after)
     blocks.judge((key(index), VERSION) for index in range(10))
     assert len(blocks) == len(after)
+    assert blocks.bytes == sum(1 << index for index in after)
     victims = [block.index for block in blocks.victims()]
     assert sorted(victims) == list(range(10))
     assert set(victims[: len(after)]) == after

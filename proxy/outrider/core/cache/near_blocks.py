@@ -14,11 +14,18 @@ class NearBlocks:
     A near block that comes in displaces near blocks alone: its owner has the bytes too, and nobody else has those of
     the blocks that this node owns."""
 
-    def __init__(self, policy: EvictionPolicy, is_near: Callable[[ObjectVersion, int], bool]) -> None:
-        """`policy`: judges the owned blocks, and hears of all. `is_near`: by the ring of now."""
+    def __init__(
+        self, policy: EvictionPolicy, is_near: Callable[[ObjectVersion, int], bool],
+        size_of: Callable[[ObjectVersion, int], int] = lambda version, index: 0,
+    ) -> None:  # fmt: skip
+        """`policy`: judges the owned blocks, and hears of all. `is_near`: by the ring of now. `size_of`: the bytes of a
+        block, for reports."""
         self._policy = policy
         self._is_near = is_near
-        self._near: OrderedDict[BlockKey, None] = OrderedDict()
+        self._size_of = size_of
+        self._near: OrderedDict[BlockKey, int] = OrderedDict()
+        self.bytes = 0
+        """The bytes of all near blocks."""
 
     def __len__(self) -> int:
         """How many near blocks there are."""
@@ -26,7 +33,7 @@ class NearBlocks:
 
     def added(self, block: BlockKey, version: ObjectVersion) -> None:
         if self._is_near(version, block.index):
-            self._near[block] = None
+            self._note(block, version)
         self._policy.added(block, version)
 
     def read(self, block: BlockKey) -> None:
@@ -35,7 +42,7 @@ class NearBlocks:
         self._policy.read(block)
 
     def removed(self, block: BlockKey) -> None:
-        self._near.pop(block, None)
+        self._drop(block)
         self._policy.removed(block)
 
     def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
@@ -50,6 +57,14 @@ class NearBlocks:
         """The ring has changed: judge these blocks, all of which are here, anew."""
         for block, version in blocks:
             if not self._is_near(version, block.index):
-                self._near.pop(block, None)
-            elif block not in self._near:
-                self._near[block] = None
+                self._drop(block)
+            else:
+                self._note(block, version)
+
+    def _note(self, block: BlockKey, version: ObjectVersion) -> None:
+        if block not in self._near:
+            self._near[block] = size = self._size_of(version, block.index)
+            self.bytes += size
+
+    def _drop(self, block: BlockKey) -> None:
+        self.bytes -= self._near.pop(block, 0)

@@ -1,12 +1,15 @@
 """The status of the running proxy, for people and for clients.
 
 `document.StatusDocument` makes the one status document. The admin port shows the whole of it at /status; a client gets
-the part that it may see as status.json of the control bucket. It is put together from three parts: the state of the
-service (cache, requests, counters, prefetch), the warm-ups and pins, and the overview.
+the part that it may see as status.json of the control bucket. It is put together from four parts: the state of the
+service (cache, requests, counters, prefetch), the warm-ups and pins, the overview, and the cluster.
 
 `overview.Overview` is the part for operators: datasets and readers, the rates of the last minutes, the bottleneck, the
 savings and the recent errors. It records the rates about once a second, and adds its gauges to each scrape of the
 metrics.
+
+`cluster_part.ClusterPart` is the part for the members of the cluster. `block_owners.BlockOwners` tells which of them
+own the blocks of an object. Without `--peers`, neither is there.
 
 Entry points: `document.StatusDocument`, `overview.Overview`. Nothing is re-exported here.
 """

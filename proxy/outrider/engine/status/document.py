@@ -18,7 +18,7 @@ from outrider.engine.maintenance.warmup import Book, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.status.overview import Overview
-from outrider.metrics import Metrics
+from outrider.metrics import SOURCES, Metrics
 from outrider.settings import Settings
 
 # Settings that the document repeats.
@@ -81,6 +81,12 @@ class Store(Protocol):
     def __len__(self) -> int: ...
 
 
+class Cluster(Protocol):
+    """See `cluster_part.ClusterPart`, which is not imported by a node that is alone."""
+
+    def document(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Cache:
     """The parts of the cache whose sizes are shown."""
@@ -115,8 +121,9 @@ class StatusDocument:
 
     def __init__(
         self, process: Process, settings: Settings, metrics: Metrics, cache: Cache, port: Port, planner: Planner,
-        overview: Overview, maintenance: Maintenance,
+        overview: Overview, maintenance: Maintenance, cluster: Cluster | None = None,
     ) -> None:  # fmt: skip
+        """`cluster` None: the node is alone."""
         self._process = process
         self._settings = settings
         self._metrics = metrics
@@ -125,20 +132,25 @@ class StatusDocument:
         self._planner = planner
         self._overview = overview
         self._maintenance = maintenance
+        self._cluster = cluster
 
     def whole(self) -> dict[str, Any]:
         """For operators: the admin port shows it to those who have its token."""
-        return {**self._service(), **self._overview.document(), **self._maintenance.document()}
+        return {**self._service(), **self._overview.document(), **self._maintenance.document(), **self._of_cluster()}
 
     def for_client(self, owner: str) -> dict[str, Any]:
         """For the client with this access key (empty in loopback mode): its own warm-ups and pins, and the fields that
-        any client may see. In loopback mode clients are not told apart, so each of them sees all datasets and readers.
-        """
+        any client may see. In loopback mode clients are not told apart, so each of them sees all datasets, readers
+        and members."""
         document = {name: value for name, value in self._service().items() if name in _FOR_CLIENTS}
         if self._settings.auth == "loopback":
             document.update(self._overview.document())
+            document.update(self._of_cluster())
         document.update(self._maintenance.document(owner))
         return document
+
+    def _of_cluster(self) -> dict[str, Any]:
+        return {"cluster": None if self._cluster is None else self._cluster.document()}
 
     def _service(self) -> dict[str, Any]:
         process, store, metrics = self._process, self._cache.store, self._metrics
@@ -162,10 +174,7 @@ class StatusDocument:
             "requests": self._port.in_flight,
             "connections": self._port.connected,
             "tasks": len(asyncio.all_tasks(process.loop)),
-            "served_bytes": {
-                source: metrics.value("outrider_served_bytes_total", source=source)
-                for source in ("disk", "flight", "origin")
-            },
+            "served_bytes": {source: metrics.value("outrider_served_bytes_total", source=source) for source in SOURCES},
             "origin_bytes": metrics.value("outrider_origin_bytes_total"),
             "origin_requests": metrics.total("outrider_origin_requests_total"),
             "prefetch": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp.web_exceptions import HTTPForbidden, HTTPMethodNotAllowed, HTTPNotFound, HTTPUnauthorized
 from aiohttp.web_request import BaseRequest
@@ -11,13 +11,19 @@ from aiohttp.web_response import Response, StreamResponse, json_response
 from aiohttp.web_server import Server
 
 from outrider.core.auth import browser_guard
-from outrider.core.errors import AccessDenied
+from outrider.core.errors import AccessDenied, S3Error, Signal
+from outrider.core.model import ObjectRef
 from outrider.http.admin import dashboard
 from outrider.http.admin.connection import AdminConnection
 from outrider.metrics import Metrics
 
 Status = dict[str, object]
+Owners = Callable[[ObjectRef], Awaitable[Status]]
+"""Tells who owns the blocks of an object. Raises S3Error, Signal."""
 
+_OWNERS_PATH = "/cluster/who"
+# The question is understood, and there is no answer; the text says why.
+_NO_ANSWER = 422
 _OPEN_TO_ALL = frozenset(("/healthz", "/readyz"))
 _METHODS = ("GET", "HEAD")
 # Far more than the usual clients need. Beyond the limit the oldest connection is cut, so that the kubelet, whose probe
@@ -30,10 +36,12 @@ class AdminServer(Server):
 
     def __init__(
         self, metrics: Metrics, ready: Callable[[], bool], status: Callable[[], Status], token: str | None,
-        client_timeout_s: float,
+        client_timeout_s: float, owners: Owners | None = None,
     ) -> None:  # fmt: skip
-        """`token` None: no token is needed. `client_timeout_s`: how long a connection may last in all."""
+        """`token` None: no token is needed. `client_timeout_s`: how long a connection may last in all. `owners` None:
+        the node is alone."""
         super().__init__(self._handle)
+        self._owners = owners
         self._token = token
         self._client_timeout_s = client_timeout_s
 
@@ -66,11 +74,15 @@ class AdminServer(Server):
 
     async def _handle(self, request: BaseRequest) -> StreamResponse:
         self._guard(request)
+        owners = self._owners if request.path == _OWNERS_PATH else None
         reply = self.replies.get(request.path)
-        if reply is None:
+        if reply is None and owners is None:
             raise HTTPNotFound
         if request.method not in _METHODS:
             raise HTTPMethodNotAllowed(request.method, _METHODS)
+        if owners is not None:
+            return await _owners_of(request.query.get("object", ""), owners)
+        assert reply is not None
         return reply()
 
     def _guard(self, request: BaseRequest) -> None:
@@ -89,3 +101,14 @@ class AdminServer(Server):
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode()):
                 raise HTTPUnauthorized(text="set the header Authorization: Bearer TOKEN\n")
+
+
+async def _owners_of(url: str, owners: Owners) -> Response:
+    bucket, slash, key = url.removeprefix("s3://").partition("/")
+    if not url.startswith("s3://") or not slash or not bucket or not key:
+        return Response(status=_NO_ANSWER, text=f"{url!r} names no object: write s3://BUCKET/KEY.\n")
+    try:
+        told = await owners(ObjectRef(bucket, key))
+    except (S3Error, Signal) as error:
+        return Response(status=_NO_ANSWER, text=f"{url}: {error}\n")
+    return json_response(told, headers={"Cache-Control": "no-store"})
