@@ -6,7 +6,7 @@
    flags from the settings model; `load_settings` merges flags, environment and file, and finds the origin by
    `aws_environment`.
 3. Commands for a running proxy talk to it: `warm`, `pin`, `unpin`, `evict` and `verify` through its control bucket
-   (`control_client`), `ls` and `stats` through /status on its admin port (`status_client`, `admin_port`).
+   (`control_client`), `ls`, `stats` and `cluster` through its admin port (`status_client`, `admin_port`).
 4. `simulate` runs without a proxy.
 
 Exit codes: 0 done, 1 failed, 2 wrong use or settings.
@@ -33,6 +33,7 @@ export AWS_ENDPOINT_URL=http://127.0.0.1:9480
 outrider warm s3://my-bucket/train/       fetch it before it is read
 outrider stats                            what it does now, which side is slow, what was saved
 outrider ls                               the datasets, and how much of each is cached
+outrider cluster                          the nodes that are one cache, and how each of them does
 outrider doctor                           what is wrong, and what to do
 outrider simulate --cache 10%,25%,50%     how large a cache a job needs
 outrider bench s3://my-bucket/train/      how fast that bucket is read with it
@@ -59,6 +60,7 @@ _COMMANDS: dict[str, dict[str, Any]] = {
     "bench": {},
     "ls": {},
     "stats": {},
+    "cluster": {},
 }
 
 

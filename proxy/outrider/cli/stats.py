@@ -14,10 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.cli import status_client
+from outrider.cli.cluster import line
 from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.core.text import in_words
 
-_SOURCES = (("disk", "disk: hits"), ("flight", "still arriving"), ("origin", "past the cache"))
+_SOURCES = (
+    ("disk", "disk: hits"), ("flight", "still arriving"), ("peer", "other members"), ("origin", "past the cache"),
+)  # fmt: skip
 _COLOURS = {"readers": "green", "cache": "yellow", "bucket": "yellow", "machine": "cyan"}
 _READERS_MAX = 12
 _SILENT_S = 20.0
@@ -92,7 +95,9 @@ def _bandwidth(status: status_client.Status) -> Table:
     for name, justify in (("source", "left"), ("now", "right"), ("since start", "right")):
         table.add_column(name, justify=justify, min_width=14)  # type: ignore[arg-type]
     throughput, served = status["throughput"], status["served_bytes"]
-    rows = [(label, throughput.get(name), served[name]) for name, label in _SOURCES]
+    # An older proxy has no members, and one that is alone shows none.
+    shown = [each for each in _SOURCES if each[0] != "peer" or status.get("cluster") is not None]
+    rows = [(label, throughput.get(name), served[name]) for name, label in shown]
     rows.append(("out of the bucket", throughput.get("bucket"), status["origin_bytes"]))
     for label, rates, total in rows:
         table.add_row(label, f"{in_words(rates[-1] if rates else 0)}/s", in_words(total))
@@ -119,6 +124,8 @@ def _facts(status: status_client.Status) -> Table:
         f"{in_words(ahead['window_bytes'])} coming, {in_words(ahead['fetched_bytes'])} so far, "
         f"{in_words(ahead['wasted_bytes'])} in vain",
     )
+    if status.get("cluster") is not None:
+        table.add_row("cluster", line(status["cluster"]))
     table.add_row("cache size", f"would hit: {sizes}" if sizes else "too few reads to tell")
     return table
 
