@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import pytest
 
 from tests.support.browser import browser, needs_chromium
+from tests.support.nodes import Nodes, until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from playwright.sync_api import Browser, Dialog, Page
 
@@ -27,6 +29,13 @@ TOKEN = "open-sesame-9"
 SHARD = bytes(range(250)) * 400
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<script>alert(2)</script>" + "w" * 120
 WAIT_MS = 60_000
+
+
+class Shown(Protocol):
+    """A proxy, as far as its page needs it."""
+
+    @property
+    def admin(self) -> str: ...
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,7 +72,7 @@ def complaints() -> list[str]:
 def opened(chromium: Browser, complaints: list[str]) -> Iterator[Callable[..., Page]]:
     contexts = []
 
-    def open_page(proxy: Proxy, width: int = 1280, **options: Any) -> Page:
+    def open_page(proxy: Shown, width: int = 1280, **options: Any) -> Page:
         context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         page = context.new_page()
@@ -305,3 +314,36 @@ def test_the_page_says_when_the_proxy_is_gone(bucket: Bucket, opened: Callable[.
         page = opened(proxy)
         page.locator("#state", has_text="live").wait_for()
     page.locator("#state", has_text="not reachable").wait_for()
+
+
+def test_a_node_alone_shows_no_cluster(proxy: Proxy, opened: Callable[..., Page], complaints: list[str]) -> None:
+    page = opened(proxy)
+    raw(page, "#total-origin", 0)
+    assert page.locator("#cluster").is_hidden()
+    assert page.locator("#total-peer").count() == 0
+    assert complaints == []
+
+
+def test_the_members_of_a_cluster_are_shown_and_one_that_goes(
+    bucket: Bucket, tmp_path: Path, opened: Callable[..., Page], complaints: list[str]
+) -> None:
+    body = bytes(range(256)) * 4096
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key="cluster.bin", Body=body)
+    client.close()
+    with Nodes(bucket, tmp_path, 2, block_size=str(64 * 1024)) as nodes:
+        assert ask(nodes[0].address, "GET", f"/{NAME}/cluster.bin").body == body
+        until(lambda: sum(nodes[0].status()["served_bytes"].values()) == len(body), "the count of bytes")
+        nodes[0].settle()
+        page = opened(nodes[0])
+        served = nodes[0].status()["served_bytes"]
+        raw(page, "#total-peer", served["peer"])
+        assert page.locator("#cluster-share").inner_text() == f"{100 * served['peer'] / len(body):.0f} %"
+        assert 0 < served["peer"] < len(body)
+        members = page.locator("#members tr")
+        assert [row.locator("span").first.inner_text() for row in members.all()] == ["node-1 (this node)", "node-2"]
+        assert [row.locator(".member-state").inner_text() for row in members.all()] == ["alive", "alive"]
+        raw(page, "#members td", nodes[0].cluster["members"][1]["bytes_in"])
+        nodes[1].stop()
+        members.nth(1).locator(".member-state", has_text="leaving").wait_for()
+    assert complaints == []

@@ -2,11 +2,13 @@
 "use strict";
 
 const EVERY_MS = 1000;
-const SOURCES = [["disk", "Disk: hits"], ["flight", "Still arriving"], ["origin", "Past the cache"]];
+const ALL_SOURCES = [["disk", "Disk: hits"], ["flight", "Still arriving"], ["peer", "Other members"], ["origin", "Past the cache"]];
+const ALONE = ALL_SOURCES.filter(([name]) => name !== "peer");
+const MEMBER_STATES = {alive: "alive", away: "away", left_out: "left out"};
 const STATES = {c: "cached", R: "cached and read this epoch", o: "coming", r: "read and gone", a: "absent"};
 const TOKEN = "outrider-admin-token";
 const $ = (id) => document.getElementById(id);
-let paused = false, timer = 0, asked = 0, rates = null, cursorAt = -1;
+let paused = false, timer = 0, asked = 0, rates = null, cursorAt = -1, sources = ALONE;
 
 // -- words -------------------------------------------------------------------------------------------------------
 
@@ -67,7 +69,8 @@ function rows(parent, items, create, update) {
 // -- the numbers -------------------------------------------------------------------------------------------------
 
 function show(status) {
-  const served = status.served_bytes, total = SOURCES.reduce((sum, [name]) => sum + served[name], 0);
+  sources = status.cluster ? ALL_SOURCES : ALONE;
+  const served = status.served_bytes, total = sources.reduce((sum, [name]) => sum + served[name], 0);
   const told = status.settings || {};
   put("facts", [`${status.version}`, `in front of ${status.origin || "AWS S3"}`, `up ${span(status.uptime_s)}`,
     `policy ${told.policy}`, `freshness ${told.freshness}`].join(" · "));
@@ -77,7 +80,7 @@ function show(status) {
   put("hit", total ? percent(served.disk / total) : "–", total ? served.disk / total : 0);
   put("hit-note", `${bytes(served.disk)} of ${bytes(total)}`);
   const now = latest(status.throughput);
-  put("now", `${bytes(now.disk + now.flight + now.origin)}/s`);
+  put("now", `${bytes(now.disk + now.flight + now.peer + now.origin)}/s`);
   put("now-note", `${bytes(now.bucket)}/s from the bucket`);
   const saved = status.saved, money = saved.egress_dollars + saved.request_dollars;
   const priced = status.prices.per_gb > 0 || status.prices.per_1000_gets > 0;
@@ -97,6 +100,7 @@ function show(status) {
   drawChart();
   put("datasets-sub", status.datasets_known > status.datasets.length
     ? `${status.datasets.length} of ${whole(status.datasets_known)}, the latest read first` : "the latest read first");
+  showCluster(status.cluster, served, total);
   showDatasets(status.datasets);
   showReaders(status.readers);
   showSizes(status);
@@ -106,11 +110,11 @@ function show(status) {
 
 function latest(throughput) {
   const last = (name) => (throughput[name] || []).at(-1) || 0;
-  return {disk: last("disk"), flight: last("flight"), origin: last("origin"), bucket: last("bucket")};
+  return {disk: last("disk"), flight: last("flight"), peer: last("peer"), origin: last("origin"), bucket: last("bucket")};
 }
 
 function showSources(status, now) {
-  const items = SOURCES.map(([name, label]) => [name, label, now[name], status.served_bytes[name]]);
+  const items = sources.map(([name, label]) => [name, label, now[name], status.served_bytes[name]]);
   items.push(["bucket", "Out of the bucket", now.bucket, status.origin_bytes]);
   rows($("sources"), items, () => {
     const row = make("tr"), head = make("th");
@@ -125,6 +129,40 @@ function showSources(status, now) {
     put(rateCell, `${bytes(rate)}/s`);
     put(totalCell, bytes(total), total);
     totalCell.id = `total-${name}`;
+  });
+}
+
+function showCluster(cluster, served, total) {
+  $("cluster").hidden = !cluster;
+  if (!cluster) return;
+  put("cluster-sub", `as ${cluster.name} sees it; members from ${cluster.source}, ring ${cluster.ring}`);
+  put("cluster-share", total ? percent(served.peer / total) : "–", total ? served.peer / total : 0);
+  put("cluster-note", ["of the bytes served came from other members as they arrived",
+    `${bytes(cluster.near_bytes)} of their blocks are kept here`,
+    ...(cluster.ring_disagreements ? [`${many(cluster.ring_disagreements, "read")} by members that see another ring`] : []),
+    ...(cluster.is_listed ? [] : ["this node is not listed: the others do not ask it"])].join(" · "));
+  rows($("members"), cluster.members, () => {
+    const row = make("tr"), name = make("td"), state = make("td");
+    name.append(make("span"), make("small"));
+    state.append(make("span"), make("small"));
+    row.append(name, state, ...["Cache", "From it", "To it", "First byte"].map((label) => {
+      const cell = make("td", "n");
+      cell.dataset.label = label;
+      return cell;
+    }));
+    return row;
+  }, (row, member) => {
+    const [name, state, cache, came, sent, wait] = row.children, ms = (seconds) => seconds === null ? "–" : `${(1000 * seconds).toFixed(1)} ms`;
+    put(name.firstElementChild, `${member.name || "?"}${member.is_me ? " (this node)" : ""}`);
+    put(name.lastElementChild, `${member.address}${member.zone ? `, zone ${member.zone}` : ""}`);
+    state.firstElementChild.className = `member-state ${member.state}`;
+    put(state.firstElementChild, `${MEMBER_STATES[member.state]}${member.is_leaving ? ", leaving" : ""}${member.since_s === null ? "" : ` for ${span(member.since_s)}`}`);
+    put(state.lastElementChild, [member.why, ...(member.failures ? [`${many(member.failures, "read")} failed`] : []),
+      ...(member.ring && member.ring !== cluster.ring && member.zone === cluster.zone ? [`sees ring ${member.ring}`] : [])].filter(Boolean).join(", "));
+    put(cache, member.weight_bytes ? bytes(member.weight_bytes) : "–");
+    put(came, member.is_me || member.bytes_in === null ? "–" : bytes(member.bytes_in), member.bytes_in);
+    put(sent, member.is_me || member.bytes_out === null ? "–" : bytes(member.bytes_out), member.bytes_out);
+    put(wait, member.is_me || member.latency_s.p50 === null ? "–" : `${ms(member.latency_s.p50)}, ${ms(member.latency_s.p99)}`);
   });
 }
 
@@ -254,7 +292,7 @@ function showErrors(errors) {
 
 // -- the chart ---------------------------------------------------------------------------------------------------
 
-const WIDE = 1000, HIGH = 220, STEPS = 120;
+const WIDE = 1000, HIGH = 220, STEPS = 120, STACKED = ["disk", "flight", "peer", "origin"];
 
 function nice(most) {
   const power = 10 ** Math.floor(Math.log10(Math.max(most, 1)));
@@ -266,13 +304,14 @@ function drawChart() {
   const count = at("disk").length;
   const stacked = (names, index) => names.reduce((sum, name) => sum + (at(name)[index] || 0), 0);
   let most = 1;
-  for (let i = 0; i < count; i += 1) most = Math.max(most, stacked(["disk", "flight", "origin"], i), at("bucket")[i]);
+  for (let i = 0; i < count; i += 1) most = Math.max(most, stacked(STACKED, i), at("bucket")[i]);
   const top = nice(most), x = (index) => WIDE - (count - 1 - index) * WIDE / (STEPS - 1), y = (value) => HIGH - value / top * (HIGH - 4);
   const line = (names) => Array.from({length: count}, (_, i) => `${x(i).toFixed(1)} ${y(stacked(names, i)).toFixed(1)}`);
   const area = (names) => count > 1 ? `M${x(0).toFixed(1)} ${HIGH}L${line(names).join("L")}L${WIDE} ${HIGH}Z` : "";
   $("p-disk").setAttribute("d", area(["disk"]));
   $("p-flight").setAttribute("d", area(["disk", "flight"]));
-  $("p-origin").setAttribute("d", area(["disk", "flight", "origin"]));
+  $("p-peer").setAttribute("d", area(["disk", "flight", "peer"]));
+  $("p-origin").setAttribute("d", area(STACKED));
   $("p-bucket").setAttribute("d", count > 1 ? `M${line(["bucket"]).join("L")}` : "");
   rows2($("grid"), [0, 0.25, 0.5, 0.75, 1], (element, part) => {
     element.setAttribute("x1", "0");
@@ -283,7 +322,7 @@ function drawChart() {
   put("chart-top", `${bytes(top)}/s`);
   put("chart-middle", `${bytes(top / 2)}/s`);
   const last = Math.max(0, count - 1);
-  $("chart").setAttribute("aria-label", `Throughput of the last two minutes. Now ${bytes(stacked(["disk", "flight", "origin"], last))} a second served, ${bytes(at("bucket")[last])} a second out of the bucket. Arrow keys move through time.`);
+  $("chart").setAttribute("aria-label", `Throughput of the last two minutes. Now ${bytes(stacked(STACKED, last))} a second served, ${bytes(at("bucket")[last])} a second out of the bucket. Arrow keys move through time.`);
   showCursor();
 }
 function rows2(parent, items, update) {
@@ -300,7 +339,7 @@ function showCursor() {
   const x = WIDE - cursorAt * WIDE / (STEPS - 1);
   cursor.setAttribute("x1", String(x));
   cursor.setAttribute("x2", String(x));
-  put("readout", `${cursorAt} s ago: ${SOURCES.map(([name, label]) => `${label.toLowerCase()} ${bytes(rates[name][index])}/s`).join(", ")}, out of the bucket ${bytes(rates.bucket[index])}/s`);
+  put("readout", `${cursorAt} s ago: ${sources.map(([name, label]) => `${label.toLowerCase()} ${bytes((rates[name] || [])[index])}/s`).join(", ")}, out of the bucket ${bytes(rates.bucket[index])}/s`);
 }
 function moveCursor(to) {
   const count = rates && rates.disk ? rates.disk.length : 0;
