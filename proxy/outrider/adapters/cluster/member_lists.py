@@ -29,12 +29,15 @@ class Outages:
     """
 
     def __init__(
-        self, source: str, failures: Counter, chance: Callable[[], float], *, backoff: Backoff = _BACKOFF
-    ) -> None:
+        self, source: str, failures: Counter, chance: Callable[[], float], *, backoff: Backoff = _BACKOFF,
+        hear: Callable[[str], object] = str,
+    ) -> None:  # fmt: skip
+        """`hear` is told why the source gives no list."""
         self._source = source
         self._failures = failures
         self._chance = chance
         self._backoff = backoff
+        self._hear = hear
         self._in_a_row = 0
         self._told = ""
 
@@ -42,6 +45,7 @@ class Outages:
         """The seconds to wait before the source is asked again."""
         self._in_a_row += 1
         self._failures.inc()
+        self._hear(why)
         if why != self._told:
             self._told = why
             log.warning("source of members gives no list", extra={"source": self._source, "error": why})

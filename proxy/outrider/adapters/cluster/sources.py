@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from aiohttp.resolver import ThreadedResolver
@@ -21,10 +21,11 @@ from outrider.settings.members import DnsPeers, FilePeers, KubernetesPeers
 
 
 def source_of(
-    settings: Settings, metrics: Metrics, port: int, environ: Mapping[str, str] | None = None
-) -> MemberSource:
-    """`port`: the peer port of this member, which is that of all where the source tells none. Called on a thread that
-    runs an event loop.
+    settings: Settings, metrics: Metrics, port: int, environ: Mapping[str, str] | None = None, *,
+    hear: Callable[[str], object] = str,
+) -> MemberSource:  # fmt: skip
+    """`port`: the peer port of this member, which is that of all where the source tells none. `hear` is told why the
+    source gives no list. Called on a thread that runs an event loop.
 
     Raises:
         SettingsError: the source cannot be used here, or its library is not installed.
@@ -36,9 +37,9 @@ def source_of(
     failures = metrics.peers.source_failures
     if isinstance(peers, FilePeers):
         return FileSource(
-            peers.path.expanduser(), Outages(settings.peers, failures, random.random, backoff=FILE_BACKOFF)
+            peers.path.expanduser(), Outages(settings.peers, failures, random.random, backoff=FILE_BACKOFF, hear=hear)
         )
-    outages = Outages(settings.peers, failures, random.random)
+    outages = Outages(settings.peers, failures, random.random, hear=hear)
     if isinstance(peers, DnsPeers):
         return DnsSource(peers, outages, resolver=ThreadedResolver())
     if isinstance(peers, KubernetesPeers):
