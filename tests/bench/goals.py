@@ -99,6 +99,7 @@ def _line(results: Results) -> list[Goal]:
         rows.append(_at_most(results, f"hits of {size}, CPU", load, "cpu_us_request", 2.0, STATIC))
     rows.append(_at_least(results, "upload in parts", "upload", "mb_s", 0.95, DIRECT))
     rows.append(_at_most(results, "upload in parts, CPU s/GB", "upload", "cpu_s_gb", 1.3, line.REVERSE))
+    rows.append(_at_most(results, "objects that are not cached, CPU s/GB", "relay", "cpu_s_gb", 1.3, line.REVERSE))
     return rows
 
 

@@ -35,6 +35,8 @@ ONE_CORE, TWO_CORES, REVERSE = "Outrider, one core", "Outrider, two cores", "ngi
 _SMALLEST_BYTES, _LARGEST_BYTES = 4_000, 100_000
 _PART_BYTES = 16 * 1024 * 1024
 _PARTS_AT_ONCE = 4
+# No block is admitted: all bytes pass by the cache.
+_NO_CACHE = ("--policy", "none", "--cache-size", "4KiB")
 _TMPFS = Path("/dev/shm")
 _READY_DEADLINE_S = 60.0
 
@@ -203,7 +205,8 @@ class Reverse(NginxStatic):
     name, slug, peer, caches = REVERSE, "nginx-reverse", False, False
 
     def http(self) -> str:
-        return f"upstream origin {{ server {self.world.bucket.address}; keepalive 64; }}"
+        address = self.world.simulator.endpoint.removeprefix("http://")
+        return f"upstream origin {{ server {address}; keepalive 64; }}"
 
     def server(self) -> str:
         return """location / {
@@ -293,6 +296,8 @@ LOADS: tuple[LineLoad, ...] = (
              _hits("small", None), lambda _: ["big", "small"], kind="hit"),
     LineLoad("upload", "upload of 600 MB in parts of 16 MiB, 4 at once (boto3)", "mb_s", (OUTRIDER, DIRECT, REVERSE),
              DIRECT, _upload, lambda _: [], kind="upload"),
+    LineLoad("relay", "objects that are not cached, readers: 4 (curl)", "mb_s", (OUTRIDER, DIRECT, REVERSE),
+             REVERSE, _cold(4, 8), kind="relay"),
 )  # fmt: skip
 NAMES = tuple(load.name for load in LOADS)
 
@@ -317,7 +322,7 @@ def _sizes(kind: str, plan: LinePlan) -> dict[str, int]:
 @contextlib.contextmanager
 def world_of(kind: str, bucket: Bucket, outrider_flags: list[str], *, short: bool) -> Iterator[LineWorld]:
     """The world of the loads of one kind: `http`, `https` (each also with `-disk`: caches on the disk), `small`, `hit`,
-    `upload`. Caches lie on the tmpfs where there is one, so that no disk is measured."""
+    `upload`, `relay`. Caches lie on the tmpfs where there is one, so that no disk is measured."""
     plan = SHORT if short else LinePlan()
     with contextlib.ExitStack() as stack:
         tmpfs = _TMPFS if _TMPFS.is_dir() else Path(tempfile.gettempdir())
@@ -330,6 +335,8 @@ def world_of(kind: str, bucket: Bucket, outrider_flags: list[str], *, short: boo
             world.upload(bucket.endpoint)
             yield world
             return
+        if kind == "relay":
+            outrider_flags = [*outrider_flags, *_NO_CACHE]
         certificate = certify(files_in) if kind.startswith("https") else None
         files = stack.enter_context(Files(files_in, certificate))
         origin: Origin = Unlimited(files.endpoint)

@@ -16,7 +16,7 @@ from typing import cast
 
 import pytest
 
-from outrider.adapters.origin import bulk_client
+from outrider.adapters.origin import bulk_reply
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.origin.http_reply import Reply
 from outrider.core.auth.sigv4 import Credentials
@@ -318,14 +318,14 @@ async def test_the_last_bytes_are_told_once_nothing_writes_any_more(
     bucket: Bucket, simulator: Simulator, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread has written all, and has not ended yet."""
-    written, may_end, run = threading.Event(), threading.Event(), bulk_client._Receiving.run
+    written, may_end, run = threading.Event(), threading.Event(), bulk_reply.Receiving.run
 
-    def late(receiving: bulk_client._Receiving) -> None:
+    def late(receiving: bulk_reply.Receiving) -> None:
         run(receiving)
         written.set()
         may_end.wait(60)
 
-    monkeypatch.setattr(bulk_client._Receiving, "run", late)
+    monkeypatch.setattr(bulk_reply.Receiving, "run", late)
     async with http_world(bucket, simulator, in_threads=True) as world:
         await world.put(key, DATA)
         async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:

@@ -386,6 +386,17 @@ async def test_connections_to_a_peer_are_limited() -> None:
         assert await read_whole(wire, SMALL) == ramp(SMALL)
 
 
+async def test_a_large_body_never_waits_for_a_thread() -> None:
+    service = member_with(ramp(LARGE))
+    service.body_gate = asyncio.Event()
+    async with peer_wire(service, receivers=1) as wire:
+        async with wire.client.read(wire.member, PeerRead(REF, Extent(0, LARGE))) as reply:
+            service.body_gate = None
+            assert await read_whole(wire, LARGE) == ramp(LARGE)
+            assert reply.extent == Extent(0, LARGE)
+        assert await read_whole(wire, LARGE) == ramp(LARGE)
+
+
 @SIZES
 async def test_connections_beyond_the_limit_are_cut(size: int) -> None:
     service = member_with(ramp(size))

@@ -535,3 +535,22 @@ def test_a_hit_goes_from_the_block_file_to_the_socket_by_the_kernel(
     client.close()
     assert sum(by_kernel) == len(RAMP)
     assert sum(by_python) < 4096, "Python sends only the head"
+
+
+@pytest.mark.parametrize("taken", [0, 10, 5000, 10**6])
+def test_a_small_miss_arrives_whole_however_little_the_socket_takes_at_once(
+    bucket: Bucket, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key=f"small-{taken}", Body=RAMP[:50_000])
+    client.close()
+    together: list[int] = []
+
+    def little(self: SocketSender, head: bytes, body: bytes) -> int:
+        together.append(len(head) + len(body))
+        return self.send_now((bytes(head) + bytes(body))[:taken])
+
+    monkeypatch.setattr(SocketSender, "send_parts_now", little)
+    answer = ask(proxy.address, "GET", f"/{NAME}/small-{taken}")
+    assert (answer.status, answer.body) == (200, RAMP[:50_000])
+    assert together, "head and body were not sent together"

@@ -107,8 +107,8 @@ class Fault:
 
     `status`: this answer instead of the object, with `headers`. `while_`: only then. `break_after`: the body breaks off
     after this many bytes, as with a broken connection. `refuse`: no reply at all. `bug`: an error that no origin may
-    raise. `gate`: the head waits for the event. `body_gate`: the body waits for it, after `gate_after` bytes. `shift`:
-    the 206 brings, and names, bytes that lie this much further on.
+    raise, at once or after `break_after`. `gate`: the head waits for the event. `body_gate`: the body waits for
+    it, after `gate_after` bytes. `shift`: the 206 brings, and names, bytes that lie this much further on.
     """
 
     times: int | None = 1
@@ -212,7 +212,7 @@ class FakeReply:
                 position = stop
                 await asyncio.sleep(0)
             if fault is not None and fault.break_after is not None and position >= fault.break_after:
-                raise OriginBroke("the fake broke off")
+                raise fault.bug or OriginBroke("the fake broke off")
 
 
 @dataclass(slots=True)
@@ -276,7 +276,7 @@ class FakeOrigin:
         body = await _read(request)
         early: FakeReply | None = None
         if fault is not None:
-            if fault.bug is not None:
+            if fault.bug is not None and fault.break_after is None:
                 raise fault.bug
             if fault.gate is not None:
                 if fault.answer_first:

@@ -64,7 +64,7 @@ class PeerWire:
 @asynccontextmanager
 async def peer_wire(
     service: PeerService, *, owner: Side | None = None, edge: Side | None = None, reads_max: int = 64,
-    connections_max: int = 64, connections_per_peer: int = 64,
+    connections_max: int = 64, connections_per_peer: int = 64, receivers: int = 64,
 ) -> AsyncIterator[PeerWire]:  # fmt: skip
     owner, edge = owner or Side("owner"), edge or Side("edge")
     gatekeeper = Gatekeeper(lambda: owner.secrets, ReplayGuard(), owner.clock)
@@ -72,7 +72,7 @@ async def peer_wire(
     server = PeerServer(handler, connections_max=connections_max)
     client = PeerClient(
         edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1, tls=lambda: edge.tls,
-        connections_per_peer=connections_per_peer,
+        connections_per_peer=connections_per_peer, receivers=receivers,
     )  # fmt: skip
     async with AsyncExitStack() as stack:
         listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0, ssl=owner.tls)

@@ -27,7 +27,7 @@ from outrider.engine.fill.fill_scheduler import READS_ON_S
 from outrider.engine.fill.flight import Flight
 from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import BlockWriter
-from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, engine
+from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, engine
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 
 DATA = RAMP[: 4 * BLOCK]
@@ -213,6 +213,26 @@ async def test_waiters_get_an_error_for_a_bug_in_the_fill_too(room: Engine, capl
     with pytest.raises(ZeroDivisionError):
         await here(flights[0], 0)
     await room.tasks.settle()
+
+
+@pytest.mark.parametrize("buffer_bytes", [as_large, by_threads])
+@pytest.mark.parametrize("after", [1, BLOCK - 1, BLOCK, BLOCK + 1])
+async def test_a_bug_in_the_midst_of_a_body_fails_the_fill_and_leaves_nothing_behind(
+    after: int, buffer_bytes: Callable[[int], int], tmp_path: Path
+) -> None:
+    with engine(tmp_path, buffer_bytes=buffer_bytes) as room:
+        room.origin.put(REF, DATA)
+        flights = room.flights.board(version_in(room), BlockRun(0, 2))
+        room.origin.faults = [Fault(bug=ZeroDivisionError(), break_after=after)]
+        room.flights.fill(flights)
+        with pytest.raises(ZeroDivisionError):
+            await here(flights[1], BLOCK - 1)
+        await room.tasks.settle()
+        assert (len(room.flights), room.origin.under_way, room.store.leases()) == (0, 0, 0)
+        assert len(room.store) == after // BLOCK
+        assert list((tmp_path / "tmp").iterdir()) == []
+        assert await room.get() == DATA
+        await room.tasks.settle()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 20])

@@ -276,6 +276,20 @@ def test_a_status_that_does_not_go_with_the_question_is_not_believed(read: PeerR
         parse_answer(read, status, RIGHT[:2], 2, "owner")
 
 
+def test_a_version_alone_is_no_answer_where_there_are_bytes() -> None:
+    past_the_end = PeerRead(REF, Extent(10, 12))
+    assert parse_answer(past_the_end, 200, RIGHT[:2], 0, "owner").extent is None
+    for read, length in ((past_the_end, 2), (past_the_end, None), (PeerRead(REF, Extent(9, 12)), 0), (KNOWN_READ, 0)):
+        with pytest.raises(WireError):
+            parse_answer(read, 200, RIGHT[:2], length, "owner")
+
+
+def test_no_bytes_are_no_part_of_an_object() -> None:
+    told = (*RIGHT[:2], ("content-range", "bytes 10-9/10"))
+    with pytest.raises(WireError):
+        parse_answer(PeerRead(REF, Extent(10, 12)), 206, told, 0, "owner")
+
+
 def test_another_version_is_believed_of_the_member_that_was_asked_alone() -> None:
     assert parse_answer(KNOWN_READ, 412, ((FROM, "owner"),), 0, "owner").confirmed is None
     with pytest.raises(WireError):

@@ -18,7 +18,8 @@ import aiohttp
 from prometheus_client import Counter
 from yarl import URL
 
-from outrider.adapters.origin.bulk_client import BulkClient, Unfit
+from outrider.adapters.origin.blocking_exchange import Unfit
+from outrider.adapters.origin.bulk_client import BulkClient
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.forward_proxy import ForwardProxy
 from outrider.adapters.origin.http_reply import HttpReply, Reply, described

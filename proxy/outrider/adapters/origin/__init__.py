@@ -11,7 +11,8 @@
    `engine/fill/origin_reader`.
 
 5. A request over plain http whose body is large (`OriginRequest.bulk`) goes out over `bulk_client` instead, where a
-   thread sends it, reads the head and receives the body. A reply that this client cannot read goes over aiohttp.
+   thread sends it, reads the head (`blocking_exchange`) and receives the body (`bulk_reply`). A reply that this client
+   cannot read, and a request for which no thread is free, go over aiohttp.
    A large body of a request (`OriginRequest.body_in_thread`) goes the same way: `pass_on` sends it, in a thread that
    takes it from the client's socket.
 

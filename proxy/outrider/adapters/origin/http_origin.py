@@ -21,7 +21,8 @@ from cachetools import LRUCache
 from yarl import URL
 
 from outrider.adapters.origin.aws_config import ca_bundle
-from outrider.adapters.origin.bulk_client import BulkClient, Unfit
+from outrider.adapters.origin.blocking_exchange import Unfit
+from outrider.adapters.origin.bulk_client import BulkClient
 from outrider.adapters.origin.endpoint import Endpoint, moved
 from outrider.adapters.origin.http_reply import HttpReply, Reply, described
 from outrider.adapters.origin.reply_parser import LenientResponseHandler

@@ -7,12 +7,15 @@ Sources: Fetch standard, "Origin header"; W3C Fetch Metadata, which browsers sen
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import ip_address
 
 from outrider.core.errors import AccessDenied
 from outrider.core.model import Headers
 
 # `none`: a person typed the address. `same-origin`: a page of this port asks.
+# An IPv6 address with an IPv4 address at its end has 45, and the name of an interface may follow.
+_ADDRESS_CHARS_MAX = 64
 _OWN_SITES = frozenset(("none", "same-origin"))
 
 
@@ -46,6 +49,12 @@ def check_page(headers: Headers) -> None:
 
 
 def _is_address(name: str) -> bool:
+    return len(name) <= _ADDRESS_CHARS_MAX and _parses(name)
+
+
+# All requests name the same few addresses, and to parse one takes as long as to verify a signature.
+@lru_cache(maxsize=256)
+def _parses(name: str) -> bool:
     try:
         ip_address(name)
     except ValueError:

@@ -123,8 +123,11 @@ class Reply(StreamResponse):
                 count, source = piece.sent, piece.source
             else:
                 data, source = (piece.data, piece.source) if isinstance(piece, EarlyPiece) else (piece, "origin")
-                await wire.send(head, more=True)
-                await self._send_bytes(data, chunked=chunked)
+                if chunked or not head:
+                    await wire.send(head, more=True)
+                    await self._send_bytes(data, chunked=chunked)
+                else:
+                    await wire.send_parts(head, data)
                 count = len(data)
             head = b""
             sent[source] += count

@@ -62,6 +62,10 @@ class Sender(Protocol):
         """`more`: more bytes follow at once, so the kernel may wait for them and send both in one segment."""
         ...
 
+    async def send_parts(self, head: Buffer, body: Buffer) -> None:
+        """As `send` of one after the other, if possible by one system call."""
+        ...
+
     async def send_file(self, fd: int, offset: int, count: int, *, is_new: bool = False) -> int:
         """How many bytes were sent; fewer than `count`: the disk failed to give the rest, and the client still
         waits. `is_new`: the bytes were written a moment ago, so their pages are in memory."""
@@ -128,6 +132,14 @@ class SocketSender:
                 await self._writable()
             else:
                 view = view[sent:]
+
+    async def send_parts(self, head: Buffer, body: Buffer) -> None:
+        sent = self.send_parts_now(head, body)
+        if sent < len(head):
+            await self.send(memoryview(head)[sent:], more=True)
+            sent = len(head)
+        if sent < len(head) + len(body):
+            await self.send(memoryview(body)[sent - len(head) :])
 
     def release(self) -> socket.socket:
         """The socket, which belongs to the caller from here on; this sender can send no more."""
@@ -269,6 +281,10 @@ class TlsSender:
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the client is gone")
         self._transport.write(data)
+
+    async def send_parts(self, head: Buffer, body: Buffer) -> None:
+        await self.send(head)
+        await self.send(body)
 
     async def send_file(self, fd: int, offset: int, count: int, *, is_new: bool = False) -> int:
         sent = 0
