@@ -96,7 +96,7 @@ class World:
         assert sum(len(idle) for idle in self.client._idle.values()) == 1, "received by a thread"
         assert len(self.client._threads._threads) <= self._receivers
         self.client.close_idle()
-        await until(lambda: files() == self._files)
+        await until(lambda: files() <= self._files)
         assert not self.scripted.replies
 
 
