@@ -248,6 +248,7 @@ async def test_a_stop_wakes_the_waiters_and_leaves_nothing_behind(steps: int, ro
         await waiter
     assert len(room.flights) == 0
     assert room.store.used_bytes == len(room.store) * (BLOCK + 4096)
+    assert (room.scheduler._held[True], room.scheduler._nearest()) == (0, None)
 
 
 async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine) -> None:
@@ -403,6 +404,27 @@ async def test_a_prefetch_waits_for_demand_and_becomes_demand_when_a_reader_wait
         assert await reader > 0
         await room.tasks.settle()
         assert room.origin.ranges == [f"bytes={at * BLOCK}-{(at + 1) * BLOCK - 1}" for at in (0, 2, 3, 1)]
+
+
+async def test_no_prefetch_is_granted_a_slot_before_demand_whose_task_has_not_begun(tmp_path: Path) -> None:
+    with engine(tmp_path / "c", fills_max=1) as room:
+        room.origin.put(REF, DATA)
+        version, gate = version_in(room), asyncio.Event()
+        room.origin.faults = [Fault(times=None, gate=gate)]
+        first, prefetch, demand = (room.flights.board(version, BlockRun(index, 1))[0] for index in range(3))
+        room.flights.fill([first])
+        while room.origin.under_way < 1:
+            await asyncio.sleep(0)
+        room.flights.fill([prefetch], prefetch=True)
+        room.flights.fill([demand])
+        assert first.slot is not None
+        first.slot.give_back()
+        assert prefetch.slot is not None
+        assert demand.slot is not None
+        assert (prefetch.slot.held, demand.slot.held) == (False, True)
+        gate.set()
+        await room.tasks.settle()
+        assert len(room.store) == 3
 
 
 # -- in larger pieces -------------------------------------------------------------------------------------------

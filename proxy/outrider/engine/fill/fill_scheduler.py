@@ -50,6 +50,11 @@ class FillSlot:
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.give_back()
 
+    def queue(self) -> None:
+        """Stand in the queue from now on, for `take` to wait in. No prefetch is granted a slot before this one if it is
+        demand. Call `give_up` if nobody takes it."""
+        self._scheduler.queued(self)
+
     async def take(self) -> None:
         await self._scheduler.grant(self)
 
@@ -57,6 +62,10 @@ class FillSlot:
         """Let other fills have the slot, for good or while this one waits before another try; `take` gets it again."""
         if self.held:
             self._scheduler.returned(self)
+
+    def give_up(self) -> None:
+        """Neither hold the slot nor wait for it any more."""
+        self._scheduler.given_up(self)
 
     def body_received(self) -> None:
         """All bytes are here, and none of them is on disk: the next fill need not wait for the write. The slot is kept
@@ -190,29 +199,32 @@ class FillScheduler:
         its own, and one grant ends both waits."""
         if slot.held:
             return
-        waiter = slot.waiter or self._queued(slot)
+        waiter = slot.waiter or self.queued(slot)
+        self._admit()
         try:
             await asyncio.shield(waiter)
         except asyncio.CancelledError:
-            if slot.held:
-                self.returned(slot)  # granted and cancelled in the same moment
-            elif slot.waiter is not None:
-                if slot.demand:
-                    slot.number = 0
-                else:
-                    self._prefetch.remove(slot)
-                slot.waiter = None
+            self.given_up(slot)  # it may have been granted and cancelled in the same moment
             raise
 
-    def _queued(self, slot: FillSlot) -> asyncio.Future[None]:
+    def queued(self, slot: FillSlot) -> asyncio.Future[None]:
         """From here until it is granted or given up, a slot with a waiter stands in one queue, once."""
         waiter = slot.waiter = asyncio.get_running_loop().create_future()
         if slot.demand:
             self._enter(slot)
         else:
             self._prefetch.append(slot)
-        self._admit()
         return waiter
+
+    def given_up(self, slot: FillSlot) -> None:
+        if slot.held:
+            self.returned(slot)
+        elif slot.waiter is not None:
+            if slot.demand:
+                slot.number = 0
+            else:
+                self._prefetch.remove(slot)
+            slot.waiter = None
 
     def _enter(self, slot: FillSlot) -> None:
         slot.number = next(self._numbers)

@@ -129,9 +129,16 @@ class FlightTable:
         slot = scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, by_command=by_command)
         for flight in flights:
             flight.slot = slot
+        # Not in the task: a prefetch could be granted a slot before the first step of a task of demand.
+        slot.queue()
         task = self._runtime.spawn(self._fill(flights, slot), f"fill {flights[0].meta.version.ref}")
-        # Not a `finally` in the task: a task that is cancelled before its first step never gets there.
-        task.add_done_callback(lambda _: self.failed(flights, StoreUnavailable("the proxy is stopping")))
+
+        def end(_: object) -> None:
+            # Not a `finally` in the task: a task that is cancelled before its first step never gets there.
+            slot.give_up()
+            self.failed(flights, StoreUnavailable("the proxy is stopping"))
+
+        task.add_done_callback(end)
 
     async def _fill(self, flights: Sequence[Flight], slot: FillSlot) -> None:
         async with slot:
