@@ -142,24 +142,41 @@ def test_a_hit_that_is_read_while_it_is_counted_is_reported_whole(
     assert after["hits"] - before["hits"] == 1
 
 
+class Pauses:
+    """The senders' waits for a full socket. The next one after `arm` is long: the clock moves within it."""
+
+    def __init__(self, clock: MovedClock) -> None:
+        self._clock = clock
+        self._long = False
+        self.seen = threading.Event()
+
+    def arm(self) -> None:
+        self._long = True
+
+    def begun(self) -> None:
+        """A wait has begun, and cannot end before this returns."""
+        if self._long:
+            self._long = False
+            self._clock.push(40.0)
+            self.seen.set()
+
+
 @pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a socket was full, and the sender waits for it."""
-    seen, wait = threading.Event(), SocketSender._writable
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
+    found, wait = Pauses(MovedClock(monkeypatch)), SocketSender._writable
 
     async def waited_for(wire: SocketSender) -> None:
-        # Runs once the wait below has begun.
-        asyncio.get_running_loop().call_soon(seen.set)
+        # Runs on the sender's own loop, once the wait below has begun. A client's thread would be too late: while its
+        # side of the connection takes bytes, each wait is short.
+        asyncio.get_running_loop().call_soon(found.begun)
         await wait(wire)
 
     monkeypatch.setattr(SocketSender, "_writable", waited_for)
-    return seen
+    return found
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_full_socket_counts_as_the_readers_pause(
-    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, full: threading.Event, *, warm: bool
-) -> None:
+def test_a_full_socket_counts_as_the_readers_pause(proxy: Proxy, pauses: Pauses, *, warm: bool) -> None:
     before: dict[str, Any] = {"away_s": 0.0, "wait_s": 0.0, "requests": 0}
     with RawConnection(proxy.address) as connection:
         # Where there is a worker, it has the connection after these.
@@ -169,12 +186,10 @@ def test_a_full_socket_counts_as_the_readers_pause(
         if warm:
             ask(proxy.address, "GET", f"/{NAME}/large-001.tar")
             before = counted(proxy, "large-{}.tar", 1)
-        clock = MovedClock(monkeypatch)
-        full.clear()
+        pauses.arm()
         connection.send(request("GET", f"/{NAME}/large-001.tar"))
         answer = connection.read_head()
-        assert full.wait(60)
-        clock.push(40.0)
+        assert pauses.seen.wait(60)
         assert len(answer.read()) == len(LARGE)
     after = counted(proxy, "large-{}.tar", before["requests"] + 1)
     assert 40 <= after["away_s"] - before["away_s"] < 80
