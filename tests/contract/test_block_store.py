@@ -35,6 +35,7 @@ from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore
+from tests.support.descriptors import open_below
 from tests.support.fakes import AtOnce, FakeClock, ramp
 from tests.support.sickdisk import SickDisk
 
@@ -142,8 +143,8 @@ def on_disk(root: Path) -> int:
     return total
 
 
-def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def open_fds(root: Path) -> int:
+    return len(open_below(root))
 
 
 @pytest.fixture
@@ -221,12 +222,12 @@ async def test_two_parts_may_be_written_at_once(disk: Disk) -> None:
 
 
 async def test_an_aborted_block_leaves_nothing(disk: Disk) -> None:
-    before = open_fds()
+    before = open_fds(disk.root)
     writer = await disk.store.create(meta_of())
     await writer.write(0, [b"x" * 100])
     await writer.abort()
     await writer.abort()
-    assert (disk.store.used_bytes, on_disk(disk.root), open_fds()) == (0, 0, before)
+    assert (disk.store.used_bytes, on_disk(disk.root), open_fds(disk.root)) == (0, 0, before)
 
 
 async def test_a_reader_of_an_aborted_block_keeps_the_written_bytes(disk: Disk) -> None:
@@ -431,27 +432,27 @@ async def test_few_files_stay_open_and_none_leaks(root: Path, known: bool, monke
     if not known:
         monkeypatch.setattr(pagecache, "open_known", lambda path: None)
     disk = Disk(root, open_files=4)
-    before = open_fds()
+    before = open_fds(root)
     await disk.write(*(meta_of(index) for index in range(20)))
-    assert open_fds() <= before + 4
+    assert open_fds(root) <= before + 4
     for index in (0, 5, 0, 19, 3):
         assert await disk.read(meta_of(index)) == payload_of(meta_of(index))
-    assert open_fds() <= before + 4
+    assert open_fds(root) <= before + 4
     disk.close()
-    assert open_fds() < before
+    assert open_fds(root) < before
 
 
 async def test_a_file_that_was_closed_is_read_without_a_wait_and_closed_again(root: Path) -> None:
     disk = Disk(root, open_files=1)
     await disk.write(*(meta_of(index) for index in range(5)))
-    before = open_fds()
+    before = open_fds(root)
     for index in (0, 3, 0):
         lease = disk.store.lease_at_once(meta_of(index).key)
         assert lease is not None
-        assert open_fds() == before + 1
+        assert open_fds(root) == before + 1
         assert read_through(lease, BLOCK) == payload_of(meta_of(index))
         lease.release()
-        assert open_fds() == before
+        assert open_fds(root) == before
     disk.close()
 
 
@@ -543,7 +544,7 @@ async def test_an_unverified_block_gives_no_lease_at_once_and_leaves_no_file_ope
     assert lease is not None
     lease.release()
     await WAITS[why](disk)
-    before = open_fds()
+    before = open_fds(root)
     assert disk.store.lease_at_once(meta_of(0).key) is None
     assert disk.store.lease_open(meta_of(0).key) is None
     assert disk.store.open_file(meta_of(0).key) is None
@@ -551,7 +552,7 @@ async def test_an_unverified_block_gives_no_lease_at_once_and_leaves_no_file_ope
     if (page_in := disk.store.page_in(meta_of(0).key, 0, BLOCK)) is not None:
         page_in()  # the read that follows reports the error
     assert (page_in is None) == (why in ("unverified", "verified each time", "a disk that hangs"))
-    assert open_fds() == before
+    assert open_fds(root) == before
     disk.close()
 
 
@@ -561,11 +562,11 @@ async def test_a_block_in_the_page_cache_gives_a_lease_at_once(root: Path) -> No
     with disk.path(meta_of(0)).open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        before = open_fds()
+        before = open_fds(root)
         page_in = disk.store.page_in(meta_of(0).key, 100, BLOCK - 100)
         assert page_in is not None
         page_in()
-        assert open_fds() == before
+        assert open_fds(root) == before
         assert all(pagecache.is_in_memory(file.fileno(), offset) for offset in range(0, FILE, PAGE_BYTES))
     lease = disk.store.lease_at_once(meta_of(0).key)
     assert lease is not None
@@ -621,7 +622,7 @@ async def test_a_header_that_must_come_from_the_disk_gives_no_lease_at_once(
 ) -> None:
     disk = Disk(root, open_files=1)
     await disk.write(meta_of(0), meta_of(1))
-    before = open_fds()
+    before = open_fds(root)
 
     preadv = os.preadv
 
@@ -636,7 +637,7 @@ async def test_a_header_that_must_come_from_the_disk_gives_no_lease_at_once(
         assert (lease is not None) == leased
         if lease is not None:
             lease.release()
-    assert open_fds() == before
+    assert open_fds(root) == before
     assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
     disk.close()
 
@@ -941,7 +942,7 @@ async def test_a_writer_cancelled_at_the_rename_leaves_no_block_without_an_index
     writing: Writing, root: Path
 ) -> None:
     disk = Disk(root, directory=Gated)
-    before = open_fds()
+    before = open_fds(root)
     meta = meta_of(0)
     writer = await disk.store.create(meta)
     Gated.reached.clear()
@@ -953,7 +954,7 @@ async def test_a_writer_cancelled_at_the_rename_leaves_no_block_without_an_index
         Gated.closed = False
         Gated.go_on.set()
     assert on_disk(root) == 0
-    assert (disk.store.used_bytes, len(disk.store), open_fds()) == (0, 0, before)
+    assert (disk.store.used_bytes, len(disk.store), open_fds(root)) == (0, 0, before)
     disk.close()
 
 
@@ -1097,7 +1098,7 @@ async def test_a_writer_cancelled_at_any_step_releases_its_reservation_and_files
 ) -> None:
     disk = Disk(root, 2 * FILE)
     await disk.write(meta_of(0), meta_of(1))
-    before = open_fds()
+    before = open_fds(root)
 
     async def write() -> None:
         writer = await disk.store.create(meta_of(2))
@@ -1116,7 +1117,7 @@ async def test_a_writer_cancelled_at_any_step_releases_its_reservation_and_files
     assert disk.store.used_bytes == FILE * len(disk.store)
     assert len(list((root / "v2").rglob("*.*"))) == 0
     assert on_disk(root) == disk.store.used_bytes
-    assert open_fds() <= before + 1
+    assert open_fds(root) <= before + 1
     disk.close()
 
 
@@ -1313,11 +1314,11 @@ def test_a_directory_of_another_format_is_refused_and_not_changed(root: Path) ->
     (root / "outrider-cache").write_text("outrider cache, layout 99\n")
     (root / "tmp").mkdir()
     (root / "tmp" / ("0" * 32 + ".1")).write_text("theirs")
-    before = open_fds()
+    before = open_fds(root)
     with pytest.raises(UnusableCacheDir, match="layout 99"):
         BlockDir.open(root)
     assert (root / "tmp" / ("0" * 32 + ".1")).read_text() == "theirs"
-    assert open_fds() == before
+    assert open_fds(root) == before
 
 
 MARKER = b"outrider cache, layout 2\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.maintenance.warmup import Warmup
 from outrider.engine.write.upload import upload_of
+from tests.support.descriptors import open_below
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 from tests.support.scheduler import SeededLoop, SeededThreads
@@ -83,12 +83,6 @@ def room_of(
         yield room
 
 
-def open_files(root: Path) -> list[str]:
-    targets = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit()
-               and os.path.islink(f"/proc/self/fd/{fd}")]  # fmt: skip
-    return [target for target in targets if target.startswith(str(root))]
-
-
 ROOMS = {
     "room for all": (16 * BLOCK, None),
     "room for little": (2 * (BLOCK + 4096), None),
@@ -119,7 +113,7 @@ def at_each_wait(tmp_path: Path, attempt: Callable[[Path, int], Coroutine[Any, A
         root = tmp_path / str(waits)
         with asyncio.Runner(loop_factory=partial(SeededLoop, waits)) as runner:
             over = runner.run(attempt(root, waits))
-        assert open_files(root) == []
+        assert open_below(root) == []
         shutil.rmtree(root)
         if over:
             return waits + 1

@@ -30,6 +30,7 @@ from outrider.engine.read.hit_lookup import HitLookup
 from outrider.engine.read.object_read import ReadAnswer
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.write.upload import Upload, upload_of
+from tests.support.descriptors import open_below
 from tests.support.engine import BLOCK, Engine, as_large, as_small, by_threads, engine, pieces_of
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
 from tests.support.scheduler import SeededLoop, SeededThreads, leave_after
@@ -110,14 +111,10 @@ class OneVersion(RuleBasedStateMachine):
         try:
             self.all_settles()
             self.stack.close()
-            assert not self.open_files(), "files were left open"
+            assert not open_below(self.folder), "files were left open"
         finally:
             self.runner.close()
             shutil.rmtree(self.folder)
-
-    def open_files(self) -> list[str]:
-        targets = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        return [target for target in targets if target.startswith(str(self.folder))]
 
     def act(self, work: Coroutine[Any, Any, None]) -> None:
         # As at the beginning: otherwise a reader may suffer from faults that another one has used up.
