@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,6 +134,10 @@ def _watch(pid: str, scratch: Sequence[Path]) -> subprocess.Popen[bytes]:
     )
 
 
+# The ports that were given last: a test may draw one more before its server listens on the first.
+_GIVEN: deque[int] = deque(maxlen=200)
+
+
 def free_ports(count: int) -> list[int]:
     """Different loopback ports on which nobody listens now.
 
@@ -146,10 +151,13 @@ def free_ports(count: int) -> list[int]:
         ports: list[int] = []
         while len(ports) < count:
             port = random.randrange(20_000 + process, 32_000, processes)
+            if port in _GIVEN:
+                continue
             listener = held.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 listener.bind(("127.0.0.1", port))
                 ports.append(port)
+                _GIVEN.append(port)
         return ports
 
 

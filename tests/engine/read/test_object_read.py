@@ -122,7 +122,7 @@ async def test_the_window_of_a_lone_reader_grows_while_its_first_block_arrives(r
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=BLOCK // 2 + 7000)]
     reader = asyncio.create_task(room.get())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while room.origin.count() < 6:
             await asyncio.sleep(0)
     gate.set()
@@ -224,7 +224,7 @@ async def test_a_miss_of_a_known_object_sends_its_request_while_the_disk_makes_t
         return await create(meta, hashed=hashed)
 
     monkeypatch.setattr(room.store, "create", slow)
-    answer = await asyncio.wait_for(room.reads.get(REF, {"range": "bytes=0-9"}), 10)
+    answer = await asyncio.wait_for(room.reads.get(REF, {"range": "bytes=0-9"}), 60)
     assert room.origin.count("GET") == 1
     gate.set()
     assert await taken(answer) == DATA[:10]
@@ -263,7 +263,7 @@ async def test_beside_a_request_to_the_origin_prefetch_is_limited_as_beside_dema
     assert [slot.held for slot in slots] == [True, False, False]
     gate.set()
     answer = await reading
-    await asyncio.wait_for(asyncio.gather(*taking), 10)
+    await asyncio.wait_for(asyncio.gather(*taking), 60)
     await taken(answer)
 
 
@@ -585,7 +585,7 @@ async def test_the_bytes_left_of_a_fill_fall_as_its_bytes_come(room: Engine) -> 
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=2 * 7000)]
     reader = asyncio.create_task(room.range(0, BLOCK))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while room.scheduler._left_bytes != BLOCK - 2 * 7000:
             await asyncio.sleep(0)
     gate.set()
@@ -611,7 +611,7 @@ async def test_a_reader_expects_more_until_all_that_it_lacks_is_on_its_way(room:
             begun = room.flights.board(version, BlockRun(FIRST_BLOCKS, 2))
             room.flights.fill(begun, prefetch=True)
         reader = asyncio.create_task(room.get())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while room.scheduler._held[True] < FIRST_BLOCKS:
                 await asyncio.sleep(0)
         assert room.scheduler._expecting_more == (rest != "here")

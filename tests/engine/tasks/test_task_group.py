@@ -190,10 +190,16 @@ async def test_the_group_leaves_nothing_to_the_garbage_collector(cancelled: bool
         if not cancelled:
             assert isinstance(task.exception(), FailedError)
 
-    gc.collect()
-    gc.disable()
-    try:
-        await act()
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
+    left = 1
+    # Once more if something is left: a thread of an earlier test may have freed its own meanwhile.
+    for _ in range(2):
+        if left:
+            gate.clear()
+            gc.collect()
+            gc.disable()
+            try:
+                await act()
+                left = gc.collect()
+            finally:
+                gc.enable()
+    assert left == 0
