@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from outrider.core.cluster.ownership import Ring
-from outrider.core.cluster.peer_messages import ReadClass
+from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
 from outrider.core.cluster.view import View
-from outrider.core.model import ObjectRef
+from outrider.core.model import Extent, ObjectRef
 from outrider.engine.fill.origin_reader import OriginRefused
 from tests.support.engine import BLOCK, REF, as_large, by_threads
 from tests.support.fake_peers import PeerFault
@@ -185,3 +185,45 @@ async def test_a_question_of_the_edge_about_a_missing_object_goes_to_the_bucket(
         edge = nodes.others_of(ObjectRef("train", "gone"))[0]
         with pytest.raises(OriginRefused):
             await edge.get(ObjectRef("train", "gone"))
+
+
+@pytest.mark.parametrize("size", [1000, len(DATA)])
+async def test_a_new_owner_asks_the_previous_one_before_the_bucket(size: int, tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        for name in "ab":
+            nodes[name].members.ready()
+            await nodes[name].list("ab")
+        await nodes["a"].list("ab")
+        refs = [ObjectRef("train", f"{number}.tar") for number in range(6)]
+        for ref in refs:
+            nodes.origin.put(ref, DATA[:size])
+            assert await nodes["a"].get(ref) == DATA[:size]
+        await nodes.settle()
+        nodes.clock.advance(1)
+        asked = nodes.origin.count(), nodes.origin.body_bytes
+        await nodes.meet()
+        assert any(nodes["c"].owns(ref) for ref in refs)
+        # The new owner needs blocks for a peer, and then for itself.
+        for name in "bc":
+            for ref in refs:
+                assert await nodes[name].get(ref) == DATA[:size]
+        await nodes.settle()
+        assert (nodes.origin.count(), nodes.origin.body_bytes) == asked
+
+
+async def test_nobody_asks_the_bucket_who_is_only_asked_for_what_it_has(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.origin.put(REF, DATA)
+        await nodes.meet()
+        owner = nodes.owner_of()
+        await owner.engine.reads.head(REF, {})
+        asked = nodes.origin.count()
+        version = owner.engine.versions.fresh(REF)
+        assert version is not None
+        known = Confirmed(version, 0.0)
+        for read in (
+            PeerRead(REF, Extent(0, BLOCK), 0, known, only_if_here=True),
+            PeerRead(ObjectRef("train", "other"), Extent(0, BLOCK), only_if_here=True),
+        ):
+            assert (await owner.service.read(read, "x")).status == 404
+        assert nodes.origin.count() == asked

@@ -98,13 +98,14 @@ class PeerReads:
         return None if self._is_doubted(version, index) else self._previous(version, index)
 
     def _previous(self, version: ObjectVersion, index: int) -> PeerBlock | None:
+        member = self._previous_owner(version.ref, index)
+        return None if member is None else AskedBlock(self, version, index, [member], is_remote=False)
+
+    def _previous_owner(self, ref: ObjectRef, index: int) -> Member | None:
+        """The member that is to be asked for what it has on disk; None: nobody had the block before this node."""
         view = self._members.view
-        if not view.previous:
-            return None
-        member = view.previous_owner(version.ref, index)
-        if member is None or member.name == view.me.name or not self._may_ask(member):
-            return None
-        return AskedBlock(self, version, index, [member], is_remote=False)
+        member = view.previous_owner(ref, index) if view.previous else None
+        return None if member is None or member.name == view.me.name or not self._may_ask(member) else member
 
     def _is_doubted(self, version: ObjectVersion, index: int) -> bool:
         """Bytes of the version, or this block, were wrong: only the origin will do."""
@@ -148,14 +149,20 @@ class PeerReads:
     def tells(self, ref: ObjectRef) -> bool:
         return bool(self._candidates(ref, 0))
 
+    def told(self, ref: ObjectRef) -> bool:
+        return self._previous_owner(ref, 0) is not None
+
     @asynccontextmanager
     async def asked(
-        self, ref: ObjectRef, extent: Extent | None, *, whole_headers: bool, is_ahead: bool
+        self, ref: ObjectRef, extent: Extent | None, *, whole_headers: bool, is_ahead: bool, only_if_here: bool
     ) -> AsyncIterator[PeerTold]:
         read_class = ReadClass.AHEAD if is_ahead else ReadClass.DEMAND
-        read = PeerRead(ref, extent, read_class=read_class, whole_headers=whole_headers)
+        read = PeerRead(
+            ref, extent, read_class=read_class, whole_headers=whole_headers, only_if_here=only_if_here
+        )  # fmt: skip
         failure = PeerFailed("absent")
-        candidates = self._candidates(ref, 0)
+        previous = self._previous_owner(ref, 0) if only_if_here else None
+        candidates = self._candidates(ref, 0) if not only_if_here else [previous] if previous is not None else []
         while candidates:
             member = candidates.pop(0)
             given = False
@@ -163,9 +170,10 @@ class PeerReads:
                 async with self.opened(member, read) as (reply, watched):
                     if reply.confirmed.version.ref != ref:
                         raise PeerFailed("garbage", "another object")
-                    told = _Told(
-                        reply, AskedBlock(self, reply.confirmed.version, 0, [member, *candidates], is_remote=True)
-                    )
+                    block = AskedBlock(
+                        self, reply.confirmed.version, 0, [member, *candidates], is_remote=not only_if_here
+                    )  # fmt: skip
+                    told = _Told(reply, block)
                     told.block.begun = (reply, watched)
                     given = True
                     yield told

@@ -106,17 +106,20 @@ class PeerService:
 
     async def _of_any(self, read: PeerRead) -> PeerAnswer:
         """The version is not known to the peer."""
-        if read.only_if_here:
-            return PeerAnswer(404)
         is_ahead = read.read_class is ReadClass.AHEAD
         confirmed = self._versions.confirmed(read.ref)
         if confirmed is None or (read.whole_headers and not confirmed.version.whole_headers):
+            if read.only_if_here:
+                return PeerAnswer(404)
             first_byte = None if read.extent is None or read.whole_headers else read.extent.start
             confirmed = await self._confirm(read.ref, first_byte, whole_headers=read.whole_headers, is_ahead=is_ahead)
         size = confirmed.version.size
         if read.extent is None or read.extent.start >= size:
             return PeerAnswer(200, confirmed)
-        await self._version_lookup.brought(read.ref, read.extent.start)
+        if not read.only_if_here:
+            await self._version_lookup.brought(read.ref, read.extent.start)
+        elif not self._store.has(self._layout.key(confirmed.version, 0)):
+            return PeerAnswer(200, confirmed)
         return await self._with_body(read, confirmed, Extent(read.extent.start, min(read.extent.stop, size)))
 
     async def _confirm(

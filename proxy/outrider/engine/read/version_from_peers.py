@@ -42,11 +42,15 @@ class PeerVersions(Protocol):
         """Whether another member is the authority of the object, and is to be asked."""
         ...
 
+    def told(self, ref: ObjectRef) -> bool:
+        """Whether another member was the authority until the ring changed, and is to be asked for what it has."""
+        ...
+
     def asked(
-        self, ref: ObjectRef, extent: Extent | None, *, whole_headers: bool, is_ahead: bool
+        self, ref: ObjectRef, extent: Extent | None, *, whole_headers: bool, is_ahead: bool, only_if_here: bool
     ) -> AbstractAsyncContextManager[PeerTold]:
         """The authority's answer. `extent`: bytes of the first block that are to come along. `is_ahead`: no reader
-        waits.
+        waits. `only_if_here`: that of the authority before, which asks nobody.
 
         Raises:
             PeerFailed: no member gives an answer that may be believed.
@@ -70,15 +74,22 @@ class VersionFromPeers:
         do."""
         return self._versions.may_be_told(ref) and self._peers.tells(ref)
 
+    def told(self, ref: ObjectRef) -> bool:
+        """Whether a question goes to the member first that was the authority before. Its answer waits for nobody, so
+        this holds on behalf of a peer, too."""
+        return self._versions.may_be_told(ref) and self._peers.told(ref)
+
     async def ask(
         self, ref: ObjectRef, asked_at: float, first_byte: int | None, learn: Learn,
-        *, whole_headers: bool, is_ahead: bool,
+        *, whole_headers: bool, is_ahead: bool, only_if_here: bool,
     ) -> bool:  # fmt: skip
-        """Ask the authority. `asked_at`: when the question began. `first_byte`: a reader waits for it. False: the
-        origin is to be asked."""
+        """Ask the authority. `asked_at`: when the question began. `first_byte`: a reader waits for it. `only_if_here`:
+        see `PeerVersions.asked`. False: the origin is to be asked."""
         extent = self._extent(first_byte)
         try:
-            async with self._peers.asked(ref, extent, whole_headers=whole_headers, is_ahead=is_ahead) as told:
+            async with self._peers.asked(
+                ref, extent, whole_headers=whole_headers, is_ahead=is_ahead, only_if_here=only_if_here
+            ) as told:
                 version, mark = told.confirmed.version, self._versions.mark_at(asked_at - told.confirmed.age_s)
                 # A write that this node was told of may have come in between, or the peer be less strict.
                 if not self._versions.will_be_fresh(ref, mark) or (whole_headers and not version.whole_headers):

@@ -53,7 +53,9 @@ class _Question:
     mark: Mark
     by_head: bool
     by_peers: bool
-    """Other members are asked first."""
+    """Other members are asked first, and may ask the origin themselves."""
+    by_disks: bool
+    """The member that was the authority is asked first, and asks nobody."""
     is_ahead: bool
     """No reader waits, as far as is known when it begins."""
     whole_headers: bool
@@ -258,8 +260,9 @@ class VersionLookup:
             small = self._is_small(ref, size)
             # After an answer that proved wrong, the origin itself is asked.
             by_peers = not from_origin and not by_get and self.is_told_by_peers(ref)
-            whole_headers = whole_headers or (not by_peers and (by_head or (if_small and small)))
-            question = _Question(self._versions.mark(), by_head, by_peers, is_ahead, whole_headers, small)
+            by_disks = not by_get and not by_peers and self._from_peers is not None and self._from_peers.told(ref)
+            whole_headers = whole_headers or (not (by_peers or by_disks) and (by_head or (if_small and small)))
+            question = _Question(self._versions.mark(), by_head, by_peers, by_disks, is_ahead, whole_headers, small)
             self._begin(ref, question, first_byte)
         return question
 
@@ -274,7 +277,7 @@ class VersionLookup:
 
     async def _put(self, ref: ObjectRef, question: _Question, first_byte: int | None) -> None:
         try:
-            if question.by_peers and await self._ask_peers(ref, question, first_byte):
+            if (question.by_peers or question.by_disks) and await self._ask_peers(ref, question, first_byte):
                 return
             if first_byte is None:
                 version = await self._head(ref, question, question.waiters)
@@ -304,6 +307,7 @@ class VersionLookup:
         return await self._from_peers.ask(
             ref, question.mark.at, first_byte, learn,
             whole_headers=question.whole_headers, is_ahead=question.is_ahead,
+            only_if_here=question.by_disks,
         )  # fmt: skip
 
     def _ended(self, ref: ObjectRef, question: _Question) -> None:
