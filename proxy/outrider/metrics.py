@@ -164,7 +164,12 @@ class PeerMetrics:
             ["result"],
             registry=registry,
         )
-        self.members = Gauge("outrider_peer_members", "Other members of the cluster.", ["state"], registry=registry)
+        self.members = Gauge(
+            "outrider_peer_members",
+            "Other members of the cluster; `state`: alive, away, or left_out (another cluster, or too slow).",
+            ["state"],
+            registry=registry,
+        )
         self.ring_disagreements = Counter(
             "outrider_peer_ring_disagreements", "Reads by members that see another ring.", registry=registry
         )

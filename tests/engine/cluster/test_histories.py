@@ -42,6 +42,7 @@ class History:
 
     def __init__(self, nodes: Cluster, chance: random.Random) -> None:
         self.nodes = nodes
+        self.names = [*nodes.nodes]
         self.chance = chance
         self.versions: dict[ObjectRef, list[bytes]] = {ref: [] for ref in KEYS}
         self.acknowledged = dict.fromkeys(KEYS, 0)
@@ -57,7 +58,7 @@ class History:
         return data
 
     def node(self) -> Node:
-        return self.chance.choice([*self.nodes])
+        return self.nodes[self.chance.choice(self.names)]
 
     async def read(self) -> None:
         ref = self.chance.choice(KEYS)
@@ -147,7 +148,7 @@ def played(seed: int, acts: list[str], *, check: object = None) -> tuple[History
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@settings(max_examples=rounds(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**16), st.lists(st.text("rrrwtfde", min_size=1, max_size=5), min_size=1, max_size=8))
 def test_every_read_is_answered_with_one_version_that_is_no_older_than_the_last_write(
     seed: int, acts: list[str]
@@ -156,7 +157,7 @@ def test_every_read_is_answered_with_one_version_that_is_no_older_than_the_last_
     assert history.cuts <= 10 * len(acts)
 
 
-@settings(max_examples=rounds(15), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**16), st.lists(st.text("r", min_size=1, max_size=5), min_size=1, max_size=8))
 def test_without_faults_the_bucket_gives_each_block_at_most_once(seed: int, acts: list[str]) -> None:
     history, origin = played(seed, acts)

@@ -112,6 +112,20 @@ async def test_a_member_that_missed_a_write_asks_about_everything_once_it_hears_
         await nodes.settle()
 
 
+async def test_a_new_process_of_a_member_may_have_written_what_nobody_heard_of(tmp_path: Path) -> None:
+    with cluster(tmp_path, freshness="immutable") as nodes:
+        nodes.origin.put(REF, RAMP[:1000])
+        await nodes.meet()
+        reader, other = nodes["a"], nodes["b"]
+        await reader.get()
+        await nodes.settle()
+        nodes.origin.put(REF, RAMP[:2000])
+        other.members._boot += 1
+        reader.members.met(other.members.mine())
+        assert await reader.get() == RAMP[:2000]
+        await nodes.settle()
+
+
 async def test_a_write_without_an_answer_is_in_doubt_everywhere(tmp_path: Path) -> None:
     with cluster(tmp_path, freshness="immutable") as nodes:
         nodes.origin.put(REF, RAMP[:1000])

@@ -137,8 +137,6 @@ class PeerService:
         key = self._layout.key(version, read.index)
         if self._contents.relays(read.ref):
             return PeerAnswer(404)
-        if read.only_if_here and not self._store.has(key):
-            return PeerAnswer(404)
         lease = self._store.lease_open(key) or await self._store.lease(key)
         digest = ""
         if lease is not None:
