@@ -46,7 +46,7 @@ def test_each_block_has_its_owners_in_order_and_the_one_that_is_asked_now() -> N
     node = Node().knows("abcd")
     here = Here(node, 950)
     here.here = {2}
-    node.fails("b")
+    node.fails("c")
     told, view = here.told(), node.membership.view
     assert (told["object"], told["size"], told["blocks"], here.questions) == ("s3://b/k", 950, 10, 0)
     assert [block["index"] for block in told["owners"]] == list(range(10))
@@ -56,7 +56,7 @@ def test_each_block_has_its_owners_in_order_and_the_one_that_is_asked_now() -> N
         assert block["asked"] == view.taker(REF, block["index"]).name
         assert block["here"] is (block["index"] == 2)
     assert told["authority"] == told["owners"][0]["owners"][0]
-    stood_in = [block for block in told["owners"] if block["owners"][0] == "b"]
+    stood_in = [block for block in told["owners"] if block["owners"][0] == "c"]
     assert stood_in, "one that is away stays in the ring"
     assert all(block["asked"] == block["owners"][1] for block in stood_in)
 
