@@ -6,7 +6,8 @@ checks in this order and prints each finding:
 1. the settings themselves
 2. `origin_checks`: credentials, network, signature and clock, by a ListBuckets at the origin
 3. `machine_checks`: cache directory, room and speed of its disk, ports, limit on open files
-4. `job_checks`: whether a job with this environment would use the proxy
+4. `peer_checks`, with `--peers`: key, list of members, and a signed hello to each
+5. `job_checks`: whether a job with this environment would use the proxy
 
 With --health or --probe it only asks an admin port whether the proxy is ready.
 """

@@ -27,7 +27,8 @@ _PROBE_TIMEOUT_S = 2.0
 
 @with_settings(
     "origin", "region", "listen", "admin", "cache_dir", "cache_size", "min_free", "block_size", "auth", "clients",
-    "tls_cert", "tls_key",
+    "tls_cert", "tls_key", "peers", "peer_listen", "peer_address", "peer_name", "peer_key_file", "peer_zone",
+    "peer_tls_cert", "peer_tls_key", "peer_tls_ca",
 )  # fmt: skip
 def doctor(
     flags: Flags,
@@ -44,8 +45,8 @@ def doctor(
         str | None, typer.Option(help="Like --health, for the admin port at this URL.", metavar="URL")
     ] = None,
 ) -> None:
-    """Check credentials, origin, clock, disk, ports and environment, for a proxy with these flags. With the name of a
-    bucket, also how its replies differ from AWS S3's.
+    """Check credentials, origin, clock, disk, ports, members and environment, for a proxy with these flags. With the
+    name of a bucket, also how its replies differ from AWS S3's.
 
     Each line is ok, warn or fail, with what to do. Exits with 0 when nothing fails, 1 otherwise, 2 for wrong settings.
     """
@@ -72,8 +73,19 @@ def _findings(settings: Settings, url: str | None) -> Iterator[Finding]:
     yield from cache_findings(settings, listens)
     yield check_port("--listen", settings.listen, version if listens else None)
     yield check_port("--admin", settings.admin, version)
+    if settings.peer_listen_at is not None:
+        member = status.get("cluster") if status is not None and listens else None
+        yield check_port("--peer-listen", settings.peer_listen_at, version if member else None)
+        yield from _peer_findings(settings, is_running=bool(member))
     yield check_open_files()
     yield from job_findings(settings, os.environ)
+
+
+def _peer_findings(settings: Settings, *, is_running: bool) -> Iterator[Finding]:
+    """Not imported by a node that is alone."""
+    from outrider.cli.doctor.peer_checks import peer_findings
+
+    return iter(asyncio.run(_collected(peer_findings(settings, is_running=is_running))))
 
 
 async def _collected(findings: AsyncIterator[Finding]) -> list[Finding]:

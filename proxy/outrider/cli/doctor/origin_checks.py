@@ -62,8 +62,7 @@ async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIt
     credentials = AwsCredentials()
     finding, found = await check_credentials(credentials)
     yield finding
-    region = settings.region or await _region(credentials)
-    endpoint = settings.origin or aws_url(region, os.environ)
+    endpoint, region = await place_of(settings, credentials)
     way = await check_way(endpoint)
     yield way
     try:
@@ -203,6 +202,12 @@ def check_clock(answer: Answer) -> Finding:
     if abs(ahead_s) > SKEW_WARN_S:
         return warn("clock", text, do)
     return ok("clock", "agrees with the origin's" if abs(ahead_s) < 2 else text)
+
+
+async def place_of(settings: Settings, credentials: AwsCredentials) -> tuple[str, str]:
+    """The endpoint of the origin, and its region."""
+    region = settings.region or await _region(credentials)
+    return settings.origin or aws_url(region, os.environ), region
 
 
 async def _region(credentials: AwsCredentials) -> str:
