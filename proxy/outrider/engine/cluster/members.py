@@ -114,7 +114,7 @@ class Members:
             self._membership.passed(self._runtime.clock())
             self._changed()
             self._probe()
-            self._count()
+            self.health.keep({state.member.name for state in self.view.states})
             self._greet_due()
             await self._keep()
 
@@ -231,17 +231,6 @@ class Members:
             log.debug("a member did not hear that this one leaves", extra={"peer": member.name, "why": error.why})
 
     # -- changes ------------------------------------------------------------------------------------------------------
-
-    def _count(self) -> None:
-        """Set the gauges."""
-        view, now = self.view, self._runtime.clock()
-        names = {state.member.name for state in view.states}
-        self.health.keep(names)
-        slow = sum(self.health.of(name).is_left_out(now) for name in names)
-        gauge = self._metrics.peers.members
-        gauge.labels("alive").set(len(view.alive))
-        gauge.labels("away").set(len(names) - len(view.alive))
-        gauge.labels("left_out").set(len(view.left_out) + slow)
 
     def _changed(self) -> None:
         for change in self._membership.changes():
