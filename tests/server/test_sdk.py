@@ -12,6 +12,7 @@ import pytest
 
 import outrider_sdk
 from outrider import __version__
+from outrider.metrics import SOURCES
 from outrider_sdk import Client, ProxyNotFound, ProxyRefused, Warmed, expand
 from outrider_sdk.warming import Gone
 from tests.support.child import free_ports
@@ -61,7 +62,7 @@ def test_status_shows_the_proxys_work(client: Client, proxy: Proxy, bucket: Buck
     status = client.status()
     assert (status.version, status.ready, status.origin) == (__version__, True, bucket.endpoint)
     assert f"http://{status.listen}" == proxy.endpoint
-    assert status.served_bytes == {"disk": 0, "flight": 0, "origin": 0}
+    assert status.served_bytes == dict.fromkeys(SOURCES, 0)
 
 
 def test_a_child_of_run_finds_its_proxy_without_configuration(bucket: Bucket, shards: None, tmp_path: Path) -> None:
