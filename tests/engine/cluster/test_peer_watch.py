@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from outrider.core.cluster.peer_messages import ReadClass
 from tests.support.engine import BLOCK, REF
 from tests.support.fake_peers import PeerFault
-from tests.support.fakes import RAMP, FakeClock
+from tests.support.fakes import RAMP, FakeClock, Fault
 from tests.support.members import Cluster, Node, cluster
 from tests.support.virtual_time import VirtualTime
 
@@ -88,3 +89,30 @@ async def test_the_reads_of_a_dead_member_end_together(tmp_path: Path) -> None:
         began = time()
         assert await time.run(edge.get()) == DATA
         assert time() - began <= 2.0
+
+
+async def test_a_block_that_was_asked_for_ahead_becomes_demand_at_its_owner(tmp_path: Path) -> None:
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        await time.run(nodes.meet())
+        ref = nodes.ref_owned_by("b", 1)
+        nodes.origin.put(ref, DATA)
+        edge = nodes["a"]
+        await time.run(edge.engine.reads.head(ref, {}))
+        version = edge.engine.versions.fresh(ref)
+        assert version is not None
+        nodes.origin.faults.append(Fault(method="GET", gate=(gate := asyncio.Event())))
+        edge.wire.reads.clear()
+        edge.engine.fills.fill(version, [1])
+        await time.until(time() + 0.25)
+        assert [read.read_class for _, read in edge.wire.reads] == [ReadClass.AHEAD]
+        reading = asyncio.ensure_future(edge.engine.range(BLOCK, 2 * BLOCK, ref))
+        await time.until(time() + 0.25)
+        assert [read.read_class for _, read in edge.wire.reads] == [ReadClass.AHEAD, ReadClass.DEMAND]
+        key = edge.engine.layout.key(version, 1)
+        flight = nodes["b"].engine.flights.get(key)
+        assert flight is not None
+        assert flight.slot is not None
+        assert flight.slot.demand
+        gate.set()
+        assert await time.run(asyncio.wait_for(reading, None)) == DATA[BLOCK : 2 * BLOCK]

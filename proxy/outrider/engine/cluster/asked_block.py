@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from outrider.core.block_layout import BlockLayout
@@ -31,7 +32,9 @@ class Reads(Protocol):
     @property
     def clock(self) -> Callable[[], float]: ...
 
-    def opened(self, member: Member, read: PeerRead) -> AbstractAsyncContextManager[tuple[PeerReply, WatchedRead]]: ...
+    def opened(
+        self, member: Member, read: PeerRead, on_tick: Callable[[], None] | None = None
+    ) -> AbstractAsyncContextManager[tuple[PeerReply, WatchedRead]]: ...
 
     def known(self, version: ObjectVersion) -> Confirmed: ...
 
@@ -162,7 +165,7 @@ class AskedBlock:
             member, given = self._candidates[0], False
             try:
                 read = self._read(extent, slot)
-                async with self._reads.opened(member, read) as (reply, watched):
+                async with self._reads.opened(member, read, self._promoter(member, read, slot)) as (reply, watched):
                     if reply.extent != extent:
                         raise PeerFailed("garbage", "other bytes than those that were asked for")
                     self._takes(reply, member)
@@ -188,6 +191,21 @@ class AskedBlock:
             self._version.ref, extent, self._index, self._reads.known(self._version), read_class,
             only_if_here=not self.is_remote,
         )  # fmt: skip
+
+    def _promoter(self, member: Member, read: PeerRead, slot: FillSlot | None) -> Callable[[], None] | None:
+        """Called now and then while the read is under way: tells the member once a reader waits for a block that was
+        asked for ahead of readers. None: a reader waited from the beginning."""
+        if slot is None or read.read_class is not ReadClass.AHEAD:
+            return None
+        told = False
+
+        def look() -> None:
+            nonlocal told
+            if slot.demand and not told:
+                told = True
+                self._reads.promote(member, replace(read, read_class=ReadClass.DEMAND))
+
+        return look
 
     def _takes(self, reply: PeerReply, member: Member) -> None:
         self.gives = True

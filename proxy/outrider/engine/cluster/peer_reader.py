@@ -189,12 +189,15 @@ class PeerReads:
     # -- one reply ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def opened(self, member: Member, read: PeerRead) -> AsyncIterator[tuple[PeerReply, WatchedRead]]:
+    async def opened(
+        self, member: Member, read: PeerRead, on_tick: Callable[[], None] | None = None
+    ) -> AsyncIterator[tuple[PeerReply, WatchedRead]]:
         """A reply of a member, which is watched. Raises PeerFailed, which is counted; so is one that passes on its way
         out of the context."""
         health = self._members.health
         peer = health.of(member.name)
         watched = self._watch.begin(member)
+        watched.on_tick = on_tick
         watched.is_hedged = read.read_class is ReadClass.DEMAND and not read.only_if_here
         sending = self.transport.read(member, read)
         health.asked()
