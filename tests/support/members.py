@@ -27,9 +27,17 @@ from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
 from tests.support.engine import REF, Engine, Joined, engine, taken
 from tests.support.fake_peers import Answering, FakePeers
-from tests.support.fakes import FakeClock, FakeOrigin
+from tests.support.fakes import AtOnce, FakeClock, FakeOrigin
+from tests.support.virtual_time import VirtualTime
 
 GIB = 2**30
+
+
+class Time(VirtualTime, FakeClock):
+    """Virtual time that a test may also move."""
+
+    def __init__(self) -> None:
+        VirtualTime.__init__(self)
 
 
 @dataclass
@@ -167,4 +175,7 @@ def cluster(
         for node in nodes.values():
             made = engine(root / node.name, origin, clock=clock, join=node, **knobs)
             node.serve(stack.enter_context(made))
+            if isinstance(clock, VirtualTime):
+                # Virtual time would pass while a thread works.
+                node.engine.store.work.threads = AtOnce()
         yield Cluster(nodes, origin, clock)

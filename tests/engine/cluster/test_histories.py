@@ -20,21 +20,13 @@ from outrider.core.model import ObjectRef
 from tests.engine.cluster.test_writes import write
 from tests.support.engine import BLOCK, as_large, as_small, by_threads
 from tests.support.fake_peers import PeerFault
-from tests.support.fakes import FakeClock, FakeOrigin, ramp
-from tests.support.members import Cluster, Node, cluster
+from tests.support.fakes import FakeOrigin, ramp
+from tests.support.members import Cluster, Node, Time, cluster
 from tests.support.scheduler import SeededLoop, SeededThreads
 from tests.support.trials import rounds
-from tests.support.virtual_time import VirtualTime
 
 KEYS = [ObjectRef("train", name) for name in "xyz"]
 SIZES = (0, 1000, BLOCK, 2 * BLOCK + 5)
-
-
-class Time(VirtualTime, FakeClock):
-    """Virtual time that a test may also move."""
-
-    def __init__(self) -> None:
-        VirtualTime.__init__(self)
 
 
 class History:

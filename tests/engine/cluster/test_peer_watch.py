@@ -8,18 +8,10 @@ from pathlib import Path
 from outrider.core.cluster.peer_messages import ReadClass
 from tests.support.engine import BLOCK, REF
 from tests.support.fake_peers import PeerFault
-from tests.support.fakes import RAMP, FakeClock, Fault
-from tests.support.members import Cluster, Node, cluster
-from tests.support.virtual_time import VirtualTime
+from tests.support.fakes import RAMP, Fault
+from tests.support.members import Cluster, Node, Time, cluster
 
 DATA = RAMP[: 3 * BLOCK]
-
-
-class Time(VirtualTime, FakeClock):
-    """Virtual time that a test may also move."""
-
-    def __init__(self) -> None:
-        VirtualTime.__init__(self)
 
 
 async def begun(nodes: Cluster) -> tuple[Node, Node]:

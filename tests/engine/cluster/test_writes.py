@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from outrider.core.s3.operation import classify
 from outrider.engine.write.upload import Upload, upload_of
 from tests.support.engine import REF
 from tests.support.fakes import RAMP, Fault
-from tests.support.members import Node, cluster
+from tests.support.members import Node, Time, cluster
 
 
 async def write(node: Node, method: str, target: str = "/train/a.tar", body: bytes | None = None) -> bytes:
@@ -75,20 +74,16 @@ async def test_the_members_hear_of_a_write_before_it_is_sent_and_before_its_last
 
 
 async def test_a_member_that_says_nothing_holds_a_write_up_for_a_moment(tmp_path: Path) -> None:
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        await asyncio.sleep(0.01)
-
-    with cluster(tmp_path, sleep=sleep) as nodes:
-        await nodes.meet()
-        waits.clear()
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        await time.run(nodes.meet())
         nodes["a"].wire.silent.add("b:9482")
-        await asyncio.wait_for(write(nodes["a"], "PUT", body=b"new"), 10)
-        assert waits.count(0.25) == 2
-        await nodes.settle()
+        began = time()
+        await time.run(write(nodes["a"], "PUT", body=b"new"))
+        assert time() - began == pytest.approx(2 * 0.25)
+        await time.run(nodes.settle())
         assert nodes["a"].engine.metrics.value("outrider_peer_forgets_total", result="unacknowledged") == 2
+        assert nodes["a"].engine.metrics.value("outrider_peer_forgets_total", result="acknowledged") == 2
 
 
 async def test_a_member_that_missed_a_write_asks_about_everything_once_it_hears_of_the_gap(tmp_path: Path) -> None:
