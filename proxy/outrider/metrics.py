@@ -166,7 +166,7 @@ class PeerMetrics:
         )
         self.members = Gauge(
             "outrider_peer_members",
-            "Other members of the cluster; `state`: alive, away, or left_out (another cluster, or too slow).",
+            "Other members of the cluster; `state`: alive, away, or left_out (it does not fit, fails, or is slow).",
             ["state"],
             registry=registry,
         )
