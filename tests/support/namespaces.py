@@ -22,6 +22,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _NUMBERS = itertools.count()
 # A burst of a tenth of a second keeps the rate even on a machine that schedules late.
 _BURST_S = 0.1
+# A machine that is not there.
+_NOBODY = "02:00:00:00:00:00"
+_NEIGHBOUR = ("ip", "neighbour")
 
 
 def are_here() -> bool:
@@ -81,6 +84,16 @@ class Switch:
         for host in hosts:
             self._join(host, "other")
 
+    def part(self, some: Iterable[str], others: Iterable[str]) -> None:
+        """Nothing arrives from `some` at `others`, or the other way, and nobody is told. Both see all the rest, until
+        `meet`."""
+        for host, other in _both_ways(some, others):
+            self._in(host, *_NEIGHBOUR, "replace", self.address(other), "lladdr", _NOBODY, "dev", "eth0")
+
+    def meet(self, some: Iterable[str], others: Iterable[str]) -> None:
+        for host, other in _both_ways(some, others):
+            self._in(host, *_NEIGHBOUR, "delete", self.address(other), "dev", "eth0")
+
     def __enter__(self) -> Self:
         try:
             _run("ip", "netns", "add", self._middle)
@@ -122,6 +135,11 @@ class Switch:
 
     def _in_middle(self, *words: str) -> None:
         _run("ip", "netns", "exec", self._middle, *words)
+
+
+def _both_ways(some: Iterable[str], others: Iterable[str]) -> list[tuple[str, str]]:
+    pairs = list(itertools.product(some, others))
+    return [*pairs, *((other, one) for one, other in pairs)]
 
 
 def _set_namespace(descriptor: int) -> None:

@@ -43,7 +43,11 @@ class Simulator:
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        listen: str = "127.0.0.1",
+        inside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        """`listen`: the address where it listens. Its listener is made within `inside`, so that it can stand on a host
+        of a switch, before a bucket that does not."""
         host, _, origin_port = origin.rpartition(":")
         self.origin = (host, int(origin_port))
         self.keys = keys
@@ -53,6 +57,8 @@ class Simulator:
         self.sleep = sleep
         self.total = Line(clock())
         self.port = port or free_ports(1)[0]
+        self.host = listen
+        self._inside = inside
         self._released = threading.Event()
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
@@ -61,7 +67,7 @@ class Simulator:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def counts(self) -> Counts:
         return self.recorder.counts()
@@ -92,9 +98,10 @@ class Simulator:
             self.start()
 
     def start(self) -> None:
-        listener = socket.socket()
+        with self._inside():
+            listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
+        listener.bind((self.host, self.port))
         listener.listen(1024)
         self._listener = listener
         self._acceptor = threading.Thread(target=self._accept, args=(listener,), name="simulator", daemon=True)
@@ -200,6 +207,7 @@ def control_server(simulator: Simulator, port: int) -> ThreadingHTTPServer:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.simulator", description=__doc__)
     parser.add_argument("--origin", required=True, metavar="HOST:PORT")
+    parser.add_argument("--listen", default="127.0.0.1", metavar="HOST")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--control-port", type=int, default=0, help="0: any free one")
     parser.add_argument("--ttfb-ms", type=float, default=0.0)
@@ -214,7 +222,7 @@ def main() -> None:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    with Simulator(chosen.origin, weather, port=chosen.port) as simulator:
+    with Simulator(chosen.origin, weather, port=chosen.port, listen=chosen.listen) as simulator:
         control = control_server(simulator, chosen.control_port)
         threading.Thread(target=control.serve_forever, daemon=True).start()
         ports = {"port": simulator.port, "control_port": control.server_port}

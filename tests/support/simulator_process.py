@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
 import tempfile
 import urllib.request
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tests.support.child import Child
 from tests.support.weather import Counts, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 READY_DEADLINE_S = 60.0
 ANSWER_S = 60.0
@@ -28,7 +32,13 @@ class SimulatorProcess:
         ttfb_s: float = 0.0,
         connection_bytes_s: float | None = None,
         total_bytes_s: float | None = None,
+        listen: str = "127.0.0.1",
+        inside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        """`listen`: the address where it listens. It is started, and told its weather, within `inside`: so it can stand
+        on a host of a switch."""
+        self._listen = listen
+        self._inside = inside
         self._origin = origin
         self._knobs = {
             "ttfb_s": ttfb_s,
@@ -41,19 +51,23 @@ class SimulatorProcess:
 
     def start(self) -> None:
         directory = Path(tempfile.mkdtemp(prefix="outrider-simulator-"))
-        self._child = Child(
-            [sys.executable, "-m", "tests.support.simulator", "--origin", self._origin],
-            log=directory / "log",
-            cwd=REPOSITORY,
-            scratch=(directory,),
-            stop_signal=signal.SIGKILL,
-        )
+        with self._inside():
+            self._child = self._begun(directory)
         try:
             self._child.wait_until(self._announced, what="the simulator", deadline_s=READY_DEADLINE_S)
             self.set_weather(**self._knobs)
         except BaseException:
             self.stop()
             raise
+
+    def _begun(self, directory: Path) -> Child:
+        return Child(
+            [sys.executable, "-m", "tests.support.simulator", "--origin", self._origin, "--listen", self._listen],
+            log=directory / "log",
+            cwd=REPOSITORY,
+            scratch=(directory,),
+            stop_signal=signal.SIGKILL,
+        )
 
     def stop(self) -> None:
         if self._child is not None:
@@ -104,5 +118,5 @@ class SimulatorProcess:
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(self._control + path, data=data, timeout=ANSWER_S) as answer:
+        with self._inside(), urllib.request.urlopen(self._control + path, data=data, timeout=ANSWER_S) as answer:
             return json.load(answer)
