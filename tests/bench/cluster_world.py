@@ -10,17 +10,28 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.bench.cluster_goals import Measured
 from tests.support.bucket import Bucket
 from tests.support.simulator_process import SimulatorProcess
 
 BUCKET = "cluster"
+MIB = 2**20
+# The bucket as the jobs meet it.
+TTFB_S = 0.030
+CONNECTION_BYTES_S = 40e6
+TOTAL_BYTES_S = 250e6
 _PIECE_BYTES = 256 * 1024
 _READ_TIMEOUT_S = 60.0
 # One number for all runs: the orders that are compared have to be the same.
 _SEED = 11
+
+Inside = Callable[[], AbstractContextManager[None]]
+"""The sockets of a thread are made on some host within it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +79,14 @@ class Data:
 
 @dataclass(slots=True)
 class RankReport:
-    """`wait_s`: how long the rank waited for bytes; `pause_s`: the longest single wait. `errors`: reads that failed, or
-    whose bytes were not those written."""
+    """`wait_s`: how long the rank waited for bytes; `pause_s`: the longest single wait; `first_bytes_s`: the wait for
+    the first byte of each object. `errors`: reads that failed, or whose bytes were not those written."""
 
     read_bytes: int = 0
     wait_s: float = 0.0
     pause_s: float = 0.0
     took_s: float = 0.0
+    first_bytes_s: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
@@ -99,8 +111,27 @@ class EpochReport:
         return max(rank.took_s for rank in self.ranks)
 
     @property
+    def first_bytes_s(self) -> list[float]:
+        return sorted(first for rank in self.ranks for first in rank.first_bytes_s)
+
+    @property
     def errors(self) -> list[str]:
         return [error for rank in self.ranks for error in rank.errors]
+
+
+def checked(report: EpochReport) -> EpochReport:
+    """Raises RowError: a read failed."""
+    if report.errors:
+        raise RowError("\n".join(report.errors[:5]))
+    return report
+
+
+class RowError(Exception):
+    """Nothing can be measured; the message says why."""
+
+
+Row = Callable[[Path, float], list[Measured]]
+"""Measures in a new directory, with data of its usual size times a number."""
 
 
 class Pace:
@@ -125,8 +156,10 @@ class Pace:
 def run_epoch(
     simulator: SimulatorProcess, data: Data, endpoints: Sequence[str], orders: Sequence[Sequence[str]],
     *, pace_bytes_s: float | None = None, at_half: Callable[[], object] | None = None,
+    inside: Sequence[Inside] = (),
 ) -> EpochReport:  # fmt: skip
-    """Each rank reads its shards from its node. `at_half`: called once, when half of all shards have been read."""
+    """Each rank reads its shards from its node. `at_half`: called once, when half of all shards have been read.
+    `inside`: the hosts of the ranks, where they are on a switch."""
     simulator.reset()
     left = sum(map(len, orders)) // 2
     lock = threading.Lock()
@@ -139,13 +172,12 @@ def run_epoch(
         if is_half and at_half is not None:
             at_half()
 
+    def one(rank: int) -> RankReport:
+        with inside[rank]() if inside else nullcontext():
+            return _read_all(data, endpoints[rank], orders[rank], Pace(pace_bytes_s), one_more)
+
     with ThreadPoolExecutor(len(orders)) as pool:
-        ranks = list(
-            pool.map(
-                lambda rank: _read_all(data, endpoints[rank], orders[rank], Pace(pace_bytes_s), one_more),
-                range(len(orders)),
-            )
-        )
+        ranks = list(pool.map(one, range(len(orders))))
     counts = simulator.counts()
     return EpochReport(counts.body_bytes, counts.gets, ranks)
 
@@ -173,14 +205,17 @@ def _read_all(
 def _read(connection: http.client.HTTPConnection, key: str, pace: Pace, report: RankReport) -> int:
     """The CRC-32 of the object. Raises ValueError: another status than 200."""
     buffer, crc = bytearray(_PIECE_BYTES), 0
-    since = time.perf_counter()
+    begun = since = time.perf_counter()
     connection.request("GET", f"/{BUCKET}/{key}")
     reply = connection.getresponse()
     if reply.status != 200:
         raise ValueError(f"status {reply.status}: {reply.read()[:200]!r}")
-    left = reply.length or 0
+    size = left = reply.length or 0
     while left:
-        count = reply.readinto(buffer)
+        # More than one byte would be waited for until the buffer is full.
+        count = reply.readinto(buffer if left < size else memoryview(buffer)[:1])
+        if left == size:
+            report.first_bytes_s.append(time.perf_counter() - begun)
         waited_s = time.perf_counter() - since
         report.wait_s += waited_s
         report.pause_s = max(report.pause_s, waited_s)

@@ -1,0 +1,143 @@
+"""Rows of `tests.bench.cluster`: jobs that read a dataset, and the bytes that the bucket's network carries for them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from tests.bench.cluster_goals import Measured
+from tests.bench.cluster_world import (
+    CONNECTION_BYTES_S,
+    MIB,
+    TOTAL_BYTES_S,
+    TTFB_S,
+    Data,
+    EpochReport,
+    Row,
+    RowError,
+    checked,
+    run_epoch,
+)
+from tests.support.bucket import Bucket
+from tests.support.namespaces import Switch, are_here
+from tests.support.nodes import Nodes
+from tests.support.simulator_process import SimulatorProcess
+
+_BLOCK = 2 * MIB
+# One node holds so much of the data.
+_HELD = 0.40
+_LINK_BYTES_S = 60e6
+# A cold byte comes in at its owner, leaves there, and comes in at the edge: links carry almost two for each one read.
+_PACE_BYTES_S = 25e6
+
+
+def every_node_reads_all(count: int, directory: Path, scale: float) -> list[Measured]:
+    """Each node reads the whole of a cold dataset, in an order of its own."""
+    data = Data(max(8, int(32 * scale)), 8 * MIB)
+    with ExitStack() as stack:
+        simulator, nodes = _world(stack, directory, data, count)
+        orders = [data.shuffled(1, rank) for rank in range(count)]
+        report = checked(run_epoch(simulator, data, [node.endpoint for node in nodes.all], orders))
+    return [_share("all", f"each of {count} nodes reads all", report, data, 1.005)]
+
+
+def dealt_anew(directory: Path, scale: float) -> list[Measured]:
+    """One job on four nodes. Its shards are dealt anew in each epoch."""
+    count, data = 4, Data(max(8, int(64 * scale)), 8 * MIB)
+    with ExitStack() as stack:
+        simulator, nodes = _world(stack, directory, data, count)
+        endpoints = [node.endpoint for node in nodes.all]
+        return [
+            _share(
+                "dealt", f"{count} nodes, dealt anew, epoch {epoch}",
+                checked(run_epoch(simulator, data, endpoints, data.dealt(epoch, count))), data,
+                1.005 if epoch == 1 else 0.0,
+            )
+            for epoch in (1, 2, 3)
+        ]  # fmt: skip
+
+
+def paced(directory: Path, scale: float) -> list[Measured]:
+    """1, 2, 4 and 8 nodes, whose links have a limit, and whose readers take bytes at a pace. Each node brings as much
+    data as each other. The bucket's link has none."""
+    if not are_here():
+        raise RowError("needs root, ip and tc")
+    measured: list[Measured] = []
+    for count in (1, 2, 4, 8):
+        place = directory / str(count)
+        place.mkdir()
+        measured += _paced(count, place, Data(max(2, int(12 * scale)) * count, 8 * MIB))
+    return measured
+
+
+def _paced(count: int, directory: Path, data: Data) -> list[Measured]:
+    hosts = [f"node-{number}" for number in range(1, count + 1)]
+    with Switch(["bucket", *hosts]) as switch:
+        inside = partial(switch.inside, "bucket")
+        with ExitStack() as stack:
+            with inside():
+                bucket = stack.enter_context(Bucket())
+                data.upload(bucket)
+            simulator = stack.enter_context(
+                SimulatorProcess(bucket.address, ttfb_s=TTFB_S, listen=switch.address("bucket"), inside=inside)
+            )
+            nodes = stack.enter_context(
+                Nodes(
+                    bucket, directory, count, origin=simulator.endpoint, switch=switch, block_size=str(_BLOCK),
+                    cache_size=str(data.total_bytes),
+                )
+            )  # fmt: skip
+            for host in hosts:
+                switch.limit(host, _LINK_BYTES_S)
+            return [
+                _least_share(
+                    f"{count} nodes, {'cold' if epoch == 1 else 'warm'}",
+                    checked(
+                        run_epoch(
+                            simulator, data, [node.endpoint for node in nodes.all], data.dealt(epoch, count),
+                            pace_bytes_s=_PACE_BYTES_S, inside=[node.inside for node in nodes.all],
+                        )
+                    ),
+                )
+                for epoch in (1, 2)
+            ]  # fmt: skip
+
+
+def _least_share(what: str, report: EpochReport) -> Measured:
+    shares = [rank.read_bytes / rank.took_s / _PACE_BYTES_S for rank in report.ranks]
+    detail = f"of {_PACE_BYTES_S / 1e6:.0f} MB/s a node, the least; the mean {sum(shares) / len(shares):.2f}"
+    return Measured("paced", what, min(shares), 0.95, at_least=True, detail=detail)
+
+
+def _world(stack: ExitStack, directory: Path, data: Data, count: int) -> tuple[SimulatorProcess, Nodes]:
+    """Nodes that can hold the data together, before a bucket with limits."""
+    bucket = stack.enter_context(Bucket())
+    data.upload(bucket)
+    simulator = stack.enter_context(
+        SimulatorProcess(
+            bucket.address, ttfb_s=TTFB_S, connection_bytes_s=CONNECTION_BYTES_S, total_bytes_s=TOTAL_BYTES_S
+        )
+    )
+    size = str(int(_HELD * data.total_bytes))
+    return simulator, stack.enter_context(
+        Nodes(
+            bucket, directory, count, origin=simulator.endpoint, block_size=str(_BLOCK), cache_size=size,
+            prefetch="epoch",
+        )
+    )  # fmt: skip
+
+
+def _share(row: str, what: str, report: EpochReport, data: Data, goal: float) -> Measured:
+    detail = f"{data.total_bytes / 1e6:.0f} MB; epoch {report.took_s:.1f} s, {report.bucket_gets} GETs at the bucket"
+    return Measured(
+        row, f"{what}: bytes from the bucket / data", report.bucket_bytes / data.total_bytes, goal, detail=detail
+    )
+
+
+ROWS: dict[str, Row] = {
+    "all-4": partial(every_node_reads_all, 4),
+    "all-8": partial(every_node_reads_all, 8),
+    "dealt": dealt_anew,
+    "paced": paced,
+}
