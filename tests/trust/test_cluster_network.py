@@ -152,4 +152,4 @@ def test_writes_on_both_sides_of_a_partition(world: World) -> None:
             node.wait_until(lambda node=node, side=side: node.alive() == side, "the other side, which is to be away")  # type: ignore[misc]
     for node in nodes.all:
         # A number that is missing may be under way: it is waited for, and then all that is older is stale.
-        until(lambda node=node: all(get(node, key) == new[key] for key in keys), f"{node.name}, which is to see all")  # type: ignore[misc]
+        until(lambda node=node: all(get(node, key) == new[key] for key in keys), f"{node.name}, which is to see all")
