@@ -58,6 +58,9 @@ async def why(wire: PeerWire, size: int, member: Member | None = None) -> str:
 
 PEER_FIELDS = "v=1;from=edge;ring=ring;cluster=cluster;hops=1;class=demand;only-if-here=0;checksums=0;block=0"
 
+LATER_FIELDS = PEER_FIELDS.replace("v=1", "v=9")
+FORGET = peer_control.forget_body(Forget("edge", 1, 1, ("b",)))
+
 
 @dataclass(slots=True)
 class Raw:
@@ -108,7 +111,19 @@ async def asked_raw() -> AsyncIterator[tuple[Raw, PeerWire, FakeMember]]:
 
 
 def refusals(wire: PeerWire) -> dict[str, float]:
-    reasons = ("unsigned", "key", "signature", "clock", "replay", "hops", "garbage", "cluster", "too large", "busy")
+    reasons = (
+        "unsigned",
+        "key",
+        "signature",
+        "clock",
+        "replay",
+        "hops",
+        "garbage",
+        "wire",
+        "cluster",
+        "too large",
+        "busy",
+    )
     return {reason: count for reason in reasons if (count := wire.owner.refused(reason))}
 
 
@@ -164,10 +179,12 @@ def saying(**changes: str) -> Callable[[Raw], dict[str, str]]:
     return say
 
 
-def by(method: str, path: str = "/bucket/key", body: bytes = b"") -> Callable[[Raw], dict[str, str]]:
+def by(
+    method: str, path: str = "/bucket/key", body: bytes = b"", **changes: str
+) -> Callable[[Raw], dict[str, str]]:  # fmt: skip
     def ask(raw: Raw) -> dict[str, str]:
         raw.method, raw.path, raw.body = method, path, body
-        return raw.signed(raw.headers())
+        return raw.signed(raw.headers(**changes))
 
     return ask
 
@@ -215,7 +232,9 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (saying(**{PEER: PEER_FIELDS.replace("hops=1", "hops=2")}), 400, "hops"),
         (saying(**{PEER: PEER_FIELDS.replace("hops=1", "hops=0")}), 400, "hops"),
         (saying(**{PEER: PEER_FIELDS.replace("cluster=cluster", "cluster=other")}), 421, "cluster"),
-        (saying(**{PEER: PEER_FIELDS.replace("v=1", "v=9")}), 400, "garbage"),
+        (saying(**{PEER: LATER_FIELDS}), 400, "wire"),
+        (saying(**{PEER: PEER_FIELDS.replace("v=1", "v=0")}), 400, "wire"),
+        (by("POST", peer_control.FORGET_PATH, FORGET, **{PEER: LATER_FIELDS}), 400, "wire"),
         (saying(**{PEER: ""}), 400, "garbage"),
         (saying(**{SEQUENCE: "x"}), 400, "garbage"),
         (saying(**{KNOWN: "x"}), 400, "garbage"),
@@ -251,6 +270,25 @@ async def test_a_request_that_is_none_of_a_member_is_refused_and_counted(
             assert SECRET not in told
             assert signature not in told
         assert await good.ask(good.signed(good.headers())) == 206
+
+
+async def test_a_member_of_a_later_version_is_greeted() -> None:
+    """By its hello this one learns which versions it speaks."""
+    async with asked_raw() as (raw, wire, service):
+        hello = peer_control.hello_body(hello_of("edge"))
+        assert await raw.ask(by("POST", peer_control.HELLO_PATH, hello, **{PEER: LATER_FIELDS})(raw)) == 200
+        assert [each.member.name for each in service.met] == ["edge"]
+        assert not refusals(wire)
+
+
+async def test_an_older_member_is_asked_in_its_own_version() -> None:
+    service = member_with(ramp(SMALL))
+    async with peer_wire(service, edge=Side("edge", wire=2)) as wire:
+        assert await read_whole(wire, SMALL) == ramp(SMALL)
+        await wire.client.forget(wire.member, Forget("edge", 1, 1, ("b",)))
+        assert (len(service.forgets), refusals(wire)) == (1, {})
+        both = replace(wire.member, wire=(1, 2))
+        assert await why(wire, SMALL, both) == "refused", "it is asked in the newest version that both speak"
 
 
 @pytest.mark.parametrize("by_s", [-SKEW_S + 1, SKEW_S - 1])

@@ -31,12 +31,13 @@ class Side:
     ring: str = "ring"
     cluster_id: str = "cluster"
     hops: int = 1
+    wire: int = 1
     clock: FakeClock = field(default_factory=lambda: FakeClock(NOW_S))
     metrics: Metrics = field(default_factory=Metrics)
     tls: ssl.SSLContext | None = None
 
     def asker(self) -> Asker:
-        return Asker(self.name, self.ring, self.cluster_id, self.hops)
+        return Asker(self.name, self.ring, self.cluster_id, self.hops, self.wire)
 
     def refused(self, why: str) -> float:
         return self.metrics.value("outrider_peer_refused_total", why=why)

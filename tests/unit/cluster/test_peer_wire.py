@@ -144,7 +144,7 @@ def known_value(**changes: object) -> str:
 
 GOOD = "v=1;from=edge;ring=r;cluster=c;hops=1;class=demand;only-if-here=0;checksums=0;block=0"
 BAD_PEER = [
-    "", ";", "v", GOOD + ";v=1", GOOD + ";", GOOD.replace("v=1", "v=2"), GOOD.replace("v=1", "v=0"),
+    "", ";", "v", GOOD + ";v=1", GOOD + ";", GOOD.replace("v=1", "v=-1"),
     GOOD.replace("v=1", "v=١"), GOOD.replace("edge", ""), GOOD.replace("edge", "a b"), GOOD.replace("edge", "é"),
     GOOD.replace("edge", "a" * 254), GOOD.replace("hops=1", "hops=-1"), GOOD.replace("hops=1", "hops=" + "9" * 20),
     GOOD.replace("ring=r", "ring=" + "r" * 200), GOOD.replace("demand", "now"), GOOD.replace("block=0", "block=x"),

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from hashlib import sha256
 
 import aiohttp
@@ -140,7 +141,12 @@ class PeerClient:
             raise PeerFailed("garbage", str(error)) from error
 
     async def forget(self, member: Member, message: Forget) -> None:
-        await self._post(member.address, peer_control.FORGET_PATH, peer_control.forget_body(message), member.name)
+        await self._post(member.address, peer_control.FORGET_PATH, peer_control.forget_body(message), member)
+
+    def _asker_to(self, member: Member) -> Asker:
+        """This member, in the newest version that both speak."""
+        asker = self._asker()
+        return asker if member.wire[1] >= asker.wire else replace(asker, wire=member.wire[1])
 
     async def _connection(self, member: Member) -> asyncio.Semaphore:
         """The right to one connection, to be released. Raises PeerFailed: none came free."""
@@ -158,7 +164,7 @@ class PeerClient:
     async def _answered(self, member: Member, read: PeerRead) -> Reply:
         """The reply with its head. Raises PeerFailed."""
         try:
-            head = peer_wire.read_head(read, self._asker())
+            head = peer_wire.read_head(read, self._asker_to(member))
         except WireError as error:
             raise PeerFailed("garbage", str(error)) from error
         tls = self._tls()
@@ -176,18 +182,18 @@ class PeerClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._read_timeout_s)
         return HttpReply(await self._request(head.method, target, head.path, headers, None, timeout), _NotCounted())
 
-    async def _post(self, address: str, path: str, body: bytes, name: str | None = None) -> bytes:
-        """The body of the answer. `name`: the member that must answer; None: any. Raises PeerFailed."""
+    async def _post(self, address: str, path: str, body: bytes, member: Member | None = None) -> bytes:
+        """The body of the answer. `member`: the one that must answer; None: any. Raises PeerFailed."""
         tls = self._tls()
         target = Endpoint(f"{'http' if tls is None else 'https'}://{address}", "", ForwardProxy())
-        headers = peer_wire.control_headers(self._asker())
+        headers = peer_wire.control_headers(self._asker() if member is None else self._asker_to(member))
         headers = self._signed("POST", target.host, path, headers, sha256(body).hexdigest())
         timeout = aiohttp.ClientTimeout(total=_CONTROL_TIMEOUT_S, sock_connect=_CONNECT_TIMEOUT_S)
         response = await self._request("POST", target, path, headers, body, timeout)
         async with response:
             if response.status != 200:
                 raise _not_believed(response.status)
-            if name is not None and response.headers.get(peer_wire.FROM) != name:
+            if member is not None and response.headers.get(peer_wire.FROM) != member.name:
                 raise PeerFailed("garbage", "another member answers")
             if (response.content_length or 0) > peer_control.BODY_BYTES_MAX:
                 raise PeerFailed("garbage", "the body is too long")

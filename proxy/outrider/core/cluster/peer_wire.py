@@ -64,7 +64,8 @@ _NOT_IN_VALUE = re.compile("[\0\r\n]")
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The member that asks. `ring`: the digest of its ring. `hops`: 1, or the request has been passed on."""
+    """The member that asks. `ring`: the digest of its ring. `hops`: 1, or the request has been passed on. `wire`: the
+    version that it speaks in this request, 1 or more; see `is_spoken`."""
 
     name: str
     ring: str
@@ -116,13 +117,17 @@ def control_headers(asker: Asker) -> dict[str, str]:
     return {PEER: _asker_fields(asker)}
 
 
+def is_spoken(wire: int) -> bool:
+    """Whether this code understands reads and forgets of that version. A hello is the same in all versions: members
+    learn by it which ones they share."""
+    return WIRE_VERSIONS[0] <= wire <= WIRE_VERSIONS[1]
+
+
 def parse_asker(headers: Mapping[str, str]) -> Asker:
     """Raises WireError."""
     fields = _fields(headers)
     name = matched(NAME, fields.get("from", ""), "from")
     wire = number(fields.get("v", ""), "v")
-    if not WIRE_VERSIONS[0] <= wire <= WIRE_VERSIONS[1]:
-        raise WireError("the version of the wire is not known")
     ring, cluster_id = (matched(WORD, fields.get(field, ""), field) for field in ("ring", "cluster"))
     return Asker(name, ring, cluster_id, number(fields.get("hops", ""), "hops"), wire)
 

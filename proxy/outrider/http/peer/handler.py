@@ -100,6 +100,8 @@ class PeerHandler:
         this = self._this()
         if asker.cluster_id != this.cluster_id:
             raise Refused(421, "cluster")
+        if not peer_wire.is_spoken(asker.wire):
+            raise Refused(400, "wire")
         try:
             read = peer_wire.parse_read(request.method, request.raw_path, headers)
         except WireError as error:
@@ -160,6 +162,8 @@ class PeerHandler:
         body = await self._body(request, wire, body_hash)
         this = self._this()
         name = ((peer_wire.FROM, this.name),)
+        if path != peer_control.HELLO_PATH and not peer_wire.is_spoken(asker.wire):
+            raise Refused(400, "wire")
         try:
             if path == peer_control.HELLO_PATH:
                 # Members of other clusters are told who is here: `doctor` shows which lists mix them.
