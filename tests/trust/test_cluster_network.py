@@ -107,7 +107,7 @@ def of_peer(node: Node, name: str, field: str) -> Any:
 
 
 def test_a_link_that_goes_down_is_waited_for_once(world: World) -> None:
-    """Of each object one block is asked for, so that each could wait by itself."""
+    """Each object is one block, so that each read could wait by itself."""
     edge, away = world.nodes[0], "node-2"
     objects = {f"down/{number}": world.put(f"down/{number}") for number in range(60)}
     keys = iter(objects)
