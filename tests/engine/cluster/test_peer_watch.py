@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from outrider.core.cluster.peer_messages import ReadClass
 from tests.support.engine import BLOCK, REF
 from tests.support.fake_peers import PeerFault
@@ -108,3 +110,39 @@ async def test_a_block_that_was_asked_for_ahead_becomes_demand_at_its_owner(tmp_
         assert flight.slot.demand
         gate.set()
         assert await time.run(asyncio.wait_for(reading, None)) == DATA[BLOCK : 2 * BLOCK]
+
+
+async def test_an_owner_that_waits_for_the_bucket_is_not_slow(tmp_path: Path) -> None:
+    """It answers hellos, and the bytes would come no sooner by another way."""
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        edge.members.health.bucket.flowed(10**9, 1.0, time())
+        ref = nodes.ref_owned_by(owner.name)
+        nodes.origin.put(ref, DATA[:BLOCK])
+        nodes.origin.faults.append(Fault(body_gate=(gate := asyncio.Event()), gate_after=400))
+        asked = nodes.origin.count()
+        reading = asyncio.ensure_future(edge.get(ref))
+        await time.until(time() + 4)
+        assert not reading.done()
+        gate.set()
+        assert await time.run(asyncio.wait_for(reading, None)) == DATA[:BLOCK]
+        assert nodes.origin.count() == asked + 1
+        assert edge.members.health.of(owner.name).may_ask(time())
+
+
+@pytest.mark.parametrize(("on_disk", "within_s"), [(True, 0.7), (False, 6.0)])
+async def test_an_owner_whose_body_does_not_go_on_is_slow(on_disk: bool, within_s: float, tmp_path: Path) -> None:
+    """It answers hellos, so its link may be one that large packets do not pass. If it has the block it waits for
+    nobody, and is left at once."""
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        if on_disk:
+            await time.run(nodes.settle())
+        edge.members.health.bucket.flowed(10**9, 1.0, time())
+        edge.wire.faults.append(PeerFault(member=owner.name, body_gate=asyncio.Event(), gate_after=400))
+        began = time()
+        assert await time.run(asyncio.wait_for(edge.get(), 60)) == DATA[:1000]
+        assert time() - began < within_s
+        assert edge.members.health.of(owner.name).is_left_out(time())

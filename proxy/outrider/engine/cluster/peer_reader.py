@@ -22,7 +22,7 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFail
 from outrider.core.cluster.view import View
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.asked_block import AskedBlock
-from outrider.engine.cluster.peer_watch import PeerWatch, WatchedRead
+from outrider.engine.cluster.peer_watch import LATE_S, PeerWatch, WatchedRead
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.peer_block import PeerBlock
 from outrider.engine.read.version_cache import VersionCache
@@ -38,6 +38,9 @@ _ASKED_MAX = 2
 # A late reply is left for the bucket beyond so many times the member's 99th percentile. At the percentile itself, one
 # read in a hundred would be asked twice, and so would the bucket where the member is still waiting for it.
 _HEDGED_AFTER = 3
+# A member that waits for the bucket amid a body, and answers hellos, is given so long. After that its link may be one
+# that large packets do not pass.
+_STALL_S = 5.0
 # For how long a block is not asked of peers that came with a wrong digest.
 _REFUTED_S = 60.0
 _REFUTED_MAX = 10_000
@@ -204,7 +207,7 @@ class PeerReads:
         peer.pace.began()
         try:
             reply = await watched.awaited(sending.__aenter__())
-            watched.has_head = True
+            watched.has_head, watched.is_on_disk = True, bool(reply.digest)
             peer.replied(self._runtime.clock() - watched.began)
             try:
                 yield reply, watched
@@ -225,7 +228,8 @@ class PeerReads:
         health = self._members.health
         peer = health.of(read.member.name)
         if read.has_head:
-            peer.flowed(0, read.waited_s(now), now)
+            if read.is_on_disk or read.unheard_s(now) > _STALL_S:
+                peer.flowed(0, read.waited_s(now), now)
             if not health.is_slow(read.member.name, now):
                 return None
             peer.leave_out(now)
@@ -240,7 +244,11 @@ class PeerReads:
     def flowed(self, watched: WatchedRead, count: int) -> None:
         """These bytes of a body came."""
         now = self._runtime.clock()
-        self._members.health.of(watched.member.name).flowed(count, watched.waited_s(now), now)
+        waited_s = watched.waited_s(now)
+        if waited_s > LATE_S and not watched.is_on_disk:
+            # The member answered a hello meanwhile. Its wait for the bucket says nothing about its rate.
+            waited_s = 0.0
+        self._members.health.of(watched.member.name).flowed(count, waited_s, now)
 
     def failed(self, member: Member, error: PeerFailed) -> None:
         self._members.failed(member, error.why)

@@ -32,10 +32,12 @@ class WatchedRead:
         self._task: asyncio.Task[object] | None = None
         self._gone: PeerFailed | None = None
         self._late_from = 0.0
-        self._noted_at = 0.0
+        self._noted_at = self._waits_from = 0.0
         self.began = watch.clock()
         self.has_head = False
         """The head of the reply came."""
+        self.is_on_disk = False
+        """The member has the whole block. Otherwise it may wait for the bucket itself."""
         self.is_hedged = False
         """Another source may be asked if the head is late."""
         self.on_tick: Callable[[], None] | None = None
@@ -48,7 +50,7 @@ class WatchedRead:
         Raises:
             PeerFailed: the read was ended meanwhile. Anything that `reply` raises.
         """
-        self._noted_at = now = self._watch.clock()
+        self._noted_at = self._waits_from = now = self._watch.clock()
         self._late_from = now + LATE_S
         self._task = asyncio.current_task()
         try:
@@ -64,6 +66,10 @@ class WatchedRead:
         """The seconds of waiting for bytes since the last call, or since the wait began."""
         waited_s, self._noted_at = now - self._noted_at, now
         return waited_s
+
+    def unheard_s(self, now: float) -> float:
+        """The seconds for which the next bytes have been waited for."""
+        return now - self._waits_from
 
     @property
     def is_waiting(self) -> bool:
