@@ -33,6 +33,7 @@ class Node(ServedProxy):
         self.name = f"node-{number}"
         self.host = f"127.0.0.{number + 1}" if switch is None else "127.0.0.1"
         self.peer_address = f"{self.host if switch is None else switch.address(self.name)}:{peer_port}"
+        self.told_address = self.peer_address
         self._switch = switch
         # The fork server lives outside of the switch.
         self.forked = switch is None
@@ -43,6 +44,12 @@ class Node(ServedProxy):
         }  # fmt: skip
         (directory / self.name).mkdir(exist_ok=True)
         super().__init__(bucket, directory / self.name, origin, **own, **(peers if together else {}), **flags)
+
+    def tell(self, address: str) -> None:
+        """Others ask this member at `address`, which leads to its peer port: it stands so in its hellos, and in lists
+        that are written from now on."""
+        self.told_address = address
+        self.argv += ["--peer-address", address]
 
     def inside(self) -> contextlib.AbstractContextManager[None]:
         """This thread makes its sockets on the node's host."""
@@ -96,9 +103,9 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.all)
 
-    def list_members(self, nodes: Iterable[Node]) -> None:
-        """The file that all of them read: renamed whole, as a tool would write it."""
-        lines = [f"{node.peer_address} name={node.name}\n" for node in nodes]
+    def list_members(self, nodes: Iterable[Node], *more: str) -> None:
+        """The file that all of them read: renamed whole, as a tool would write it. `more`: lines that follow."""
+        lines = [*(f"{node.told_address} name={node.name}\n" for node in nodes), *(f"{line}\n" for line in more)]
         new = self.members.with_suffix(".new")
         new.write_text("".join(lines))
         new.rename(self.members)

@@ -1,0 +1,219 @@
+"""Four members over one bucket, with a simulated link before each peer port: what the bucket and the members are asked
+is counted, and bytes stop wherever a test wants."""
+
+from __future__ import annotations
+
+import random
+import signal
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.ownership import Ring
+from outrider.core.model import ObjectRef
+from tests.support.nodes import Node, Nodes
+from tests.support.rawhttp import Answer, RawConnection, ask
+from tests.support.simulator import Simulator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+    from tests.support.weather import Fault, Request
+
+NAME = "faults-of-clusters"
+# A body of so many bytes is received by a thread, from its second part on.
+BLOCK = 1024 * 1024
+SMALL = 64 * 1024
+"""The size of blocks that a reader gets once all of their bytes are checked."""
+_numbers = count()
+
+
+class Stored(NamedTuple):
+    """An object, as it is in the bucket."""
+
+    key: str
+    data: bytes
+
+
+@dataclass
+class World:
+    """As a context: all members run. `simulator` stands before the bucket, `links` before the peer ports, by name."""
+
+    bucket: Bucket
+    directory: Path
+    count: int = 4
+    block_bytes: int = BLOCK
+    flags: dict[str, Any] = field(default_factory=dict)
+    rng: random.Random = field(default_factory=lambda: random.Random(7))
+    links: dict[str, Simulator] = field(default_factory=dict)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        self.bucket.make_bucket(NAME)
+        self.simulator = Simulator(self.bucket.address, keys=(self.bucket.access_key, self.bucket.secret_key))
+        flags: dict[str, Any] = {
+            "block_size": str(self.block_bytes),
+            "prefetch": "off",
+            "freshness": "ttl:3600",
+            **self.flags,
+        }
+        self.nodes = Nodes(self.bucket, self.directory, self.count, origin=self.simulator.endpoint, **flags)
+        for node in self.nodes.all:
+            self.links[node.name] = link = Simulator(node.peer_address)
+            node.tell(link.endpoint.removeprefix("http://"))
+        self.nodes.list_members(self.nodes.all)
+        # Members of one size: the order of owners does not depend on what it is.
+        self._ring = Ring(Member(node.name, node.peer_address, "", 1, "") for node in self.nodes.all)
+
+    def __enter__(self) -> Self:
+        try:
+            self.direct = self.bucket.client()
+            self._stack.callback(self.direct.close)
+            for simulator in (self.simulator, *self.links.values()):
+                self._stack.enter_context(simulator)
+            self._stack.enter_context(self.nodes)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes.running:
+            node.send(signal.SIGCONT)
+        self._stack.close()
+
+    # -- objects ------------------------------------------------------------------------------------------------------
+
+    def put(self, blocks: int = 1, key: str | None = None) -> Stored:
+        """A new object, written past all members."""
+        stored = Stored(key or f"train/{next(_numbers):05d}", self.rng.randbytes(blocks * self.block_bytes))
+        self.direct.put_object(Bucket=NAME, Key=stored.key, Body=stored.data)
+        return stored
+
+    def put_owned(self, *owners: Sequence[Node]) -> Stored:
+        """An object with a block for each of `owners`: its owner, and the stand-ins as far as they matter."""
+        wanted = [[node.name for node in order] for order in owners]
+        while True:
+            key = f"owned/{next(_numbers):05d}"
+            orders = (self._ring.owners(ObjectRef(NAME, key), index) for index in range(len(owners)))
+            if all(
+                [member.name for member in order[: len(names)]] == names
+                for order, names in zip(orders, wanted, strict=True)
+            ):
+                return self.put(len(owners), key)
+
+    def overwrite(self, stored: Stored) -> Stored:
+        return self.put(len(stored.data) // self.block_bytes, stored.key)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def gets(self, key: str = "", block: int | None = None) -> list[Request]:
+        """The GETs of the object that the bucket got. `block`: those alone whose Range begins in it."""
+        return [request for request in self.simulator.log() if is_get(request, key, block, self.block_bytes)]
+
+    def wanted_bytes(self, key: str, block: int) -> int:
+        """How many bytes of the block the bucket was asked for, in all."""
+        return sum(stop - start for start, stop in map(extent_of, self.gets(key, block)))
+
+    def asked(self, node: Node, key: str = "", by: Node | None = None) -> list[Request]:
+        """The reads of the object that `by`, or any member, sent to `node`, except those of what is on its disk."""
+        sender = "from=" if by is None else f"from={by.name};"
+        reads = [request for request in self.links[node.name].log() if is_get(request, key)]
+        told = [(request, request.headers["x-outrider-peer"]) for request in reads]
+        return [request for request, fields in told if sender in fields and "only-if-here=0" in fields]
+
+    def settle(self) -> None:
+        for node in self.nodes.running:
+            node.settle()
+
+    @contextmanager
+    def weather(self, simulator: Simulator, *faults: Fault) -> Iterator[None]:
+        """Faults that have not struck by the end of the block are removed."""
+        simulator.weather.faults = [*faults]
+        try:
+            yield
+        finally:
+            simulator.weather.faults = []
+            simulator.release()
+
+    def calm(self) -> None:
+        """As a test finds it: all members run and see each other, nothing is under way, and no request was counted."""
+        for node in self.nodes.all:
+            if node not in self.nodes.running:
+                node.start()
+        self.nodes.wait_for_all()
+        self.settle()
+        for simulator in (self.simulator, *self.links.values()):
+            simulator.weather.faults = []
+            simulator.reset()
+
+
+def is_get(request: Request, key: str = "", block: int | None = None, block_bytes: int = BLOCK) -> bool:
+    if request.method != "GET" or request.query or not request.path.startswith(f"/{NAME}/{key}"):
+        return False
+    return block is None or extent_of(request)[0] // block_bytes == block
+
+
+def extent_of(request: Request) -> tuple[int, int]:
+    """The bytes that a GET with a Range asks for, half-open."""
+    first, _, last = request.headers.get("range", "bytes=0-0").removeprefix("bytes=").partition("-")
+    return int(first), int(last) + 1
+
+
+def get(node: Node, key: str, extent: tuple[int, int] | None = None, **headers: str) -> Answer:
+    """`extent`: half-open."""
+    if extent is not None:
+        headers["range"] = f"bytes={extent[0]}-{extent[1] - 1}"
+    return ask(node.address, "GET", f"/{NAME}/{key}", tuple(headers.items()))
+
+
+def body(node: Node, key: str, extent: tuple[int, int] | None = None) -> bytes:
+    """The body of an answer that is no error, and is whole."""
+    answer = get(node, key, extent)
+    assert answer.status in (200, 206), answer
+    return answer.body
+
+
+class Reading:
+    """A GET whose body is read piece by piece. As a context: the client leaves at its end."""
+
+    def __init__(self, node: Node, key: str) -> None:
+        self._connection = RawConnection(node.address)
+        self._connection.send(f"GET /{NAME}/{key} HTTP/1.1\r\nhost: {node.host}\r\n\r\n".encode())
+        self._response = self._connection.read_head()
+        assert self._response.status == 200
+        self.data = bytearray()
+
+    def read(self, count: int) -> None:
+        """Read until `count` bytes are here, in all."""
+        self.data += self._response.read(count - len(self.data))
+        assert len(self.data) == count, "the body ended"
+
+    def rest(self) -> bytes:
+        """The whole body. Raises http.client.IncompleteRead, OSError: it was cut."""
+        self.data += self._response.read()
+        return bytes(self.data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+def metric(node: Node, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels."""
+    host, _, port = node.admin.removeprefix("http://").rpartition(":")
+    text = ask((host, int(port)), "GET", "/metrics").body.decode()
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    samples = [line for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] == name]
+    return sum(float(line.rpartition(" ")[2]) for line in samples if all(label in line for label in wanted))
+
+
+def of_peer(node: Node, name: str, fact: str) -> Any:
+    """A fact about the member `name`, as `node` sees it; None: it knows no such member."""
+    return next((member[fact] for member in node.cluster["members"] if member["name"] == name), None)
