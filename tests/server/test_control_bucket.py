@@ -10,6 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from outrider.http.control.control_bucket import BODY_BYTES_MAX, NAMES_MAX
+from outrider.metrics import SOURCES
 from tests.support.child import program
 from tests.support.door import Door, run
 from tests.support.plans import Piece, RecordedPlans
@@ -88,7 +89,7 @@ def test_status_is_an_object_like_any_other(proxy: Proxy) -> None:
     s3 = proxy.client()
     status = json.loads(s3.get_object(Bucket="_outrider", Key="status.json")["Body"].read())
     assert status["ready"] is True
-    assert status["served_bytes"].keys() == {"disk", "flight", "origin"}
+    assert status["served_bytes"].keys() == set(SOURCES)
     assert s3.head_object(Bucket="_outrider", Key="status.json")["ContentType"] == "application/json"
 
 
