@@ -97,6 +97,7 @@ def test_everything_but_health_needs_the_token(guarded: Proxy) -> None:
     assert look(guarded, "/healthz").status == 200
     assert look(guarded, "/readyz").status == 200
     assert look(guarded, "/nothing").status in (401, 404)
+    assert look(guarded, f"/cluster/who?object=s3://{NAME}/dir/key").status == 401
 
 
 def test_a_client_cannot_make_up_labels(proxy: Proxy) -> None:
