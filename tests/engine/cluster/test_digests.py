@@ -51,3 +51,44 @@ async def test_a_large_block_that_differs_is_cut_and_comes_from_the_bucket_next(
         asked = len(edge.wire.reads)
         assert await edge.get() == DATA
         assert [read.extent for _, read in edge.wire.reads[asked:] if read.known is not None] == []
+
+
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small, by_threads])
+async def test_a_wrong_byte_of_a_peer_that_breaks_off_is_found_though_the_bucket_gives_the_rest(
+    buffer_bytes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", 0)
+    monkeypatch.setattr("outrider.engine.fill.block_sinks._FIRST_BYTES", 1000)
+    with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
+        nodes.origin.put(REF, DATA)
+        await nodes.meet()
+        owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+        await edge.engine.version_lookup.ask(REF, None)
+        await owner.get()
+        await nodes.settle()
+        edge.wire.faults += [PeerFault(turn=500, break_after=2000), PeerFault(why="absent")]
+        with pytest.raises(VersionChanged):
+            await edge.get()
+        await nodes.settle()
+        assert edge.engine.store.used_bytes == 0
+        assert await edge.get() == DATA
+
+
+@pytest.mark.parametrize("held_bytes", [0, BLOCK])
+@pytest.mark.parametrize("buffer_bytes", [as_large, as_small, by_threads])
+async def test_a_digest_without_bytes_is_not_asked_of_those_of_the_bucket(
+    buffer_bytes: object, held_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", held_bytes)
+    monkeypatch.setattr("outrider.engine.fill.block_sinks._FIRST_BYTES", 1000)
+    with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
+        nodes.origin.put(REF, DATA)
+        await nodes.meet()
+        owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+        await edge.engine.version_lookup.ask(REF, None)
+        await owner.get()
+        await nodes.settle()
+        edge.wire.faults += [PeerFault(digest="xxh3:" + "0" * 32, break_after=0), PeerFault(why="absent")]
+        assert await edge.get() == DATA
+        await nodes.settle()
+        assert edge.engine.metrics.value("outrider_peer_failures_total", why="digest") == 0

@@ -47,6 +47,9 @@ class FakePeerBlock:
                 position += len(piece)
                 yield len(piece)
 
+    def checked(self, rest: Chunks, count: int) -> Chunks:
+        return rest
+
     def refuted(self) -> None: ...
 
 

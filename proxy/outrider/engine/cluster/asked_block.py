@@ -61,6 +61,10 @@ class AskedBlock:
         self.gives = False
         self.digest = ""
         self._digest_by: Member | None = None
+        # Bytes of a peer were handed on.
+        self._is_used = False
+        # Of what `stream` handed on of a whole block; None: it was asked for a part.
+        self._checksum: PayloadChecksum | None = None
         self.begun: tuple[PeerReply, WatchedRead] | None = None
         """A reply that brings the first bytes, which another owns."""
 
@@ -77,16 +81,20 @@ class AskedBlock:
     async def stream(self, extent: Extent, slot: FillSlot | None) -> Chunks:
         is_whole = extent == self._reads.layout.extent(self._index, self._version.size)
         if is_whole and extent.length <= _HELD_BYTES_MAX:
-            for piece in await self._whole(extent, slot):
+            held = await self._whole(extent, slot)
+            self._is_used = True
+            for piece in held:
                 yield piece
             return
         position, checksum = extent.start, PayloadChecksum()
+        self._checksum = checksum if is_whole else None
         while position < extent.stop:
             async with self._reply(Extent(position, extent.stop), slot) as (reply, watched):
                 try:
                     async with aclosing(self._chunks(reply, watched, extent.stop - position)) as chunks:
                         async for chunk in chunks:
                             position += len(chunk)
+                            self._is_used = True
                             checksum.update(chunk)
                             if is_whole and position == extent.stop:
                                 # The last bytes are handed out only if all are right.
@@ -94,6 +102,19 @@ class AskedBlock:
                             yield chunk
                 except PeerFailed as error:
                     self._broke(watched.member, error)
+
+    def checked(self, rest: Chunks, count: int) -> Chunks:
+        checksum = self._checksum
+        return rest if checksum is None or not self.digest else self._checked(rest, count, checksum)
+
+    async def _checked(self, rest: Chunks, count: int, checksum: PayloadChecksum) -> Chunks:
+        async with aclosing(rest) as chunks:
+            async for chunk in chunks:
+                count -= len(chunk)
+                checksum.update(chunk)
+                if count == 0:
+                    self._check(digest_text(checksum.digest()))
+                yield chunk
 
     def _check(self, digest: str) -> None:
         """Raises ContentMismatch."""
@@ -138,9 +159,11 @@ class AskedBlock:
                         async with aclosing(reply.receive(min(room, extent.stop - position), sink)) as counts:
                             while count := await watched.awaited(anext(counts, 0)):
                                 position += count
+                                self._is_used = True
                                 self._reads.flowed(watched, count)
                                 yield count
                 except PeerFailed as error:
+                    self._is_used |= sink.count > 0
                     self._broke(watched.member, error)
                     if not sink.is_over:
                         raise StoreUnavailable("the disk does not take bytes that came") from error
@@ -214,6 +237,9 @@ class AskedBlock:
 
     def _broke(self, member: Member, error: PeerFailed) -> None:
         self.gives = False
+        if not self._is_used:
+            # It says nothing about the bytes, all of which come from elsewhere.
+            self.digest = ""
         self._drop(member)
         self._reads.failed(member, error)
 

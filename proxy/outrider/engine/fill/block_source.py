@@ -97,7 +97,7 @@ class BlockSource:
             _note_fallback(version, position, error)
         if position < extent.stop:
             rest = self._origin_reader.stream(version, Extent(position, extent.stop), None, slot, waiters)
-            async with aclosing(rest) as chunks:
+            async with aclosing(peer.checked(rest, extent.stop - position)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 

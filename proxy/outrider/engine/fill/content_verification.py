@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
@@ -26,7 +26,7 @@ from cachetools import LRUCache, TTLCache
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.content_ledger import Content, ContentLedger, Finding, Md5Etags, Verdict
-from outrider.core.errors import OriginBroke, VersionChanged
+from outrider.core.errors import S3Error, Signal, VersionChanged
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
 from outrider.core.origin.oddities import Uncached
 from outrider.core.s3.checksums import ContentProof, Kind, checksum_of, small_proof_of
@@ -173,6 +173,9 @@ class ContentVerification:
         self._computing: set[bytes] = set()
         self._listeners = Listeners()
         self._store: Store
+        self.ask: Callable[[ObjectRef], Awaitable[ObjectVersion]] | None = None
+        """Asks for a version with its checksums, for all members of a cluster; None: the origin is asked here. Raises
+        Signal, S3Error."""
 
     def connect(self, store: Store, listeners: Listeners) -> None:
         self._store = store
@@ -364,13 +367,14 @@ class ContentVerification:
         version_id, (version, tries) = self._questions.popitem(last=False)
         try:
             headers = await self._head(version)
-        except (OriginBroke, OriginRefused) as error:
+        except (Signal, S3Error) as error:
             log.debug("no checksum", extra={"object": str(version.ref), "error": repr(error)})
-            if isinstance(error, OriginBroke) and tries + 1 < _HEAD_TRIES:
+            if isinstance(error, OriginRefused):
+                if error.status != 404:
+                    self._told_nothing(version.ref)
+            elif tries + 1 < _HEAD_TRIES:
                 await self._runtime.sleep(_HEAD_AGAIN_S)
                 self._questions[version_id] = version, tries + 1
-            elif isinstance(error, OriginRefused) and error.status != 404:
-                self._told_nothing(version.ref)
             return
         told = None if headers is None else checksum_of(headers)
         if told is not None and told.kind.is_crc:
@@ -383,7 +387,10 @@ class ContentVerification:
             self._compare(content, version_id)
 
     async def _head(self, version: ObjectVersion) -> Headers | None:
-        """The headers of the version; None: the object is another by now."""
+        """The headers of the version; None: the object is another by now, or they are not told."""
+        if self.ask is not None:
+            told = await self.ask(version.ref)
+            return told.headers if told.etag == version.etag and told.whole_headers else None
         request = OriginRequest("HEAD", version.ref.bucket, version.ref.key)
         async with self._origin_reader.asked(request, _CHECKSUMS) as reply:
             if reply.status != 200:

@@ -44,6 +44,11 @@ class PeerBlock(Protocol):
         """
         ...
 
+    def checked(self, rest: Chunks, count: int) -> Chunks:
+        """`rest`: the `count` bytes, of the origin, that complete what `stream` began. The last of them come only if
+        all bytes together have the digest. Raises ContentMismatch: a reader has wrong bytes of a peer."""
+        ...
+
     def receive(self, extent: Extent, sink_at: SinkAt, slot: FillSlot | None) -> AsyncGenerator[int, None]:
         """As `stream`, put into sinks by a thread. Raises what the sinks raise, too."""
         ...

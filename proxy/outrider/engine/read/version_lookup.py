@@ -196,6 +196,14 @@ class VersionLookup:
                 ref, self._ask_beside(ref, self.ask(ref, None, whole_headers=True, patient=False))
             )
 
+    async def with_checksums(self, ref: ObjectRef) -> ObjectVersion:
+        """The version with its checksums, for nobody that waits. If another member is the authority of the object, that
+        one asks for all members. Raises what `ask` raises."""
+        known = self._versions.confirmed(ref)
+        if known is not None and known.version.whole_headers:
+            return known.version
+        return await self.ask(ref, None, whole_headers=True, patient=False)
+
     async def brought(self, ref: ObjectRef, byte: int) -> None:
         """Wait for the flight of the block that holds `byte`, if a question under way brings it. The version may be
         known before, by a HEAD that was answered earlier; a fill of the block would then bring it twice."""
