@@ -139,3 +139,27 @@ async def test_a_write_without_an_answer_is_in_doubt_everywhere(tmp_path: Path) 
         nodes.origin.put(REF, RAMP[:2000])
         assert [await node.get() for node in nodes] == [RAMP[:2000]] * 3
         await nodes.settle()
+
+
+async def test_a_copy_whose_client_leaves_is_in_doubt_everywhere(tmp_path: Path) -> None:
+    with cluster(tmp_path, freshness="immutable") as nodes:
+        nodes.origin.put(REF, RAMP[:1000])
+        await nodes.meet()
+        writer = nodes["a"]
+        never = asyncio.Event()
+        reply = b" " * 8 + b"<CompleteMultipartUploadResult/>"
+        nodes.origin.faults.append(Fault(method="POST", status=200, body=reply, body_gate=never, gate_after=8))
+        target = classify("POST", "/train/a.tar?uploadId=1", ())
+        answer = await writer.engine.passthrough.send(target, (), Upload(), None)
+        waits = asyncio.ensure_future(anext(answer.body))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+        await answer.body.aclose()
+        await nodes.settle()
+        assert [await node.get() for node in nodes] == [RAMP[:1000]] * 3
+        await nodes.settle()
+        nodes.origin.put(REF, RAMP[:2000])
+        assert [await node.get() for node in nodes] == [RAMP[:2000]] * 3
+        await nodes.settle()

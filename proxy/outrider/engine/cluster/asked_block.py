@@ -63,7 +63,7 @@ class AskedBlock:
         self._digest_by: Member | None = None
         # Bytes of a peer were handed on.
         self._is_used = False
-        # Of what `stream` handed on of a whole block; None: it was asked for a part.
+        # The bytes of a whole block that `stream` handed on; None: it was asked for a part.
         self._checksum: PayloadChecksum | None = None
         self.begun: tuple[PeerReply, WatchedRead] | None = None
         """A reply that brings the first bytes, which another owns."""

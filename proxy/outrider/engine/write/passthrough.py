@@ -61,15 +61,13 @@ class _Outcome:
         self.in_doubt = True
 
     async def of(self, chunks: Chunks) -> Chunks:
-        """`chunks`, watched to their end: CompleteMultipartUpload and COPY may still fail after the head of the
-        reply."""
-        try:
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
-        except OriginBroke:
-            self.in_doubt = True
-            raise
+        """`chunks`, watched to their end: CompleteMultipartUpload and COPY are carried out, or fail, after the head of
+        the reply. A client that leaves before the end does not learn which."""
+        by_head, self.in_doubt = self.in_doubt, True
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+        self.in_doubt = by_head
 
 
 class Elsewhere(Protocol):
