@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from outrider.core.model import ObjectVersion
 from outrider.core.s3.checksums import Kind
 from tests.support.engine import BLOCK, REF, as_large, by_threads
 from tests.support.fakes import RAMP
-from tests.support.members import Cluster, cluster
+from tests.support.members import Cluster, Node, cluster
 
 DATA = RAMP[: 8 * BLOCK]
 
@@ -20,6 +21,12 @@ def put(nodes: Cluster, data: bytes, told_of: bytes) -> None:
     running.update(told_of)
     value = b64encode(running.digest()).decode()
     nodes.origin.put(REF, data, (("x-amz-checksum-crc64nvme", value), ("x-amz-checksum-type", "FULL_OBJECT")))
+
+
+def version_of(node: Node) -> ObjectVersion:
+    version = node.engine.versions.fresh(REF)
+    assert version is not None
+    return version
 
 
 @pytest.mark.parametrize("buffer_bytes", [as_large, by_threads])
@@ -32,7 +39,7 @@ async def test_all_members_that_verify_an_object_cost_one_head(buffer_bytes: obj
             await nodes.settle()
         assert nodes.origin.count("HEAD") == 1
         for node in nodes:
-            key = node.engine.layout.key(node.engine.versions.fresh(REF) or pytest.fail(), 0)
+            key = node.engine.layout.key(version_of(node), 0)
             assert node.engine.store.is_proved(key)
 
 
@@ -44,6 +51,4 @@ async def test_a_member_whose_authority_does_not_tell_asks_the_bucket(tmp_path: 
         await edge.get()
         edge.wire.services = {}
         await nodes.settle()
-        version = edge.engine.versions.fresh(REF)
-        assert version is not None
-        assert edge.engine.store.is_proved(edge.engine.layout.key(version, 0))
+        assert edge.engine.store.is_proved(edge.engine.layout.key(version_of(edge), 0))

@@ -1,0 +1,91 @@
+"""A read that is cancelled at any of its waits disturbs no other one, and leaves nothing behind on any member."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.descriptors import open_below
+from tests.support.engine import BLOCK, REF, as_large, by_threads
+from tests.support.fake_peers import PeerFault
+from tests.support.fakes import FakeOrigin, ramp
+from tests.support.members import Cluster, Node, cluster
+from tests.support.scheduler import SeededLoop, SeededThreads
+
+DATA = ramp(3 * BLOCK + 5)
+WAITS_MAX = 2000
+# Each fourth wait is cancelled, in an order of events that differs each time.
+STEP = 4
+
+
+async def nothing_is_left(nodes: Cluster) -> None:
+    await nodes.settle()
+    assert nodes.origin.under_way == 0
+    for node in nodes:
+        room = node.engine
+        assert len(room.flights) == 0, node.name
+        assert node.wire.under_way == 0
+        assert not node.reads._watch._reads
+        assert not any(room.scheduler._held.values())
+        assert room.store.leases() == 0
+        assert not any(slot.in_use for slot in room.store._slots.values())
+        assert list((room.store.directory.root / "tmp").iterdir()) == []
+        if room.store._leaving:
+            await asyncio.wait(room.store._leaving)
+        assert room.store.used_bytes == sum(slot.disk_bytes for slot in room.store._slots.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "buffer_bytes"), [(None, by_threads), (PeerFault(None, break_after=40_000), as_large)],
+    ids=["received by threads", "bodies that break"],
+)  # fmt: skip
+def test_a_cancellation_at_any_wait_of_a_read_of_peers_disturbs_nobody(
+    fault: PeerFault | None, buffer_bytes: Callable[[int], int], tmp_path: Path
+) -> None:
+    async def attempt(root: Path, waits: int) -> bool:
+        origin = FakeOrigin(chunk_bytes=30_000)
+        origin.put(REF, DATA)
+        with cluster(root, "ab", origin=origin, buffer_bytes=buffer_bytes, capacity_bytes=16 * BLOCK) as nodes:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, SeededLoop)
+            for node in nodes:
+                node.wire.chunk_bytes = 30_000
+                node.engine.store.work.threads.shutdown()
+                node.engine.store.work.threads = SeededThreads(loop)
+            await nodes.meet()
+            (edge,) = nodes.others_of()
+            if fault is not None:
+                edge.wire.faults.append(fault)
+
+            async def reads(node: Node) -> None:
+                assert await node.get() == DATA
+
+            victim = asyncio.ensure_future(reads(edge))
+            beside = [asyncio.ensure_future(reads(node)) for node in nodes]
+            for _ in range(waits):
+                await asyncio.sleep(0)
+            ended = not victim.cancel()
+            await asyncio.gather(*beside)
+            with contextlib.suppress(asyncio.CancelledError):
+                await victim
+            await nothing_is_left(nodes)
+            for node in nodes:
+                assert await node.get() == DATA
+            await nodes.settle()
+            return ended
+
+    for waits in range(0, WAITS_MAX, STEP):
+        root = tmp_path / str(waits)
+        with asyncio.Runner(loop_factory=partial(SeededLoop, waits)) as runner:
+            over = runner.run(attempt(root, waits))
+        assert open_below(root) == []
+        shutil.rmtree(root)
+        if over:
+            return
+    raise AssertionError("it never ends")
