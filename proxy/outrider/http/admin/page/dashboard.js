@@ -156,7 +156,7 @@ function showCluster(cluster, served, total) {
     put(name.firstElementChild, `${member.name || "?"}${member.is_me ? " (this node)" : ""}`);
     put(name.lastElementChild, `${member.address}${member.zone ? `, zone ${member.zone}` : ""}`);
     state.firstElementChild.className = `member-state ${member.state}`;
-    put(state.firstElementChild, `${MEMBER_STATES[member.state]}${member.is_leaving ? ", leaving" : ""}${member.since_s === null ? "" : ` for ${span(member.since_s)}`}`);
+    put(state.firstElementChild, `${MEMBER_STATES[member.state]}${member.since_s === null ? "" : ` for ${span(member.since_s)}`}${member.is_leaving ? ", leaving" : ""}`);
     put(state.lastElementChild, [member.why, ...(member.failures ? [`${many(member.failures, "read")} failed`] : []),
       ...(member.ring && member.ring !== cluster.ring && member.zone === cluster.zone ? [`sees ring ${member.ring}`] : [])].filter(Boolean).join(", "));
     put(cache, member.weight_bytes ? bytes(member.weight_bytes) : "–");
