@@ -11,7 +11,7 @@ import pytest
 from outrider.core.cluster.ownership import Ring
 from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
 from outrider.core.cluster.view import View
-from outrider.core.model import Extent, ObjectRef
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.fill.origin_reader import OriginRefused
 from tests.support.engine import BLOCK, REF, as_large, by_threads
 from tests.support.fake_peers import PeerFault
@@ -98,6 +98,37 @@ async def test_members_that_take_each_other_for_the_owner_answer(tmp_path: Path)
             nodes[node].membership.view = with_all_at(nodes, node, other)
         assert await asyncio.gather(*(node.get() for node in nodes)) == [DATA, DATA]
         await nodes.settle()
+
+
+async def test_a_read_of_a_peer_waits_for_no_question_to_a_peer(tmp_path: Path) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        await asyncio.sleep(0)
+
+    with cluster(tmp_path, "ab", sleep=sleep) as nodes:
+        nodes.origin.put(REF, DATA[:1000])
+        await nodes.meet()
+        asks, answers = nodes["a"], nodes["b"]
+        for node, other in (("a", "b"), ("b", "a")):
+            nodes[node].membership.view = with_all_at(nodes, node, other)
+        # The member knows the version, and has a question to the other one under way that brings the block.
+        gate = asyncio.Event()
+        answers.wire.faults.append(PeerFault(gate=gate))
+        question = asyncio.ensure_future(answers.engine.version_lookup.ask(REF, 0))
+        await asyncio.sleep(0)
+        answers.engine.versions.learn(version_of(nodes), answers.engine.versions.mark())
+        assert await asks.get() == DATA[:1000]
+        assert not question.done()
+        assert 1.0 not in waits
+        gate.set()
+        await question
+        await nodes.settle()
+
+
+def version_of(nodes: Cluster) -> ObjectVersion:
+    return ObjectVersion(REF, nodes.origin.objects[REF].etag or "", 1000, ())
 
 
 def with_all_at(nodes: Cluster, node: str, owner: str) -> View:

@@ -11,7 +11,7 @@ from outrider.core.cluster.breaker import Breaker
 from outrider.core.cluster.first_bytes import FirstBytes
 
 # The member answers, and is no worse for it.
-_NO_FAILURE = frozenset(("absent", "busy"))
+_NO_FAILURE = frozenset(("absent", "busy", "changed"))
 # A member that says so often that it is busy is left alone for a moment. One such reply costs a round trip.
 _BUSY_MAX = 8
 _BUSY_REST_S = 1.0

@@ -117,7 +117,7 @@ class PeerService:
         if read.extent is None or read.extent.start >= size:
             return PeerAnswer(200, confirmed)
         if not read.only_if_here:
-            await self._version_lookup.brought(read.ref, read.extent.start)
+            await self._version_lookup.brought(read.ref, read.extent.start, from_origin=True)
         elif not self._store.has(self._layout.key(confirmed.version, 0)):
             return PeerAnswer(200, confirmed)
         return await self._with_body(read, confirmed, Extent(read.extent.start, min(read.extent.stop, size)))
