@@ -79,10 +79,10 @@ def test_a_list_without_names_is_completed_by_hellos() -> None:
     assert node.left_out == []
 
 
-def test_the_list_gives_a_zone_and_a_weight_to_those_that_have_none() -> None:
-    node = Node(replace(member("a"), zone="", weight_bytes=0))
+def test_the_list_gives_a_zone_to_those_that_have_none_and_a_weight_to_all() -> None:
+    node = Node(replace(member("a"), zone="", weight_bytes=GIB))
     node.lists(Listed("a:9482", "a", "z9", 5 * GIB), Listed("b:9482", "b", "z9", 6 * GIB), Listed("c:9482", "c", "z9"))
-    node.hears(hello(replace(member("b"), zone="", weight_bytes=0)), hello(member("c", "z9", 8 * GIB)))
+    node.hears(hello(replace(member("b"), zone="", weight_bytes=GIB)), hello(member("c", "z9", 8 * GIB)))
     assert node.membership.view.me == member("a", "z9", 5 * GIB)
     assert [(each.zone, each.weight_bytes) for each in node.membership.view.ring.members] == [
         ("z9", 5 * GIB),

@@ -359,9 +359,9 @@ def _ring(members: Sequence[Member], last: Ring) -> Ring:
 
 
 def _completed(member: Member, entry: Listed | None) -> Member:
-    """A member that was not told its zone, or has no size, has those of the list, for itself and for all others."""
+    """A member that was not told its zone has that of the list, for itself and for all others. A weight in the list
+    comes before the size of the member's cache: whoever writes one means it."""
     if entry is None:
         return member
-    return replace(
-        member, zone=member.zone or entry.zone, weight_bytes=member.weight_bytes or max(0, entry.weight_bytes)
-    )
+    weight_bytes = entry.weight_bytes if entry.weight_bytes > 0 else member.weight_bytes
+    return replace(member, zone=member.zone or entry.zone, weight_bytes=weight_bytes)
