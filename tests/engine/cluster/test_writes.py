@@ -108,6 +108,24 @@ async def test_a_member_that_missed_a_write_asks_about_everything_once_it_hears_
         await nodes.settle()
 
 
+async def test_a_member_that_doubts_all_versions_asks_the_bucket_for_no_bytes(tmp_path: Path) -> None:
+    """As one that has just begun: it cannot know which writes it missed. Other members have the bytes."""
+    with cluster(tmp_path, freshness="immutable") as nodes:
+        nodes.origin.put(REF, RAMP[:1000])
+        await nodes.meet()
+        owner, (edge, late) = nodes.owner_of(), nodes.others_of()
+        await owner.get()
+        await nodes.settle()
+        for node in (edge, late):
+            node.engine.versions.forget_all()
+        asked, came = nodes.origin.count(), nodes.origin.body_bytes
+        assert await edge.get() == RAMP[:1000]
+        assert (nodes.origin.count() - asked, nodes.origin.body_bytes - came) == (1, 0)
+        nodes.origin.put(REF, RAMP[:2000])
+        assert await late.get() == RAMP[:2000]
+        await nodes.settle()
+
+
 async def test_a_new_process_of_a_member_may_have_written_what_nobody_heard_of(tmp_path: Path) -> None:
     with cluster(tmp_path, freshness="immutable") as nodes:
         nodes.origin.put(REF, RAMP[:1000])

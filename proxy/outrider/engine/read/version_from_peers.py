@@ -82,9 +82,10 @@ class VersionFromPeers:
     async def ask(
         self, ref: ObjectRef, asked_at: float, first_byte: int | None, learn: Learn,
         *, whole_headers: bool, is_ahead: bool, only_if_here: bool,
-    ) -> bool:  # fmt: skip
+    ) -> bool | None:  # fmt: skip
         """Ask the authority. `asked_at`: when the question began. `first_byte`: a reader waits for it. `only_if_here`:
-        see `PeerVersions.asked`. False: the origin is to be asked."""
+        see `PeerVersions.asked`. False: the origin is to be asked. None: it is to be asked about the version alone. A
+        member has the bytes, and told what may be too old."""
         extent = self._extent(first_byte)
         try:
             async with self._peers.asked(
@@ -92,7 +93,11 @@ class VersionFromPeers:
             ) as told:
                 version, mark = told.confirmed.version, self._versions.mark_at(asked_at - told.confirmed.age_s)
                 # A write that this node was told of may have come in between, or the peer be less strict.
-                if not self._versions.will_be_fresh(ref, mark) or (whole_headers and not version.whole_headers):
+                if not self._versions.will_be_fresh(ref, mark):
+                    if self._versions.likely(ref) is None:
+                        self._versions.learn(version, mark)
+                    return None if self._versions.likely(ref) == version else False
+                if whole_headers and not version.whole_headers:
                     return False
                 if (newer := self._versions.fresh(ref)) is not None and newer.etag != version.etag:
                     return False

@@ -286,8 +286,10 @@ class VersionLookup:
 
     async def _put(self, ref: ObjectRef, question: _Question, first_byte: int | None) -> None:
         try:
-            if (question.by_peers or question.by_disks) and await self._ask_peers(ref, question, first_byte):
-                return
+            if question.by_peers or question.by_disks:
+                is_told = await self._ask_peers(ref, question, first_byte)
+                if is_told or (is_told is None and await self._is_confirmed(ref, question)):
+                    return
             if first_byte is None:
                 version = await self._head(ref, question, question.waiters)
                 if not version.whole_headers:
@@ -301,12 +303,20 @@ class VersionLookup:
         except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
             question.fail(error)
 
+    async def _is_confirmed(self, ref: ObjectRef, question: _Question) -> bool:
+        """Ask the origin about the version alone. False: it refuses, and has to be asked with a GET."""
+        try:
+            self._learn(ref, question, await self._head(ref, question, question.waiters))
+        except OriginRefused:
+            return False
+        return True
+
     def is_told_by_peers(self, ref: ObjectRef) -> bool:
         """Whether a question about the object goes to a peer first."""
         return self._from_peers is not None and self._from_peers.tells(ref)
 
-    async def _ask_peers(self, ref: ObjectRef, question: _Question, first_byte: int | None) -> bool:
-        """Ask the object's authority; False: the origin has to be asked."""
+    async def _ask_peers(self, ref: ObjectRef, question: _Question, first_byte: int | None) -> bool | None:
+        """Ask the object's authority; see `VersionFromPeers.ask`."""
         assert self._from_peers is not None
 
         def learn(version: ObjectVersion, mark: Mark, settled: bool) -> None:
