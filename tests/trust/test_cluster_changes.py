@@ -135,8 +135,8 @@ def replaced(words: Sequence[str], flag: str, value: str) -> list[str]:
 
 
 def test_a_rolling_restart(world: World) -> None:
-    """No read fails. All that members have fetched stays where it is: the bucket is only asked for what a member holds
-    that is away at the time, for less than all of it."""
+    """No read fails. The bytes that members have fetched stay where they are: the bucket is only asked for those of a
+    member that is away at the time, less than all."""
     objects = world.held("rolling")
     for victim in world.nodes.running:
         others = [node for node in world.nodes.running if node is not victim]
@@ -194,7 +194,7 @@ def test_a_member_that_comes_back_with_an_old_disk(world: World) -> None:
 
 
 def test_a_member_that_joins_amid_an_epoch(world: World, fourth: Node) -> None:
-    """What it owns now is on the disks of those that owned it before, which are asked for it: the bucket is not."""
+    """Its blocks are on the disks of those that owned them before, which are asked for them: the bucket is not."""
     objects = world.held("join")
     half = list(objects)[: COUNT // 2]
     for key in half:
@@ -210,7 +210,7 @@ def test_a_member_that_joins_amid_an_epoch(world: World, fourth: Node) -> None:
 
 
 def test_another_member_takes_the_address_of_one(world: World, fourth: Node) -> None:
-    """As a pod does. The list says who is to answer there; whoever else answers is left out, and asked for nothing."""
+    """As a pod does. The list says who is to answer there: another one that does is left out, and asked for nothing."""
     objects = world.held("address")
     gone, others = world.nodes[1], (world.nodes[0], world.nodes[2])
     gone.stop()
