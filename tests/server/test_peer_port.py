@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from outrider.adapters.cluster.peer_client import PeerClient
-from outrider.core.auth.peer_signature import SKEW_S, key_name, signed
+from outrider.core.auth.peer_signature import PROOF, SKEW_S, key_name, proof_of, signed
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.cluster import peer_control
 from outrider.core.cluster.member import Member
@@ -623,14 +623,24 @@ def span(size: int) -> str:
 
 
 @asynccontextmanager
-async def stub(lines: list[str], body: bytes = b"", asked: list[bytes] | None = None) -> AsyncIterator[Member]:
-    """A server that answers each request so. Their heads are added to `asked`."""
+async def stub(
+    lines: list[str], body: bytes = b"", asked: list[bytes] | None = None, secret: str = SECRET,
+    but: Callable[[str], str] = lambda line: line,
+) -> AsyncIterator[Member]:  # fmt: skip
+    """A server that answers each request so. Their heads are added to `asked`. `secret`: the key that it knows. `but`
+    changes lines once the answer is proved."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         if asked is not None:
             asked.append(head)
-        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        authorization = next(line for line in head.decode().split("\r\n") if line.startswith("authorization:"))
+        told = body if head.startswith(b"POST") else b""
+        answered = [(name, value) for name, _, value in (line.partition(": ") for line in lines[1:])]
+        status = int(lines[0].split()[1]) if " " in lines[0] else 0
+        proof = proof_of(authorization.partition(": ")[2], [secret], status, answered, told)
+        proved = [*map(but, lines), *([f"{PROOF}: {proof}"] if status else [])]
+        writer.write("\r\n".join([*proved, "", ""]).encode("latin-1") + body)
         await writer.drain()
         writer.close()
 
@@ -658,6 +668,33 @@ async def outcome(member: Member, size: int) -> str | bytes:
                 return b"".join([chunk async for chunk in reply.chunks()])
         except PeerFailed as failed:
             return failed.why
+
+
+@SIZES
+@pytest.mark.parametrize("status", [206, 404, 412, 503])
+async def test_who_has_the_address_of_a_member_and_not_the_key_is_not_believed(status: int, size: int) -> None:
+    lines = [f"HTTP/1.1 {status} x", FROM_OWNER, KNOWN_TOLD, span(size), f"content-length: {size}"]
+    async with stub(lines, ramp(size), secret="x" * 32) as member:
+        assert await outcome(member, size) == "garbage"
+
+
+@SIZES
+@pytest.mark.parametrize("line", ["x-outrider-digest: xxh3:" + "1" * 32, FROM_OWNER])
+async def test_an_answer_that_was_changed_on_its_way_is_not_believed(line: str, size: int) -> None:
+    lines = ["HTTP/1.1 206 x", FROM_OWNER, KNOWN_TOLD, span(size), f"content-length: {size}"]
+
+    def change(told: str) -> str:
+        return f"{told}\r\n{line}" if told == span(size) else told
+
+    async with stub(lines, ramp(size), but=change) as member:
+        assert await outcome(member, size) == "garbage"
+
+
+async def test_a_hello_of_somebody_without_the_key_is_not_believed() -> None:
+    lines = ["HTTP/1.1 200 OK", f"content-length: {len(GREETING)}"]
+    async with edge_client() as client, stub(lines, GREETING, secret="x" * 32) as member:
+        with pytest.raises(PeerFailed, match="no proof"):
+            await client.hello(member.address, hello_of("edge"))
 
 
 @SIZES

@@ -25,7 +25,7 @@ from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.forward_proxy import ForwardProxy
 from outrider.adapters.origin.http_reply import HttpReply, Reply, described
 from outrider.adapters.origin.sent_once import SentOnce, sent_once
-from outrider.core.auth.peer_signature import signed
+from outrider.core.auth.peer_signature import is_proved, signed
 from outrider.core.auth.sigv4 import SigningKeys
 from outrider.core.cluster import peer_control, peer_wire
 from outrider.core.cluster.member import Hello, Member
@@ -117,8 +117,8 @@ class PeerClient:
             raise
         try:
             try:
-                reply = await self._answered(member, read)
-                head = _head_of(reply, member, read)
+                reply, authorization = await self._answered(member, read)
+                head = self._head_of(reply, member, read, authorization)
             except PeerFailed as failed:
                 self._metrics.requests.labels(label, failed.why).inc()
                 raise
@@ -161,8 +161,8 @@ class PeerClient:
             raise PeerFailed("busy", "no connection to it became free in time") from error
         return free
 
-    async def _answered(self, member: Member, read: PeerRead) -> Reply:
-        """The reply with its head. Raises PeerFailed."""
+    async def _answered(self, member: Member, read: PeerRead) -> tuple[Reply, str]:
+        """The reply with its head, and the `authorization` of the request. Raises PeerFailed."""
         try:
             head = peer_wire.read_head(read, self._asker_to(member))
         except WireError as error:
@@ -174,13 +174,14 @@ class PeerClient:
         if is_bulk and self._bulk is not None and self._bulk.can_reach(target):
             with suppress(Unfit):
                 try:
-                    return await self._bulk.get(target, head.path, headers)
+                    return await self._bulk.get(target, head.path, headers), headers["authorization"]
                 except OriginBroke as error:
                     raise _failed(error) from error
             # A number may be used once.
             headers = self._signed(head.method, target.host, head.path, head.headers, _NO_BODY)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._read_timeout_s)
-        return HttpReply(await self._request(head.method, target, head.path, headers, None, timeout), _NotCounted())
+        response = await self._request(head.method, target, head.path, headers, None, timeout)
+        return HttpReply(response, _NotCounted()), headers["authorization"]
 
     async def _post(self, address: str, path: str, body: bytes, member: Member | None = None) -> bytes:
         """The body of the answer. `member`: the one that must answer; None: any. Raises PeerFailed."""
@@ -198,9 +199,26 @@ class PeerClient:
             if (response.content_length or 0) > peer_control.BODY_BYTES_MAX:
                 raise PeerFailed("garbage", "the body is too long")
             try:
-                return await response.content.readexactly(response.content_length or 0)
+                told = await response.content.readexactly(response.content_length or 0)
             except (aiohttp.ClientError, TimeoutError, OSError, asyncio.IncompleteReadError) as error:
                 raise _failed(error) from error
+        answered = [(name.lower(), value) for name, value in response.headers.items()]
+        if not is_proved(headers["authorization"], self._secrets(), response.status, answered, told):
+            raise PeerFailed("garbage", "the answer has no proof of the key")
+        return told
+
+    def _head_of(self, reply: Reply, member: Member, read: PeerRead, authorization: str) -> AnswerHead:
+        """The head of an answer that is to be believed; of any other, the reply is closed. Raises PeerFailed."""
+        try:
+            return _believed(
+                reply, member, read, is_proved(authorization, self._secrets(), reply.status, reply.headers)
+            )
+        except WireError as error:
+            reply.close()
+            raise PeerFailed("garbage", str(error)) from error
+        except PeerFailed:
+            reply.close()
+            raise
 
     def _signed(self, method: str, host: str, path: str, headers: dict[str, str], body_hash: str) -> dict[str, str]:
         numbered = {**headers, peer_wire.SEQUENCE: f"{self._boot}.{next(self._numbers)}"}
@@ -262,22 +280,19 @@ class _NotCounted:
         pass
 
 
-def _head_of(reply: Reply, member: Member, read: PeerRead) -> AnswerHead:
-    """The head of an answer that is to be believed; of any other, the reply is closed. Raises PeerFailed."""
-    try:
-        if reply.status in _STATUS and dict(reply.headers).get(peer_wire.FROM) != member.name:
-            raise PeerFailed("garbage", "another member answers")
-        if reply.status not in (200, 206, 304, 412):
-            raise _not_believed(reply.status)
-        head = peer_wire.parse_answer(read, reply.status, reply.headers, reply.content_length, member.name)
-        if head.confirmed is None:
-            raise PeerChanged
-    except WireError as error:
-        reply.close()
-        raise PeerFailed("garbage", str(error)) from error
-    except PeerFailed:
-        reply.close()
-        raise
+def _believed(reply: Reply, member: Member, read: PeerRead, is_proved: bool) -> AnswerHead:
+    """Raises PeerFailed, WireError: the answer is not to be believed."""
+    if reply.status in _STATUS and dict(reply.headers).get(peer_wire.FROM) != member.name:
+        raise PeerFailed("garbage", "another member answers")
+    if reply.status not in (200, 206, 304, 412, *_STATUS):
+        raise _not_believed(reply.status)
+    if not is_proved:
+        raise PeerFailed("garbage", "the answer has no proof of the key")
+    if reply.status in _STATUS:
+        raise _not_believed(reply.status)
+    head = peer_wire.parse_answer(read, reply.status, reply.headers, reply.content_length, member.name)
+    if head.confirmed is None:
+        raise PeerChanged
     return head
 
 

@@ -1,12 +1,14 @@
 """Signatures between members: Signature Version 4 with the key of the cluster, for a service of its own.
 
 A signature covers each header that says what is asked, and the body's hash. It cannot be a presigned URL, and a
-client's signature for S3 is no signature here.
+client's signature for S3 is no signature here. The answer has a proof that its sender knows the same key: whoever got
+the address of a member tells nothing that is believed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
 from outrider.core.auth.sigv4 import Credentials, SignedRequest, SigningKeys, sign_headers, verify
@@ -18,6 +20,8 @@ SKEW_S = 300.0
 
 _SERVICE, _REGION = "outrider", "cluster"
 _COVERED = ("x-outrider-", "x-amz-", "range")
+PROOF = "x-outrider-proof"
+_PROVED = ("x-outrider-", "content-range")
 
 
 class NotAMember(Exception):
@@ -68,3 +72,26 @@ def verify_member(request: SignedRequest, secrets: Sequence[str], now: float, ke
     if identity.payload.sha256 is None:
         raise NotAMember("signature")
     return identity.payload.sha256
+
+
+def proof_of(
+    authorization: str, secrets: Sequence[str], status: int, headers: Iterable[tuple[str, str]], body: bytes = b""
+) -> str:
+    """The proof of an answer, in hex, by the key that signed the request with this `authorization` header. It covers
+    each header that says what is answered; names are in lower case. `body`: of a control message. Empty: the request
+    was signed by none of `secrets`."""
+    secret = next((each for each in secrets if f"Credential={key_name(each)}/" in authorization), None)
+    if secret is None:
+        return ""
+    covered = sorted(f"{name}:{value}" for name, value in headers if name.startswith(_PROVED) and name != PROOF)
+    told = "\n".join(["outrider answer", authorization, str(status), *covered, sha256(body).hexdigest()])
+    return hmac.digest(raw_bytes(secret), raw_bytes(told), "sha256").hex()
+
+
+def is_proved(
+    authorization: str, secrets: Sequence[str], status: int, headers: Sequence[tuple[str, str]], body: bytes = b""
+) -> bool:
+    """Whether the answer has its proof; see `proof_of`."""
+    told = next((value for name, value in headers if name == PROOF), "")
+    proof = proof_of(authorization, secrets, status, headers, body)
+    return bool(proof) and hmac.compare_digest(raw_bytes(told), raw_bytes(proof))

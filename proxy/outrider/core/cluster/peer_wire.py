@@ -9,7 +9,7 @@ x-outrider-known   the known version, in base64 of JSON; absent: none is
 
 An answer of status 200, 206, 304 or 412 has `x-outrider-from`, the name of the member that gives it. It has
 `x-outrider-known`, but not with 412: without headers, if the version was known to the one that asked. A 206 has
-`content-range`, and `x-outrider-digest` if the block has one.
+`content-range`, and `x-outrider-digest` if the block has one. The proof of an answer is `core.auth.peer_signature`'s.
 
 Headers of an object are inside JSON, and so of any number, and of any bytes that came from a bucket. Fields of later
 versions of the wire, which this code does not know, are ignored. All that comes from the wire is checked here:

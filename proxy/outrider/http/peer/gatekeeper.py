@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from aiohttp.web_request import BaseRequest
 
-from outrider.core.auth.peer_signature import NotAMember, verify_member
+from outrider.core.auth.peer_signature import PROOF, NotAMember, proof_of, verify_member
 from outrider.core.auth.sigv4 import SignedRequest, SigningKeys
 from outrider.core.cluster import peer_wire
 from outrider.core.cluster.peer_wire import Asker
 from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.core.cluster.wire_forms import WireError
+from outrider.core.model import Headers
 from outrider.ports import Clock
 
 
@@ -64,3 +65,8 @@ class Gatekeeper:
         if not self._guard.admit(asker.name, boot, number, now):
             raise Refused(403, "replay")
         return asker, values, body_hash
+
+    def proved(self, asked: Mapping[str, str], status: int, headers: Headers, body: bytes = b"") -> Headers:
+        """The headers of an answer, with its proof. `asked`: the headers of the request, which was admitted."""
+        proof = proof_of(asked.get("authorization", ""), self._secrets(), status, headers, body)
+        return (*headers, (PROOF, proof))

@@ -76,7 +76,7 @@ class PeerHandler:
         try:
             asker, headers, body_hash = self._gatekeeper.admit(request)
             if request.method == "POST":
-                return await self._control(request, wire, asker, body_hash)
+                return await self._control(request, wire, asker, headers, body_hash)
             return await self._read(request, wire, asker, headers)
         except Refused as refused:
             return self.refuse(request, wire, refused)
@@ -110,11 +110,11 @@ class PeerHandler:
             self._metrics.ring_disagreements.inc()
         if self.in_flight >= self._reads_max:
             self._metrics.refused.labels("busy").inc()
-            return self._reply(wire, 503, ((peer_wire.FROM, this.name),))
+            return self._reply(wire, 503, self._gatekeeper.proved(headers, 503, ((peer_wire.FROM, this.name),)))
         self._begin()
         try:
             answer = await self._answer(read, asker.name)
-            return await self._answered(wire, read, answer, asker.name, this.name)
+            return await self._answered(wire, read, answer, asker.name, this.name, headers)
         except BaseException:
             self._end()
             raise
@@ -126,8 +126,10 @@ class PeerHandler:
             # The member asks the bucket itself, and hears there what is wrong.
             return PeerAnswer(404)
 
-    async def _answered(self, wire: Sender, read: PeerRead, answer: PeerAnswer, sender: str, name: str) -> Reply:
-        """The reply, at whose end the read ends."""
+    async def _answered(
+        self, wire: Sender, read: PeerRead, answer: PeerAnswer, sender: str, name: str, asked: dict[str, str]
+    ) -> Reply:
+        """The reply, at whose end the read ends. `asked`: the headers of the request."""
         confirmed = answer.confirmed
         try:
             head = AnswerHead(confirmed if answer.status in (200, 206, 304) else None, answer.extent, answer.digest)
@@ -141,6 +143,7 @@ class PeerHandler:
             self._end()
             self._metrics.bytes.labels(self._metrics.label(sender), "out").inc(sum(sent.values()))
 
+        headers = self._gatekeeper.proved(asked, answer.status, headers)
         length = None if answer.extent is None else answer.extent.length
         return Reply(answer.status, headers, wire=wire, body=answer.body, length=length, on_end=ended)
 
@@ -155,7 +158,9 @@ class PeerHandler:
 
     # -- hellos and forgets -------------------------------------------------------------------------------------------
 
-    async def _control(self, request: BaseRequest, wire: Sender, asker: Asker, body_hash: str) -> Reply:
+    async def _control(
+        self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
+    ) -> Reply:
         path = request.raw_path
         if path not in (peer_control.HELLO_PATH, peer_control.FORGET_PATH):
             raise Refused(400, "garbage")
@@ -170,7 +175,8 @@ class PeerHandler:
                 theirs = peer_control.parse_hello(body)
                 if theirs.member.name != asker.name:
                     raise Refused(400, "garbage")
-                return self._reply(wire, 200, name, peer_control.hello_body(self._service.hello(theirs)))
+                mine = peer_control.hello_body(self._service.hello(theirs))
+                return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, mine), mine)
             message = peer_control.parse_forget(body)
         except WireError as error:
             raise Refused(400, "garbage") from error
@@ -179,7 +185,7 @@ class PeerHandler:
         if message.sender != asker.name:
             raise Refused(400, "garbage")
         self._service.forget(message)
-        return self._reply(wire, 200, name)
+        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name))
 
     async def _body(self, request: BaseRequest, wire: Sender, body_hash: str) -> bytes:
         """The body, which is that of the signature. Raises Refused."""
