@@ -160,6 +160,25 @@ async def test_a_write_without_an_answer_is_in_doubt_everywhere(tmp_path: Path) 
         await nodes.settle()
 
 
+async def test_a_member_that_still_reads_its_index_hears_of_writes(tmp_path: Path) -> None:
+    """It serves clients, too."""
+    with cluster(tmp_path, freshness="immutable") as nodes:
+        nodes.origin.put(REF, RAMP[:1000])
+        late, writer = nodes["a"], nodes["b"]
+        for node in nodes:
+            if node is not late:
+                node.members.ready()
+        for node in nodes:
+            await node.list([*nodes.nodes])
+        await nodes.settle()
+        nodes.clock.advance(0.1)
+        assert await late.get() == RAMP[:1000]
+        await nodes.settle()
+        await write(writer, "PUT", body=RAMP[:2000])
+        assert await late.get() == RAMP[:2000]
+        await nodes.settle()
+
+
 async def test_a_copy_whose_client_leaves_is_in_doubt_everywhere(tmp_path: Path) -> None:
     with cluster(tmp_path, freshness="immutable") as nodes:
         nodes.origin.put(REF, RAMP[:1000])

@@ -306,6 +306,7 @@ class Membership:
             is_listed=entry is not None,
             previous=self._previous_rings(takers, me, now),
             silent=self._silent(),
+            answering=tuple(known.member for known in self._known.values() if known.answers),
         )
 
     def _silent(self) -> Sequence[Listed]:

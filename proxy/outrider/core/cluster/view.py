@@ -82,6 +82,9 @@ class View:
     previous: Sequence[Ring] = ()
     silent: Sequence[Listed] = ()
     """Entries of the list at whose addresses no member ever answered."""
+    answering: Sequence[Member] = ()
+    """The others that hear of writes: those in `alive`, and those that still read their index. These serve clients,
+    too."""
 
     def taker(self, ref: ObjectRef, index: int) -> Member:
         """The member that a missing block is asked of, this node included."""

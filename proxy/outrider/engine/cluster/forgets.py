@@ -1,4 +1,5 @@
-"""Forgets: a write through any member makes all alive members forget the name, before it is sent and after its answer.
+"""Forgets: a write through any member makes all members that answer forget the name, before it is sent and after its
+answer.
 
 The messages of a member are numbered. A member that notices a gap missed a write, so that each version that it knows of
 is asked about again. A member that cannot be reached is bounded by the time to live of versions, and notices the gap
@@ -49,7 +50,7 @@ class Sender:
 
 
 class Forgets:
-    """Sends forgets to all alive members, and receives theirs."""
+    """Sends forgets to all members that answer, and receives theirs."""
 
     def __init__(
         self, sender: Sender, transport: PeerTransport, forgetter: Forgetter, runtime: Runtime, metrics: Metrics
@@ -71,13 +72,13 @@ class Forgets:
         return self._sent.last
 
     async def tell(self, names: Sequence[Name], *, in_doubt: bool = False) -> None:
-        """Make all alive members forget the names. Returns when they have, or after a while. `in_doubt`: see
+        """Make all members that answer forget the names. Returns when they have, or after a while. `in_doubt`: see
         `Forget`."""
         if not names:
             return
-        # Also where nobody is alive: a member that comes back notices the gap.
+        # Also where nobody answers: a member that comes back notices the gap.
         message = Forget(self._sender.name, self._sender.boot, self._sent.next(), tuple(names), in_doubt)
-        members = list(self._sender.view().alive.values())
+        members = self._sender.view().answering
         if not members:
             return
         acknowledged = asyncio.Event()
