@@ -178,6 +178,12 @@ def body(node: Node, key: str, extent: tuple[int, int] | None = None) -> bytes:
     return answer.body
 
 
+def put(node: Node, stored: Stored, **headers: str) -> int:
+    """Write the object through a node; returns the status."""
+    told = {"content-length": str(len(stored.data)), **headers}
+    return ask(node.address, "PUT", f"/{NAME}/{stored.key}", tuple(told.items()), stored.data).status
+
+
 class Reading:
     """A GET whose body is read piece by piece. As a context: the client leaves at its end."""
 

@@ -3,18 +3,23 @@ other answer would be right; and the bucket is asked no more often than the faul
 
 from __future__ import annotations
 
+import http.client
+import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.nodes import until
+from tests.support.rawhttp import RawConnection
 from tests.support.weather import Fault, FaultKind
-from tests.trust.cluster import BLOCK, Reading, World, body, is_get, metric, of_peer
+from tests.trust.cluster import BLOCK, Reading, Stored, World, body, get, is_get, metric, of_peer, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.bucket import Bucket
     from tests.support.nodes import Node
@@ -42,7 +47,7 @@ def held(key: str, block: int = 0, after_bytes: int = BLOCK // 2) -> Fault:
     return Fault(FaultKind.STALL, when=is_its, after_bytes=after_bytes)
 
 
-# -- 1, 2: the owner dies or hangs -------------------------------------------------------------------------------------
+# -- 1, 2: the owner dies or hangs ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
@@ -75,7 +80,7 @@ def test_the_owner_is_gone_amid_a_body(world: World, number: signal.Signals) -> 
     assert len(world.asked(owner, last.key)) == 1, "it is asked again"
 
 
-# -- 6: the source of members fails ------------------------------------------------------------------------------------
+# -- 6: the source of members fails -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", ["empty", "halved", "away"])
@@ -106,7 +111,7 @@ def doubted_lists(node: Node) -> float:
     return len(doubted) + metric(node, "outrider_peer_source_failures_total")
 
 
-# -- 9, 13: one block, many readers ------------------------------------------------------------------------------------
+# -- 9, 13: one block, many readers -----------------------------------------------------------------------------------
 
 
 def test_clients_that_leave_a_cold_owner(world: World) -> None:
@@ -135,3 +140,214 @@ def test_64_readers_of_a_cold_block_on_all_nodes(world: World) -> None:
                 node.wait_until(lambda node=node: node.status()["requests"] == readers, "all readers wait")  # type: ignore[misc]
         assert all(read.result() == stored.data for read in reads)
     assert len(world.gets(stored.key)) == 1
+
+
+# -- 12, 14: bytes that are not those of the bucket, or cannot be kept ------------------------------------------------
+
+
+@pytest.mark.parametrize("through", ["a member", "the bucket"])
+def test_an_object_is_overwritten_while_members_stream_it(world: World, through: str) -> None:
+    """An answer has the bytes of one version, or is cut. After a write through a member all nodes read the new one."""
+    nodes = world.nodes.all
+    stored = world.put_owned(*([node] for node in nodes))
+    with ExitStack() as stack:
+        stack.enter_context(world.weather(world.simulator, held(stored.key, block=2)))
+        readings = [stack.enter_context(Reading(node, stored.key)) for node in nodes]
+        for reading in readings:
+            reading.read(2 * BLOCK + BLOCK // 4)
+        if through == "a member":
+            new = Stored(stored.key, world.rng.randbytes(len(stored.data)))
+            assert put(nodes[0], new) == 200
+        else:
+            new = world.overwrite(stored)
+        world.simulator.release()
+        for reading in readings:
+            assert outcome(reading) in (stored.data, "cut")
+    for node in nodes:
+        assert body(node, stored.key) in ((new.data,) if through == "a member" else (stored.data, new.data))
+
+
+def outcome(reading: Reading) -> bytes | str:
+    try:
+        return reading.rest()
+    except (http.client.IncompleteRead, ConnectionError):
+        return "cut"
+
+
+@pytest.mark.parametrize("where", ["on the disk", "between"])
+def test_a_bit_turns_at_the_owner_or_between(world: World, where: str) -> None:
+    """The block does not have its digest: the client's body is cut. The next read is of the bytes that the bucket has,
+    and nobody keeps the wrong ones."""
+    edge, owner, other, _ = world.nodes.all
+    before = set(owner.cache_dir.rglob("*"))
+    stored = world.put_owned([owner])
+    assert body(owner, stored.key) == stored.data
+    owner.settle()
+    turned = Fault(FaultKind.TURN, when=lambda request: is_get(request, stored.key), after_bytes=BLOCK // 2)
+    if where == "on the disk":
+        (path,) = [path for path in set(owner.cache_dir.rglob("*")) - before if path.stat().st_size > BLOCK]
+        with path.open("r+b") as file:
+            file.seek(BLOCK // 2)
+            byte = file.read(1)
+            file.seek(BLOCK // 2)
+            file.write(bytes([byte[0] ^ 1]))
+    with world.weather(world.links[owner.name], *([turned] if where == "between" else [])):
+        with Reading(edge, stored.key) as reading:
+            assert outcome(reading) in (stored.data, "cut")
+        assert body(edge, stored.key) == stored.data
+    assert metric(edge, "outrider_peer_failures_total", why="digest") >= 1
+    assert body(edge, stored.key) == stored.data
+    if where == "between":
+        assert body(other, stored.key) == stored.data
+
+
+def test_the_owners_disk_takes_nothing(world: World) -> None:
+    """Its fills fail, and it passes on what comes from the bucket."""
+    edge, owner, *_ = world.nodes.all
+    usual = resource.prlimit(owner.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(owner.pid, resource.RLIMIT_FSIZE, (BLOCK // 4, usual[1]))
+    try:
+        for _ in range(3):
+            stored = world.put_owned([owner], [owner])
+            assert body(edge, stored.key) == body(owner, stored.key) == stored.data
+    finally:
+        resource.prlimit(owner.pid, resource.RLIMIT_FSIZE, usual)
+    assert owner.lines("the disk does not take blocks") or metric(owner, "outrider_relays_total") > 0
+
+
+# -- 16: a member that says no, or is slow ----------------------------------------------------------------------------
+
+
+def test_a_member_that_is_always_busy(world: World) -> None:
+    """Its blocks come from the stand-in. It is no dead member: it is asked again."""
+    edge, owner, stand_in, _ = world.nodes.all
+    busy = Fault(FaultKind.STATUS, times=None, when=lambda request: is_get(request), status=503)
+    with world.weather(world.links[owner.name], busy):
+        for _ in range(3):
+            stored = world.put_owned([owner, stand_in], [owner, stand_in])
+            assert body(edge, stored.key) == stored.data
+            assert [world.wanted_bytes(stored.key, block) for block in range(2)] == [BLOCK, BLOCK]
+            assert len(world.asked(owner, stored.key, by=edge)) >= 2
+    assert owner.name in edge.alive()
+    stored = world.put_owned([owner])
+    edge.wait_until(lambda: body(edge, world.put_owned([owner]).key) and world.asked(owner), "asked again")
+
+
+def test_a_member_that_is_slower_than_the_bucket(world: World) -> None:
+    """It is left amid the body, and not asked for a while."""
+    edge, owner, stand_in, _ = world.nodes.all
+    link = world.links[owner.name].weather
+    try:
+        # A bucket whose rate is known, once its bodies were waited for long enough, and a member at a tenth of it.
+        world.simulator.weather.connection_bytes_s, link.connection_bytes_s = 10e6, 1e6
+        for _ in range(8):
+            assert body(edge, world.put_owned([edge]).key)
+        edge.wait_until(
+            lambda: (
+                body(edge, world.put_owned([owner, stand_in]).key) and of_peer(edge, owner.name, "state") == "left_out"
+            ),
+            "a slow member left out",
+        )
+        asked = len(world.asked(owner))
+        for _ in range(3):
+            stored = world.put_owned([owner, stand_in], [owner, stand_in])
+            assert body(edge, stored.key) == stored.data
+        assert len(world.asked(owner)) == asked
+    finally:
+        world.simulator.weather.connection_bytes_s = link.connection_bytes_s = None
+        # It forgets that the member was slow.
+        edge.stop()
+
+
+# -- 10, 11: keys and grants ------------------------------------------------------------------------------------------
+
+
+def test_the_buckets_keys_of_the_owner_are_refused(world: World) -> None:
+    edge, owner, *_ = world.nodes.all
+    name, usual = "AWS_SECRET_ACCESS_KEY", owner.environment["AWS_SECRET_ACCESS_KEY"]
+    owner.stop()
+    owner.environment[name] = "expired"
+    try:
+        world.calm()
+        stored = world.put_owned([owner], [owner])
+        assert get(owner, stored.key).status == 403
+        assert body(edge, stored.key) == stored.data
+        assert world.asked(owner, stored.key, by=edge)
+    finally:
+        owner.environment[name] = usual
+        owner.stop()
+
+
+@pytest.mark.parametrize("foreign", ["another key", "another cluster"])
+def test_a_node_that_is_no_member(world: World, foreign: str, tmp_path: Path) -> None:
+    """It reads from the bucket, and gets nothing from the members, nor they from it."""
+    *members, alien = world.nodes.all
+    alien.stop()
+    usual = list(alien.argv)
+    if foreign == "another key":
+        key = tmp_path / "key"
+        key.write_text("another key, of as many bytes as it takes\n")
+        key.chmod(0o600)
+        alien.argv += ["--peer-key-file", str(key)]
+    else:
+        alien.argv += ["--block-size", str(2 * BLOCK)]
+    try:
+        alien.start()
+        for node in members:
+            node.wait_until(lambda node=node: alien.name not in node.alive(), "a node that is no member")  # type: ignore[misc]
+        stored = world.put(4)
+        for node in world.nodes.all:
+            assert body(node, stored.key) == stored.data
+        assert [world.wanted_bytes(stored.key, block) for block in range(4)] == [2 * BLOCK] * 4 or (
+            sum(world.wanted_bytes(stored.key, block) for block in range(4)) == 2 * len(stored.data)
+        )
+        assert not any(world.asked(node, stored.key, by=alien) for node in members)
+        assert not world.asked(alien)
+        if foreign == "another key":
+            assert sum(metric(node, "outrider_peer_refused_total", why="key") for node in members) > 0
+    finally:
+        alien.argv = usual
+        alien.stop()
+
+
+def test_a_request_that_was_overheard_or_forged(world: World) -> None:
+    """The peer port answers each signed request once, and nothing else."""
+    edge, owner, *_ = world.nodes.all
+    stored = world.put_owned([owner])
+    assert body(edge, stored.key) == stored.data
+    (overheard,) = world.asked(owner, stored.key)
+    told = dict(overheard.headers)
+    forged = {
+        "replay": told,
+        "unsigned": {name: value for name, value in told.items() if name != "authorization"},
+        "signature": told | {"range": "bytes=0-1"},
+        "key": told | {"authorization": told["authorization"].replace("Credential=", "Credential=A")},
+    }
+    address = ("127.0.0.1", world.links[owner.name].port)
+    for why, headers in forged.items():
+        refused = metric(owner, "outrider_peer_refused_total", why=why)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        with RawConnection(address) as connection:
+            connection.send(f"GET {overheard.path} HTTP/1.1\r\n{lines}\r\n".encode())
+            answer = connection.read_answer()
+        assert (answer.status, answer.body) == (403, b"")
+        assert metric(owner, "outrider_peer_refused_total", why=why) == refused + 1
+
+
+def test_what_a_client_says_of_peers_is_not_heard(world: World) -> None:
+    """Its `x-outrider-*` headers reach neither a member nor the bucket, and change no answer."""
+    edge, owner, *_ = world.nodes.all
+    stored = world.put_owned([owner])
+    assert body(edge, stored.key) == stored.data
+    (sent,) = world.asked(owner, stored.key)
+    theirs = {name: value for name, value in sent.headers.items() if name.startswith("x-outrider-")}
+    assert theirs
+    other = world.put_owned([owner], [edge])
+    for key, data in ((stored.key, stored.data), (other.key, other.data)):
+        answer = get(edge, key, None, **theirs, **{"x-outrider-hops": "1"})
+        assert (answer.status, answer.body) == (200, data)
+    mine = Stored("written/with-headers", b"x" * 100)
+    assert put(edge, mine, **theirs) == 200
+    assert not any(name.startswith("x-outrider-") for request in world.simulator.log() for name in request.headers)
+    for request in world.asked(owner):
+        assert request.headers["x-outrider-seq"] != theirs["x-outrider-seq"] or request == sent
