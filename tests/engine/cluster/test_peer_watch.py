@@ -146,3 +146,22 @@ async def test_an_owner_whose_body_does_not_go_on_is_slow(on_disk: bool, within_
         assert await time.run(asyncio.wait_for(edge.get(), 60)) == DATA[:1000]
         assert time() - began < within_s
         assert edge.members.health.of(owner.name).is_left_out(time())
+
+
+async def test_a_member_whose_bytes_come_while_it_is_greeted_is_not_lost(tmp_path: Path) -> None:
+    """It is as slow to answer a hello: all of its machine is busy."""
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        gate = asyncio.Event()
+        edge.wire.faults.append(PeerFault(member=owner.name, body_gate=gate, gate_after=400))
+        reading = asyncio.ensure_future(edge.get())
+        await time.turns()
+        edge.wire.silent.add(owner.address)
+        greeted = edge.wire.hellos.count(owner.address)
+        while edge.wire.hellos.count(owner.address) == greeted:
+            await time.until(time() + 0.05)
+        gate.set()
+        assert await asyncio.wait_for(reading, 60) == DATA[:1000]
+        await time.until(time() + 0.5)
+        assert owner.name in edge.membership.view.alive

@@ -144,7 +144,8 @@ class PeerWatch:
             answers = await self._answers(member)
             now = self.clock()
             late = [read for read in self._reads if read.member.name == member.name and read.is_late(now)]
-            if not answers:
+            # Bytes that came meanwhile are an answer, too.
+            if late and not answers:
                 self._lost(member)
             for read in late:
                 if answers:
