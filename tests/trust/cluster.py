@@ -29,6 +29,8 @@ NAME = "faults-of-clusters"
 BLOCK = 1024 * 1024
 SMALL = 64 * 1024
 """The size of blocks that a reader gets once all of their bytes are checked."""
+WAIT_S = 0.25
+"""A write waits no longer for the members, before it is sent and after its answer."""
 _numbers = count()
 
 
