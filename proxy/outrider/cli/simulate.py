@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli import simulate_cluster
 from outrider.cli.load_settings import refused
 from outrider.settings import parse_bytes
 from outrider.simulator.logs import requests_of
@@ -57,12 +58,18 @@ class Question:
 
 
 def simulate(
+    context: typer.Context,
     log: Annotated[
         Path | None, typer.Argument(help="JSON log of a proxy, whose requests are replayed; default: a made-up job.")
     ] = None,
     shards: Annotated[int, typer.Option(min=1, help="Shards in the dataset.")] = 1000,
     size: Annotated[str, typer.Option(help="Size of a shard.", metavar="BYTES")] = "64MiB",
-    readers: Annotated[int, typer.Option(min=1, help="Loader workers, each with its own part of the shards.")] = 8,
+    readers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Loader workers, each with its own part of the shards (8); with --nodes, those of a GPU (4)."
+        ),
+    ] = None,
     order: Annotated[str, typer.Option(help="Order of reads.", metavar="|".join(ORDERS))] = "repeated",
     cache: Annotated[
         str, typer.Option(help="Size of the cache as a share of the data; several make a sweep.", metavar="%,%,...")
@@ -86,8 +93,23 @@ def simulate(
     block_size: Annotated[str, typer.Option(metavar="BYTES")] = "8MiB",
     policy: Annotated[str, typer.Option(help="Policies to compare.")] = "epoch,lru,fifo,none,opt",
     seed: Annotated[int, typer.Option(help="Seed of the made-up order.")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="A job on so many nodes; --cache is that of all of them together.")
+    ] = None,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="With --nodes.")] = 8,
+    images: Annotated[float, typer.Option(help="Images that a GPU takes a second; with --nodes.")] = 1100.0,
+    image_size: Annotated[str, typer.Option(help="With --nodes.", metavar="BYTES")] = "110kB",
+    link: Annotated[str, typer.Option(help="Link of a node, each way; with --nodes.", metavar="RATE")] = "25Gbit",
+    bucket: Annotated[
+        str, typer.Option(help="Bandwidth of the bucket for all nodes; with --nodes.", metavar="RATE")
+    ] = "10GB/s",
+    connection: Annotated[
+        str, typer.Option(help="Bandwidth of one GET of the bucket; with --nodes.", metavar="RATE")
+    ] = "80MB/s",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="File for a plot of hits by cache size; needs matplotlib.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="File for a plot of the results by cache size or epoch; needs matplotlib.")
+    ] = None,
 ) -> None:
     """Run the proxy's own policy and others over a job in virtual time, and print the results of each epoch.
 
@@ -99,8 +121,14 @@ def simulate(
     outrider simulate --cache 10%,25%,50%
     outrider simulate --order fresh --policy epoch,lru --plot hits.png
     outrider simulate proxy.log --cache 5%,10%,20% --bandwidth 200MiB
+    outrider simulate --nodes 16 --gpus-per-node 8 --link 25Gbit --bucket 10GB/s --shards 2048 --order fresh
+
+    With --nodes the results are those of one cache of all nodes, of each node by itself, and direct from the bucket.
+    GPU: the share of the epoch's time for which the GPUs compute. bucket, peers: bytes from there, as multiples of the
+    dataset. speed: times direct.
     """
     try:
+        _check_use(context, is_cluster=nodes is not None)
         if not math.isfinite(latency):
             raise ValueError(f"--latency {latency}: must be a number of seconds")
         caches = [_part(text) for text in cache.split(",")]
@@ -108,6 +136,24 @@ def simulate(
         kind = next((known for known in ORDERS if known == order), None)
         if kind is None:
             raise ValueError(f"--order {order}: must be one of {', '.join(ORDERS)}")
+        if nodes is not None:
+            if not 0 < images < math.inf:
+                raise ValueError(f"--images {images}: must be a number of images a second, more than 0")
+            machine = Machine(
+                0, simulate_cluster.parse_rate("--bucket", bucket), latency, _bytes("--block-size", block_size),
+                prefetch=prefetch, listing=listing,
+            )  # fmt: skip
+            asked = simulate_cluster.ClusterQuestion(
+                nodes, gpus_per_node, readers or 4, images * _bytes("--image-size", image_size),
+                Shards(shards, _bytes("--size", size), "train"), kind, epochs, seed, told, machine,
+                simulate_cluster.parse_rate("--link", link), simulate_cluster.parse_rate("--connection", connection),
+            )  # fmt: skip
+            found = [row for part in caches for row in simulate_cluster.rows_of(asked, part)]
+            typer.echo(json.dumps([asdict(row) for row in found]) if as_json else simulate_cluster.table(found))
+            if plot is not None:
+                simulate_cluster.plot(found, plot)
+            return
+        readers = readers or 8
         if log is not None:
             requests = requests_of(log.read_text(encoding="utf-8", errors="replace").splitlines())
             question = _logged(requests, bandwidth, latency, _bytes("--block-size", block_size), listing, prefetch)
@@ -128,6 +174,20 @@ def simulate(
     typer.echo(json.dumps([asdict(row) for row in rows]) if as_json else table(rows))
     if plot is not None:
         _plot(rows, plot)
+
+
+# Options that say nothing about a cluster, and those that say something about a cluster alone.
+_OF_ONE = ("log", "bandwidth", "compute", "jobs", "lag", "switch", "policy")
+_OF_NODES = ("gpus_per_node", "images", "image_size", "link", "bucket", "connection")
+
+
+def _check_use(context: typer.Context, *, is_cluster: bool) -> None:
+    """Raises ValueError: an option that was given would have no effect."""
+    for name in _OF_ONE if is_cluster else _OF_NODES:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "a log" if name == "log" else f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} does not go with --nodes" if is_cluster else f"{option} needs --nodes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from outrider.core.ahead.numbered_names_search import NumberedNames, NumberedRange
@@ -19,6 +19,7 @@ from outrider.simulator.world import (
     READ_AHEAD,
     Act,
     Fill,
+    Pipe,
     SimObject,
     SimOrigin,
     SimStore,
@@ -83,45 +84,47 @@ class Machine:
     listing: bool = True
 
 
-class Simulation:
-    """`policy` is a name (`epoch`, `lru`, ...), or an object for tests. `opened` has the objects read, in order."""
+Consume = Callable[[int, Act], None]
 
-    def __init__(self, machine: Machine, policy: str | EvictionPolicy, jobs: Sequence[JobSpec] = (),
-                 requests: Iterable[Request] = ()) -> None:  # fmt: skip
+
+def _at_once(length: int, then: Act) -> None:
+    then()
+
+
+class SimProxy:
+    """One proxy: its store, its planner, and the part of the engine that connects them. `opened` has the objects read,
+    in order. `objects` may be shared with other proxies, as the time is."""
+
+    def __init__(
+        self, machine: Machine, policy: str | EvictionPolicy, time: Timeline, objects: dict[ObjectRef, SimObject]
+    ) -> None:
         self.machine = machine
         self.layout = BlockLayout("simulated", machine.block_bytes)
         if isinstance(policy, str):
             policy = policy_of(policy, machine.capacity_bytes, machine.block_bytes)
         self.planner = policy if isinstance(policy, Planner) else None
-        self.time = Timeline()
-        self.store = SimStore(policy, machine.capacity_bytes)
-        self.origin = SimOrigin(
-            self.time, self.store, machine.origin_bytes_s, machine.latency_s,
-            landed=self._landed, refused=self._refused, idle=self.prefetch,
-        )  # fmt: skip
-        self.epochs: list[EpochResult] = []
+        self.time = time
+        self.store = SimStore(self._evicts(policy), machine.capacity_bytes)
+        self.origin = self._origin()
         self.opened: list[tuple[ObjectRef, EpochResult]] = []
-        self.objects: dict[ObjectRef, SimObject] = {}
+        self.objects = objects
         self.readers = 0
         self._is_stepping = False
-        for job in jobs:
-            for index in range(job.shards.count):
-                self._know(ObjectRef(job.shards.bucket, job.shards.key(index)), job.shards.size)
-            _Job(self, job)
-        logged = list(requests)
-        for request in logged:
-            self._know(ObjectRef(request.bucket, request.key), request.size)
-        if logged:
-            _Replay(self, logged)
 
-    def _know(self, ref: ObjectRef, size: int) -> None:
+    def _evicts(self, policy: EvictionPolicy) -> EvictionPolicy:
+        return policy
+
+    def _origin(self) -> SimOrigin:
+        return SimOrigin(
+            self.time, self.store, Pipe(self.time, self.machine.origin_bytes_s), self.machine.latency_s,
+            landed=self._landed, refused=self._refused, idle=self.prefetch,
+        )  # fmt: skip
+
+    def know(self, ref: ObjectRef, size: int) -> None:
+        """There is such an object, of this size at least."""
         known = self.objects.get(ref)
         if known is None or known.version.size < size:
             self.objects[ref] = SimObject.of(ref, size, self.layout)
-
-    def run(self) -> list[EpochResult]:
-        self.time.run()
-        return self.epochs
 
     @property
     def wasted_bytes(self) -> int:
@@ -200,16 +203,39 @@ class Simulation:
         self.planner.dropped(fill.of.ref)
 
 
-class _Visit:
-    """One read of an extent, block by block. Before each block, the missing blocks of the read-ahead window are asked
-    for, as the engine does. Implements `RelayTarget`."""
+class Simulation(SimProxy):
+    """One proxy, jobs and logged requests. `policy` is a name (`epoch`, `lru`, ...), or an object for tests."""
 
-    def __init__(self, sim: Simulation, client: str, of: SimObject, extent: Extent, bytes_s: float, row: EpochResult,
-                 then: Act) -> None:  # fmt: skip
+    def __init__(self, machine: Machine, policy: str | EvictionPolicy, jobs: Sequence[JobSpec] = (),
+                 requests: Iterable[Request] = ()) -> None:  # fmt: skip
+        super().__init__(machine, policy, Timeline(), {})
+        self.epochs: list[EpochResult] = []
+        for job in jobs:
+            for index in range(job.shards.count):
+                self.know(ObjectRef(job.shards.bucket, job.shards.key(index)), job.shards.size)
+            _Job(self, job)
+        logged = list(requests)
+        for request in logged:
+            self.know(ObjectRef(request.bucket, request.key), request.size)
+        if logged:
+            _Replay(self, logged)
+
+    def run(self) -> list[EpochResult]:
+        self.time.run()
+        return self.epochs
+
+
+class Visit:
+    """One read of an extent, block by block. Before each block, the missing blocks of the read-ahead window are asked
+    for, as the engine does. `consume` gets the length of each block that has come, and goes on with the next one.
+    Implements `RelayTarget`."""
+
+    def __init__(self, sim: SimProxy, client: str, of: SimObject, extent: Extent, consume: Consume,
+                 row: EpochResult, then: Act) -> None:  # fmt: skip
         self._sim = sim
         self._client = client
         self._of = of
-        self._bytes_s = bytes_s
+        self._consume = consume
         self._row = row
         self._then = then
         self._at = self._first = sim.layout.index_of(extent.start)
@@ -252,7 +278,7 @@ class _Visit:
         block, length = self._of.blocks[self._at]
         self._row.stall_s += sim.time.now - self._since
         sim.store.use(block)
-        sim.time.at(sim.time.now + length / self._bytes_s, self._done)
+        self._consume(length, self._done)
 
     def _done(self) -> None:
         sim = self._sim
@@ -274,6 +300,7 @@ class _Job:
     def __init__(self, sim: Simulation, spec: JobSpec) -> None:
         self._sim = sim
         self._spec = spec
+        self._consume: Consume = lambda length, then: sim.time.at(sim.time.now + length / spec.reader_bytes_s, then)
         self._number = 0
         sim.time.at(spec.start_s, self._begin)
 
@@ -301,7 +328,7 @@ class _Job:
         index = next(shards, None)
         if index is not None:
             of, spec = self._object(index), self._spec
-            _Visit(self._sim, spec.client, of, Extent(0, of.version.size), spec.reader_bytes_s, self._row,
+            Visit(self._sim, spec.client, of, Extent(0, of.version.size), self._consume, self._row,
                    lambda: self._next(shards))  # fmt: skip
             return
         self._reading -= 1
@@ -344,7 +371,7 @@ class _Replay:
             self._begin()
         self._read.add(key)
         of = self._sim.objects[ObjectRef(*key)]
-        _Visit(self._sim, request.client, of, Extent(request.start, request.stop), float("inf"), self._row, self._count)
+        Visit(self._sim, request.client, of, Extent(request.start, request.stop), _at_once, self._row, self._count)
 
     def _count(self) -> None:
         sim, row = self._sim, self._row

@@ -1,4 +1,4 @@
-"""The parts of the simulated machine: virtual time, a store with a budget, an origin of limited bandwidth."""
+"""The parts of the simulated machine: virtual time, a store with a budget, pipes, an origin behind a pipe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Protocol
 
 from outrider.core.block_layout import BlockLayout
@@ -31,6 +32,13 @@ class Timeline:
 
     def at(self, when: float, act: Act) -> None:
         heappush(self._acts, (when, next(self._numbers), act))
+
+    def not_before(self, when: float, act: Act) -> None:
+        """Acts at once if that time has come."""
+        if when <= self.now:
+            act()
+        else:
+            self.at(when, act)
 
     def run(self) -> None:
         while self._acts:
@@ -115,88 +123,154 @@ class RelayTarget(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class Load:
+    """Bytes that are to pass a pipe. `begin` is called when their turn has come, and returns whether they are to pass
+    at all; `sent` right after that, with the time at which the last byte will have left the pipe; `left` then."""
+
+    length: int
+    urgency: Urgency
+    begin: Callable[[], bool]
+    sent: Callable[[float], None]
+    left: Act
+    is_begun: bool = False
+
+
+class Pipe:
+    """A line of `bytes_s`. Loads pass it whole, one after the other: the most urgent first, then first come. Where
+    `bytes_s` is infinite they pass at once."""
+
+    def __init__(self, time: Timeline, bytes_s: float) -> None:
+        self._time = time
+        self._bytes_s = bytes_s
+        self._queue: list[tuple[Urgency, int, Load]] = []
+        self._numbers = count()
+        self._busy = False
+        self.sent_bytes = 0
+
+    def add(self, load: Load) -> None:
+        heappush(self._queue, (load.urgency, next(self._numbers), load))
+        self._next()
+
+    def promote(self, load: Load, urgency: Urgency) -> None:
+        """A load that has not begun is more urgent now."""
+        load.urgency = urgency
+        self.add(load)
+
+    def _next(self) -> None:
+        while not self._busy and self._queue:
+            urgency, _, load = heappop(self._queue)
+            if load.is_begun or urgency != load.urgency:
+                continue  # an entry from before a promotion
+            load.is_begun = True
+            if not load.begin():
+                continue
+            self.sent_bytes += load.length
+            if self._bytes_s == inf:
+                load.sent(self._time.now)
+                load.left()
+                continue
+            self._busy = True
+            out = self._time.now + load.length / self._bytes_s
+            self._time.at(out, lambda load=load: self._free(load))  # type: ignore[misc]
+            load.sent(out)
+
+    def _free(self, load: Load) -> None:
+        self._busy = False
+        load.left()
+        self._next()
+
+
+@dataclass(slots=True, eq=False)
 class Fill:
     """A block that is queued at the origin, or is on its way. `relayed`: the store has no room for it."""
 
     of: SimObject
     index: int
     urgency: Urgency
-    sent_for: bool = False
+    load: Load | None = None
     relayed: bool = False
     waiters: list[Act] = field(default_factory=list)
     readers: list[RelayTarget] = field(default_factory=list)
 
+    @property
+    def block(self) -> BlockKey:
+        return self.of.blocks[self.index][0]
+
+    @property
+    def length(self) -> int:
+        return self.of.blocks[self.index][1]
+
 
 class SimOrigin:
-    """All blocks come through one pipe of `bytes_s`, the most urgent first, each `latency_s` after it left the pipe.
+    """All blocks come through one pipe, the most urgent first, each `latency_s` after it left the pipe.
 
     `landed` is called for each block that came, `refused` for a prefetched block without room in the store, and `idle`
-    whenever the pipe is free. A block that a reader asked for and that has no room is relayed to that reader.
+    whenever the pipe is free. A block that somebody waits for and that has no room is relayed.
     """
 
     def __init__(
-        self, time: Timeline, store: SimStore, bytes_s: float, latency_s: float, *,
+        self, time: Timeline, store: SimStore, pipe: Pipe, latency_s: float, *,
         landed: Callable[[Fill], None], refused: Callable[[Fill], None], idle: Act,
     ) -> None:  # fmt: skip
         self._time = time
         self._store = store
-        self._bytes_s = bytes_s
+        self._pipe = pipe
         self._latency_s = latency_s
         self._landed = landed
         self._refused = refused
         self._idle = idle
         self._fills: dict[BlockKey, Fill] = {}
-        self._queue: list[tuple[Urgency, int, Fill]] = []
-        self._numbers = count()
-        self._busy = False
         self.sent_bytes = 0
 
     def flight(self, block: BlockKey) -> Fill | None:
         return self._fills.get(block)
 
-    def ask(self, of: SimObject, index: int, urgency: Urgency) -> None:
-        """Asks for a block that is not in the store. If it is queued already, it is promoted."""
-        block = of.blocks[index][0]
-        fill = self._fills.get(block)
+    def ask(self, of: SimObject, index: int, urgency: Urgency, waiter: Act | None = None) -> None:
+        """Asks for a block that is not in the store. If it is queued already, it is promoted. `waiter` is called once
+        the block has come."""
+        fill = self._fills.get(of.blocks[index][0])
+        waiters = [] if waiter is None else [waiter]
         if fill is None:
-            fill = self._fills[block] = Fill(of, index, urgency)
-        elif fill.sent_for or urgency >= fill.urgency:
+            fill = self._fills[of.blocks[index][0]] = Fill(of, index, urgency, waiters=waiters)
+            self._begin(fill)
             return
-        fill.urgency = urgency
-        heappush(self._queue, (urgency, next(self._numbers), fill))
-        self._next()
+        fill.waiters += waiters
+        if urgency < fill.urgency:
+            self._promote(fill, urgency)
 
-    def _next(self) -> None:
-        while not self._busy and self._queue:
-            urgency, _, fill = heappop(self._queue)
-            block, length = fill.of.blocks[fill.index]
-            if fill.sent_for or urgency != fill.urgency or self._fills.get(block) is not fill:
-                continue  # an entry from before a promotion
-            if not self._store.reserve(block, fill.of.version, length):
-                if urgency[0] == PREFETCHED:
-                    del self._fills[block]
-                    self._refused(fill)
-                    continue
-                fill.relayed = True
-            fill.sent_for = self._busy = True
-            self.sent_bytes += length
-            out = self._time.now + length / self._bytes_s
-            self._time.at(out, self._free)
-            self._time.at(out + self._latency_s, lambda fill=fill: self._land(fill))  # type: ignore[misc]
+    def _begin(self, fill: Fill) -> None:
+        fill.load = Load(
+            fill.length, fill.urgency, lambda: self._take(fill), lambda out: self._sent(fill, out), self._idle
+        )
+        self._pipe.add(fill.load)
 
-    def _free(self) -> None:
-        self._busy = False
-        self._idle()
-        self._next()
+    def _promote(self, fill: Fill, urgency: Urgency) -> None:
+        if fill.load is not None and not fill.load.is_begun:
+            fill.urgency = urgency
+            self._pipe.promote(fill.load, urgency)
+
+    def _take(self, fill: Fill) -> bool:
+        """Takes room for the block. False: there is none, and nobody waits for the block."""
+        if not self._store.reserve(fill.block, fill.of.version, fill.length):
+            if fill.urgency[0] == PREFETCHED:
+                self._refused(fill)
+                if not fill.waiters:
+                    del self._fills[fill.block]
+                    return False
+            fill.relayed = True
+        self.sent_bytes += fill.length
+        return True
+
+    def _sent(self, fill: Fill, out: float) -> None:
+        self._time.at(out + self._latency_s, lambda: self._land(fill))
 
     def _land(self, fill: Fill) -> None:
-        block, length = fill.of.blocks[fill.index]
-        del self._fills[block]
+        del self._fills[fill.block]
         if fill.relayed:
             for reader in fill.readers:
                 reader.relay(fill.index)
         else:
-            self._store.land(block, fill.of.version, length)
+            self._store.land(fill.block, fill.of.version, fill.length)
         for then in fill.waiters:
             then()
         self._landed(fill)
