@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.nodes import Node
 
 BLOCK, BLOCKS, OBJECTS, EPOCHS = 64 * 1024, 3, 48, 3
-# Of the data. A late reply of a member may be left for the bucket; see `Excused`.
+# A multiple of the data. A late reply of a member may be left for the bucket; see `Excused`.
 SHARE_MAX = 1.005
 
 
