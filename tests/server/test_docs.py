@@ -39,12 +39,24 @@ ALL = [*pages(), *example_manifests()]
 WITH_COMMANDS = [page for page in ALL if any(possible(block) for block in shell_blocks(page))]
 # A test cannot run these: they need a container engine, root, a network, an hour, or a quiet machine.
 OUT_OF_REACH = ("docker", "git clone", "pip install", "sudo", "systemctl", "apt-get", "aws eks",
-                "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector")  # fmt: skip
+                "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector", "outrider simulate --nodes 16")  # fmt: skip
 INLINE_FOR_A_CLUSTER = (
     "helm template outrider charts/outrider",
     "kubectl -n training rollout restart daemonset/outrider",
 )
-LONG = {"demo", "test", "soak", "audit", "lock", "bench", "bench-ahead", "bench-tools", "lint", "image"}
+LONG = {
+    "demo",
+    "test",
+    "soak",
+    "audit",
+    "lock",
+    "bench",
+    "bench-ahead",
+    "bench-cluster",
+    "bench-tools",
+    "lint",
+    "image",
+}
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)

@@ -270,6 +270,7 @@ KEYED = [
     "core/auth/sigv2.py",
     "core/s3/aws_chunked.py",
     "core/auth/form_policy.py",
+    "core/auth/peer_signature.py",
     "engine/write/upload.py",
     "http/admin/server.py",
     "http/access.py",

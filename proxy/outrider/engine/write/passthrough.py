@@ -152,6 +152,9 @@ class Passthrough:
             if isinstance(upload.error, S3Error):
                 raise upload.error from error
             raise unanswered(error) from error
+        finally:
+            # Both forms of the body know the upload, to tell it their error: a cycle.
+            upload.body = upload.in_thread = None
 
     async def _tell(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
         if self._elsewhere is not None and touched:

@@ -78,7 +78,7 @@ def send_file_at_once(
     wire: SocketSender, head: bytes, file: OpenBlock, offset: int, length: int, copied: memoryview
 ) -> tuple[int, int, bool] | None:
     """As `send_at_once`, for a body that lies in one file. `copied`: room for `COPIED_BYTES`. None: nothing was sent,
-    because not all of the body is in memory, or the disk failed."""
+    because not all of the body is in memory."""
     try:
         if length > COPIED_BYTES:
             if not (file.stays_in_memory or in_memory(file.fd, offset, length)):
@@ -87,8 +87,8 @@ def send_file_at_once(
         body = copied[:length]
         if not read_in_memory(file.fd, offset, body, stays=file.stays_in_memory):
             return None
-    except OSError:
-        return None
+    except OSError as error:
+        return send_at_once(wire, head, error, length)
     try:
         went = wire.send_parts_now(head, body)
     except OSError:
