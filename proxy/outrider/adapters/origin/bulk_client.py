@@ -5,9 +5,8 @@ one buffer and handed on from there (`ports.ByteSink`), all in one thread. The e
 no bytes. The large body of a request is sent in the same way (`pass_on`), in one of a few threads of their own.
 
 Only plain http comes here. Over https each TLS record (16 KiB) releases and takes the GIL, and threads on several cores
-then wait for each other. Measured on two cores by the loads `line-http-N` and `line-https-N` of `make bench`, in CPU of
-aiohttp's way: 0.84 over http with four readers; over https with `ssl.SSLSocket` 1.5, and decrypted from memory by one
-thread at a time 0.9 with four readers and 1.25 with sixteen, by two at a time 1.05 and 1.4.
+then wait for each other: neither TLS sockets in threads nor threads that decrypt from memory were faster than the event
+loop (docs/benchmarks.md, the receiving path).
 """
 
 from __future__ import annotations
