@@ -242,6 +242,19 @@ async def test_a_new_owner_asks_the_previous_one_before_the_bucket(size: int, tm
         assert (nodes.origin.count(), nodes.origin.body_bytes) == asked
 
 
+async def test_members_of_a_young_cluster_are_not_asked_for_what_they_cannot_have(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        await nodes.meet()
+        owner = nodes["a"]
+        refs = [ref for ref in (ObjectRef("train", f"{number}.tar") for number in range(200)) if owner.owns(ref)]
+        for ref in refs:
+            nodes.origin.put(ref, DATA[:1000])
+            await owner.get(ref)
+        asked = [read for _, read in owner.wire.reads if read.only_if_here]
+        # Eight of each of the two others, and one in sixteen of the rest.
+        assert 16 <= len(asked) <= 16 + len(refs) // 4
+
+
 async def test_nobody_asks_the_bucket_who_is_only_asked_for_what_it_has(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
         nodes.origin.put(REF, DATA)

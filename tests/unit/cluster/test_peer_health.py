@@ -6,6 +6,7 @@ import pytest
 
 from outrider.core.cluster.first_bytes import FirstBytes
 from outrider.core.cluster.peer_health import PeerHealth, PeersHealth
+from outrider.core.model import ObjectRef
 
 MIB = 1 << 20
 
@@ -308,3 +309,28 @@ def test_few_second_requests_are_saved_up() -> None:
     for _ in range(5000):
         health.asked()
     assert [health.spend() for _ in range(6)] == [True] * 4 + [False] * 2
+
+
+# -- what it had before the ring changed ------------------------------------------------------------------------------
+
+
+def asked_for(peer: PeerHealth) -> int:
+    """Of 1,600 blocks."""
+    return sum(peer.may_have(ObjectRef("train", f"{number}.tar"), index) for number in range(400) for index in range(4))
+
+
+def test_a_disk_that_has_nothing_is_asked_for_few_blocks() -> None:
+    peer = PeerHealth()
+    for _ in range(7):
+        peer.had(False)
+    assert asked_for(peer) == 1600
+    peer.had(False)
+    assert 60 <= asked_for(peer) <= 140
+
+
+def test_a_disk_that_has_a_block_is_asked_for_all() -> None:
+    peer = PeerHealth()
+    for is_here in (False,) * 20, (True,), (False,) * 7:
+        for each in is_here:
+            peer.had(each)
+    assert asked_for(peer) == 1600

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from outrider.core.cluster.body_pace import BodyPace, BucketPace
 from outrider.core.cluster.breaker import Breaker
 from outrider.core.cluster.first_bytes import FirstBytes
+from outrider.core.model import ObjectRef
 
 # The member answers, and is no worse for it.
 _NO_FAILURE = frozenset(("absent", "busy", "changed"))
+# A member whose disk has had none of so many blocks in a row that it owned before is asked for one in so many.
+_EMPTY_MAX, _EMPTY_ASKED = 8, 16
 # A member that says so often that it is busy is left alone for a moment. One such reply costs a round trip.
 _BUSY_MAX = 8
 _BUSY_REST_S = 1.0
@@ -32,6 +36,7 @@ class PeerHealth:
     failures: Counter[str] = field(default_factory=Counter)
     bytes_in: int = 0
     boot: int = 0
+    _absent_in_a_row: int = 0
     _busy_in_a_row: int = 0
     _busy_until: float = float("-inf")
     _slow_until: float = float("-inf")
@@ -39,6 +44,17 @@ class PeerHealth:
 
     def may_ask(self, now: float) -> bool:
         return self.breaker.is_closed and now >= self._slow_until and now >= self._busy_until
+
+    def may_have(self, ref: ObjectRef, index: int) -> bool:
+        """Whether it is worth a round trip to ask for a block that it owned before the ring changed. While a cluster is
+        young, nobody has anything: then most of these questions are left out, and which ones depends on the block."""
+        if self._absent_in_a_row < _EMPTY_MAX:
+            return True
+        return crc32(f"{ref.bucket}/{ref.key}/{index}".encode(errors="surrogateescape")) % _EMPTY_ASKED == 0
+
+    def had(self, is_here: bool) -> None:
+        """It was asked for what it has on its disk alone."""
+        self._absent_in_a_row = 0 if is_here else self._absent_in_a_row + 1
 
     def is_left_out(self, now: float) -> bool:
         """Whether it was too slow, a while ago."""

@@ -108,7 +108,9 @@ class PeerReads:
         """The member that is to be asked for what it has on disk; None: nobody had the block before this node."""
         view = self._members.view
         member = view.previous_owner(ref, index) if view.previous else None
-        return None if member is None or member.name == view.me.name or not self._may_ask(member) else member
+        if member is None or member.name == view.me.name or not self._may_ask(member):
+            return None
+        return member if self._members.health.of(member.name).may_have(ref, index) else None
 
     def _is_doubted(self, version: ObjectVersion, index: int) -> bool:
         """Bytes of the version, or this block, were wrong: only the origin will do."""
@@ -209,6 +211,8 @@ class PeerReads:
             reply = await watched.awaited(sending.__aenter__())
             watched.has_head, watched.is_on_disk = True, bool(reply.digest)
             peer.replied(self._runtime.clock() - watched.began)
+            if read.only_if_here:
+                peer.had(True)
             try:
                 yield reply, watched
             except BaseException as error:
@@ -217,6 +221,8 @@ class PeerReads:
                 raise
             await sending.__aexit__(None, None, None)
         except PeerFailed as error:
+            if read.only_if_here and error.why == "absent":
+                peer.had(False)
             self.failed(member, error)
             raise
         finally:
