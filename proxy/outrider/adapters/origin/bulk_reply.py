@@ -89,10 +89,14 @@ class BulkReply(Reply):
     async def _read_some(self) -> bytes:
         if self._response.isclosed():
             return b""
-        reading = self._begin(lambda: self._response.read1(READ_BYTES_FIRST))
+        # One read of the socket: it returns what is here. Each costs two changes of thread.
+        asked_bytes = self._read_bytes
+        reading = self._begin(lambda: self._response.read1(asked_bytes))
         self._under_way = reading
         try:
             chunk = await asyncio.shield(reading)
+            if len(chunk) == asked_bytes:
+                self._read_bytes = min(self._client.buffer_bytes, 2 * asked_bytes)
             self._close_if_whole()
             return chunk
         except asyncio.CancelledError:
