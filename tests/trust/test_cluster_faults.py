@@ -83,6 +83,29 @@ def test_the_owner_is_gone_amid_a_body(world: World, number: signal.Signals) -> 
     assert len(world.asked(owner, last.key)) == 1, "it is asked again"
 
 
+# -- 4: each believes that the other owns it ---------------------------------------------------------------------------
+
+
+def test_lists_that_differ(bucket: Bucket, tmp_path: Path) -> None:
+    """Each of two members is listed as tiny in its own file, so both ask the other for all. Both answer from the bucket
+    what the other asks for, and nobody asks on."""
+    world = World(bucket, tmp_path, count=2)
+    for node in world.nodes.all:
+        own_list = tmp_path / f"members-of-{node.name}"
+        sizes = {one: "1" if one is node else "1TiB" for one in world.nodes.all}
+        own_list.write_text("".join(f"{one.told_address} name={one.name} weight={sizes[one]}\n" for one in sizes))
+        node.argv[node.argv.index(f"file:{world.nodes.members}")] = f"file:{own_list}"
+    with world, ThreadPoolExecutor(4) as readers:
+        stored = [world.put(blocks=2) for _ in range(2)]
+        reads = [(readers.submit(body, node, one.key), one) for one in stored for node in world.nodes.all]
+        assert all(read.result(timeout=60) == one.data for read, one in reads)
+        for asking, asked in (world.nodes.all, world.nodes.all[::-1]):
+            assert world.asked(asked, by=asking), "it believes that the other one owns the blocks"
+            assert metric(asking, "outrider_peer_ring_disagreements_total") > 0
+        # One for each member, and as many again where a slow machine sent second requests.
+        assert all(world.wanted_bytes(one.key, block) <= 4 * BLOCK for one in stored for block in range(2))
+
+
 # -- 6: the source of members fails -----------------------------------------------------------------------------------
 
 
