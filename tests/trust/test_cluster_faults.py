@@ -102,7 +102,7 @@ def test_lists_that_differ(bucket: Bucket, tmp_path: Path) -> None:
         for asking, asked in (world.nodes.all, world.nodes.all[::-1]):
             assert world.asked(asked, by=asking), "it believes that the other one owns the blocks"
             assert metric(asking, "outrider_peer_ring_disagreements_total") > 0
-        # One for each member, and as many again where a slow machine sent second requests.
+        # Each member asks once, and once more where a slow machine sent second requests.
         assert all(world.wanted_bytes(one.key, block) <= 4 * BLOCK for one in stored for block in range(2))
 
 
