@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import helm_python as helm
 import kubernetes_validate  # type: ignore[import-untyped]
 import yaml
 
 from outrider.settings import Settings, load
-
-if TYPE_CHECKING:
-    import helm_python as helm
 
 CHART = Path(__file__).parents[2] / "charts" / "outrider"
 RELEASE, NAMESPACE = "fast", "training"
@@ -30,6 +32,34 @@ NODE_CASES = {name: values for name, values in CASES.items() if values.get("mode
 """The value files of the DaemonSet."""
 
 
+MONITORING = ("monitoring.coreos.com/v1/PodMonitor", "monitoring.coreos.com/v1/PrometheusRule")
+
+
+@contextmanager
+def in_cluster(
+    directory: Path, *, kubernetes: str = "1.36", kinds: Collection[str] = MONITORING,
+    objects: Mapping[str, Manifest] | None = None,
+) -> Iterator[helm.Chart]:  # fmt: skip
+    """The chart as Helm renders it for a cluster: of that version, that knows `kinds` beside Kubernetes' own, and has
+    `objects` by `version/Kind/namespace/name`. `directory`: a new one, for the chart's copy.
+
+    All that the chart asks of a cluster is in one file, which is replaced. Rendered by itself it asks none.
+    """
+    shutil.copytree(CHART, directory)
+    major, minor, *_ = kubernetes.split(".")
+    known = " ".join(json.dumps(kind) for kind in kinds)
+    (directory / "templates/_cluster.tpl").write_text(f"""
+{{{{- define "outrider.kubeVersion" -}}}}v{major}.{minor}.4-gke.1043002{{{{- end -}}}}
+{{{{- define "outrider.knowsKind" -}}}}{{{{- has .kind (list {known}) -}}}}{{{{- end -}}}}
+{{{{- define "outrider.found" -}}}}
+{{{{- $there := fromJson `{json.dumps(objects or {})}` -}}}}
+{{{{- get $there (list .version .kind .namespace .name | join "/") | default dict | toJson -}}}}
+{{{{- end -}}}}
+""")
+    with helm.Chart.load(directory) as chart:
+        yield chart
+
+
 def documents(chart: helm.Chart, values: Values, release: str = RELEASE) -> list[Manifest]:
     """The manifests that Helm would apply."""
     texts = chart.render(values, name=release, namespace=NAMESPACE)
@@ -43,16 +73,23 @@ def documents(chart: helm.Chart, values: Values, release: str = RELEASE) -> list
 
 
 def manifests(chart: helm.Chart, values: Values, release: str = RELEASE) -> dict[str, Manifest]:
-    """The manifests by kind. The chart renders one of each kind; warm-ups and the dashboard, which repeat kinds, are
-    left out."""
+    """The manifests by kind. The chart renders one of each kind; warm-ups, the dashboard and those of peers, which
+    repeat kinds, are left out."""
     rendered = [
         document
         for document in documents(chart, values, release)
-        if document["kind"] not in ("Job", "CronJob") and not document["metadata"]["name"].endswith("-dashboard")
+        if document["kind"] not in ("Job", "CronJob")
+        and not document["metadata"]["name"].endswith(("-dashboard", "-peers"))
     ]
     by_kind = {document["kind"]: document for document in rendered}
     assert len(by_kind) == len(rendered)
     return by_kind
+
+
+def of_peers(chart: helm.Chart, values: Values, release: str = RELEASE) -> dict[str, Manifest]:
+    """The manifests by kind that the chart renders for peers alone."""
+    found = documents(chart, values, release)
+    return {each["kind"]: each for each in found if each["metadata"]["name"].endswith("-peers")}
 
 
 def of_kind(chart: helm.Chart, values: Values, kind: str) -> list[Manifest]:
@@ -71,13 +108,18 @@ def container(chart: helm.Chart, values: Values) -> Manifest:
     return only
 
 
+# The downward API of the one pod.
+_FIELDS = {"spec.nodeName": "gpu-7", "status.podIP": "10.1.0.7"}
 CLIENT = '[[client]]\naccess_key = "AKTRAIN"\nsecret_key = "hush"\ngrants = [{bucket = "train-*"}]\n'
 
 
-def secrets_for(values: Values) -> dict[str, dict[str, str]]:
+def secrets_for(values: Values, name: str = f"{RELEASE}-outrider") -> dict[str, dict[str, str]]:
+    """Those that NOTES.txt asks for, and the one that the chart makes. `name`: that of the DaemonSet."""
     clients = {"name": "outrider-clients", "key": "clients.toml", **values.get("clientsSecret", {})}
     admin = {"name": "outrider-admin", "key": "token", **values.get("adminTokenSecret", {})}
+    peers = {"name": f"{name}-peers", "key": "key", **values.get("peers", {}).get("keySecret", {})}
     return {
+        peers["name"]: {peers["key"]: "k" * 64},
         clients["name"]: {clients["key"]: CLIENT},
         admin["name"]: {admin["key"]: "open sesame"},
         "minio-keys": {"AWS_ACCESS_KEY_ID": "AKPROXY", "AWS_SECRET_ACCESS_KEY": "hush too"},
@@ -102,8 +144,9 @@ class Cluster:
     @classmethod
     def of(cls, rendered: dict[str, Manifest], values: Values) -> Cluster:
         """A cluster with a pod of the DaemonSet."""
-        spec = rendered["DaemonSet"]["spec"]["template"]["spec"]
-        return cls(spec, spec["containers"][0], rendered["ConfigMap"], secrets_for(values))
+        daemon_set = rendered["DaemonSet"]
+        spec, name = daemon_set["spec"]["template"]["spec"], daemon_set["metadata"]["name"]
+        return cls(spec, spec["containers"][0], rendered["ConfigMap"], secrets_for(values, name))
 
     def _files_of(self, volume: Manifest) -> dict[str, str]:
         if "configMap" in volume:
@@ -117,7 +160,11 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         found = {}
         for entry in self._container.get("env", ()):
-            source = entry.get("valueFrom", {}).get("secretKeyRef")
+            told = entry.get("valueFrom", {})
+            if "fieldRef" in told:
+                found[entry["name"]] = _FIELDS[told["fieldRef"]["fieldPath"]]
+                continue
+            source = told.get("secretKeyRef")
             found[entry["name"]] = self.secrets[source["name"]][source["key"]] if source else entry["value"]
         # The kubelet sets these variables for a Service named `outrider`, unless the pod forbids it.
         links = {"OUTRIDER_SERVICE_HOST": "10.0.0.7", "OUTRIDER_PORT": "tcp://10.0.0.7:9480"}

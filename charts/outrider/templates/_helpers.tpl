@@ -1,10 +1,42 @@
-{{- /* Helm limits a release's name to 53 characters. With the chart's name it fits into the 63 of a Service's name. */ -}}
+{{- /* Only the release with the chart's own name is called by it alone. Names that merely contain it get it once more, so
+that no two releases share a name. Helm limits a release's name to 53 characters. With the chart's name it fits into the
+63 of a Service's name. */ -}}
 {{- define "outrider.fullname" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- if eq .Release.Name .Chart.Name -}}
 {{- .Release.Name -}}
 {{- else -}}
 {{- printf "%s-%s" .Release.Name .Chart.Name -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* A `name` of at most `length` characters. A longer one ends with its hash, so that no two names become one. */ -}}
+{{- define "outrider.shortened" -}}
+{{- if le (len .name) .length -}}
+{{- .name -}}
+{{- else -}}
+{{- printf "%s-%s" (.name | trunc (int (sub .length 9)) | trimSuffix "-") (.name | sha256sum | trunc 8) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* "true": the caches of the nodes are one. */ -}}
+{{- define "outrider.hasPeers" -}}
+{{- and (eq .Values.mode "daemonset") .Values.peers.enabled -}}
+{{- end -}}
+
+{{- /* Name of the headless Service, of the Role and of the Secret of the members. */ -}}
+{{- define "outrider.peersName" -}}
+{{- include "outrider.shortened" (dict "name" (include "outrider.fullname" .) "length" 57) }}-peers
+{{- end -}}
+
+{{- define "outrider.peerKeySecret" -}}
+{{- .Values.peers.keySecret.name | default (include "outrider.peersName" .) -}}
+{{- end -}}
+
+{{- /* "true": while a node has no cache that is ready, that of another node answers its jobs. Without peers it would not
+know of writes through the first one. */ -}}
+{{- define "outrider.fallsBack" -}}
+{{- $isNew := semverCompare ">=1.35.0-0" (include "outrider.kubeVersion" .) -}}
+{{- and (eq (include "outrider.hasPeers" .) "true") .Values.service.fallback $isNew -}}
 {{- end -}}
 
 {{- define "outrider.selectorLabels" -}}
@@ -162,6 +194,13 @@ emptyDir: {}
   "admin" "0.0.0.0:9481"
   "auth" "sigv4"
   "clients" (printf "/etc/outrider/clients/%s" .Values.clientsSecret.key)
+) -}}
+{{- end -}}
+{{- if eq (include "outrider.hasPeers" .) "true" -}}
+{{- $own = merge $own (dict
+  "peers" (printf "kubernetes:%s/%s" .Release.Namespace (include "outrider.peersName" .))
+  "peer_listen" "0.0.0.0:9482"
+  "peer_key_file" (printf "/etc/outrider/peers/%s" .Values.peers.keySecret.key)
 ) -}}
 {{- end -}}
 {{- merge $own .Values.settings | toToml | trim -}}

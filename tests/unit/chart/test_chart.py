@@ -26,6 +26,7 @@ from tests.support.chart import (
     Values,
     container,
     documents,
+    in_cluster,
     manifests,
     pod,
     started,
@@ -54,8 +55,9 @@ def test_lint_finds_nothing_but_the_missing_icon(values: Values) -> None:
 
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
 @any_case
-def test_kubernetes_knows_every_field_of_every_manifest(chart: helm.Chart, values: Values, kubernetes: str) -> None:
-    rendered = documents(chart, values)
+def test_kubernetes_knows_every_field_of_every_manifest(values: Values, kubernetes: str, tmp_path: Path) -> None:
+    with in_cluster(tmp_path / "chart", kubernetes=kubernetes) as chart:
+        rendered = documents(chart, values)
     assert {manifest["kind"] for manifest in rendered} >= {"ConfigMap"}
     for manifest in rendered:
         if manifest["kind"] not in UNKNOWN_TO_KUBERNETES:
@@ -104,6 +106,7 @@ def test_each_setting_arrives_as_it_was_written(chart: helm.Chart, tmp_path: Pat
 def test_the_default_settings_are_those_of_the_proxy_except_for_the_disk(chart: helm.Chart, tmp_path: Path) -> None:
     settings = started(chart, {}, tmp_path)
     by_chart = {"listen", "admin", "admin_token", "auth", "clients", "cache_dir", "cache_size", "min_free"}
+    by_chart |= {"peers", "peer_listen", "peer_key_file"}
     assert settings.model_dump(exclude=by_chart) == load({}, environ={}).model_dump(exclude=by_chart)
     assert settings.cache_size.of(10**12) == 50 * 2**30
     assert settings.min_free.of(10**12) == 20 * 10**10
@@ -123,7 +126,7 @@ def test_a_job_reaches_the_pod_of_its_own_node(chart: helm.Chart, values: Values
     daemon_set = rendered["DaemonSet"]["spec"]
     labels = daemon_set["template"]["metadata"]["labels"]
     assert daemon_set["selector"]["matchLabels"].items() <= labels.items()
-    [s3, _] = container(chart, values)["ports"]
+    s3, *_ = container(chart, values)["ports"]
     assert s3.get("hostPort", 0) == values.get("hostPort", 0)
     if not values.get("service", {}).get("enabled", True):
         assert s3["hostPort"]
@@ -131,7 +134,8 @@ def test_a_job_reaches_the_pod_of_its_own_node(chart: helm.Chart, values: Values
         return
     service = rendered["Service"]["spec"]
     assert service["selector"].items() <= labels.items()
-    assert service["internalTrafficPolicy"] == "Local"
+    # Kubernetes' default for the one that is left out lets any node answer.
+    assert ("internalTrafficPolicy" in service) != ("trafficDistribution" in service)
     [port] = service["ports"]
     assert port["targetPort"] == "s3"
     assert port["port"] == values.get("service", {}).get("port", 9480)
@@ -144,9 +148,20 @@ def test_two_releases_in_a_namespace_do_not_select_each_others_pods(chart: helm.
         assert blue[kind]["metadata"]["name"] != green[kind]["metadata"]["name"]
 
 
+def test_releases_of_any_names_share_no_object(chart: helm.Chart) -> None:
+    releases = ["a", "a-outrider", "outrider", "outrider-outrider", "r" * 52 + "1", "r" * 52 + "2"]
+    values = {"warm": {"keySecret": "key", "jobs": [{"name": "w", "url": "s3://bucket/"}]}}
+    names = [
+        (each["kind"], each["metadata"]["name"]) for release in releases for each in documents(chart, values, release)
+    ]
+    assert len(set(names)) == len(names)
+    assert ("DaemonSet", "outrider") in names
+    assert ("DaemonSet", "a-outrider") in names
+
+
 @pytest.mark.parametrize("release", ["outrider", "my-outrider-eu", "r" * 53, "n" * 52 + "7"])
 def test_names_are_no_longer_than_a_service_allows(chart: helm.Chart, release: str) -> None:
-    for manifest in manifests(chart, {}, release).values():
+    for manifest in documents(chart, {}, release):
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", manifest["metadata"]["name"])
 
 
@@ -155,7 +170,8 @@ async def test_the_ports_and_probes_are_those_of_the_proxy(chart: helm.Chart, tm
     only = container(chart, {})
     ports = {port["name"]: port["containerPort"] for port in only["ports"]}
     assert ports == {
-        name: int(at.rpartition(":")[2]) for name, at in {"s3": settings.listen, "admin": settings.admin}.items()
+        name: int(at.rpartition(":")[2])
+        for name, at in {"s3": settings.listen, "admin": settings.admin, "peer": str(settings.peer_listen_at)}.items()
     }
     served = AdminServer(Metrics(), lambda: True, dict, "token", 60.0).replies
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
@@ -184,13 +200,12 @@ def test_the_pod_needs_no_more_than_the_restricted_standard_grants(chart: helm.C
         "capabilities": {"drop": ["ALL"]},
     }
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(spec)
-    assert spec["automountServiceAccountToken"] is False
+    assert spec["automountServiceAccountToken"] is values.get("peers", {}).get("enabled", True)
     assert container(chart, values)["resources"]["requests"].keys() == {"cpu", "memory"}
     writable = [mount["name"] for mount in container(chart, values)["volumeMounts"] if not mount.get("readOnly")]
     assert writable == ["cache"]
     # Root owns the file, the process reads it by its group, and no one else can.
-    [clients] = [volume["secret"] for volume in spec["volumes"] if volume["name"] == "clients"]
-    assert clients["defaultMode"] == 0o440
+    assert {volume["secret"]["defaultMode"] for volume in spec["volumes"] if "secret" in volume} == {0o440}
 
 
 def test_the_cache_is_a_directory_of_the_node_or_ends_with_the_pod(chart: helm.Chart) -> None:
@@ -252,7 +267,8 @@ def test_the_service_account_carries_the_role_or_is_an_existing_one(chart: helm.
 
 
 def test_keys_for_the_origin_come_from_a_secret_or_from_the_aws_chain(chart: helm.Chart) -> None:
-    assert set(Cluster.of(manifests(chart, {}), {}).environment()) == {"OUTRIDER_ADMIN_TOKEN"}
+    alone = CASES["no-peers"]
+    assert set(Cluster.of(manifests(chart, alone), alone).environment()) == {"OUTRIDER_ADMIN_TOKEN"}
     told = Cluster.of(manifests(chart, CASES["own-names"]), CASES["own-names"]).environment()
     assert (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"]) == ("AKPROXY", "hush too")
 
@@ -307,5 +323,8 @@ def test_the_notes_name_the_endpoint_and_the_secrets_that_must_exist(chart: helm
     text = str(documents(chart, values))
     wanted = set(re.findall(r"'secretKeyRef': {[^}]*'name': '([^']+)'", text))
     wanted |= {volume["secret"]["secretName"] for volume in pod(chart, values)["volumes"] if "secret" in volume}
+    wanted -= {each["metadata"]["name"] for each in documents(chart, values) if each["kind"] == "Secret"}
     assert set(re.findall(rf"-n {NAMESPACE} create secret generic (\S+)", notes)) == wanted
     assert f"daemonset/{rendered['DaemonSet']['metadata']['name']}\n" in notes
+    assert ("POD SECURITY" in notes) == bool(values.get("hostPort") or values.get("cache", {}).get("hostPath"))
+    assert ("NO PRIORITY CLASS" in notes) == ("priorityClassName" not in values)

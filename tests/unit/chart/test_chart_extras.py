@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import helm_python as helm
@@ -19,7 +20,9 @@ from tests.support.chart import (
     NAMESPACE,
     RELEASE,
     Manifest,
+    Values,
     container,
+    in_cluster,
     manifests,
     of_kind,
     pod,
@@ -27,9 +30,13 @@ from tests.support.chart import (
 
 
 @pytest.fixture(scope="module")
-def chart() -> Iterator[helm.Chart]:
-    with helm.Chart.load(CHART) as loaded:
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[helm.Chart]:
+    with in_cluster(tmp_path_factory.mktemp("cluster") / "chart") as loaded:
         yield loaded
+
+
+def notes(chart: helm.Chart, values: Values) -> str:
+    return chart.render(values, name=RELEASE, namespace=NAMESPACE)["outrider/templates/NOTES.txt"]
 
 
 def warm_pod(job: Manifest) -> Manifest:
@@ -45,7 +52,7 @@ def test_a_warm_up_is_done_once_or_by_the_clock(chart: helm.Chart) -> None:
     [job] = of_kind(chart, CASES["warm"], "Job")
     [cron] = of_kind(chart, CASES["warm"], "CronJob")
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (4, 4)
-    assert (cron["spec"]["schedule"], cron["spec"]["concurrencyPolicy"]) == ("0 5 * * *", "Forbid")
+    assert (cron["spec"]["schedule"], cron["spec"]["concurrencyPolicy"]) == ("0 5 * * *", "Replace")
     assert [warm_pod(each)["spec"]["containers"][0]["args"] for each in (job, cron)] == [
         ["warm", "s3://corpus/train/", "--wait", "--json"],
         ["warm", "s3://corpus/new/", "--wait", "--json"],
@@ -69,7 +76,7 @@ def test_a_changed_warm_up_is_another_job_and_an_unchanged_one_is_the_same(chart
         return found
 
     assert name() == name()
-    assert len({name(), name(url="s3://corpus/other/"), name(nodes=2)}) == 3
+    assert len({name(), name(url="s3://corpus/other/"), name(zones=2)}) == 3
 
 
 @pytest.mark.parametrize("release", [RELEASE, "r" * 53])
@@ -119,11 +126,47 @@ def test_a_warm_up_runs_where_the_caches_are_one_on_each_node(chart: helm.Chart)
         spec = template["spec"]
         assert (spec["nodeSelector"], spec["tolerations"]) == (asked["nodeSelector"], asked["tolerations"])
         assert spec["affinity"]["nodeAffinity"] == asked["affinity"]["nodeAffinity"]
-        [apart] = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-        assert apart["topologyKey"] == "kubernetes.io/hostname"
-        assert apart["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        # A node with no room for the cache has none, and a warm-up there would be refused for ever.
+        [beside] = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert beside["topologyKey"] == "kubernetes.io/hostname"
+        caches = manifests(chart, asked)["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+        assert beside["labelSelector"]["matchLabels"].items() <= caches.items()
+        assert not beside["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     [job], [cron] = of_kind(chart, asked, "Job"), of_kind(chart, asked, "CronJob")
+    assert "podAntiAffinity" not in warm_pod(cron)["spec"]["affinity"]
     assert warm_pod(job)["metadata"]["labels"] != warm_pod(cron)["metadata"]["labels"]
+    assert _apart(job) == "kubernetes.io/hostname"
+
+
+def _apart(job: Manifest) -> str:
+    """Its pods keep apart by this label of their nodes."""
+    template = warm_pod(job)
+    [apart] = template["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    key: str = apart["topologyKey"]
+    return key
+
+
+def test_with_peers_one_pod_warms_a_zone(chart: helm.Chart) -> None:
+    [job] = of_kind(chart, CASES["peers"], "Job")
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)
+    assert _apart(job) == "topology.kubernetes.io/zone"
+    asked = CASES["warm"] | {"peers": {"enabled": True}}
+    [job] = of_kind(chart, asked, "Job")
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (1, 1)
+    assert "podAntiAffinity" not in warm_pod(job)["spec"]["affinity"]
+    assert "WARM-UP train: with peers" in notes(chart, asked)
+
+
+def test_a_warm_up_that_is_stuck_keeps_no_changed_one_from_its_node(chart: helm.Chart) -> None:
+    def told(url: str) -> Manifest:
+        values = {"warm": {"keySecret": "key", "jobs": [{"name": "train", "url": url, "zones": 2}]}}
+        [job] = of_kind(chart, values, "Job")
+        return warm_pod(job)
+
+    old, new = told("s3://corpus/a/"), told("s3://corpus/b/")
+    [apart] = new["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert not apart["labelSelector"]["matchLabels"].items() <= old["metadata"]["labels"].items()
 
 
 def test_no_request_goes_to_the_pod_of_a_warm_up(chart: helm.Chart) -> None:
@@ -266,6 +309,24 @@ def test_the_rules_and_the_dashboard_are_deployed_unchanged(chart: helm.Chart, c
     assert json.loads(dashboard["data"]["outrider.json"]) == json.loads((CHART / "files/dashboard.json").read_text())
 
 
+def test_a_cluster_without_the_prometheus_operator_gets_the_rest_and_is_told(tmp_path: Path) -> None:
+    with in_cluster(tmp_path / "chart", kinds=()) as plain:
+        assert set(manifests(plain, CASES["monitoring"])) == {
+            "ConfigMap", "DaemonSet", "NetworkPolicy", "Service", "ServiceAccount",
+        }  # fmt: skip
+        assert "NOT MADE: PodMonitor and PrometheusRule," in notes(plain, CASES["monitoring"])
+        assert "NOT MADE: PrometheusRule," in notes(plain, CASES["sidecar"])
+        assert "NOT MADE" not in notes(plain, {})
+
+
+def test_the_real_chart_asks_helm_which_kinds_the_cluster_knows() -> None:
+    """Helm's engine without a cluster knows Kubernetes' own kinds, and finds no object."""
+    with helm.Chart.load(CHART) as offline:
+        assert of_kind(offline, CASES["monitoring"], "PodMonitor") == []
+        assert "trafficDistribution" in manifests(offline, {})["Service"]["spec"]
+        assert "NO SERVICE ACCOUNT" not in notes(offline, CASES["own-account"])
+
+
 def test_monitoring_is_off_by_default(chart: helm.Chart) -> None:
     assert set(manifests(chart, {})) == {"ConfigMap", "DaemonSet", "Service", "ServiceAccount"}
 
@@ -283,9 +344,14 @@ def test_a_network_policy_lets_in_the_pods_that_it_names_and_the_warm_ups(chart:
     template = manifests(chart, CASES["monitoring"])["DaemonSet"]["spec"]["template"]
     assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert policy["egress"] == asked["egress"]
-    s3, admin = policy["ingress"]
-    assert [each["ports"][0]["port"] for each in (s3, admin)] == ["s3", "admin"]
+    s3, peers, admin = policy["ingress"]
+    assert [each["ports"][0]["port"] for each in (s3, peers, admin)] == ["s3", "peer", "admin"]
+    # The members reach each other, and nobody else the peer port.
+    [members] = peers["from"]
+    assert members["podSelector"] == policy["podSelector"]
+    to_members, *others = policy["egress"]
+    assert to_members == {"ports": [{"port": 9482, "protocol": "TCP"}], "to": [members]}
+    assert others == asked["egress"]
     [job] = of_kind(chart, CASES["warm"], "Job")
     assert s3["from"][0]["podSelector"]["matchLabels"].items() <= warm_pod(job)["metadata"]["labels"].items()
     assert (s3["from"][1:], admin["from"]) == (asked["s3From"], asked["adminFrom"])
@@ -294,6 +360,6 @@ def test_a_network_policy_lets_in_the_pods_that_it_names_and_the_warm_ups(chart:
 def test_by_default_a_network_policy_allows_the_namespace_and_closes_the_admin_port(chart: helm.Chart) -> None:
     policy = manifests(chart, CASES["network-policy"])["NetworkPolicy"]["spec"]
     assert policy["policyTypes"] == ["Ingress"]
-    [s3] = policy["ingress"]
+    s3, _ = policy["ingress"]
     assert s3["ports"] == [{"port": "s3", "protocol": "TCP"}]
     assert s3["from"][1:] == [{"podSelector": {}}]

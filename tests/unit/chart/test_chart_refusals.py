@@ -22,8 +22,8 @@ def chart() -> Iterator[helm.Chart]:
 # The chart sets these settings itself; those of NOT_OFFERED it does not offer yet.
 OWN = {"listen", "admin", "admin_token", "auth", "clients", "cache_dir"}
 # `cross_site` is for web pages, which no pod of a chart serves, and only a sidecar runs in loopback mode.
-# A cluster needs more than settings: a key, a headless Service, and the right to watch its endpoints.
-PEERS = {name for name in Settings.model_fields if name.startswith("peer")}
+# The chart makes a cluster itself. Members that trust each other by certificates are not offered yet.
+PEERS = {name for name in Settings.model_fields if name.startswith("peer")} - {"peer_domain"}
 NOT_OFFERED = {"cross_site", "tls_cert", "tls_key"} | PEERS
 
 
@@ -92,6 +92,12 @@ REFUSED: list[tuple[Values, str]] = [
     ({"serviceAccount": {"annotations": {"a": True}}}, "/serviceAccount/annotations/a"),
     ({"service": {"port": 0}}, "/service/port"),
     ({"service": {"port": "9480"}}, "/service/port"),
+    ({"service": {"fallback": "never"}}, "/service/fallback"),
+    ({"settings": {"peer_domain": "node"}}, "/settings/peer_domain"),
+    ({"peers": {"enabled": "no"}}, "/peers/enabled"),
+    ({"peers": {"keySecret": {"name": "Not A Name"}}}, "/peers/keySecret/name"),
+    ({"peers": {"keySecret": {"key": ""}}}, "/peers/keySecret/key"),
+    ({"peers": {"key": "k" * 64}}, "additional properties 'key'"),
     ({"runAsUser": 0}, "/runAsUser"),
     ({"resources": {"memory": "1Gi"}}, "additional properties 'memory'"),
     ({"resources": {"limits": {"memory": "1 GiB"}}}, "/resources/limits/memory"),
@@ -114,6 +120,7 @@ REFUSED: list[tuple[Values, str]] = [
     ({"warm": {"jobs": [WARM | {"url": "bucket/train/"}], "keySecret": "key"}}, "/warm/jobs/0/url"),
     ({"warm": {"jobs": [WARM | {"schedule": "daily"}], "keySecret": "key"}}, "/warm/jobs/0/schedule"),
     ({"warm": {"jobs": [WARM | {"nodes": 0}], "keySecret": "key"}}, "/warm/jobs/0/nodes"),
+    ({"warm": {"jobs": [WARM | {"zones": 0}], "keySecret": "key"}}, "/warm/jobs/0/zones"),
     ({"warm": {"jobs": [WARM | {"name": "Train"}], "keySecret": "key"}}, "/warm/jobs/0/name"),
     ({"warm": {"jobs": [{"name": "train"}], "keySecret": "key"}}, "missing property 'url'"),
     ({"monitoring": {"podMonitor": {"interval": "often"}}}, "/monitoring/podMonitor/interval"),

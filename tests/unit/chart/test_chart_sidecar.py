@@ -111,6 +111,8 @@ def test_the_example_is_rendered_from_the_readme_and_the_template(tmp_path: Path
     example = yaml.safe_load_all((CHART.parents[1] / "examples/kubernetes/job-with-sidecar.yaml").read_text())
     told = {each["kind"]: each for each in example}
     assert told.keys() == made.keys() - {"ServiceAccount"}
+    assert re.fullmatch("train-[0-9a-f]{8}", made["Job"]["metadata"].pop("name"))
+    assert told["Job"]["metadata"].pop("name") == "train"
     assert told["Job"] == made["Job"]
     for each in (told, made):
         name, [text] = each["ConfigMap"]["metadata"]["name"], each["ConfigMap"]["data"].values()
@@ -118,6 +120,18 @@ def test_the_example_is_rendered_from_the_readme_and_the_template(tmp_path: Path
             "train-outrider",
             tomllib.loads(made["ConfigMap"]["data"]["settings.toml"]),
         )
+
+
+def test_a_changed_job_is_another_one_and_so_are_changed_settings(tmp_path: Path) -> None:
+    def name(number: int, **values: Any) -> str:
+        made = in_another_chart({"mode": "sidecar", **values}, tmp_path / str(number))
+        [job] = [each for each in made if each["kind"] == "Job"]
+        found: str = job["metadata"]["name"]
+        return found
+
+    names = [name(1), name(2, image={"tag": "0.2.0"}), name(3, settings={"freshness": "immutable"})]
+    assert len(set(names)) == 3
+    assert name(4) == names[0]
 
 
 # -- its README -----------------------------------------------------------------------------------------------------

@@ -41,6 +41,20 @@ def test_the_job_has_no_key_of_the_bucket_and_no_setting_of_a_service(name: str)
     assert "bucket-keys" not in str(train)
 
 
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_job_is_let_into_a_restricted_namespace(name: str) -> None:
+    """Source: Pod Security Standards, profile Restricted."""
+    spec = manifests(name)["Job"]["spec"]["template"]["spec"]
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        told = container["securityContext"]
+        assert told["runAsNonRoot"] is True
+        assert told["runAsUser"] > 0
+        assert told["allowPrivilegeEscalation"] is False
+        assert told["capabilities"] == {"drop": ["ALL"]}
+        assert told["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert all(volume.keys() & {"configMap", "emptyDir"} for volume in spec["volumes"])
+
+
 def test_the_sidecars_settings_are_settings(tmp_path: Path) -> None:
     [text] = manifests("job-with-sidecar.yaml")["ConfigMap"]["data"].values()
     (tmp_path / "settings.toml").write_text(text)
@@ -71,11 +85,12 @@ def test_the_pytorch_job_finds_the_cache_that_the_values_make(tmp_path: Path) ->
     assert told["AWS_ENDPOINT_URL"]["value"] == f"http://{service['metadata']['name']}.{NAMESPACE}.svc:{port['port']}"
     caches = made["DaemonSet"]["spec"]["template"]["spec"]
     assert (spec["nodeSelector"], spec["tolerations"]) == (caches["nodeSelector"], caches["tolerations"])
-    # The warm-up signs with the job's own key, fetches the objects that the job reads, and runs on as many nodes.
+    # The warm-up signs with the job's own key, and fetches the objects that the job reads.
     key = {told[name]["valueFrom"]["secretKeyRef"]["name"] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     assert key == {VALUES["warm"]["keySecret"]}
     [warm] = VALUES["warm"]["jobs"]
-    assert warm["nodes"] == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert "nodes" not in warm
+    assert caches["automountServiceAccountToken"], "with peers one pod warms all nodes"
     assert f"--shards={warm['url']}" in "\n".join(train["command"])
     (tmp_path / "settings.toml").write_text(made["ConfigMap"]["data"]["settings.toml"])
     assert 'freshness = "immutable"' in made["ConfigMap"]["data"]["settings.toml"]
