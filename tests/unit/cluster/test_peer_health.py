@@ -315,7 +315,7 @@ def test_few_second_requests_are_saved_up() -> None:
 
 
 def asked_for(peer: PeerHealth) -> int:
-    """Of 1,600 blocks."""
+    """How many of 1,600 blocks."""
     return sum(peer.may_have(ObjectRef("train", f"{number}.tar"), index) for number in range(400) for index in range(4))
 
 
