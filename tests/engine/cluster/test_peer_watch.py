@@ -131,6 +131,36 @@ async def test_an_owner_that_waits_for_the_bucket_is_not_slow(tmp_path: Path) ->
         assert edge.members.health.of(owner.name).may_ask(time())
 
 
+@pytest.mark.parametrize(
+    ("on_disk", "bucket_now", "is_slow"),
+    [
+        pytest.param(False, 10e6, False, id="all nodes share a bucket that is busy"),
+        pytest.param(False, 40e6, True, id="the bucket is as fast as ever"),
+        pytest.param(True, 10e6, True, id="the member waits for nobody"),
+    ],
+)
+async def test_a_body_that_passes_a_busy_bucket_is_not_slow(
+    on_disk: bool, bucket_now: float, is_slow: bool, tmp_path: Path
+) -> None:
+    """4 MB came in .4 s, where one connection to the bucket usually brings 16 MB."""
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        reads, health = edge.reads, edge.members.health
+        health.bucket.flowed(10**10, 250.0, time())
+        await time.until(time() + 60)
+        health.bucket.flowed(int(bucket_now), 1.0, time())
+        member = edge.membership.view.alive[owner.name]
+        for _ in range(4):
+            read = reads._watch.begin(member)
+            read.has_head, read.is_on_disk = True, on_disk
+            read.waited_s(time())
+            await time.until(time() + 0.4)
+            reads.flowed(read, 4_000_000)
+            reads._watch.over(read)
+        assert health.is_slow(owner.name, time()) is is_slow
+
+
 @pytest.mark.parametrize(("on_disk", "within_s"), [(True, 0.7), (False, 6.0)])
 async def test_an_owner_whose_body_does_not_go_on_is_slow(on_disk: bool, within_s: float, tmp_path: Path) -> None:
     """It answers hellos, so its link may be one that large packets do not pass. If it has the block it waits for

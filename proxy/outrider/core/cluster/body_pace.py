@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 # Half of what is remembered is younger than this.
 _HALF_LIFE_S = 2.0
 # The usual rate of the bucket changes slowly.
@@ -62,3 +64,10 @@ class BucketPace(BodyPace):
         self._usual.flowed(count, waited_s, now)
         usual = self._usual.rate(now)
         self.usual = self.usual if usual is None else usual
+
+    def takes_s(self, count: int, now: float) -> float:
+        """How long one body takes for `count` bytes, lately or usually, whichever is longer; infinite while no rate is
+        known."""
+        rates = [rate for rate in (self.rate(now), self.usual) if rate is not None]
+        slowest = min(rates, default=0.0)
+        return count / slowest if slowest else inf

@@ -249,12 +249,15 @@ class PeerReads:
 
     def flowed(self, watched: WatchedRead, count: int) -> None:
         """These bytes of a body came."""
-        now = self._runtime.clock()
+        now, health = self._runtime.clock(), self._members.health
         waited_s = watched.waited_s(now)
         if waited_s > LATE_S and not watched.is_on_disk:
             # The member answered a hello meanwhile. Its wait for the bucket says nothing about its rate.
             waited_s = 0.0
-        self._members.health.of(watched.member.name).flowed(count, waited_s, now)
+        elif not watched.is_on_disk:
+            # The bucket, which many nodes share, takes its time there as it does here.
+            waited_s = max(0.0, waited_s - health.bucket.takes_s(count, now))
+        health.of(watched.member.name).flowed(count, waited_s, now)
 
     def failed(self, member: Member, error: PeerFailed) -> None:
         self._members.failed(member, error.why)
