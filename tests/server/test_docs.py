@@ -42,6 +42,7 @@ OUT_OF_REACH = ("docker", "git clone", "pip install", "sudo", "systemctl", "apt-
                 "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector", "outrider simulate --nodes 16")  # fmt: skip
 INLINE_FOR_A_CLUSTER = (
     "helm template outrider charts/outrider",
+    "kubectl create priorityclass outrider --value=1000000",
     "kubectl -n training rollout restart daemonset/outrider",
 )
 LONG = {
