@@ -189,6 +189,8 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     blocks_at_once = min(settings.prefetch_blocks, descriptors.fills)
     prefetching = PrefetchPolicy(lambda ref: Mode(settings.prefetch_of(ref)), blocks_at_once, evicts=policy is planner)
     prefetch = Prefetch(planner, fills, enumerator, scheduler, apart, prefetching)
+    if cluster is not None:
+        cluster.read_ahead_together(planner, prefetch)
     warmup_runner = WarmupRunner(layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=blocks_at_once)
     pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)

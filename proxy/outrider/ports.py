@@ -12,6 +12,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cluster.member import Hello, Listed, Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead
+from outrider.core.cluster.read_messages import ReadsTold
 from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.checksums import Kind
 from outrider.core.s3.form_fields import PostForm
@@ -409,6 +410,10 @@ class PeerTransport(Protocol):
 
     async def forget(self, member: Member, message: Forget) -> None:
         """Returns once the member has forgotten the names. Raises PeerFailed."""
+        ...
+
+    async def tell_reads(self, member: Member, message: ReadsTold) -> None:
+        """Tell a member what clients of this node read. Raises PeerFailed."""
         ...
 
 

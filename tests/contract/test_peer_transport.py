@@ -11,6 +11,7 @@ import pytest
 
 from outrider.core.cluster.member import Hello, Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead, ReadClass
+from outrider.core.cluster.read_messages import ReadsTold, ToldRead
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.ports import PeerReply, PeerTransport
 from tests.support.fake_peers import FakeMember, FakePeers
@@ -220,6 +221,14 @@ async def test_a_forget_has_arrived_when_it_returns(wire: Wire) -> None:
     message = Forget("edge", 7, 4, (REF, "whole-bucket", ObjectRef("b", "k")), in_doubt=True)
     await wire.transport.forget(wire.member, message)
     assert wire.service.forgets == [message]
+
+
+async def test_reads_are_told(wire: Wire) -> None:
+    message = ReadsTold(
+        "edge", 3, (ToldRead("10.0.0.1", REF, 5, 0.25), ToldRead("10.0.0.2", ObjectRef("b", "é"), 0, 0.0))
+    )
+    await wire.transport.tell_reads(wire.member, message)
+    assert wire.service.reads == [message]
 
 
 async def test_nobody_at_the_address(wire: Wire) -> None:

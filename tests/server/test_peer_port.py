@@ -21,6 +21,7 @@ from outrider.core.cluster import peer_control
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, KNOWN, PEER, READER, SEQUENCE
+from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, reads_body
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, Piece
@@ -250,6 +251,8 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (by("POST", peer_control.FORGET_PATH, b"{}"), 400, "garbage"),
         (by("POST", peer_control.HELLO_PATH, peer_control.hello_body(hello_of("other"))), 400, "garbage"),
         (by("POST", peer_control.FORGET_PATH, peer_control.forget_body(Forget("other", 1, 1, ("b",)))), 400, "garbage"),
+        (by("POST", READS_PATH, b"{}"), 400, "garbage"),
+        (by("POST", READS_PATH, reads_body(ReadsTold("other", 1, ()))), 400, "garbage"),
         (by("POST", peer_control.FORGET_PATH, b" " * (peer_control.BODY_BYTES_MAX + 1)), 400, "too large"),
     ],
 )
@@ -264,7 +267,7 @@ async def test_a_request_that_is_none_of_a_member_is_refused_and_counted(
         headers = headers_of(raw)
         assert await raw.ask(headers) == status
         assert refusals(wire) == {reason: 1}
-        assert (service.asked, service.met, service.forgets) == ([], [], [])
+        assert (service.asked, service.met, service.forgets, service.reads) == ([], [], [], [])
         signature = headers.get("authorization", "").rpartition("Signature=")[2] or "no signature"
         for told in (wire.owner.metrics.text().decode(), *(str(vars(record)) for record in caplog.records)):
             assert SECRET not in told

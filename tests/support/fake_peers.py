@@ -11,6 +11,7 @@ from typing import Protocol
 
 from outrider.core.cluster.member import Hello, Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
+from outrider.core.cluster.read_messages import ReadsTold
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, FilePiece, Piece
@@ -25,6 +26,8 @@ class Answering(Protocol):
     def hello(self, theirs: Hello) -> Hello: ...
 
     def forget(self, message: Forget) -> None: ...
+
+    def told_reads(self, message: ReadsTold) -> None: ...
 
 
 @dataclass(slots=True)
@@ -103,6 +106,7 @@ class FakePeers:
     hellos: list[str] = field(default_factory=list)
     """The addresses to which a hello was sent."""
     forgets: list[tuple[str, Forget]] = field(default_factory=list)
+    told: list[tuple[str, ReadsTold]] = field(default_factory=list)
     body_bytes: int = 0
     under_way: int = 0
 
@@ -129,6 +133,10 @@ class FakePeers:
     async def forget(self, member: Member, message: Forget) -> None:
         self.forgets.append((member.name, message))
         (await self._service(member.address)).forget(message)
+
+    async def tell_reads(self, member: Member, message: ReadsTold) -> None:
+        self.told.append((member.name, message))
+        (await self._service(member.address)).told_reads(message)
 
     async def _service(self, address: str) -> Answering:
         await asyncio.sleep(0)
@@ -220,6 +228,7 @@ class FakeMember:
     """All reads, with the name of the member that asked."""
     met: list[Hello] = field(default_factory=list)
     forgets: list[Forget] = field(default_factory=list)
+    reads: list[ReadsTold] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """The answer waits for it."""
     body_gate: asyncio.Event | None = None
@@ -264,6 +273,9 @@ class FakeMember:
     def hello(self, theirs: Hello) -> Hello:
         self.met.append(theirs)
         return self.mine
+
+    def told_reads(self, message: ReadsTold) -> None:
+        self.reads.append(message)
 
     def forget(self, message: Forget) -> None:
         self.forgets.append(message)

@@ -20,6 +20,7 @@ from outrider.engine.cluster.forgets import Forgets, Sender
 from outrider.engine.cluster.members import Members
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
+from outrider.engine.cluster.told_reads import ToldReads
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.read.version_cache import VersionCache
@@ -68,6 +69,7 @@ class Node:
         self.members: Members
         self.reads: PeerReads
         self.forgets: Forgets
+        self.told: ToldReads
         self.near: NearBlocks
 
     def near_first(self, policy: EvictionPolicy) -> EvictionPolicy:
@@ -88,6 +90,7 @@ class Node:
             metrics,
         )  # fmt: skip
         self.reads = PeerReads(self.members, self.wire, layout, versions, contents, runtime, metrics)
+        self.told = ToldReads(lambda: self.membership.view, self.wire, runtime, lambda: self.engine.planner.readers)
         return Joined(self.reads, self.forgets)
 
     def serve(self, made: Engine) -> None:
@@ -99,6 +102,12 @@ class Node:
             self.reads, self.members, made.metrics, self.clock,
         )  # fmt: skip
         self.wire.services[self.address] = self.service
+        made.planner.join(self.told.opened, self._mine_of)
+        self.service.hear_reads = made.prefetch.heard
+
+    def _mine_of(self, ref: ObjectRef, blocks: int) -> int:
+        view = self.membership.view
+        return sum(1 << index for index in range(blocks) if view.is_mine(ref, index))
 
     async def list(self, names: Sequence[str]) -> None:
         """The source of members tells this list, and all of it is greeted."""

@@ -38,6 +38,8 @@ WAYS: tuple[Way, ...] = ("cluster", "by itself", "direct")
 
 # A request to a peer and the first byte of its reply, within a data centre.
 _PEER_LATENCY_S = 0.001
+# The time between two messages about reads (`engine.cluster.told_reads`).
+_TOLD_EVERY_S = 1.0
 # The rest of a node's prefetch after a block that it had no room for; it doubles with each one in a row
 # (`engine.ahead.prefetch`).
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
@@ -172,6 +174,11 @@ class SimNode(SimProxy):
         self.origin: _NodeOrigin
         policy = "none" if cluster.way == "direct" else "epoch"
         super().__init__(cluster.nodes.machine, policy, cluster.time, cluster.objects)
+        self._mine: dict[ObjectRef, int] = {}
+        # Reads of this node's clients of which the others have not heard: client, object, size and time.
+        self._untold: list[tuple[str, ObjectRef, int, float]] = []
+        if self.planner is not None and cluster.way == "cluster":
+            self.planner.join(self._tell, self._mine_of)
 
     @property
     def received_bytes(self) -> int:
@@ -189,6 +196,31 @@ class SimNode(SimProxy):
 
     def _origin(self) -> _NodeOrigin:
         return _NodeOrigin(self)
+
+    def _mine_of(self, ref: ObjectRef, blocks: int) -> int:
+        """See `Planner.join`."""
+        bits = self._mine.get(ref)
+        if bits is None:
+            of = self.cluster.objects[ref]
+            bits = sum(1 << index for index in range(len(of.blocks)) if self.cluster.owner(of, index) is self)
+            self._mine[ref] = bits
+        return bits & ((1 << blocks) - 1)
+
+    def _tell(self, client: str, ref: ObjectRef, size: int) -> None:
+        """As `engine.cluster.told_reads` does."""
+        if not self._untold:
+            self.time.at(self.time.now + _TOLD_EVERY_S, self._tell_all)
+        self._untold.append((client, ref, size, self.time.now))
+
+    def _tell_all(self) -> None:
+        told, self._untold = self._untold, []
+        if self.planner is None or self.cluster.is_over:
+            return
+        for node in self.cluster.members.values():
+            if node is not self and node.planner is not None:
+                for client, ref, size, at in told:
+                    node.planner.opened_elsewhere(self.name, client, ref, size, self.planner.readers, at)
+                node.prefetch()
 
     def prefetch(self) -> None:
         if self.time.now >= self._paused_until and not self.cluster.is_over:

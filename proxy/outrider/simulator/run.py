@@ -148,9 +148,10 @@ class SimProxy:
             if of is None:
                 self.planner.dropped(want.ref, again=False, missing=True)
                 continue
-            blocks = want.blocks
+            blocks: Sequence[int] = want.blocks
             if want.size < 0:
-                blocks += self.planner.found(want.ref, of.version.size)
+                self.planner.found(want.ref, of.version.size)
+                blocks = self.planner.blocks(want, len(of.blocks))
             for index in blocks:
                 self.origin.ask(of, index, (PREFETCHED, self.time.now))
 

@@ -111,6 +111,21 @@ def test_each_node_by_itself_fetches_what_the_others_have() -> None:
     assert [(epoch.read.traffic, epoch.peer_bytes) for epoch in sim.epochs] == [(2.0, 0), (0.0, 0)]
 
 
+def test_a_job_on_several_nodes_is_one_job() -> None:
+    """Each node reads the same third in each epoch, in a new order: no node fetches ahead what another one reads."""
+    order = order_of("fresh", list(range(16)), 1, 1)
+
+    def thirds(epoch: int) -> list[list[int]]:
+        return [[16 * node + index for index in order(epoch)[0]] for node in range(3)]
+
+    spec = JobSpec("train", Shards(48, 4 * MIB), thirds, 3, 8.0 * MIB)
+    # All shards have room at their owners.
+    nodes = replace(THREE, machine=replace(THREE.machine, capacity_bytes=90 * MIB))
+    first, second, third = run(nodes, "cluster", spec).epochs
+    assert [epoch.read.traffic for epoch in (first, second, third)] == [1.0, 0.0, 0.0]
+    assert first.peer_traffic == pytest.approx(2 / 3, abs=0.1)
+
+
 def test_a_loader_goes_on_while_its_buffer_has_room() -> None:
     time, went_on = Timeline(), []
     buffer = Buffer(time, 1.0, 1)
@@ -168,7 +183,8 @@ def test_a_node_rests_after_a_prefetch_without_room(monkeypatch: pytest.MonkeyPa
         plain(node, fill)
 
     monkeypatch.setattr(SimNode, "refused", noted)
-    run(THREE, "cluster", job("fresh"))
+    # Only a known order is fetched near.
+    run(THREE, "cluster", replace(job("fresh"), told=True))
     assert refused, "no prefetch was without room: this test shows nothing"
     for times in refused.values():
         at = sorted(set(times))

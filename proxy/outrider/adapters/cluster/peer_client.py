@@ -31,6 +31,7 @@ from outrider.core.cluster import peer_control, peer_wire
 from outrider.core.cluster.member import Hello, Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
+from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, reads_body
 from outrider.core.cluster.wire_forms import WireError
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Extent
@@ -142,6 +143,9 @@ class PeerClient:
 
     async def forget(self, member: Member, message: Forget) -> None:
         await self._post(member.address, peer_control.FORGET_PATH, peer_control.forget_body(message), member)
+
+    async def tell_reads(self, member: Member, message: ReadsTold) -> None:
+        await self._post(member.address, READS_PATH, reads_body(message), member)
 
     def _asker_to(self, member: Member) -> Asker:
         """This member, in the newest version that both speak."""

@@ -23,6 +23,10 @@ out its decisions. The mechanism, from the ground up:
    then of the objects whose next read is farthest away (`dataset.next_use`). For a block that no client waits for, only
    blocks that are needed later may go.
 
+In a cluster, the planner hears of reads at the other members (`Planner.opened_elsewhere`), and takes them for reads of
+further clients, which may share an epoch with those here. It fetches the blocks that its node owns. A node that knows
+the order of its own reader fetches all blocks of the next objects (`Planner.join`).
+
 Long computations run in steps of about 0.1 ms (`Planner.step`).
 """
 

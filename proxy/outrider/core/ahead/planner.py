@@ -20,6 +20,7 @@ from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.order_search import OrderSearch
 from outrider.core.ahead.outstanding import Outstanding
 from outrider.core.ahead.prefetch_candidates import SOONER, CacheSpace, Candidates, Want
+from outrider.core.ahead.readers_elsewhere import ReadersElsewhere
 from outrider.core.ahead.sequential_reads import Readers
 from outrider.core.block_layout import block_count
 from outrider.core.cache.pins import Pins
@@ -68,6 +69,8 @@ class Planner:
         self._outdated: dict[bytes, CachedObject] = {}
         self._readers = Readers()
         self._open_objects = OpenObjects()
+        self._elsewhere = ReadersElsewhere()
+        self._tell: Callable[[str, ObjectRef, int], None] = lambda client, ref, size: None
         self._outstanding = Outstanding()
         # Bytes prefetched in vain and not forgiven yet.
         self._waste_bytes: dict[Dataset, float] = {}
@@ -80,6 +83,12 @@ class Planner:
         """Bytes that were prefetched."""
         self.wasted_bytes = 0
         """Bytes that were prefetched and evicted before a client asked for them."""
+
+    def join(self, tell: Callable[[str, ObjectRef, int], None], mine: Callable[[ObjectRef, int], int]) -> None:
+        """This node belongs to a cluster. `tell` is called when a client of this node begins to read an object: client,
+        object and size. `mine`: the blocks that this node owns of an object of so many, as bits."""
+        self._tell = tell
+        self._candidates.mine = mine
 
     def _forget(self, dataset: Dataset) -> None:
         self._outstanding.forget(dataset)
@@ -111,16 +120,40 @@ class Planner:
         if asked.opened:
             self._opened(client, ref, item)
             self._on_opened(ref, size)
+            self._tell(client, ref, size)
         if (prefetch := self._outstanding.of(ref)) is not None:
             prefetch.asked_for = True
         return asked.ahead
 
-    def _opened(self, client: str, ref: ObjectRef, item: Item) -> None:
+    def opened_elsewhere(self, member: str, client: str, ref: ObjectRef, size: int, readers: int, now: float) -> None:
+        """A client of another member of the cluster began to read an object, of which some blocks may be here.
+        `client`: its name in the whole cluster. `readers`: how many clients read at that member."""
+        self._now = now
+        self._elsewhere.heard(member, readers, now)
+        item = self.registry.item(ref)
         dataset, index = item
+        dataset.names.sizes[index] = dataset.usual_bytes = size
+        cached = dataset.cached.get(index)
+        served = 0 if cached is None else cached.served
+        self._expect(client, ref, item)
+        if (job := dataset.job_table.jobs.get(client)) is not None:
+            job.is_elsewhere = True
+        if cached is not None:
+            # No client here reads it for that.
+            cached.reading, cached.served = item in self._open_objects, served
+        if (prefetch := self._outstanding.of(ref)) is not None:
+            prefetch.asked_for = True
+
+    def _opened(self, client: str, ref: ObjectRef, item: Item) -> None:
         self._open_objects.opened(item, self._now)
+        self._expect(client, ref, item)
+
+    def _expect(self, client: str, ref: ObjectRef, item: Item) -> None:
+        """Expects other reads than before, since a client began to read this object."""
+        dataset, index = item
         if dataset in self._waste_bytes:
             self._waste_bytes[dataset] *= 1 - _FORGIVEN
-        dataset.opened(client, index, self._open_objects.readers, self._now)
+        dataset.opened(client, index, self.readers + self.readers_elsewhere, self._now)
         dataset.is_fetched = self._fetches(ref)
         if not dataset.is_fetched:
             # Without prefetch, the share of hits that eviction can reach is the same for a known and an unknown order.
@@ -134,6 +167,11 @@ class Planner:
     @property
     def readers(self) -> int:
         return self._open_objects.readers
+
+    @property
+    def readers_elsewhere(self) -> int:
+        """The readers at the other members of the cluster."""
+        return self._elsewhere.count(self._now)
 
     def sent(self, client: str, ref: ObjectRef, now: float) -> None:
         """A request for the object has ended, answered in full or cut."""
@@ -357,7 +395,11 @@ class Planner:
             del self._cached[block.version_id]
             self._outdated.pop(block.version_id, None)
             dataset.next_use.drop(cached)
-        elif not cached.broken and dataset.cached.get(cached.index) is cached:
+        elif (
+            not cached.broken
+            and dataset.cached.get(cached.index) is cached
+            and self._candidates.is_mine(cached, block.index)
+        ):
             dataset.next_use.lost_block(cached, self._now)
 
     # -- decisions: which blocks to evict -----------------------------------------------------------------------
@@ -411,6 +453,10 @@ class Planner:
         its blocks, or in `dropped`."""
         self._now = now
         return self._candidates.wants(now, free_bytes, blocks)
+
+    def blocks(self, want: Want, count: int) -> Sequence[int]:
+        """The wanted blocks of an object that turned out to have `count` of them."""
+        return self._candidates.blocks(want, count)
 
     def step(self) -> bool:
         """One step, of about 0.1 ms, of computations that take longer, such as the seed search. Returns whether there

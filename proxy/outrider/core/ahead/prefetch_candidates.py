@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -39,11 +39,12 @@ _SURE = 0.8
 
 class Want(NamedTuple):
     """Fill these blocks of an object, first to last. `size` -1: not known. Then `blocks` has block 0 alone, and
-    `Planner.found` returns the others."""
+    `Planner.blocks` returns them all. `is_shared`: only blocks that this node owns are wanted."""
 
     ref: ObjectRef
     size: int
     blocks: tuple[int, ...]
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class Candidates:
         self._may_fetch = may_fetch
         self._fetches = fetches
         self._farthest = farthest
+        self.mine: Callable[[ObjectRef, int], int] | None = None
+        """See `Planner.join`; None: this node is alone."""
         self._now = 0.0
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
         self._dataset_turn = self._epoch_turn = 0
@@ -184,7 +187,7 @@ class Candidates:
             is_needed = in_next_epoch or epoch.to_come(index)
             if (
                 is_needed
-                and not (self._is_here(dataset, index) or self._is_too_large(dataset, epoch, index))
+                and not (self._is_here(dataset, epoch, index) or self._is_too_large(dataset, epoch, index))
                 and self._fetches(ObjectRef(dataset.bucket, dataset.names.keys[index]))
             ):
                 if cursor.is_behind(agenda) or not (epoch.confidence > _SURE and epoch.is_passed_over(index)):
@@ -200,12 +203,47 @@ class Candidates:
         index = epoch.cursor.current_in_next(epoch.agenda, epoch.next_agenda) if epoch.agenda else None
         return index if index is not None and epoch.left <= self._window(epoch) else None
 
-    def _is_here(self, dataset: Dataset, index: int) -> bool:
-        """The object is on disk, on its way, or known to be missing."""
+    def _is_here(self, dataset: Dataset, epoch: Epoch, index: int) -> bool:
+        """The object is on disk, as far as it is to be here, on its way, or known to be missing."""
         if (dataset, index) in self._outstanding or index in dataset.discovery.missing:
             return True
         cached = dataset.cached.get(index)
-        return cached is not None and (cached.reading or cached.present.bit_count() == cached.blocks)
+        if cached is not None and (cached.reading or cached.present.bit_count() == cached.blocks):
+            return True
+        if not self._is_shared(dataset, epoch):
+            return False
+        present, count = (0, self._likely_count(dataset, index)) if cached is None else (cached.present, cached.blocks)
+        return not self._mine_of(dataset, index, count) & ~present
+
+    # -- which blocks of it ---------------------------------------------------------------------------------------
+
+    def _is_shared(self, dataset: Dataset, epoch: Epoch) -> bool:
+        """Each member of the cluster fetches what it owns. Only where a reader of this node has a known order are the
+        blocks of others fetched ahead of it."""
+        return self.mine is not None and not (epoch.order_known and dataset.job_table.is_read_here(epoch))
+
+    def _mine_of(self, dataset: Dataset, index: int, count: int) -> int:
+        """The blocks of an object that this node owns, as bits."""
+        every = (1 << count) - 1
+        if self.mine is None:
+            return every
+        return self.mine(ObjectRef(dataset.bucket, dataset.names.keys[index]), count) & every
+
+    def is_mine(self, cached: CachedObject, block: int) -> bool:
+        """Whether this node owns a block."""
+        return self.mine is None or self._mine_of(cached.dataset, cached.index, cached.blocks) >> block & 1 == 1
+
+    def blocks(self, want: Want, count: int) -> Sequence[int]:
+        """See `Planner.blocks`."""
+        if self.mine is None or not want.is_shared:
+            return range(count)
+        bits = self.mine(want.ref, count)
+        return [block for block in range(count) if bits >> block & 1]
+
+    def _likely_count(self, dataset: Dataset, index: int) -> int:
+        """How many blocks an object has that is not here."""
+        size = dataset.names.sizes[index]
+        return max(1, block_count(size if size >= 0 else dataset.usual_bytes, self._space.block_bytes))
 
     def _is_too_large(self, dataset: Dataset, epoch: Epoch, index: int) -> bool:
         """The object is much larger than usual, and would hold up the others."""
@@ -246,9 +284,12 @@ class Candidates:
             # No size of the dataset is known, so too much might come: the first object tells what the others take.
             return None
         block_bytes, disk_bytes = self._space.block_bytes, self._space.disk_bytes
-        count = max(1, block_count(likely_bytes, block_bytes))
+        count = self._likely_count(dataset, index)
+        is_shared = self._is_shared(dataset, epoch)
         cached = dataset.cached.get(index)
         missing = ((1 << count) - 1) & ~(cached.present if cached is not None else 0)
+        if is_shared:
+            missing &= self._mine_of(dataset, index, count)
         each_bytes = disk_bytes(-(-likely_bytes // count) if likely_bytes >= 0 else block_bytes)
         if not self._fits(candidate, free_bytes, count * each_bytes, missing.bit_count() * each_bytes):
             return None
@@ -258,7 +299,7 @@ class Candidates:
             return None
         self._outstanding.hand_out((dataset, index), ref, missing, each_bytes, self._now)
         blocks = tuple(block for block in range(count if size >= 0 else 1) if missing >> block & 1)
-        return Want(ref, size, blocks)
+        return Want(ref, size, blocks, is_shared)
 
     def _fits(self, candidate: _Candidate, free_bytes: int, object_bytes: int, missing_bytes: int) -> bool:
         """Whether there is room for the missing bytes of an object, or victims that are needed later."""

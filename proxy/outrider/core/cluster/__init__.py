@@ -16,7 +16,9 @@
    request that came from a peer is never passed on to a third member.
 6. `forget_numbers` numbers the names that a write makes doubtful, so that a member notices that it missed one. Such
    a member forgets everything that it believes, which costs questions to the bucket.
-7. `replay_guard` refuses a signed request that came before.
+7. `read_messages` tell the other members what the clients of one read. Their planners learn the epochs of a job whose
+   ranks sit on several nodes (`core.ahead`).
+8. `replay_guard` refuses a signed request that came before.
 
 Nothing here needs two members to agree. Members that see different rings ask the wrong one, which answers all the same.
 """

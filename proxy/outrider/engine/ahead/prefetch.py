@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.prefetch_candidates import Want
 from outrider.core.ahead.sequential_reads import Readers
+from outrider.core.cluster.read_messages import ReadsTold, ToldRead
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
@@ -49,6 +51,20 @@ _LOG_PAUSE_S = 60.0
 _LONG_S, _REST = 0.002, 10.0
 # The planner's long computations run for so long at once, with the same rests.
 _STEPS_S = 0.0005
+
+
+# Reads at other members that wait to be told.
+_ELSEWHERE_MAX = 16_384
+
+
+class _ReadElsewhere(NamedTuple):
+    """`reader`: its name in the whole cluster; one of `readers` at `member`."""
+
+    member: str
+    readers: int
+    reader: str
+    read: ToldRead
+    at: float
 
 
 class Mode(Enum):
@@ -108,6 +124,8 @@ class Prefetch:
         self._hits = ReadLog()
         # Hits taken from the log of which the planner has not been told.
         self._untold: deque[ClientRead] = deque()
+        # Reads at other members of which the planner has not been told; the oldest are dropped.
+        self._elsewhere: deque[_ReadElsewhere] = deque(maxlen=_ELSEWHERE_MAX)
         self._pause_s = self._paused_until = 0.0
         self._log_after = self._took_s = self._rested_at = 0.0
         self._is_stepping = self._will_think = False
@@ -145,6 +163,14 @@ class Prefetch:
         self._scheduler.read_at = now
         self._hits.add((client, version, start, stop, now))
 
+    def heard(self, message: ReadsTold) -> None:
+        """A member of the cluster tells what its clients read. The planner is told at the next `tick`."""
+        now = self._clock()
+        for read in message.reads:
+            if self._evicts or self._mode_of(read.ref) is Mode.EPOCH:
+                at, reader = now - read.age_s, message.reader_name(read)
+                self._elsewhere.append(_ReadElsewhere(message.sender, message.readers, reader, read, at))
+
     def told(
         self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint | None = None
     ) -> None:
@@ -177,15 +203,24 @@ class Prefetch:
         if not self._untold:
             self._untold.extend(self._hits.take())
         told_s, begun = 0.0, self._clock()
-        while self._untold and told_s < _TELLING_S:
-            self._tell_hit(self._untold.popleft())
+        while (self._untold or self._elsewhere) and told_s < _TELLING_S:
+            if self._untold:
+                self._tell_hit(self._untold.popleft())
+            else:
+                self._tell_elsewhere(self._elsewhere.popleft())
             if (took_s := self._clock() - begun) >= _AT_ONCE_S:
                 told_s += took_s
                 await asyncio.sleep(0)
                 begun = self._clock()
         with self._harmless():
             self.think()
-        return not (self._untold or self._hits)
+        return not (self._untold or self._hits or self._elsewhere)
+
+    def _tell_elsewhere(self, heard: _ReadElsewhere) -> None:
+        with self._harmless():
+            self._planner.opened_elsewhere(
+                heard.member, heard.reader, heard.read.ref, heard.read.size, heard.readers, heard.at
+            )
 
     def _tell_hit(self, hit: ClientRead) -> None:
         mode = self._mode_of(hit.version.ref)
@@ -301,7 +336,8 @@ class Prefetch:
         if version.size != want.size:
             self._planner.found(want.ref, version.size)
         count = self._fills.layout.count(version.size)
-        blocks = range(count) if want.size < 0 else [index for index in want.blocks if index < count]
+        wanted = self._planner.blocks(want, count) if want.size < 0 else want.blocks
+        blocks = [index for index in wanted if index < count]
         return self._fills.fill(version, blocks)
 
     async def _begin_unknown(self, want: Want) -> list[Flight]:

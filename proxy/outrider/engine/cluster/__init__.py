@@ -14,4 +14,5 @@
    disk of the previous owner of a block is asked, which waits for nobody.
 5. `Forgets` tells all alive members of each write, before it is sent and after its answer. The messages are numbered. A
    gap in the numbers of a member makes everything doubtful that this node believed (`Beliefs`).
+6. `ToldReads` tells all alive members once a second what clients of this node read. `engine.ahead` hears of theirs.
 """

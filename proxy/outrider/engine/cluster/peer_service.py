@@ -7,7 +7,7 @@ answer each other, without a loop and without a deadlock.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
 from outrider.core.cluster.member import Hello
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead, ReadClass
+from outrider.core.cluster.read_messages import ReadsTold
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
@@ -74,12 +75,17 @@ class PeerService:
         self._members = members
         self._metrics = metrics
         self._clock = clock
+        self.hear_reads: Callable[[ReadsTold], None] = lambda message: None
+        """Told what clients of other members read."""
 
     def hello(self, theirs: Hello) -> Hello:
         return self._members.met(theirs)
 
     def forget(self, message: Forget) -> None:
         self._members.told(message)
+
+    def told_reads(self, message: ReadsTold) -> None:
+        self.hear_reads(message)
 
     async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
         """Raises Signal, S3Error: the peer has to ask the origin itself."""

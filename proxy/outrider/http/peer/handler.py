@@ -15,6 +15,7 @@ from outrider.core.cluster import peer_control, peer_wire
 from outrider.core.cluster.member import Hello
 from outrider.core.cluster.peer_messages import Forget, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
+from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, parse_reads
 from outrider.core.cluster.wire_forms import WireError
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
@@ -41,6 +42,8 @@ class PeerService(Protocol):
     def hello(self, theirs: Hello) -> Hello: ...
 
     def forget(self, message: Forget) -> None: ...
+
+    def told_reads(self, message: ReadsTold) -> None: ...
 
 
 class OnPort(Protocol):
@@ -162,7 +165,7 @@ class PeerHandler:
         self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
     ) -> Reply:
         path = request.raw_path
-        if path not in (peer_control.HELLO_PATH, peer_control.FORGET_PATH):
+        if path not in (peer_control.HELLO_PATH, peer_control.FORGET_PATH, READS_PATH):
             raise Refused(400, "garbage")
         body = await self._body(request, wire, body_hash)
         this = self._this()
@@ -177,14 +180,17 @@ class PeerHandler:
                     raise Refused(400, "garbage")
                 mine = peer_control.hello_body(self._service.hello(theirs))
                 return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, mine), mine)
-            message = peer_control.parse_forget(body)
+            message = parse_reads(body) if path == READS_PATH else peer_control.parse_forget(body)
         except WireError as error:
             raise Refused(400, "garbage") from error
         if asker.cluster_id != this.cluster_id:
             raise Refused(421, "cluster")
         if message.sender != asker.name:
             raise Refused(400, "garbage")
-        self._service.forget(message)
+        if isinstance(message, ReadsTold):
+            self._service.told_reads(message)
+        else:
+            self._service.forget(message)
         return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name))
 
     async def _body(self, request: BaseRequest, wire: Sender, body_hash: str) -> bytes:

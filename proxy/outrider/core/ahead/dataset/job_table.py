@@ -82,6 +82,10 @@ class JobTable:
             epoch.told or (epoch.was_told and len(epoch.log) < _HINT_LATE) for epoch in self._own_epochs()
         )  # fmt: skip
 
+    def is_read_here(self, epoch: Epoch) -> bool:
+        """Whether the epoch is that of one client, which reads at this node."""
+        return any(epoch in job.epochs for job in self.jobs.values() if not job.is_elsewhere)
+
     def orders(self) -> list[ReadOrder]:
         """The orders in which the dataset is being read, and was read before."""
         epochs = self.epochs()

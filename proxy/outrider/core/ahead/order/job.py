@@ -65,6 +65,8 @@ class Job:
     def __init__(self, client: str, now: float) -> None:
         self.client = client
         self.is_by_chance = False
+        self.is_elsewhere = False
+        """It reads at another member of the cluster."""
         self.epochs: list[Epoch] = []
         self.last = now
         self._evidence = RepeatEvidence()

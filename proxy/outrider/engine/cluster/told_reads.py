@@ -1,0 +1,76 @@
+"""Tells the other members which objects clients of this node read, so that their planners know it.
+
+A member hears of each read, and not only of blocks that it owns: a hit at the edge asks no owner. The reads of a second
+go in one message. They are hints: one that is lost makes a prediction worse, and breaks nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.peer_messages import PeerFailed
+from outrider.core.cluster.read_messages import READS_MAX, ReadsTold, ToldRead
+from outrider.core.cluster.view import View
+from outrider.core.model import ObjectRef
+from outrider.engine.tasks.runtime import Runtime
+from outrider.ports import PeerTransport
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+"""The time between two messages to a member. A planner looks ahead for longer than that."""
+
+
+class ToldReads:
+    """All on the engine's loop. `readers`: how many clients of this node read at a time."""
+
+    def __init__(
+        self, view: Callable[[], View], transport: PeerTransport, runtime: Runtime, readers: Callable[[], int]
+    ) -> None:
+        self._view = view
+        self._transport = transport
+        self._runtime = runtime
+        self._readers = readers
+        # Reader, object, size and time. A planner takes 30 to 100 us for a read: more than these a second, of many
+        # nodes, would take most of a core. The newest ones tell most.
+        self._untold: deque[tuple[str, ObjectRef, int, float]] = deque(maxlen=READS_MAX)
+        self._is_telling = False
+        # Members that have not answered the last message.
+        self._sending: set[str] = set()
+
+    def opened(self, reader: str, ref: ObjectRef, size: int) -> None:
+        """A client of this node began to read the object."""
+        if not self._view().alive:
+            return
+        self._untold.append((reader, ref, size, self._runtime.clock()))
+        if not self._is_telling:
+            self._is_telling = True
+            self._runtime.spawn(self._tell(), "tell members of reads")
+
+    async def _tell(self) -> None:
+        try:
+            while self._untold:
+                await self._runtime.sleep(EVERY_S)
+                self._tell_all()
+        finally:
+            self._is_telling = False
+
+    def _tell_all(self) -> None:
+        now, view = self._runtime.clock(), self._view()
+        reads = tuple(ToldRead(reader, ref, size, max(0.0, now - at)) for reader, ref, size, at in self._untold)
+        self._untold.clear()
+        message = ReadsTold(view.me.name, self._readers(), reads)
+        for member in view.alive.values():
+            if member.name not in self._sending:
+                self._sending.add(member.name)
+                task = self._runtime.spawn(self._send(member, message), f"reads to {member.name}")
+                task.add_done_callback(lambda _, name=member.name: self._sending.discard(name))  # type: ignore[misc]
+
+    async def _send(self, member: Member, message: ReadsTold) -> None:
+        try:
+            await self._transport.tell_reads(member, message)
+        except PeerFailed as error:
+            log.debug("a member did not hear of reads", extra={"peer": member.name, "why": error.why})

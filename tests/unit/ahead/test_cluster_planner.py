@@ -1,0 +1,132 @@
+"""The planners of a cluster: a job on several nodes is one job, and each member fetches ahead what it owns."""
+
+from __future__ import annotations
+
+from outrider.core.ahead.planner import Planner
+from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+
+BLOCK = 10
+SIZE = 2 * BLOCK
+COUNT = 64
+REFS = [ObjectRef("b", f"d/{number:06d}.tar") for number in range(COUNT)]
+
+
+def planner_of(mine: int = 0b01, capacity_bytes: int = 1_000_000) -> Planner:
+    """The planner of a member that owns these blocks of each object, and knows all names."""
+    planner = Planner(capacity_bytes, BLOCK)
+    planner.join(lambda client, ref, size: None, lambda ref, blocks: mine & ((1 << blocks) - 1))
+    planner.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    return planner
+
+
+def read_here(planner: Planner, ref: ObjectRef, now: float, client: str = "a") -> None:
+    planner.asked(client, ref, SIZE, Extent(0, SIZE), now)
+    planner.sent(client, ref, now)
+
+
+def read_elsewhere(planner: Planner, ref: ObjectRef, now: float, member: str = "m") -> None:
+    planner.opened_elsewhere(member, f"{member}/a", ref, SIZE, 1, now)
+
+
+def land(planner: Planner, ref: ObjectRef, *blocks: int) -> None:
+    for index in blocks:
+        planner.added(BlockKey(ref.key.encode(), index), ObjectVersion(ref, '"e"', SIZE))
+
+
+def wanted(planner: Planner, now: float, free_bytes: int = 1_000_000) -> dict[ObjectRef, tuple[int, ...]]:
+    return {want.ref: want.blocks for want in planner.wants(now, free_bytes, 1000)}
+
+
+def test_a_member_hears_of_the_objects_that_its_clients_begin() -> None:
+    planner, told = Planner(1000, BLOCK), list[tuple[str, ObjectRef, int]]()
+    planner.join(lambda client, ref, size: told.append((client, ref, size)), lambda ref, blocks: 0)
+    planner.asked("a", REFS[0], SIZE, Extent(0, BLOCK), 1.0)
+    planner.asked("a", REFS[0], SIZE, Extent(BLOCK, SIZE), 1.1)
+    read_elsewhere(planner, REFS[1], 1.2)
+    assert told == [("a", REFS[0], SIZE)], "once for each object, and nothing that another member told"
+
+
+def test_of_an_unknown_order_each_member_fetches_what_it_owns() -> None:
+    planner = planner_of(0b10)
+    for at, number in enumerate((40, 3, 22, 61, 9, 30, 17, 55, 1, 48, 35, 12)):
+        read_here(planner, REFS[number], 1.0 + at)
+    land(planner, REFS[5], 1)
+    found = wanted(planner, 13.0)
+    assert len(found) > 16
+    assert REFS[5] not in found, "the rest of it is for others to fetch"
+    assert set(found.values()) == {(1,)}
+    for ref in found:
+        land(planner, ref, 1)
+    assert not found.keys() & wanted(planner, 13.0).keys(), "what it owns of them is here"
+
+
+def test_the_order_of_a_reader_here_is_fetched_near() -> None:
+    planner = planner_of(0b10)
+    planner.told("a", REFS, 1.0, total=COUNT)
+    assert set(wanted(planner, 1.0).values()) == {(0, 1)}
+
+
+def test_the_order_of_a_reader_elsewhere_is_fetched_by_owners() -> None:
+    planner = planner_of(0b10)
+    for epoch in range(2):
+        for number in range(COUNT if epoch == 0 else 24):
+            read_elsewhere(planner, REFS[number], 1.0 + epoch * COUNT + number)
+    (epoch_of_it,) = planner.registry.item(REFS[0])[0].epochs()
+    assert epoch_of_it.order_known
+    found = wanted(planner, 1.0 + COUNT + 24)
+    assert found
+    assert set(found.values()) == {(1,)}
+
+
+def test_what_any_member_has_read_is_read() -> None:
+    """Four nodes share an epoch; this one reads a quarter of it."""
+    planner = planner_of(0b11)
+    for number in range(48):
+        if number % 4 == 0:
+            read_here(planner, REFS[number], 1.0 + number)
+        else:
+            read_elsewhere(planner, REFS[number], 1.0 + number, f"m{number % 4}")
+    assert sorted(wanted(planner, 49.0)) == REFS[48:]
+
+
+def test_what_others_have_read_goes_first() -> None:
+    planner = planner_of(0b11)
+    for ref in REFS:
+        land(planner, ref, 0, 1)
+    for number in range(48):
+        member = number % 4
+        if member:
+            read_elsewhere(planner, REFS[number], 1.0 + number, f"m{member}")
+        else:
+            read_here(planner, REFS[number], 1.0 + number)
+    victims = list(dict.fromkeys(block.version_id.decode() for block in planner.victims()))
+    assert set(victims[:48]) == {ref.key for ref in REFS[:48]}
+
+
+def test_a_read_elsewhere_does_not_hold_an_object_here() -> None:
+    planner = planner_of()
+    land(planner, REFS[0], 0, 1)
+    read_elsewhere(planner, REFS[0], 1.0)
+    assert [block.index for block in planner.victims()] == [1, 0]
+    planner.asked("a", REFS[0], SIZE, Extent(0, SIZE), 2.0)
+    planner.read(BlockKey(REFS[0].key.encode(), 0))
+    read_elsewhere(planner, REFS[0], 3.0)
+    assert [block.index for block in planner.victims()] == [0], "only the block that its reader here is past"
+
+
+def test_an_object_whose_near_block_went_is_kept_as_others() -> None:
+    planner = planner_of(0b01)
+    for ref in REFS[:2]:
+        land(planner, ref, 0, 1)
+    planner.removed(BlockKey(REFS[0].key.encode(), 1))
+    read_here(planner, REFS[1], 1.0)
+    assert next(iter(planner.victims())).version_id == REFS[1].key.encode()
+
+
+def test_readers_of_all_members_count_until_they_are_silent() -> None:
+    planner = planner_of()
+    planner.opened_elsewhere("m", "m/a", REFS[0], SIZE, 7, 1.0)
+    planner.opened_elsewhere("n", "n/a", REFS[1], SIZE, 4, 2.0)
+    assert planner.readers_elsewhere == 11
+    planner.opened_elsewhere("n", "n/a", REFS[2], SIZE, 5, 70.0)
+    assert planner.readers_elsewhere == 5
