@@ -22,31 +22,3 @@
 
 Nothing here needs two members to agree. Members that see different rings ask the wrong one, which answers all the same.
 """
-
-from __future__ import annotations
-
-from outrider.core.cluster.forget_numbers import ReceivedForgets, SentForgets
-from outrider.core.cluster.member import Hello, Listed, Member
-from outrider.core.cluster.membership import Domain, Membership
-from outrider.core.cluster.ownership import Ring
-from outrider.core.cluster.peer_health import PeerHealth, PeersHealth
-from outrider.core.cluster.replay_guard import ReplayGuard
-from outrider.core.cluster.view import Change, LeftOut, MemberState, View
-
-__all__ = [
-    "Change",
-    "Domain",
-    "Hello",
-    "LeftOut",
-    "Listed",
-    "Member",
-    "MemberState",
-    "Membership",
-    "PeerHealth",
-    "PeersHealth",
-    "ReceivedForgets",
-    "ReplayGuard",
-    "Ring",
-    "SentForgets",
-    "View",
-]
