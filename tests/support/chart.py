@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -15,11 +16,15 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import yaml
 
 from outrider.settings import Settings, load
+from tests.support.cluster import LOADER
 
 CHART = Path(__file__).parents[2] / "charts" / "outrider"
 RELEASE, NAMESPACE = "fast", "training"
 Values = dict[str, Any]
 Manifest = dict[str, Any]
+
+# The schemas of a version are some MB. Otherwise they are read again for each manifest, which takes ten times as long.
+kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
 
 # The oldest Kubernetes version that Chart.yaml promises, and the newest that the schemas know.
 KUBERNETES = ("1.29", kubernetes_validate.latest_version())
@@ -67,7 +72,7 @@ def documents(chart: helm.Chart, values: Values, release: str = RELEASE) -> list
         document
         for name, text in sorted(texts.items())
         if name.endswith(".yaml")
-        for document in yaml.safe_load_all(text)
+        for document in yaml.load_all(text, LOADER)
         if document is not None
     ]
 

@@ -327,4 +327,6 @@ def test_the_notes_name_the_endpoint_and_the_secrets_that_must_exist(chart: helm
     assert set(re.findall(rf"-n {NAMESPACE} create secret generic (\S+)", notes)) == wanted
     assert f"daemonset/{rendered['DaemonSet']['metadata']['name']}\n" in notes
     assert ("POD SECURITY" in notes) == bool(values.get("hostPort") or values.get("cache", {}).get("hostPath"))
+    has_peers = values.get("peers", {}).get("enabled", True)
+    assert ("EGRESS" in notes) == (has_peers and "egress" in values.get("networkPolicy", {}))
     assert ("NO PRIORITY CLASS" in notes) == ("priorityClassName" not in values)
