@@ -40,6 +40,7 @@ from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.cluster.beliefs import Beliefs
+from outrider.engine.cluster.commands import CommandsElsewhere
 from outrider.engine.cluster.forgets import Forgets, Sender
 from outrider.engine.cluster.members import Members
 from outrider.engine.cluster.peer_reader import PeerReads
@@ -50,12 +51,16 @@ from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.maintenance.together import Together
+from outrider.engine.maintenance.warmup import Book
+from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
 from outrider.engine.status.block_owners import BlockOwners
 from outrider.engine.status.cluster_part import ClusterPart
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
+from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.peer.gatekeeper import Gatekeeper
 from outrider.http.peer.handler import PeerHandler
 from outrider.http.peer.server import PeerServer
@@ -195,6 +200,18 @@ class Cluster:
             bits = sum(1 << index for index in range(min(blocks, _MINE_BLOCKS)) if view.is_mine(ref, index))
             self._mine.put((ref, blocks), bits)
         return bits
+
+    def view(self) -> View:
+        """The members of now."""
+        return self._membership.view
+
+    def maintain(self, warmups: Book, runner: WarmupRunner, runtime: Runtime) -> Together:
+        """Passes maintenance commands on to the other members."""
+        return Together(CommandsElsewhere(self.view, self._transport), warmups, runner, runtime)
+
+    def obey(self, commands: MaintenanceCommands) -> None:
+        """Maintenance commands of other members are carried out by `commands`."""
+        self._service.take_command = commands.command
 
     def _near_here(self) -> tuple[int, int]:
         return len(self._near), self._near.bytes

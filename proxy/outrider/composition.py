@@ -191,7 +191,10 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     prefetch = Prefetch(planner, fills, enumerator, scheduler, apart, prefetching)
     if cluster is not None:
         cluster.read_ahead_together(planner, prefetch)
-    warmup_runner = WarmupRunner(layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=blocks_at_once)
+    warmup_runner = WarmupRunner(
+        layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=blocks_at_once,
+        view=None if cluster is None else cluster.view,
+    )  # fmt: skip
     pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
@@ -201,7 +204,12 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         elsewhere=None if cluster is None else cluster.forgets,
     )  # fmt: skip
     warmups = Book()
-    commands = MaintenanceCommands(warmups, warmup_runner, pinning, Verification(store, tasks.spawn), access, time.time)
+    together = None if cluster is None else cluster.maintain(warmups, warmup_runner, apart)
+    commands = MaintenanceCommands(
+        warmups, warmup_runner, pinning, Verification(store, tasks.spawn), access, time.time, together
+    )
+    if cluster is not None:
+        cluster.obey(commands)
     control = ControlBucket(
         lambda owner: outrider.status.for_client(owner), prefetch, commands, access, metrics, time.time
     )

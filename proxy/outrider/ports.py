@@ -10,6 +10,7 @@ from typing import Protocol
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
+from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.member import Hello, Listed, Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead
 from outrider.core.cluster.read_messages import ReadsTold
@@ -414,6 +415,10 @@ class PeerTransport(Protocol):
 
     async def tell_reads(self, member: Member, message: ReadsTold) -> None:
         """Tell a member what clients of this node read. Raises PeerFailed."""
+        ...
+
+    async def command(self, member: Member, command: Command) -> CommandAnswer:
+        """Have a member do its part of a maintenance command, or tell of it. Raises PeerFailed."""
         ...
 
 

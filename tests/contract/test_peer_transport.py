@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.member import Hello, Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead, ReadClass
 from outrider.core.cluster.read_messages import ReadsTold, ToldRead
@@ -229,6 +230,15 @@ async def test_reads_are_told(wire: Wire) -> None:
     )
     await wire.transport.tell_reads(wire.member, message)
     assert wire.service.reads == [message]
+
+
+async def test_a_command_is_answered_with_the_progress_of_the_part(wire: Wire) -> None:
+    command = Command("edge", "put", "warm", "AKEY", "mine \u00e9", b"s3://b/\xc3\xa9\n\xff", 2.5e6)
+    wire.service.told = CommandAnswer({"state": "running", "bytes": {"wanted": 5}})
+    assert await wire.transport.command(wire.member, command) == wire.service.told
+    assert wire.service.commands == [command]
+    wire.service.told = CommandAnswer(error="no")
+    assert await wire.transport.command(wire.member, replace(command, verb="get", body=b"")) == wire.service.told
 
 
 async def test_nobody_at_the_address(wire: Wire) -> None:

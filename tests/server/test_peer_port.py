@@ -18,6 +18,7 @@ from outrider.adapters.cluster.peer_client import PeerClient
 from outrider.core.auth.peer_signature import PROOF, SKEW_S, key_name, proof_of, signed
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.cluster import peer_control
+from outrider.core.cluster.command_messages import COMMAND_PATH, Command, command_body
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, KNOWN, PEER, READER, SEQUENCE
@@ -60,6 +61,7 @@ async def why(wire: PeerWire, size: int, member: Member | None = None) -> str:
 PEER_FIELDS = "v=1;from=edge;ring=ring;cluster=cluster;hops=1;class=demand;only-if-here=0;checksums=0;block=0"
 
 LATER_FIELDS = PEER_FIELDS.replace("v=1", "v=9")
+COMMAND = command_body(Command("edge", "put", "warm", "", "w", b"s3://bucket/"))
 FORGET = peer_control.forget_body(Forget("edge", 1, 1, ("b",)))
 
 
@@ -253,6 +255,15 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (by("POST", peer_control.FORGET_PATH, peer_control.forget_body(Forget("other", 1, 1, ("b",)))), 400, "garbage"),
         (by("POST", READS_PATH, b"{}"), 400, "garbage"),
         (by("POST", READS_PATH, reads_body(ReadsTold("other", 1, ()))), 400, "garbage"),
+        (by("POST", COMMAND_PATH, b"{}"), 400, "garbage"),
+        (by("POST", COMMAND_PATH, command_body(Command("other", "put", "warm", "", "w"))), 400, "garbage"),
+        (by("POST", COMMAND_PATH, command_body(Command("edge", "put", "pin", "", "w"))), 400, "garbage"),
+        (by("POST", COMMAND_PATH, COMMAND, **{PEER: LATER_FIELDS}), 400, "wire"),
+        (
+            by("POST", COMMAND_PATH, COMMAND, **{PEER: PEER_FIELDS.replace("cluster=cluster", "cluster=other")}),
+            421,
+            "cluster",
+        ),
         (by("POST", peer_control.FORGET_PATH, b" " * (peer_control.BODY_BYTES_MAX + 1)), 400, "too large"),
     ],
 )
@@ -267,7 +278,7 @@ async def test_a_request_that_is_none_of_a_member_is_refused_and_counted(
         headers = headers_of(raw)
         assert await raw.ask(headers) == status
         assert refusals(wire) == {reason: 1}
-        assert (service.asked, service.met, service.forgets, service.reads) == ([], [], [], [])
+        assert (service.asked, service.met, service.forgets, service.reads, service.commands) == ([],) * 5
         signature = headers.get("authorization", "").rpartition("Signature=")[2] or "no signature"
         for told in (wire.owner.metrics.text().decode(), *(str(vars(record)) for record in caplog.records)):
             assert SECRET not in told

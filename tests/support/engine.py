@@ -19,6 +19,7 @@ from outrider.core.cache.freshness import Freshness
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.cache.pins import Pins
 from outrider.core.cache.policies import POLICIES, EvictionPolicy
+from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
@@ -82,6 +83,7 @@ class Joined:
 
     reads: PeerReads
     forgets: Forgets
+    view: Callable[[], View]
 
 
 class Join(Protocol):
@@ -235,8 +237,9 @@ def engine(
     prefetching = PrefetchPolicy(lambda _: prefetch, prefetch_blocks, policy == "epoch", later)
     ahead = Prefetch(planner, fills, enumerator, scheduler, runtime, prefetching)
     warmup_runner = WarmupRunner(
-        layout, versions, store, fills, enumerator, pins, runtime, blocks_at_once=prefetch_blocks
-    )
+        layout, versions, store, fills, enumerator, pins, runtime, blocks_at_once=prefetch_blocks,
+        view=None if joined is None else joined.view,
+    )  # fmt: skip
     try:
         yield Engine(
             origin, layout, clock, tasks, metrics, store, versions, flights, reads, passthrough, ahead, planner,

@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.member import Hello, Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
 from outrider.core.cluster.read_messages import ReadsTold
@@ -28,6 +29,8 @@ class Answering(Protocol):
     def forget(self, message: Forget) -> None: ...
 
     def told_reads(self, message: ReadsTold) -> None: ...
+
+    async def command(self, command: Command) -> CommandAnswer: ...
 
 
 @dataclass(slots=True)
@@ -107,6 +110,7 @@ class FakePeers:
     """The addresses to which a hello was sent."""
     forgets: list[tuple[str, Forget]] = field(default_factory=list)
     told: list[tuple[str, ReadsTold]] = field(default_factory=list)
+    commands: list[tuple[str, Command]] = field(default_factory=list)
     body_bytes: int = 0
     under_way: int = 0
 
@@ -137,6 +141,10 @@ class FakePeers:
     async def tell_reads(self, member: Member, message: ReadsTold) -> None:
         self.told.append((member.name, message))
         (await self._service(member.address)).told_reads(message)
+
+    async def command(self, member: Member, command: Command) -> CommandAnswer:
+        self.commands.append((member.name, command))
+        return await (await self._service(member.address)).command(command)
 
     async def _service(self, address: str) -> Answering:
         await asyncio.sleep(0)
@@ -229,6 +237,9 @@ class FakeMember:
     met: list[Hello] = field(default_factory=list)
     forgets: list[Forget] = field(default_factory=list)
     reads: list[ReadsTold] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    told: CommandAnswer = field(default_factory=CommandAnswer)
+    """The answer to each command."""
     gate: asyncio.Event | None = None
     """The answer waits for it."""
     body_gate: asyncio.Event | None = None
@@ -279,3 +290,7 @@ class FakeMember:
 
     def forget(self, message: Forget) -> None:
         self.forgets.append(message)
+
+    async def command(self, command: Command) -> CommandAnswer:
+        self.commands.append(command)
+        return self.told

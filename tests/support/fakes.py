@@ -114,6 +114,8 @@ class Fault:
     times: int | None = 1
     method: str | None = None
     key: str | None = None
+    from_byte: int | None = None
+    """Where the range that is asked for begins; None: any."""
     status: int | None = None
     body: bytes = b"<Error><Code>Fake</Code></Error>"
     break_after: int | None = None
@@ -132,6 +134,9 @@ class Fault:
         if self.while_ is not None and not self.while_():
             return False
         if self.times == 0 or self.method not in (None, request.method) or self.key not in (None, request.key):
+            return False
+        asked = dict(request.headers).get("range", "")
+        if self.from_byte is not None and not asked.startswith(f"bytes={self.from_byte}-"):
             return False
         if self.times is not None:
             self.times -= 1

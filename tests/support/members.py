@@ -91,7 +91,7 @@ class Node:
         )  # fmt: skip
         self.reads = PeerReads(self.members, self.wire, layout, versions, contents, runtime, metrics)
         self.told = ToldReads(lambda: self.membership.view, self.wire, runtime, lambda: self.engine.planner.readers)
-        return Joined(self.reads, self.forgets)
+        return Joined(self.reads, self.forgets, lambda: self.membership.view)
 
     def serve(self, made: Engine) -> None:
         """The engine is there: answer the other members."""

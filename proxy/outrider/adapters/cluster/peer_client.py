@@ -28,6 +28,7 @@ from outrider.adapters.origin.sent_once import SentOnce, sent_once
 from outrider.core.auth.peer_signature import is_proved, signed
 from outrider.core.auth.sigv4 import SigningKeys
 from outrider.core.cluster import peer_control, peer_wire
+from outrider.core.cluster.command_messages import COMMAND_PATH, Command, CommandAnswer, command_body, parse_answer
 from outrider.core.cluster.member import Hello, Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
@@ -43,6 +44,8 @@ _CONNECT_TIMEOUT_S = 0.25
 _FREE_TIMEOUT_S = 0.25
 # A hello and a forget are answered from memory.
 _CONTROL_TIMEOUT_S = 2.0
+# A command has a list to be read, or blocks to be dropped from a disk.
+_COMMAND_TIMEOUT_S = 10.0
 # A hop to a thread for fewer bytes would cost more than their copy.
 _BULK_BYTES = 256 * 1024
 # Shorter than a member keeps an idle connection.
@@ -147,6 +150,15 @@ class PeerClient:
     async def tell_reads(self, member: Member, message: ReadsTold) -> None:
         await self._post(member.address, READS_PATH, reads_body(message), member)
 
+    async def command(self, member: Member, command: Command) -> CommandAnswer:
+        body = await self._post(
+            member.address, COMMAND_PATH, command_body(command), member, timeout_s=_COMMAND_TIMEOUT_S
+        )  # fmt: skip
+        try:
+            return parse_answer(body)
+        except WireError as error:
+            raise PeerFailed("garbage", str(error)) from error
+
     def _asker_to(self, member: Member) -> Asker:
         """This member, in the newest version that both speak."""
         asker = self._asker()
@@ -187,13 +199,16 @@ class PeerClient:
         response = await self._request(head.method, target, head.path, headers, None, timeout)
         return HttpReply(response, _NotCounted()), headers["authorization"]
 
-    async def _post(self, address: str, path: str, body: bytes, member: Member | None = None) -> bytes:
+    async def _post(
+        self, address: str, path: str, body: bytes, member: Member | None = None,
+        *, timeout_s: float = _CONTROL_TIMEOUT_S,
+    ) -> bytes:  # fmt: skip
         """The body of the answer. `member`: the one that must answer; None: any. Raises PeerFailed."""
         tls = self._tls()
         target = Endpoint(f"{'http' if tls is None else 'https'}://{address}", "", ForwardProxy())
         headers = peer_wire.control_headers(self._asker() if member is None else self._asker_to(member))
         headers = self._signed("POST", target.host, path, headers, sha256(body).hexdigest())
-        timeout = aiohttp.ClientTimeout(total=_CONTROL_TIMEOUT_S, sock_connect=_CONNECT_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
         response = await self._request("POST", target, path, headers, body, timeout)
         async with response:
             if response.status != 200:

@@ -109,6 +109,11 @@ class BackgroundFill:
                 await opened.ended()
             return version
 
+    async def told(self, ref: ObjectRef) -> ObjectVersion:
+        """The version that the object's authority, or the origin, has now, without any of its bytes. Raises Signal,
+        S3Error."""
+        return await self._version_lookup.ask(ref, None, patient=False)
+
     def fill(self, version: ObjectVersion, blocks: Iterable[int], *, by_command: bool = False) -> list[Flight]:
         """Begins to fill those of the blocks that are neither here nor on their way. Returns the flights of all that
         are not here. `by_command`: see `FillSlot`. Raises StoreUnavailable: the object is only relayed."""

@@ -7,12 +7,13 @@ answer each other, without a loop and without a deadlock.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Protocol
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
+from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.member import Hello
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead, ReadClass
 from outrider.core.cluster.read_messages import ReadsTold
@@ -77,6 +78,8 @@ class PeerService:
         self._clock = clock
         self.hear_reads: Callable[[ReadsTold], None] = lambda message: None
         """Told what clients of other members read."""
+        self.take_command: Callable[[Command], Awaitable[CommandAnswer]] | None = None
+        """Does this member's part of a maintenance command; None: not yet."""
 
     def hello(self, theirs: Hello) -> Hello:
         return self._members.met(theirs)
@@ -86,6 +89,11 @@ class PeerService:
 
     def told_reads(self, message: ReadsTold) -> None:
         self.hear_reads(message)
+
+    async def command(self, command: Command) -> CommandAnswer:
+        if self.take_command is None:
+            return CommandAnswer(error="the member is not ready")
+        return await self.take_command(command)
 
     async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
         """Raises Signal, S3Error: the peer has to ask the origin itself."""

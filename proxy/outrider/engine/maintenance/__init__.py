@@ -9,6 +9,8 @@
    before the store learns which blocks there are. Blocks that were lost are brought again within a minute.
 3. A verification (`Verification`) reads the blocks that it names and compares their checksums. Bad blocks are dropped
    and reported. They come again with the next read.
+4. In a cluster, a warm-up, an eviction and a verification are passed on to all members (`Together`). A warm-up brings
+   the blocks that this member owns (`OwnPart`), and the progress is the sum of all parts.
 """
 
 from outrider.engine.maintenance.pinning import Pinning

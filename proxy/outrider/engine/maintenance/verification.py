@@ -18,6 +18,7 @@ from outrider.ports import ControlledStore
 NAMES_MAX = 15
 _BAD_TOLD_MAX = 1000
 _AT_ONCE = 4
+_Bytes = bytes
 
 
 @dataclass(slots=True)
@@ -33,12 +34,14 @@ class Check:
     bad_blocks: int = 0
     bad: list[dict[str, object]] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    body: _Bytes = b""
+    """The list as it came."""
 
-    def told(self) -> dict[str, Any]:
+    def told(self, bad_max: int = _BAD_TOLD_MAX) -> dict[str, Any]:
         return {
             "name": self.name, "state": self.state.value,
             "blocks": {"wanted": self.blocks, "verified": self.verified, "bad": self.bad_blocks},
-            "bytes": {"verified": self.bytes}, "bad": self.bad,
+            "bytes": {"verified": self.bytes}, "bad": self.bad[:bad_max],
         }  # fmt: skip
 
 
@@ -56,11 +59,11 @@ class Verification:
     def of(self, owner: str) -> list[Check]:
         return [check for check in self._checks.values() if check.owner == owner]
 
-    def begin(self, owner: str, name: str, wanted: Callable[[ObjectRef], bool]) -> Check:
+    def begin(self, owner: str, name: str, wanted: Callable[[ObjectRef], bool], body: bytes = b"") -> Check:
         self.cancel(owner, name)
         while len(those := self.of(owner)) >= NAMES_MAX:
             self.cancel(owner, those[0].name)
-        check = self._checks[owner, name] = Check(owner, name)
+        check = self._checks[owner, name] = Check(owner, name, body=body)
         check.task = self._spawn(self._run(check, wanted), f"verify {name}")
         check.task.add_done_callback(lambda _: _stopped(check))
         return check

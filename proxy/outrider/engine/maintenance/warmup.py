@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,10 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.errors import InvalidRequest
 from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.maintenance.sums import warmup_sum
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
+from outrider.engine.maintenance.own_part import OwnPart
 
 May = Callable[[ObjectRef], bool]
 """Whether the client that asked for the warm-up may read an object."""
@@ -24,10 +26,13 @@ _RECOUNT_SHARE = 0.05
 @dataclass(slots=True)
 class Item:
     """One object. `size` -1: unknown. `version_id` empty: the names of its blocks are unknown. `here`: how many of its
-    bytes were seen on disk."""
+    bytes were seen on disk. `wanted_bytes`: how many of them this node is to have; 0 while the size is unknown.
+    `counts`: this node counts the object."""
 
     ref: ObjectRef
     size: int = -1
+    wanted_bytes: int = 0
+    counts: bool = True
     etag: str = ""
     version_id: bytes = b""
     here: int = 0
@@ -60,6 +65,16 @@ class Warmup:
     """How much of the cache the objects take, as far as their sizes are known."""
     trusting: bool = False
     """Blocks that a start found on disk count without a check: they are verified before they are read."""
+    is_divided: bool = False
+    """Each member of the cluster brings the blocks that it owns."""
+    part: OwnPart | None = None
+    """The blocks that are wanted here; None: all."""
+    is_led: bool = False
+    """This member sees to it that all members do their parts."""
+    is_told: bool = False
+    """Another member passed it on to this one, and sees to it."""
+    elsewhere: Sequence[Mapping[str, Any]] = ()
+    """The parts of the other members, as they were last told."""
     _removals: int = -1
     _count_after: float = 0.0
 
@@ -71,10 +86,32 @@ class Warmup:
         """Want these objects, too, unless they are wanted already; each with its size (-1: unknown)."""
         for ref, size in refs:
             if ref not in self.items:
-                self.items[ref] = Item(ref, size)
-                self.progress.wanted_objects += 1
-                self.progress.wanted_bytes += max(0, size)
-                self.progress.unsized += size < 0
+                # The owner of an object's first block counts the object.
+                counts = self.part is None or self.part.has(ref, 0)
+                item = self.items[ref] = Item(ref, counts=counts)
+                self.progress.wanted_objects += counts
+                self.progress.unsized += counts
+                self._is_sized(item, size)
+
+    def divide_anew(self, now: float) -> None:
+        """Begin again with no object, since blocks have other owners."""
+        self.progress, self.items, self.need_bytes = Progress(now), {}, 0
+
+    def own_bytes(self, ref: ObjectRef, size: int) -> int:
+        """How many bytes of an object of `size` bytes are wanted here."""
+        return size if self.part is None else self.part.bytes_of(ref, size)
+
+    def blocks(self, item: Item, layout: BlockLayout) -> Iterator[tuple[BlockKey, int]]:
+        """The blocks of an object whose size is known that are wanted here, each with its length in bytes."""
+        blocks, part = blocks_of(item, layout), self.part
+        return blocks if part is None else (block for block in blocks if part.has(item.ref, block[0].index))
+
+    def _is_sized(self, item: Item, size: int) -> None:
+        if size != item.size:
+            wanted = self.own_bytes(item.ref, max(0, size))
+            self.progress.wanted_bytes += wanted - item.wanted_bytes
+            self.progress.unsized -= item.counts * ((item.size < 0) - (size < 0))
+            item.size, item.wanted_bytes = size, wanted
 
     def again(self, now: float) -> None:
         """Begin again with the same objects."""
@@ -86,14 +123,12 @@ class Warmup:
 
     def sized(self, item: Item, size: int, etag: str) -> None:
         """A LIST told the size and the ETag of `item`."""
-        self.progress.wanted_bytes += size - max(0, item.size)
-        self.progress.unsized -= item.size < 0
-        item.size, item.etag = size, etag
+        self._is_sized(item, size)
+        item.etag = etag
 
     def found(self, item: Item, version: ObjectVersion, version_id: bytes) -> None:
         """`version` of `item` is the one that is brought."""
-        self.progress.wanted_bytes += version.size - max(0, item.size)
-        self.progress.unsized -= item.size < 0
+        self._is_sized(item, version.size)
         self.progress.bytes -= item.here
         item.is_now(version, version_id)
 
@@ -105,7 +140,7 @@ class Warmup:
     def completed(self, item: Item) -> None:
         if not item.whole:
             item.whole = True
-            self.progress.objects += 1
+            self.progress.objects += item.counts
 
     def recount(self, has: Callable[[BlockKey], bool], layout: BlockLayout, removals: int, clock: Callable[[], float],
                 *, at_once: bool = False) -> None:  # fmt: skip
@@ -116,13 +151,19 @@ class Warmup:
         began, self._removals = clock(), removals
         for item in self.items.values():
             if item.version_id and (item.whole or not self.running):
-                here = sum(length for key, length in blocks_of(item, layout) if has(key))
+                here = sum(length for key, length in self.blocks(item, layout) if has(key))
                 self.progress.bytes += here - item.here
-                self.progress.objects += (here == item.size) - item.whole
-                item.here, item.whole = here, here == item.size
+                self.progress.objects += item.counts * ((here == item.wanted_bytes) - item.whole)
+                item.here, item.whole = here, here == item.wanted_bytes
         self._count_after = clock() + (clock() - began) / _RECOUNT_SHARE
 
     def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+        """The progress; of a warm-up that is divided among members, that of all of them."""
+        part = self.told_part(now, failures_max)
+        return warmup_sum([part, *self.elsewhere], under_way=self.is_led) if self.is_led or self.elsewhere else part
+
+    def told_part(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+        """The progress of this node's part."""
         return {"name": self.name, "client": self.client, **self.progress.told(now, failures_max)}
 
 

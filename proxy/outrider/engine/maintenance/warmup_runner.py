@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.pins import Pins
@@ -33,12 +34,16 @@ from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.listing.enumerate import Enumerator
+from outrider.engine.maintenance.own_part import OwnPart
 from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import ControlledStore
+
+if TYPE_CHECKING:
+    from outrider.core.cluster.view import View
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +75,11 @@ class WarmupRunner:
     def __init__(
         self, layout: BlockLayout, versions: VersionCache, store: ControlledStore, fills: BackgroundFill,
         enumerator: Enumerator, pins: Pins, runtime: Runtime, *, blocks_at_once: int,
+        view: Callable[[], View] | None = None,
     ) -> None:  # fmt: skip
-        self._layout = layout
+        """`view`: the cluster as this member sees it; None: the node is alone."""
+        self.layout = layout
+        self._view = view
         self._versions = versions
         self.store = store
         self._fills = fills
@@ -105,7 +113,7 @@ class WarmupRunner:
 
     def counted(self, warmup: Warmup, *, at_once: bool = False) -> Warmup:
         """The warm-up, its progress counted again. `at_once`: also if that was done a moment ago."""
-        warmup.recount(self.store.has, self._layout, self.store.removals, self.clock, at_once=at_once)
+        warmup.recount(self.store.has, self.layout, self.store.removals, self.clock, at_once=at_once)
         return warmup
 
     def hint(self, ref: ObjectRef) -> None:
@@ -124,7 +132,10 @@ class WarmupRunner:
 
     async def expand(self, warmup: Warmup) -> None:
         """Find the objects that its list names. Prefixes that cannot be listed are failures."""
-        warmup.add((ref, -1) for ref in warmup.wanted.refs)
+        refs = warmup.wanted.refs
+        for start in range(0, len(refs), _PAGE_KEYS):
+            warmup.add((ref, -1) for ref in refs[start : start + _PAGE_KEYS])
+            await asyncio.sleep(0)
         for prefix in warmup.wanted.prefixes:
             try:
                 await self._list(warmup, prefix)
@@ -184,32 +195,50 @@ class WarmupRunner:
                 group.create_task(work())
 
     def version_id(self, version: ObjectVersion) -> bytes:
-        return self._layout.version_id(version)
+        return self.layout.version_id(version)
 
     # -- one warm-up --------------------------------------------------------------------------------------------------
 
     async def _run(self, warmup: Warmup, expand: bool) -> None:
-        progress = warmup.progress
         log.info("warm-up begins", extra={"warmup": warmup.name})
         try:
-            if expand:
-                await self.expand(warmup)
-            room_bytes = await self.store.most_bytes() - self.pins.reserved_bytes
-            await self.each(
-                list(warmup.items.values()),
-                _OBJECTS_AT_ONCE,
-                lambda item: self._bring_or_note(warmup, item, room_bytes),
-            )
-            self._look_back(warmup)
+            self._divide(warmup)
+            await self._bring_all(warmup, expand)
+            while self._is_divided_otherwise(warmup):
+                log.info("warm-up is divided anew", extra={"warmup": warmup.name})
+                warmup.divide_anew(self.clock())
+                self._divide(warmup)
+                await self._bring_all(warmup, expand)
         except asyncio.CancelledError:
             # Not raised to the task: the task would keep the error, the error this frame, the frame the warm-up, and
             # the warm-up the task.
             return
         except OSError as error:
-            progress.fail("", f"the cache disk: {error}")
+            warmup.progress.fail("", f"the cache disk: {error}")
+        progress = warmup.progress
         progress.end(self.clock())
         log.info("warm-up ended", extra={"warmup": warmup.name, "state": progress.state.value,
                                          "objects": progress.objects, "failed": progress.failed})  # fmt: skip
+
+    def _divide(self, warmup: Warmup) -> None:
+        if warmup.is_divided and self._view is not None:
+            warmup.part = OwnPart(self._view(), self.layout)
+
+    def _is_divided_otherwise(self, warmup: Warmup) -> bool:
+        """Whether blocks have other owners by now."""
+        return warmup.part is not None and self._view is not None and not warmup.part.is_as(self._view())
+
+    async def _bring_all(self, warmup: Warmup, expand: bool) -> None:
+        if expand:
+            await self.expand(warmup)
+        room_bytes = await self.store.most_bytes() - self.pins.reserved_bytes
+        # The objects whose versions this member is the authority of come first: others ask it for these.
+        await self.each(
+            sorted(warmup.items.values(), key=lambda item: not item.counts),
+            _OBJECTS_AT_ONCE,
+            lambda item: self._bring_or_note(warmup, item, room_bytes),
+        )
+        self._look_back(warmup)
 
     def _stopped(self, warmup: Warmup) -> None:
         if warmup.running:
@@ -262,13 +291,18 @@ class WarmupRunner:
 
     async def _bring_once(self, warmup: Warmup | None, item: Item, room_bytes: int | None) -> None:
         if item.size >= 0:
+            if not item.counts and not item.wanted_bytes:
+                return  # all of it is for other members
             self._check_room(warmup, item, item.size, room_bytes)
         version = self._fills.known(item.ref)
         brought = False
-        if version is None:
+        if version is None and not item.counts:
+            async with self._blocks:
+                version = await self._fills.told(item.ref)
+        elif version is None:
             brought = not self._begins_here(item.ref)
             # The answer brings the first block: count a whole one while the size is unknown.
-            first_bytes = min(item.size, self._layout.block_bytes) if item.size >= 0 else self._layout.block_bytes
+            first_bytes = min(item.size, self.layout.block_bytes) if item.size >= 0 else self.layout.block_bytes
             if warmup is not None:
                 await self._wait_for_allowance(warmup)
                 self._spend(warmup, first_bytes)
@@ -276,7 +310,7 @@ class WarmupRunner:
             try:
                 async with self._blocks:
                     version = await self._fills.opened(item.ref, size=item.size, by_command=True)
-                came_bytes = min(version.size, self._layout.block_bytes)
+                came_bytes = min(version.size, self.layout.block_bytes)
             finally:
                 if warmup is not None:
                     self._spend(warmup, came_bytes - first_bytes)
@@ -300,7 +334,7 @@ class WarmupRunner:
         beginning."""
         if warmup is None or room_bytes is None or item.has_room or self.pins.is_pinned(item.ref):
             return
-        need = self.pins.disk_bytes(size)
+        need = self.pins.disk_bytes(warmup.own_bytes(item.ref, size))
         if warmup.need_bytes + need > room_bytes:
             raise _NoRoomError(f"no room: {warmup.need_bytes + need - room_bytes} bytes are missing in the cache")
         item.has_room = True
@@ -309,7 +343,8 @@ class WarmupRunner:
     async def _bring_blocks(self, warmup: Warmup | None, item: Item, version: ObjectVersion, brought: bool) -> None:
         passed = 0
         async with TaskGroup() as group:
-            for key, length in blocks_of(item, self._layout):
+            blocks = blocks_of(item, self.layout) if warmup is None else warmup.blocks(item, self.layout)
+            for key, length in blocks:
                 if self.store.is_verified(key) or (self.store.has(key) and warmup is not None and warmup.trusting):
                     # The first block may have come a moment ago, with the answer to the question for the version.
                     _count(warmup, item, length, self.clock(), fetched=brought and key.index == 0)

@@ -8,6 +8,9 @@
     GET     each of these   the progress, as JSON
     DELETE  warm/<name>     cancels it; a warm-up that has ended is forgotten. pin/<name>: unpins
 
+In a cluster each member carries a warm-up, an eviction and a verification out for the blocks that it has or owns, and
+the progress is the sum. A pin is kept by the member that was asked.
+
 A client key may name the objects that it may read, and sees its own commands alone.
 """
 
@@ -16,10 +19,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.core.auth.grants import may_read
+from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.errors import (
+    AccessDenied,
     InvalidArgument,
     MethodNotAllowed,
     NoSuchKey,
@@ -28,7 +33,8 @@ from outrider.core.errors import (
     StoreUnavailable,
 )
 from outrider.core.maintenance.object_list import BODY_BYTES_MAX, ObjectList, SavedWarmup, parse_list
-from outrider.core.maintenance.progress import Progress
+from outrider.core.maintenance.progress import Progress, State
+from outrider.core.maintenance.sums import PART_NAMES_MAX, eviction_sum, verification_sum
 from outrider.core.model import ObjectRef
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.maintenance.pinning import Pinning
@@ -49,6 +55,9 @@ from outrider.http.control.objects import (
 from outrider.ports import Clock
 from outrider.settings import parse_bytes
 
+if TYPE_CHECKING:
+    from outrider.engine.maintenance.together import Together
+
 log = logging.getLogger(__name__)
 
 FOLDERS = ("warm", "pin", "evict", "verify")
@@ -61,15 +70,16 @@ class MaintenanceCommands:
 
     def __init__(
         self, warmups: Book, warmup_runner: WarmupRunner, pinning: Pinning, verification: Verification, access: Access,
-        clock: Clock,
+        clock: Clock, together: Together | None = None,
     ) -> None:  # fmt: skip
-        """`warmups`: filled here. `clock`: seconds since 1970."""
+        """`warmups`: filled here. `clock`: seconds since 1970. `together` None: the node is alone."""
         self._warmups = warmups
         self._warmup_runner = warmup_runner
         self.pinning = pinning
         self._verification = verification
         self._access = access
         self._clock = clock
+        self._together = together
         self._evictions = ControlObjects(_EVICTIONS_MAX, _EVICTIONS_BYTES_MAX)
 
     async def answer(self, request: ControlRequest, folder: str, name: str) -> ControlAnswer:
@@ -80,13 +90,13 @@ class MaintenanceCommands:
             await self._take(request, folder, name, body)
             return ControlAnswer(200, (("etag", etag_of(body)),))
         if method == "DELETE":
-            await self._delete(request.owner, folder, name)
+            await self._delete_everywhere(request.owner, folder, name)
             return ControlAnswer(204)
         if not request.reads:
             raise MethodNotAllowed
         if folder == "evict":
             return answer_with(request, self._evictions.get(request.owner, name))
-        progress = self._progress(request.owner, folder, name)
+        progress = await self._progress_everywhere(request.owner, folder, name)
         if progress is None:
             raise NoSuchKey
         return json_answer(request, json_body(progress), self._clock())
@@ -110,7 +120,7 @@ class MaintenanceCommands:
         return [
             SavedWarmup(warmup.owner, warmup.name, warmup.body.decode("utf-8", "surrogateescape"), warmup.at,
                         warmup.allowance.bytes_per_s)
-            for warmup in self._warmups.all() if warmup.running
+            for warmup in self._warmups.all() if (warmup.running and not warmup.is_told) or warmup.is_led
         ]  # fmt: skip
 
     async def resume(self, saved: Iterable[SavedWarmup]) -> None:
@@ -129,20 +139,63 @@ class MaintenanceCommands:
             except S3Error as error:
                 log.info("warm-up not resumed", extra={"warmup": warmup.name, "error": error.text})
 
+    # -- from other members -------------------------------------------------------------------------------------------
+
+    async def command(self, command: Command) -> CommandAnswer:
+        """Do this member's part of a command that another one passes on."""
+        try:
+            return CommandAnswer(await self._do(command))
+        except S3Error as error:
+            return CommandAnswer(error=error.text)
+
+    async def _do(self, command: Command) -> dict[str, Any] | None:
+        owner, folder, name = command.owner, command.folder, command.name
+        if command.verb == "put":
+            who = self._access.owner(owner)
+            if who is None:
+                raise AccessDenied("the member does not know the client key")
+            if folder == "verify":
+                await self._verify(owner, name, command.body, who)
+                return self._part(owner, folder, name)
+            wanted = await self._readable(command.body, who)
+            if folder == "evict":
+                return await self._evicted(name, wanted, who)
+            now, client = self._warmup_runner.clock(), who.client.name if who.client else ""
+            self._warm(Warmup(owner, client, name, command.body, self._clock(), wanted, _may(who), Progress(now),
+                              TokenBucket(command.bytes_per_s, now), is_divided=True, is_told=True))  # fmt: skip
+        elif command.verb == "cancel" and folder == "warm":
+            self._cancel(owner, name)
+        elif command.verb == "delete":
+            await self._delete(owner, folder, name)
+        return self._part(owner, folder, name)
+
+    def _part(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
+        """This member's part of the progress."""
+        if folder == "verify":
+            check = self._verification.get(owner, name)
+            return None if check is None else check.told(PART_NAMES_MAX)
+        warmup = self._warmups.get(owner, name) if folder == "warm" else None
+        if warmup is None:
+            return None
+        return self._warmup_runner.counted(warmup).told_part(self._warmup_runner.clock(), PART_NAMES_MAX)
+
     # -- PUT ----------------------------------------------------------------------------------------------------------
 
     async def _take(self, request: ControlRequest, folder: str, name: str, body: bytes) -> None:
         if folder == "verify":
-            wanted = await self._readable(body, request.who) if body.strip() else None
-            self._verification.begin(request.owner, name, _covered(wanted, _may(request.who)))
+            await self._verify(request.owner, name, body, request.who)
             return
         wanted = await self._readable(body, request.who)
         if folder == "evict":
-            await self._evict(request, name, wanted)
+            await self._evict(request, name, body, wanted)
         elif folder == "pin":
-            await self.pinning.pin(self._warmup(request, name, body, wanted))
+            await self.pinning.pin(self._warmup(request, folder, name, body, wanted))
         else:
-            self._warm(self._warmup(request, name, body, wanted))
+            self._warm(self._warmup(request, folder, name, body, wanted))
+
+    async def _verify(self, owner: str, name: str, body: bytes, who: Who) -> None:
+        wanted = await self._readable(body, who) if body.strip() else None
+        self._verification.begin(owner, name, _covered(wanted, _may(who)), body)
 
     async def _readable(self, body: bytes, who: Who) -> ObjectList:
         def readable() -> ObjectList:
@@ -155,13 +208,19 @@ class MaintenanceCommands:
         # In a thread: a long list takes a while, and the hits of others must not wait for it.
         return await asyncio.to_thread(readable)
 
-    def _warmup(self, request: ControlRequest, name: str, body: bytes, wanted: ObjectList) -> Warmup:
+    def _warmup(self, request: ControlRequest, folder: str, name: str, body: bytes, wanted: ObjectList) -> Warmup:
         now, who = self._warmup_runner.clock(), request.who
         client = who.client.name if who.client else ""
+        rate = _rate(dict(request.headers))
+        if self._together is not None and folder == "warm":
+            rate = self._together.share_of(rate)
         return Warmup(request.owner, client, name, body, self._clock(), wanted, _may(who), Progress(now),
-                      TokenBucket(_rate(dict(request.headers)), now))  # fmt: skip
+                      TokenBucket(rate, now))  # fmt: skip
 
     def _warm(self, warmup: Warmup) -> None:
+        together = None if warmup.is_told else self._together
+        if together is not None:
+            warmup.is_divided = True
         before = self._warmups.get(warmup.owner, warmup.name)
         if before is not None and before.running:
             if before.body == warmup.body and before.allowance.bytes_per_s == warmup.allowance.bytes_per_s:
@@ -169,18 +228,37 @@ class MaintenanceCommands:
             self._warmup_runner.cancel(before)
         self._warmups.put(warmup)
         self._warmup_runner.begin(warmup)
+        if together is not None:
+            together.lead(warmup)
 
-    async def _evict(self, request: ControlRequest, name: str, wanted: ObjectList) -> None:
-        store = self._warmup_runner.store
-        try:
-            gone = await store.drop(store.blocks_of(_covered(wanted, _may(request.who))))
-        except StoreUnavailable as error:
-            raise ServiceUnavailable(f"The cache disk does not let them go: {error}.") from error
-        result = {"name": name, "blocks": gone.blocks, "bytes": gone.bytes, "in_use_blocks": gone.later,
-                  "pinned_blocks": gone.pinned}  # fmt: skip
+    async def _evict(self, request: ControlRequest, name: str, body: bytes, wanted: ObjectList) -> None:
+        result = await self._evicted(name, wanted, request.who)
+        if self._together is not None:
+            others = await self._together.tell("put", "evict", request.owner, name, body)
+            result = eviction_sum([result, *others])
         self._evictions.put(request.owner, name, ControlObject(json_body(result), self._clock()))
 
+    async def _evicted(self, name: str, wanted: ObjectList, who: Who) -> dict[str, Any]:
+        store = self._warmup_runner.store
+        try:
+            gone = await store.drop(store.blocks_of(_covered(wanted, _may(who))))
+        except StoreUnavailable as error:
+            raise ServiceUnavailable(f"The cache disk does not let them go: {error}.") from error
+        return {"name": name, "blocks": gone.blocks, "bytes": gone.bytes, "in_use_blocks": gone.later,
+                "pinned_blocks": gone.pinned}  # fmt: skip
+
     # -- GET, DELETE --------------------------------------------------------------------------------------------------
+
+    async def _progress_everywhere(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
+        """The progress, with the parts of the other members as they are now."""
+        if self._together is not None and folder == "warm" and (warmup := self._warmups.get(owner, name)) is not None:
+            await self._together.look(warmup)
+        told = self._progress(owner, folder, name)
+        if self._together is None or folder != "verify" or told is None:
+            return told
+        check = self._verification.get(owner, name)
+        put = Command("", "put", folder, owner, name, b"" if check is None else check.body)
+        return verification_sum([told, *await self._together.parts(put, tell_again=True)])
 
     def _progress(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
         if folder == "verify":
@@ -200,10 +278,28 @@ class MaintenanceCommands:
         elif folder == "evict":
             self._evictions.pop(owner, name)
         elif (warmup := self._warmups.get(owner, name)) is not None:
-            if warmup.running:
-                self._warmup_runner.cancel(warmup)
+            if warmup.running or warmup.is_led:
+                self._cancel(owner, name)
             else:
                 self._warmups.pop(owner, name)
+
+    async def _delete_everywhere(self, owner: str, folder: str, name: str) -> None:
+        if self._together is None or folder in ("pin", "evict"):
+            await self._delete(owner, folder, name)
+            return
+        told = await self._progress_everywhere(owner, folder, name)
+        if folder == "warm" and told is not None and told["state"] == State.RUNNING.value:
+            self._cancel(owner, name)
+            await self._together.tell("cancel", folder, owner, name)
+        else:
+            await self._delete(owner, folder, name)
+            await self._together.tell("delete", folder, owner, name)
+
+    def _cancel(self, owner: str, name: str) -> None:
+        """End a warm-up. A part that has ended is cancelled, too: others may run still."""
+        if (warmup := self._warmups.get(owner, name)) is not None:
+            self._warmup_runner.cancel(warmup)
+            warmup.progress.state = State.CANCELLED
 
 
 def _may(who: Who) -> May:

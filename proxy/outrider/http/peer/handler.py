@@ -12,6 +12,14 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
 from outrider.core.cluster import peer_control, peer_wire
+from outrider.core.cluster.command_messages import (
+    COMMAND_BYTES_MAX,
+    COMMAND_PATH,
+    Command,
+    CommandAnswer,
+    answer_body,
+    parse_command,
+)
 from outrider.core.cluster.member import Hello
 from outrider.core.cluster.peer_messages import Forget, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
@@ -44,6 +52,10 @@ class PeerService(Protocol):
     def forget(self, message: Forget) -> None: ...
 
     def told_reads(self, message: ReadsTold) -> None: ...
+
+    async def command(self, command: Command) -> CommandAnswer:
+        """Do this member's part of a maintenance command, or tell of it."""
+        ...
 
 
 class OnPort(Protocol):
@@ -165,6 +177,8 @@ class PeerHandler:
         self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
     ) -> Reply:
         path = request.raw_path
+        if path == COMMAND_PATH:
+            return await self._command(request, wire, asker, headers, body_hash)
         if path not in (peer_control.HELLO_PATH, peer_control.FORGET_PATH, READS_PATH):
             raise Refused(400, "garbage")
         body = await self._body(request, wire, body_hash)
@@ -193,12 +207,33 @@ class PeerHandler:
             self._service.forget(message)
         return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name))
 
-    async def _body(self, request: BaseRequest, wire: Sender, body_hash: str) -> bytes:
+    async def _command(
+        self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
+    ) -> Reply:
+        body = await self._body(request, wire, body_hash, COMMAND_BYTES_MAX)
+        this = self._this()
+        if not peer_wire.is_spoken(asker.wire):
+            raise Refused(400, "wire")
+        if asker.cluster_id != this.cluster_id:
+            raise Refused(421, "cluster")
+        try:
+            command = parse_command(body)
+        except WireError as error:
+            raise Refused(400, "garbage") from error
+        if command.sender != asker.name:
+            raise Refused(400, "garbage")
+        told = answer_body(await self._service.command(command))
+        name = ((peer_wire.FROM, this.name),)
+        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, told), told)
+
+    async def _body(
+        self, request: BaseRequest, wire: Sender, body_hash: str, bytes_max: int = peer_control.BODY_BYTES_MAX
+    ) -> bytes:
         """The body, which is that of the signature. Raises Refused."""
         length = request.content_length
         if length is None:
             raise Refused(400, "garbage")
-        if length > peer_control.BODY_BYTES_MAX:
+        if length > bytes_max:
             raise Refused(400, "too large")
         body = bytearray()
         try:

@@ -1,0 +1,137 @@
+"""Maintenance commands that the members of a cluster carry out together, each for the blocks that it owns.
+
+The member that a client asked leads: it passes the command on, asks each member for its part of the progress, and has
+the work divided again when the ring, or the members that are there, have changed. A member that came back without
+knowing of the command is told again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from outrider.core.cluster.command_messages import Command, CommandAnswer
+from outrider.core.cluster.view import View
+from outrider.core.errors import ServiceUnavailable
+from outrider.core.maintenance.progress import State
+from outrider.core.maintenance.sums import UNANSWERED
+from outrider.engine.maintenance.own_part import OwnPart
+from outrider.engine.maintenance.warmup import Book, Warmup
+from outrider.engine.maintenance.warmup_runner import WarmupRunner
+from outrider.engine.tasks.runtime import Runtime
+
+Part = Mapping[str, Any]
+
+# The members are asked for their parts so often; sooner at the beginning, as small warm-ups end at once.
+_LOOK_S = 1.0
+_FIRST_LOOK_S = 0.1
+
+
+class Elsewhere(Protocol):
+    """The other members of this node's cache."""
+
+    @property
+    def view(self) -> View: ...
+
+    async def ask(self, command: Command, only: str | None = None) -> Sequence[tuple[str, CommandAnswer | None]]:
+        """The answer of each other member of the ring that is there, with its name; None: it gave none. `only`: ask
+        this one alone. The sender is filled in."""
+        ...
+
+
+class Together:
+    """Called on the engine's thread."""
+
+    def __init__(self, elsewhere: Elsewhere, warmups: Book, runner: WarmupRunner, runtime: Runtime) -> None:
+        self._elsewhere = elsewhere
+        self._warmups = warmups
+        self._runner = runner
+        self._runtime = runtime
+
+    def share_of(self, bytes_per_s: float) -> float:
+        """Each member's share of the bandwidth limit of a warm-up; 0: none."""
+        return bytes_per_s / len(self._elsewhere.view.takers.members)
+
+    # -- all commands -------------------------------------------------------------------------------------------------
+
+    async def tell(self, verb: str, folder: str, owner: str, name: str, body: bytes = b"") -> list[Part]:
+        """Have all members act. Returns their parts. Raises ServiceUnavailable: one did not."""
+        answers = await self._elsewhere.ask(Command("", verb, folder, owner, name, body))
+        for member, answer in answers:
+            if answer is None or answer.error:
+                why = "it does not answer" if answer is None else answer.error
+                raise ServiceUnavailable(f"The member {member} did not carry it out: {why}.")
+        return [answer.told for _, answer in answers if answer is not None and answer.told is not None]
+
+    async def parts(self, put: Command, *, tell_again: bool) -> list[Part]:
+        """The other members' parts of the command that `put` made. `tell_again`: members that do not know of it are
+        told."""
+        asked = Command("", "get", put.folder, put.owner, put.name)
+        return [await self._part(put, *told, tell_again=tell_again) for told in await self._elsewhere.ask(asked)]
+
+    async def _part(self, put: Command, member: str, answer: CommandAnswer | None, *, tell_again: bool) -> Part:
+        if tell_again and answer is not None and answer.told is None:
+            for _, again in await self._elsewhere.ask(put, member):
+                answer = again
+        if answer is None:
+            return UNANSWERED
+        if answer.told is None:
+            return _failed(member, answer.error or "it does not know of the command")
+        return answer.told
+
+    # -- warm-ups -----------------------------------------------------------------------------------------------------
+
+    def lead(self, warmup: Warmup) -> None:
+        """See to it that all members do their parts. The warm-up runs here already."""
+        warmup.is_led = True
+        task = self._runtime.spawn(self._lead(warmup), f"warm {warmup.name} everywhere")
+        task.add_done_callback(lambda _: setattr(warmup, "is_led", False))
+
+    async def look(self, warmup: Warmup) -> None:
+        """Ask the other members for their parts."""
+        warmup.elsewhere = await self.parts(self._put_of(warmup), tell_again=warmup.is_led)
+
+    async def _lead(self, warmup: Warmup) -> None:
+        divided, pause_s = await self._divide(warmup), _FIRST_LOOK_S
+        while self._is_wanted(warmup):
+            if not divided.is_as(self._elsewhere.view):
+                divided = await self._divide(warmup)
+                self._begin_again(warmup)
+            await self.look(warmup)
+            over = not any(part["state"] == State.RUNNING.value for part in warmup.elsewhere)
+            if over and not warmup.running and divided.is_as(self._elsewhere.view):
+                return
+            await self._runtime.sleep(pause_s)
+            pause_s = min(_LOOK_S, 2 * pause_s)
+        is_here = self._warmups.get(warmup.owner, warmup.name) is warmup
+        if is_here and warmup.progress.state is State.CANCELLED:
+            # A member may have been told to begin after it was told to end.
+            await self._elsewhere.ask(Command("", "cancel", "warm", warmup.owner, warmup.name))
+
+    async def _divide(self, warmup: Warmup) -> OwnPart:
+        """Tell all members. Returns how the blocks are divided."""
+        divided = OwnPart(self._elsewhere.view, self._runner.layout)
+        await self._elsewhere.ask(self._put_of(warmup))
+        return divided
+
+    def _begin_again(self, warmup: Warmup) -> None:
+        """A part that runs notices by itself that it is divided anew."""
+        if not warmup.running and self._is_wanted(warmup):
+            warmup.divide_anew(self._runner.clock())
+            self._runner.begin(warmup)
+
+    def _is_wanted(self, warmup: Warmup) -> bool:
+        is_here = self._warmups.get(warmup.owner, warmup.name) is warmup
+        return is_here and warmup.progress.state is not State.CANCELLED
+
+    def _put_of(self, warmup: Warmup) -> Command:
+        return Command("", "put", "warm", warmup.owner, warmup.name, warmup.body, warmup.allowance.bytes_per_s)
+
+
+def _failed(member: str, why: str) -> Part:
+    """The part of a member that did not take the command."""
+    name = f"the part of {member}"
+    return {
+        "state": State.FAILED.value, "objects": {"failed": 1}, "failures": [{"object": name, "error": why}],
+        "blocks": {}, "bad": [{"object": name, "block": 0, "error": why}],
+    }  # fmt: skip
