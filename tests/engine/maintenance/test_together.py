@@ -26,7 +26,7 @@ from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.control.objects import ControlRequest
 from tests.support.damage import block_files
 from tests.support.engine import BLOCK
-from tests.support.fakes import FakeOrigin, Fault, ramp
+from tests.support.fakes import AtOnce, FakeOrigin, Fault, ramp
 from tests.support.members import Cluster, Node, Time, cluster
 
 COUNT = 8
@@ -107,6 +107,8 @@ def room(tmp_path: Path) -> Iterator[Room]:
     time, origin = Time(), FakeOrigin(chunk_bytes=BLOCK)
     for number, ref in enumerate(REFS):
         origin.put(ref, ramp(SIZE, number))
+    # Virtual time would pass while a thread reads a list.
+    asyncio.get_running_loop().set_default_executor(AtOnce())
     with cluster(tmp_path, origin=origin, clock=time, sleep=time.sleep) as nodes:
         yield Room(nodes, time)
 
