@@ -91,7 +91,7 @@ def size(request: pytest.FixtureRequest) -> int:
 async def test_an_unknown_version_comes_with_its_headers_and_the_bytes(wire: Wire, size: int) -> None:
     version = wire.service.put(REF, ramp(size), headers=HEADERS)
     wire.service.age_s, wire.service.digest = 2.5, "xxh3:00112233445566ff"
-    read = PeerRead(REF, Extent(0, size), 0, None, ReadClass.NEXT, reader="trainer ü/7")
+    read = PeerRead(REF, Extent(0, size), 0, None, ReadClass.NEXT)
     confirmed, extent, digest, data = await wire.read(read)
     assert confirmed == Confirmed(version, 2.5, is_settled=True)
     assert confirmed.version.headers == HEADERS

@@ -19,7 +19,6 @@ from outrider.core.cluster.peer_wire import (
     FROM,
     KNOWN,
     PEER,
-    READER,
     SEQUENCE,
     AnswerHead,
     Asker,
@@ -66,7 +65,7 @@ def reads(draw: st.DrawFn) -> PeerRead:
         extent = Extent(start, draw(st.integers(start + 1, size)))
     return PeerRead(
         ref, extent, draw(st.integers(0, 2**40)), known, draw(st.sampled_from(ReadClass)),
-        only_if_here=draw(st.booleans()), whole_headers=draw(st.booleans()), reader=draw(st.just("") | from_wire),
+        only_if_here=draw(st.booleans()), whole_headers=draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -121,11 +120,6 @@ def test_a_version_with_more_headers_than_fit_is_not_sent() -> None:
         read_head(PeerRead(REF, Extent(0, 1), 0, Confirmed(version, 0.0)), ASKER)
     with pytest.raises(WireError):
         answer_headers(PeerRead(REF, None), AnswerHead(Confirmed(version, 0.0), None, ""), "owner")
-
-
-def test_a_long_name_of_a_reader_is_cut() -> None:
-    head = read_head(PeerRead(REF, None, reader="r" * 5000), ASKER)
-    assert parse_read(head.method, head.path, head.headers).reader == "r" * 1024
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
@@ -217,12 +211,6 @@ def test_a_method_that_does_not_go_with_the_range_is_refused(method: str, asked:
         parse_read(method, "/b/k", {PEER: GOOD, **asked})
 
 
-@pytest.mark.parametrize("value", ["%", "a b", "ü", "%C3%BC%", "%c3", "r" * 4000])
-def test_a_malformed_reader_is_refused(value: str) -> None:
-    with pytest.raises(WireError):
-        parse_read("HEAD", "/b/k", {PEER: GOOD, READER: value})
-
-
 @pytest.mark.parametrize("value", ["", "1", "1.", ".1", "1.2.3", "-1.2", "1.x", "1." + "9" * 20])
 def test_a_malformed_sequence_number_is_refused(value: str) -> None:
     assert sequence_of({SEQUENCE: "12.345"}) == (12, 345)
@@ -298,7 +286,7 @@ def test_another_version_is_believed_of_the_member_that_was_asked_alone() -> Non
 
 any_text = st.text(max_size=80)
 mixed = st.dictionaries(
-    st.sampled_from((PEER, READER, KNOWN, SEQUENCE, FROM, DIGEST, "range", "content-range")),
+    st.sampled_from((PEER, KNOWN, SEQUENCE, FROM, DIGEST, "range", "content-range")),
     any_text | st.just(GOOD) | st.just(known_value()) | st.just("bytes=0-0"),
 )  # fmt: skip
 

@@ -33,8 +33,7 @@ class PeerRead:
 
     `known`: the version of which the bytes must be; None: the peer tells which version it has, and its bytes end where
     the object does. An extent past that end is answered with the version alone. `only_if_here`: the peer must not ask
-    the bucket. `whole_headers`: the checksums of the whole object are wanted. `reader`: the name of the client that
-    reads, empty if none does.
+    the bucket. `whole_headers`: the checksums of the whole object are wanted.
     """
 
     ref: ObjectRef
@@ -44,7 +43,6 @@ class PeerRead:
     read_class: ReadClass = ReadClass.DEMAND
     only_if_here: bool = False
     whole_headers: bool = False
-    reader: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ A read is a GET, or a HEAD for the version alone, of `/BUCKET/KEY`. Its headers:
 
 range              the bytes, as `bytes=FIRST-LAST`
 x-outrider-peer    `v=1;from=NAME;ring=DIGEST;cluster=ID;class=demand;hops=1;only-if-here=0;checksums=0;block=INDEX`
-x-outrider-reader  the client that reads, percent-encoded; absent: none does
 x-outrider-known   the known version, in base64 of JSON; absent: none is
 
 An answer of status 200, 206, 304 or 412 has `x-outrider-from`, the name of the member that gives it. It has
@@ -45,14 +44,13 @@ from outrider.core.cluster.wire_forms import (
 )
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_strong_etag, shared_headers
 
-PEER, READER, KNOWN = "x-outrider-peer", "x-outrider-reader", "x-outrider-known"
+PEER, KNOWN = "x-outrider-peer", "x-outrider-known"
 FROM, DIGEST, SEQUENCE = "x-outrider-from", "x-outrider-digest", "x-outrider-seq"
 
 FIELD_BYTES_MAX = 60 * 1024
 """The longest value of a header: `http.client` reads no line of more than 64 KiB. 700 headers of user metadata, which
 S3 allows, are 21 KB."""
 
-_READER_BYTES_MAX = 1024
 _HEADERS_MAX = 1024
 _DIGEST = re.compile(r"[a-z0-9]{1,16}:[0-9a-f]{8,128}", re.ASCII)
 _RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})", re.ASCII)
@@ -104,8 +102,6 @@ def read_head(read: PeerRead, asker: Asker) -> ReadHead:
     }
     if read.extent is not None:
         headers["range"] = f"bytes={read.extent.start}-{read.extent.stop - 1}"
-    if read.reader:
-        headers[READER] = quote(raw_bytes(read.reader)[:_READER_BYTES_MAX], safe="")
     if read.known is not None:
         headers[KNOWN] = _known_value(read.known, with_headers=True)
     path = "/" + quote(raw_bytes(read.ref.bucket), safe="") + "/" + quote(raw_bytes(read.ref.key), safe="/")
@@ -148,12 +144,9 @@ def parse_read(method: str, raw_path: str, headers: Mapping[str, str]) -> PeerRe
         known = _confirmed(_known_json(value), ref)
         if extent is not None and extent.stop > known.version.size:
             raise WireError("the range ends past the known size")
-    reader = headers.get(READER, "")
-    if len(reader) > 3 * _READER_BYTES_MAX:
-        raise WireError("the reader is too long")
     return PeerRead(
         ref, extent, number(fields.get("block", ""), "block"), known, read_class,
-        only_if_here=_flag(fields, "only-if-here"), whole_headers=_flag(fields, "checksums"), reader=_unescaped(reader),
+        only_if_here=_flag(fields, "only-if-here"), whole_headers=_flag(fields, "checksums"),
     )  # fmt: skip
 
 
