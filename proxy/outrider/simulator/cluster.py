@@ -17,6 +17,7 @@ from outrider.core.cache.near_blocks import NearBlocks
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.ownership import Ring
+from outrider.core.cluster.read_messages import told_every_s
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import EpochResult, Machine, SimProxy, Visit
 from outrider.simulator.scenarios import JobSpec
@@ -38,8 +39,6 @@ WAYS: tuple[Way, ...] = ("cluster", "by itself", "direct")
 
 # A request to a peer and the first byte of its reply, within a data centre.
 _PEER_LATENCY_S = 0.001
-# The time between two messages about reads (`engine.cluster.told_reads`).
-_TOLD_EVERY_S = 1.0
 # The rest of a node's prefetch after a block that it had no room for; it doubles with each one in a row
 # (`engine.ahead.prefetch`).
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
@@ -209,7 +208,7 @@ class SimNode(SimProxy):
     def _tell(self, client: str, ref: ObjectRef, size: int) -> None:
         """As `engine.cluster.told_reads` does."""
         if not self._untold:
-            self.time.at(self.time.now + _TOLD_EVERY_S, self._tell_all)
+            self.time.at(self.time.now + told_every_s(len(self.cluster.members) - 1), self._tell_all)
         self._untold.append((client, ref, size, self.time.now))
 
     def _tell_all(self) -> None:

@@ -1,16 +1,16 @@
-"""Members tell each other what their clients read: once a second, hits at the edge included, and waiting for nobody."""
+"""Members tell each other what their clients read: in batches, hits at the edge included, and waiting for nobody."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.core.cluster.read_messages import READS_MAX
+from outrider.core.cluster.read_messages import READS_MAX, told_every_s
 from outrider.core.model import ObjectRef
-from outrider.engine.cluster.told_reads import EVERY_S
 from tests.support.engine import BLOCK, taken
 from tests.support.fakes import ramp
 from tests.support.members import Node, Time, cluster
 
+EVERY_S = told_every_s(2)
 REFS = [ObjectRef("train", f"{number:06d}.tar") for number in range(4)]
 
 
@@ -39,7 +39,7 @@ async def test_all_members_hear_of_each_read_and_of_hits(tmp_path: Path) -> None
         assert cache == "HIT"
         for other in others:
             told = [message for name, message in edge.wire.told if name == other.name]
-            assert [[each.ref for each in message.reads] for message in told] == [REFS, REFS]
+            assert [each.ref for message in told for each in message.reads] == [*REFS, *REFS]
             assert {each.reader for message in told for each in message.reads} == {"10.0.0.1"}
             await time.run(other.engine.prefetch.tick())
             dataset, _ = other.engine.planner.registry.item(REFS[0])

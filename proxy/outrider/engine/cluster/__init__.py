@@ -14,6 +14,6 @@
    disk of the previous owner of a block is asked, which waits for nobody.
 5. `Forgets` tells all alive members of each write, before it is sent and after its answer. The messages are numbered. A
    gap in the numbers of a member makes everything doubtful that this node believed (`Beliefs`).
-6. `ToldReads` tells all alive members once a second what clients of this node read. `engine.ahead` hears of theirs.
+6. `ToldReads` tells all alive members in batches what clients of this node read. `engine.ahead` hears of theirs.
 7. `CommandsElsewhere` passes maintenance commands on. `engine.maintenance.together` decides which.
 """

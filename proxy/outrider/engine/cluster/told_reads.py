@@ -1,6 +1,6 @@
 """Tells the other members which objects clients of this node read, so that their planners know it.
 
-A member hears of each read, and not only of blocks that it owns: a hit at the edge asks no owner. The reads of a second
+A member hears of each read, and not only of blocks that it owns: a hit at the edge asks no owner. The reads of a while
 go in one message. They are hints: one that is lost makes a prediction worse, and breaks nothing.
 """
 
@@ -12,16 +12,13 @@ from collections.abc import Callable
 
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.peer_messages import PeerFailed
-from outrider.core.cluster.read_messages import READS_MAX, ReadsTold, ToldRead
+from outrider.core.cluster.read_messages import READS_MAX, ReadsTold, ToldRead, told_every_s
 from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef
 from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import PeerTransport
 
 log = logging.getLogger(__name__)
-
-EVERY_S = 1.0
-"""The time between two messages to a member. A planner looks ahead for longer than that."""
 
 
 class ToldReads:
@@ -53,7 +50,7 @@ class ToldReads:
     async def _tell(self) -> None:
         try:
             while self._untold:
-                await self._runtime.sleep(EVERY_S)
+                await self._runtime.sleep(told_every_s(len(self._view().alive)))
                 self._tell_all()
         finally:
             self._is_telling = False
