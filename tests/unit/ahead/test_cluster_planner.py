@@ -89,6 +89,24 @@ def test_what_any_member_has_read_is_read() -> None:
     assert sorted(wanted(planner, 49.0)) == REFS[48:]
 
 
+def test_clients_of_several_nodes_are_taken_for_one_job_until_a_repeat() -> None:
+    planner = planner_of(0b11)
+    order = [number * 37 % COUNT for number in range(COUNT)]
+    for at, number in enumerate(order[:12]):
+        if at % 2:
+            read_here(planner, REFS[number], 1.0 + at)
+        else:
+            read_elsewhere(planner, REFS[number], 1.0 + at)
+    read_before = {REFS[number] for number in order[:12]}
+    assert not read_before & wanted(planner, 13.0).keys()
+    for number in order[:12:2]:
+        read_here(planner, REFS[number], 14.0)
+    assert len(planner.registry.item(REFS[0])[0].epochs()) == 2, "each reads for itself"
+    for at, number in enumerate(order[12:24]):
+        read_here(planner, REFS[number], 15.0 + at)
+    assert len(planner.registry.item(REFS[0])[0].epochs()) == 2, "and is not soon taken for one job again"
+
+
 def test_what_others_have_read_goes_first() -> None:
     planner = planner_of(0b11)
     for ref in REFS:

@@ -138,6 +138,8 @@ class Planner:
         self._expect(client, ref, item)
         if (job := dataset.job_table.jobs.get(client)) is not None:
             job.is_elsewhere = True
+        if (shared := dataset.job_table.shared_epoch) is not None:
+            shared.spans_nodes = True
         if cached is not None:
             # No client here reads it for that.
             cached.reading, cached.served = item in self._open_objects, served

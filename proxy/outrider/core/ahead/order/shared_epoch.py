@@ -15,6 +15,8 @@ from outrider.core.ahead.order.job import Job
 # Clients that read independently would have repeated so many reads of each other by now, and they repeated none:
 # e**-7 is the probability of that.
 _NO_CHANCE = 7.0
+# Clients of several nodes of a cluster are most likely ranks of one job: this much is enough, until a repeat.
+_LITTLE_CHANCE = 0.5
 # Reads from before there were several clients are taken into account if there are no more than this.
 _EARLIER_READS_MAX = 10_000
 
@@ -25,6 +27,9 @@ class SharedEpoch:
 
     def __init__(self, jobs: Iterable[Job], names: Names, now: float) -> None:
         """`jobs`: what each client has read so far, by itself."""
+        self.spans_nodes = False
+        """Some of the clients read at other members of the cluster."""
+        self._is_refuted = False
         self._begin(now)
         begun = [(job.client, job.epochs[-1]) for job in jobs if job.epochs]
         if sum(len(epoch.log) for _, epoch in begun) > _EARLIER_READS_MAX:
@@ -45,7 +50,8 @@ class SharedEpoch:
     @property
     def epochs(self) -> list[Epoch]:
         """Empty: the clients share no epoch, or that is not clear yet."""
-        return self._job.predicting if self._by_chance >= _NO_CHANCE else []
+        enough = _LITTLE_CHANCE if self.spans_nodes and not self._is_refuted else _NO_CHANCE
+        return self._job.predicting if self._by_chance >= enough else []
 
     def grow(self, index_count: int) -> None:
         self._job.grow(index_count)
@@ -62,4 +68,5 @@ class SharedEpoch:
         self._job.opened(index, names, readers, list, now)
         if self._by_chance < _NO_CHANCE and not all(epoch.trusted for epoch in self._job.epochs):
             # There was a repeat: each client reads for itself.
+            self._is_refuted = True
             self._begin(now)
