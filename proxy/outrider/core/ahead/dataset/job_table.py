@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch import ORDER_LIKELY, Epoch
 from outrider.core.ahead.order.epoch_handle import EpochHandle
 from outrider.core.ahead.order.job import Job, ReadOrder
 from outrider.core.ahead.order.learned_order import LearnedOrder
@@ -59,7 +59,11 @@ class JobTable:
             shared = self.shared_epoch.epochs if self.shared_epoch is not None else []
             # A known order of one client predicts more than the rest of the shared epoch does. An epoch that is not
             # trusted is no such order: among many clients, the first reads of some suggest an order by chance.
-            self._is_shared = bool(shared) and not any(epoch.trusted and epoch.order_known for epoch in own)
+            # That the clients of a cluster repeat their orders is first to be shown by reads.
+            likely = ORDER_LIKELY if self.shared_epoch is not None and self.shared_epoch.spans_nodes else 0.0
+            self._is_shared = bool(shared) and not any(
+                epoch.trusted and epoch.order_known and (epoch.told or epoch.confidence > likely) for epoch in own
+            )
             self.is_by_chance = not self._is_shared and any(job.is_by_chance for job in self.jobs.values())
             self.computed = shared if self._is_shared else own
         return self.computed

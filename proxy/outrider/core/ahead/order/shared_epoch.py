@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch import ORDER_OPEN, Epoch
 from outrider.core.ahead.order.job import Job
 
 # Clients that read independently would have repeated so many reads of each other by now, and they repeated none:
@@ -66,6 +66,11 @@ class SharedEpoch:
             self._by_chance += (self._reads.total() - self._reads[client]) / len(names.keys)
             self._reads[client] += 1
         self._job.opened(index, names, readers, list, now)
+        if self.spans_nodes:
+            for epoch in self._job.epochs:
+                if len(epoch.log) <= 1 and epoch.number > 0 and not epoch.told:
+                    # Reads of many nodes seldom come in the same order again: it is first to be shown.
+                    epoch.confidence = min(epoch.confidence, ORDER_OPEN)
         if self._by_chance < _NO_CHANCE and not all(epoch.trusted for epoch in self._job.epochs):
             # There was a repeat: each client reads for itself.
             self._is_refuted = True
