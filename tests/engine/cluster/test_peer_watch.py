@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core.cluster.peer_messages import ReadClass
+from outrider.core.cluster.peer_messages import PeerFailed, ReadClass
 from tests.support.engine import BLOCK, REF
 from tests.support.fake_peers import PeerFault
 from tests.support.fakes import RAMP, Fault
@@ -195,3 +195,28 @@ async def test_a_member_whose_bytes_come_while_it_is_greeted_is_not_lost(tmp_pat
         assert await asyncio.wait_for(reading, 60) == DATA[:1000]
         await time.until(time() + 0.5)
         assert owner.name in edge.membership.view.alive
+
+
+async def test_a_read_that_fails_as_it_is_given_up_leaves_its_task_uncancelled(tmp_path: Path) -> None:
+    with cluster(tmp_path, "ab") as nodes:
+        await nodes.meet()
+        read = nodes["a"].reads._watch.begin(nodes["b"].membership.view.me)
+
+        async def reply() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise PeerFailed("broke") from None
+
+        async def reads() -> int:
+            with pytest.raises(PeerFailed):
+                await read.awaited(reply())
+            task = asyncio.current_task()
+            return -1 if task is None else task.cancelling()
+
+        task = asyncio.ensure_future(reads())
+        await asyncio.sleep(0)
+        read.end(PeerFailed("slow"))
+        assert await task == 0
+        nodes["a"].reads._watch.over(read)
+        await nodes.settle()

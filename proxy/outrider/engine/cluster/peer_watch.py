@@ -59,6 +59,11 @@ class WatchedRead:
             if self._gone is None or self._task is None or self._task.uncancel() > 0:
                 raise
             raise self._gone from None
+        except Exception:
+            # It failed while it was cancelled. The task itself is not to end.
+            if self._gone is not None and self._task is not None:
+                self._task.uncancel()
+            raise
         finally:
             self._task = None
 
