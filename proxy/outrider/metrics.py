@@ -159,8 +159,8 @@ class PeerMetrics:
         )
         self.forgets = Counter(
             "outrider_peer_forgets",
-            "Messages about names that a write makes doubtful; `result`: acknowledged or unacknowledged by a member, "
-            "received, or missed.",
+            "Messages about names that a write makes doubtful; `result`: acknowledged by a member, late (after the "
+            "write went on), unacknowledged, received, or missed.",
             ["result"],
             registry=registry,
         )

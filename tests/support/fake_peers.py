@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -109,6 +109,8 @@ class FakePeers:
     hellos: list[str] = field(default_factory=list)
     """The addresses to which a hello was sent."""
     forgets: list[tuple[str, Forget]] = field(default_factory=list)
+    forgets_way: Callable[[str], Awaitable[None]] | None = None
+    """Called with the member's name before a forget arrives there: it may wait, or raise PeerFailed."""
     told: list[tuple[str, ReadsTold]] = field(default_factory=list)
     commands: list[tuple[str, Command]] = field(default_factory=list)
     body_bytes: int = 0
@@ -136,6 +138,8 @@ class FakePeers:
 
     async def forget(self, member: Member, message: Forget) -> None:
         self.forgets.append((member.name, message))
+        if self.forgets_way is not None:
+            await self.forgets_way(member.name)
         (await self._service(member.address)).forget(message)
 
     async def tell_reads(self, member: Member, message: ReadsTold) -> None:

@@ -2,8 +2,9 @@
 answer.
 
 The messages of a member are numbered. A member that notices a gap missed a write, so that each version that it knows of
-is asked about again. A member that cannot be reached is bounded by the time to live of versions, and notices the gap
-once it is reached again.
+is asked about again. A write goes on without a member that has not confirmed its message in time. Such a member may
+serve the old version to its own clients until the message comes, or until a hello tells it of the gap. A member that
+cannot be reached is bounded by the time to live of versions, and notices the gap once it is reached again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ WAIT_S = 0.25
 """A write waits no longer for the members."""
 # A message that was not answered by then is given up.
 _PATIENCE_S = 2.0
+# A connection that was kept may break under the message, and so may the next one that was kept.
+_TRIES = 3
 
 
 class Forgetter(Protocol):
@@ -63,6 +66,8 @@ class Forgets:
         self._sent = SentForgets()
         self._received = ReceivedForgets()
         self._looks = False
+        self.unheard: Callable[[Member], None] = lambda member: None
+        """Called with a member that did not confirm a forget: a hello tells it of the gap."""
 
     # -- sent ---------------------------------------------------------------------------------------------------------
 
@@ -96,8 +101,9 @@ class Forgets:
         await within(asyncio.ensure_future(acknowledged.wait()), WAIT_S, self._runtime)
 
     async def _send(self, member: Member, message: Forget) -> None:
+        began = self._runtime.clock()
         try:
-            sending = asyncio.ensure_future(self._transport.forget(member, message))
+            sending = asyncio.ensure_future(self._delivered(member, message))
             if not await within(sending, _PATIENCE_S, self._runtime):
                 raise PeerFailed("late")
             sending.result()
@@ -106,8 +112,21 @@ class Forgets:
             log.debug("a member did not acknowledge a forget", extra={"peer": member.name, "error": repr(error)})
             if isinstance(error, asyncio.CancelledError):
                 raise
+            self.unheard(member)
         else:
-            self._metrics.peers.forgets.labels("acknowledged").inc()
+            is_late = self._runtime.clock() - began > WAIT_S
+            self._metrics.peers.forgets.labels("late" if is_late else "acknowledged").inc()
+
+    async def _delivered(self, member: Member, message: Forget) -> None:
+        """Raises PeerFailed."""
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                await self._transport.forget(member, message)
+            except PeerFailed as error:
+                if error.why != "broke" or not tries_left:
+                    raise
+            else:
+                return
 
     # -- received -----------------------------------------------------------------------------------------------------
 

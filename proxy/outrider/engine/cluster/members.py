@@ -37,6 +37,9 @@ _EVENTS_LOGGED_AS_WARNINGS = frozenset({"left out", "list doubted"})
 class Forgetting(Protocol):
     """The forgets, as far as the members need them."""
 
+    unheard: Callable[[Member], None]
+    """Called with a member that did not confirm a forget."""
+
     @property
     def last(self) -> int:
         """The number of the last forget that this node sent."""
@@ -87,6 +90,7 @@ class Members:
         self._ring = membership.view.ring
         self.settled = asyncio.Event()
         """Set once the members are known; see `Membership.is_settled`."""
+        forgets.unheard = self._missed_a_forget
 
     @property
     def view(self) -> View:
@@ -175,6 +179,11 @@ class Members:
         self.health.of(member.name).unanswered(self._runtime.clock())
         self._membership.unheard(member.address, self._runtime.clock())
         self._changed()
+
+    def _missed_a_forget(self, member: Member) -> None:
+        # The hello tells the number of the last forget, so that the member notices the gap; or it shows that the member
+        # is away, so that writes do not wait for it.
+        self._greet_soon(member.address)
 
     async def _keep(self) -> None:
         kept = self._membership.kept
