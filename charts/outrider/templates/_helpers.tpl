@@ -102,8 +102,8 @@ capabilities:
 {{- end -}}
 
 {{- define "outrider.grace" -}}
-{{- /* 15 s more than the drain, for the snapshot of the index. */ -}}
-{{- add 15 (ceil .Values.settings.drain_s) -}}
+{{- /* 15 s more than the drain, for the snapshot of the index, and those of the preStop hook. */ -}}
+{{- add 15 (ceil .Values.settings.drain_s) (ternary 5 0 (eq (include "outrider.fallsBack" .) "true")) -}}
 {{- end -}}
 
 {{- define "outrider.keysOf" -}}

@@ -234,6 +234,8 @@ def test_two_pods_never_share_a_nodes_cache_directory(chart: helm.Chart) -> None
 @pytest.mark.parametrize("drain_s", [0, 0.5, 30, 3600])
 def test_the_pod_is_not_killed_while_it_drains(chart: helm.Chart, drain_s: float) -> None:
     grace_s = pod(chart, {"settings": {"drain_s": drain_s}})["terminationGracePeriodSeconds"]
+    # Kubernetes counts the hook in.
+    grace_s -= container(chart, {})["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert drain_s + 15 <= grace_s < drain_s + 16
 
 

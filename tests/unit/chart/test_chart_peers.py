@@ -130,10 +130,15 @@ def test_another_node_answers_only_where_the_own_one_comes_first(
 ) -> None:
     with in_cluster(tmp_path / "chart", kubernetes=kubernetes) as chart:
         service: Manifest = manifests(chart, values)["Service"]["spec"]
+        hook = container(chart, values).get("lifecycle")
+        grace_s = pod(chart, values)["terminationGracePeriodSeconds"]
         notes = chart.render(values, name="fast", namespace=NAMESPACE)["outrider/templates/NOTES.txt"]
     assert service.get("trafficDistribution") == ("PreferSameNode" if falls_back else None)
     assert service.get("internalTrafficPolicy") == (None if falls_back else "Local")
     assert ("nothing answers" in notes) is not falls_back
+    # New requests go elsewhere before the pod stops taking them, or there is nowhere to go.
+    assert hook == ({"preStop": {"sleep": {"seconds": 5}}} if falls_back else None)
+    assert grace_s == (50 if falls_back else 45)
 
 
 def test_the_notes_tell_of_objects_that_are_missing(tmp_path: Path) -> None:
