@@ -28,6 +28,8 @@ from outrider.simulator.world import (
 
 # The duration of a LIST of a dataset: one page for each 1,000 keys, a few pages at a time.
 _LIST_S = 0.2
+# The engine thinks at least so often.
+_TICK_S = 0.05
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ class SimProxy:
         self.opened: list[tuple[ObjectRef, EpochResult]] = []
         self.objects = objects
         self.readers = 0
-        self._is_stepping = False
+        self._is_stepping = self._will_tick = False
 
     def _evicts(self, policy: EvictionPolicy) -> EvictionPolicy:
         return policy
@@ -135,6 +137,7 @@ class SimProxy:
     def prefetch(self) -> None:
         if self.planner is None or not self.machine.prefetch:
             return
+        self._tick_later()
         self._take_steps()
         for bucket, prefix in self.planner.please_list():
             if self.machine.listing:
@@ -154,6 +157,16 @@ class SimProxy:
                 blocks = self.planner.blocks(want, len(of.blocks))
             for index in blocks:
                 self.origin.ask(of, index, (PREFETCHED, self.time.now))
+
+    def _tick_later(self) -> None:
+        if not self._will_tick and self.readers > 0:
+            self._will_tick = True
+            self.time.at(self.time.now + _TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._will_tick = False
+        if self.readers > 0:
+            self.prefetch()
 
     def _take_steps(self) -> None:
         if not self._is_stepping and self.planner is not None and self.planner.step():
