@@ -38,6 +38,7 @@ from outrider.core.memo import Memo
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.engine.ahead.orders_of_all import OrdersOfAll
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.cluster.beliefs import Beliefs
 from outrider.engine.cluster.commands import CommandsElsewhere
@@ -187,6 +188,15 @@ class Cluster:
         told = ToldReads(lambda: self._membership.view, self._transport, self._runtime, lambda: planner.readers)
         planner.join(told.opened, self._mine_of)
         self._service.hear_reads = prefetch.heard
+
+    def plans_of_all(self, prefetch: Prefetch) -> OrdersOfAll:
+        """Takes the orders that clients tell, and passes them on to all members."""
+        orders = OrdersOfAll(
+            prefetch, lambda: self._membership.view, self._transport, self._runtime, boot=self._boot
+        )  # fmt: skip
+        self._service.hear_orders = orders.heard
+        self.members.on_hello.append(orders.send)
+        return orders
 
     def _mine_of(self, ref: ObjectRef, blocks: int) -> int:
         """See `Planner.join`."""

@@ -210,9 +210,10 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     )
     if cluster is not None:
         cluster.obey(commands)
+    plans = prefetch if cluster is None else cluster.plans_of_all(prefetch)
     control = ControlBucket(
-        lambda owner: outrider.status.for_client(owner), prefetch, commands, access, metrics, time.time
-    )
+        lambda owner: outrider.status.for_client(owner), plans, commands, access, metrics, time.time
+    )  # fmt: skip
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, access, control, memory)
     overview = Overview(

@@ -421,6 +421,10 @@ class PeerTransport(Protocol):
         """Have a member do its part of a maintenance command, or tell of it. Raises PeerFailed."""
         ...
 
+    async def tell_order(self, member: Member, body: bytes) -> None:
+        """Pass on what a client of this node is about to read: `order_messages.order_body`. Raises PeerFailed."""
+        ...
+
 
 class MemberSource(Protocol):
     """Tells who is a member: a file, DNS, Kubernetes, Slurm."""

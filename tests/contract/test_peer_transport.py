@@ -11,6 +11,7 @@ import pytest
 
 from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.order_messages import OrderTold, order_body
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead, ReadClass
 from outrider.core.cluster.read_messages import ReadsTold, ToldRead
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
@@ -239,6 +240,12 @@ async def test_a_command_is_answered_with_the_progress_of_the_part(wire: Wire) -
     assert wire.service.commands == [command]
     wire.service.told = CommandAnswer(error="no")
     assert await wire.transport.command(wire.member, replace(command, verb="get", body=b"")) == wire.service.told
+
+
+async def test_an_order_is_passed_on(wire: Wire) -> None:
+    message = OrderTold("edge", 7, 3, 2, "10.0.0.1", (REF, ObjectRef("b", "é")), 4, 9)
+    await wire.transport.tell_order(wire.member, order_body(message))
+    assert wire.service.orders == [message]
 
 
 async def test_nobody_at_the_address(wire: Wire) -> None:

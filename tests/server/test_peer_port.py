@@ -20,6 +20,7 @@ from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.cluster import peer_control
 from outrider.core.cluster.command_messages import COMMAND_PATH, Command, command_body
 from outrider.core.cluster.member import Member
+from outrider.core.cluster.order_messages import ORDER_PATH, OrderTold, order_body
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, KNOWN, PEER, SEQUENCE
 from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, reads_body
@@ -263,6 +264,8 @@ def with_another_body(raw: Raw) -> dict[str, str]:
             421,
             "cluster",
         ),
+        (by("POST", ORDER_PATH, b"{}"), 400, "garbage"),
+        (by("POST", ORDER_PATH, order_body(OrderTold("other", 1, 1, 1, ""))), 400, "garbage"),
         (by("POST", peer_control.FORGET_PATH, b" " * (peer_control.BODY_BYTES_MAX + 1)), 400, "too large"),
     ],
 )
@@ -277,7 +280,8 @@ async def test_a_request_that_is_none_of_a_member_is_refused_and_counted(
         headers = headers_of(raw)
         assert await raw.ask(headers) == status
         assert refusals(wire) == {reason: 1}
-        assert (service.asked, service.met, service.forgets, service.reads, service.commands) == ([],) * 5
+        heard = service.reads, service.commands, service.orders
+        assert (service.asked, service.met, service.forgets, *heard) == ([],) * 6
         signature = headers.get("authorization", "").rpartition("Signature=")[2] or "no signature"
         for told in (wire.owner.metrics.text().decode(), *(str(vars(record)) for record in caplog.records)):
             assert SECRET not in told

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.order_messages import OrderTold, parse_order
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
 from outrider.core.cluster.read_messages import ReadsTold
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
@@ -31,6 +32,8 @@ class Answering(Protocol):
     def told_reads(self, message: ReadsTold) -> None: ...
 
     async def command(self, command: Command) -> CommandAnswer: ...
+
+    def told_order(self, message: OrderTold) -> None: ...
 
 
 @dataclass(slots=True)
@@ -113,6 +116,7 @@ class FakePeers:
     """Called with the member's name before a forget arrives there: it may wait, or raise PeerFailed."""
     told: list[tuple[str, ReadsTold]] = field(default_factory=list)
     commands: list[tuple[str, Command]] = field(default_factory=list)
+    orders: list[tuple[str, OrderTold]] = field(default_factory=list)
     body_bytes: int = 0
     under_way: int = 0
 
@@ -149,6 +153,11 @@ class FakePeers:
     async def command(self, member: Member, command: Command) -> CommandAnswer:
         self.commands.append((member.name, command))
         return await (await self._service(member.address)).command(command)
+
+    async def tell_order(self, member: Member, body: bytes) -> None:
+        message = parse_order(body)
+        self.orders.append((member.name, message))
+        (await self._service(member.address)).told_order(message)
 
     async def _service(self, address: str) -> Answering:
         await asyncio.sleep(0)
@@ -244,6 +253,7 @@ class FakeMember:
     commands: list[Command] = field(default_factory=list)
     told: CommandAnswer = field(default_factory=CommandAnswer)
     """The answer to each command."""
+    orders: list[OrderTold] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """The answer waits for it."""
     body_gate: asyncio.Event | None = None
@@ -291,6 +301,9 @@ class FakeMember:
 
     def told_reads(self, message: ReadsTold) -> None:
         self.reads.append(message)
+
+    def told_order(self, message: OrderTold) -> None:
+        self.orders.append(message)
 
     def forget(self, message: Forget) -> None:
         self.forgets.append(message)

@@ -15,6 +15,7 @@ from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Listed, Member
 from outrider.core.cluster.membership import Domain, Membership
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.engine.ahead.orders_of_all import OrdersOfAll
 from outrider.engine.cluster.beliefs import Beliefs
 from outrider.engine.cluster.forgets import Forgets, Sender
 from outrider.engine.cluster.members import Members
@@ -70,6 +71,8 @@ class Node:
         self.reads: PeerReads
         self.forgets: Forgets
         self.told: ToldReads
+        self.plans: OrdersOfAll
+        self._runtime: Runtime
         self.near: NearBlocks
 
     def near_first(self, policy: EvictionPolicy) -> EvictionPolicy:
@@ -90,6 +93,7 @@ class Node:
             metrics,
         )  # fmt: skip
         self.reads = PeerReads(self.members, self.wire, layout, versions, contents, runtime, metrics)
+        self._runtime = runtime
         self.told = ToldReads(lambda: self.membership.view, self.wire, runtime, lambda: self.engine.planner.readers)
         return Joined(self.reads, self.forgets, lambda: self.membership.view)
 
@@ -104,6 +108,11 @@ class Node:
         self.wire.services[self.address] = self.service
         made.planner.join(self.told.opened, self._mine_of)
         self.service.hear_reads = made.prefetch.heard
+        self.plans = OrdersOfAll(
+            made.prefetch, lambda: self.membership.view, self.wire, self._runtime, boot=self.boot
+        )  # fmt: skip
+        self.service.hear_orders = self.plans.heard
+        self.members.on_hello.append(self.plans.send)
 
     def _mine_of(self, ref: ObjectRef, blocks: int) -> int:
         view = self.membership.view

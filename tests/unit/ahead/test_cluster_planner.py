@@ -158,3 +158,9 @@ def test_readers_of_all_members_count_until_they_are_silent() -> None:
     assert planner.readers_elsewhere == 11
     planner.opened_elsewhere("n", "n/a", REFS[2], SIZE, 5, 70.0)
     assert planner.readers_elsewhere == 5
+
+
+def test_an_order_that_was_told_elsewhere_is_fetched_by_owners() -> None:
+    planner = planner_of(0b10)
+    planner.told("m/a", REFS, 1.0, total=COUNT, elsewhere=True)
+    assert set(wanted(planner, 1.0).values()) == {(1,)}

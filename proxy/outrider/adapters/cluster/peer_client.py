@@ -30,6 +30,7 @@ from outrider.core.auth.sigv4 import SigningKeys
 from outrider.core.cluster import peer_control, peer_wire
 from outrider.core.cluster.command_messages import COMMAND_PATH, Command, CommandAnswer, command_body, parse_answer
 from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.order_messages import ORDER_PATH
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
 from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, reads_body
@@ -158,6 +159,9 @@ class PeerClient:
             return parse_answer(body)
         except WireError as error:
             raise PeerFailed("garbage", str(error)) from error
+
+    async def tell_order(self, member: Member, body: bytes) -> None:
+        await self._post(member.address, ORDER_PATH, body, member)
 
     def _asker_to(self, member: Member) -> Asker:
         """This member, in the newest version that both speak."""

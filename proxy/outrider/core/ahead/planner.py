@@ -258,13 +258,16 @@ class Planner:
 
     def told(
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,
-        hint: Hint | None = None,
+        hint: Hint | None = None, elsewhere: bool = False,
     ) -> None:  # fmt: skip
         """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may follow.
-        `hint` remembers the objects, so that it can be asked about or withdrawn."""
+        `hint` remembers the objects, so that it can be asked about or withdrawn. `elsewhere`: the client reads at
+        another member of the cluster, so that only blocks that this node owns are fetched for it."""
         self._now = now
         for dataset, indexes in self.registry.items_of(refs, now).items():
             epoch = dataset.told(client, indexes, start, total or COUNT_MAX, now)
+            if elsewhere:
+                dataset.jobs[client].is_elsewhere = True
             if hint is not None:
                 hint.add(dataset, epoch, indexes)
             if not dataset.discovery.requested and not dataset.names.listed:

@@ -172,14 +172,18 @@ class Prefetch:
                 self._elsewhere.append(_ReadElsewhere(message.sender, message.readers, reader, read, at))
 
     def told(
-        self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint | None = None
-    ) -> None:
-        """The order in which one worker of `client` will read; see `http.control.control_bucket.Plans`."""
+        self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint | None = None,
+        elsewhere: bool = False,
+    ) -> None:  # fmt: skip
+        """The order in which one worker of `client` will read; see `http.control.control_bucket.Plans`. `elsewhere`:
+        see `Planner.told`."""
         wanted = [ref for ref in refs if self._mode_of(ref) is Mode.EPOCH]
         if hint is not None:
             hint.ignored += len(refs) - len(wanted)
         if wanted:
-            self._planner.told(client, wanted, self._clock(), start=start, total=total, hint=hint)
+            self._planner.told(
+                client, wanted, self._clock(), start=start, total=total, hint=hint, elsewhere=elsewhere
+            )  # fmt: skip
         self.think()
 
     def withdraw(self, hint: Hint, others: Iterable[Hint]) -> int:

@@ -87,6 +87,8 @@ class Members:
         self._is_ready = False
         self.on_ring: list[Callable[[], None]] = []
         """Called when the ring has changed."""
+        self.on_hello: list[Callable[[], None]] = []
+        """Called when a member has answered a hello."""
         self._ring = membership.view.ring
         self.settled = asyncio.Event()
         """Set once the members are known; see `Membership.is_settled`."""
@@ -162,6 +164,8 @@ class Members:
         if hello.member.name != self.view.me.name:
             self._forgets.heard(hello)
         self._changed()
+        for hear in self.on_hello:
+            hear()
 
     # -- for reads: see `peer_reader.Members` -------------------------------------------------------------------------
 

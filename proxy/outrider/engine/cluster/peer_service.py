@@ -15,6 +15,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
 from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.member import Hello
+from outrider.core.cluster.order_messages import OrderTold
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead, ReadClass
 from outrider.core.cluster.read_messages import ReadsTold
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
@@ -80,6 +81,8 @@ class PeerService:
         """Told what clients of other members read."""
         self.take_command: Callable[[Command], Awaitable[CommandAnswer]] | None = None
         """Does this member's part of a maintenance command; None: not yet."""
+        self.hear_orders: Callable[[OrderTold], None] = lambda message: None
+        """Told what clients of other members are about to read."""
 
     def hello(self, theirs: Hello) -> Hello:
         return self._members.met(theirs)
@@ -94,6 +97,9 @@ class PeerService:
         if self.take_command is None:
             return CommandAnswer(error="the member is not ready")
         return await self.take_command(command)
+
+    def told_order(self, message: OrderTold) -> None:
+        self.hear_orders(message)
 
     async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
         """Raises Signal, S3Error: the peer has to ask the origin itself."""

@@ -21,6 +21,7 @@ from outrider.core.cluster.command_messages import (
     parse_command,
 )
 from outrider.core.cluster.member import Hello
+from outrider.core.cluster.order_messages import ORDER_PATH, OrderTold, parse_order
 from outrider.core.cluster.peer_messages import Forget, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
 from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, parse_reads
@@ -56,6 +57,8 @@ class PeerService(Protocol):
     async def command(self, command: Command) -> CommandAnswer:
         """Do this member's part of a maintenance command, or tell of it."""
         ...
+
+    def told_order(self, message: OrderTold) -> None: ...
 
 
 class OnPort(Protocol):
@@ -171,7 +174,7 @@ class PeerHandler:
         if not self.in_flight:
             self._idle.set()
 
-    # -- hellos and forgets -------------------------------------------------------------------------------------------
+    # -- hellos, forgets, reads, orders -------------------------------------------------------------------------------
 
     async def _control(
         self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
@@ -179,7 +182,7 @@ class PeerHandler:
         path = request.raw_path
         if path == COMMAND_PATH:
             return await self._command(request, wire, asker, headers, body_hash)
-        if path not in (peer_control.HELLO_PATH, peer_control.FORGET_PATH, READS_PATH):
+        if path not in (peer_control.HELLO_PATH, peer_control.FORGET_PATH, READS_PATH, ORDER_PATH):
             raise Refused(400, "garbage")
         body = await self._body(request, wire, body_hash)
         this = self._this()
@@ -194,18 +197,23 @@ class PeerHandler:
                     raise Refused(400, "garbage")
                 mine = peer_control.hello_body(self._service.hello(theirs))
                 return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, mine), mine)
-            message = parse_reads(body) if path == READS_PATH else peer_control.parse_forget(body)
+            message = _parsed(path, body)
         except WireError as error:
             raise Refused(400, "garbage") from error
         if asker.cluster_id != this.cluster_id:
             raise Refused(421, "cluster")
         if message.sender != asker.name:
             raise Refused(400, "garbage")
+        self._heed(message)
+        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name))
+
+    def _heed(self, message: Forget | ReadsTold | OrderTold) -> None:
         if isinstance(message, ReadsTold):
             self._service.told_reads(message)
+        elif isinstance(message, OrderTold):
+            self._service.told_order(message)
         else:
             self._service.forget(message)
-        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name))
 
     async def _command(
         self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
@@ -250,3 +258,10 @@ class PeerHandler:
         self, wire: Sender, status: int, headers: Headers, body: bytes | None = None, *, close: bool = False
     ) -> Reply:
         return Reply(status, headers, wire=wire, body=body, close=close)
+
+
+def _parsed(path: str, body: bytes) -> Forget | ReadsTold | OrderTold:
+    """A message that is no hello. Raises WireError."""
+    if path == READS_PATH:
+        return parse_reads(body)
+    return parse_order(body) if path == ORDER_PATH else peer_control.parse_forget(body)

@@ -1,0 +1,178 @@
+"""An order that a client tells one member reaches all: each fetches what it owns, and takes it back with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from outrider.core.ahead.hints import Hint
+from outrider.core.cluster.order_messages import OrderTold
+from outrider.core.cluster.ownership import Ring
+from outrider.core.model import BlockKey, Extent, ObjectRef
+from tests.support.engine import BLOCK
+from tests.support.fakes import ramp
+from tests.support.members import Cluster, Node, Time, cluster
+
+REFS = [ObjectRef("train", f"{number:06d}.tar") for number in range(24)]
+CLIENT = "10.0.0.1"
+
+
+@contextmanager
+def members(root: Path, time: Time) -> Iterator[Cluster]:
+    with cluster(root, clock=time, sleep=time.sleep, policy="epoch") as nodes:
+        for ref in REFS:
+            nodes.origin.put(ref, ramp(BLOCK))
+        yield nodes
+
+
+def tell(node: Node, refs: list[ObjectRef] = REFS, start: int = 0, hint: Hint | None = None) -> Hint:
+    hint = hint or Hint()
+    node.plans.told(CLIENT, refs, start=start, total=len(REFS), hint=hint)
+    return hint
+
+
+def heard(node: Node, by: Node) -> list[OrderTold]:
+    """The messages that `node` sent to `by`."""
+    return [message for name, message in node.wire.orders if name == by.name]
+
+
+def expected(node: Node, client: str) -> list[ObjectRef]:
+    """The objects that the planner of `node` expects this client to read, in order."""
+    dataset, _ = node.engine.planner.registry.item(REFS[0])
+    job = dataset.jobs.get(client)
+    epochs = [] if job is None else [epoch for epoch in job.epochs if epoch.told]
+    keys = dataset.names.keys
+    return [ObjectRef("train", keys[index]) for epoch in epochs for index in epoch.agenda if epoch.unread(index)]
+
+
+def here(node: Node) -> set[ObjectRef]:
+    layout, versions = node.engine.layout, node.engine.versions
+    known = ((ref, versions.stale(ref)) for ref in REFS)
+    return {
+        ref for ref, version in known
+        if version is not None and node.engine.store.has(BlockKey(layout.version_id(version), 0))
+    }  # fmt: skip
+
+
+async def test_all_members_hear_of_an_order_and_fetch_what_they_own(tmp_path: Path) -> None:
+    time = Time()
+    with members(tmp_path, time) as nodes:
+        await time.run(nodes.meet())
+        told, *others = nodes
+        tell(told)
+        await time.until(time() + 0.5)
+        for other in others:
+            assert expected(other, f"{told.name}/{CLIENT}") == REFS
+            assert here(other) == {ref for ref in REFS if other.owns(ref)}
+            assert not other.wire.orders, "it does not pass on what a member passed on"
+        assert {other.owns(ref) for other in others for ref in REFS} == {True, False}
+
+
+async def test_an_order_is_withdrawn_everywhere(tmp_path: Path) -> None:
+    time = Time()
+    with members(tmp_path, time) as nodes:
+        await time.run(nodes.meet())
+        told, *others = nodes
+        first, second = tell(told, REFS[:12]), tell(told, REFS[12:], 12)
+        await time.until(time() + 0.5)
+        told.plans.withdraw(first, [second])
+        await time.until(time() + 0.5)
+        for other in others:
+            assert expected(other, f"{told.name}/{CLIENT}") == REFS[12:]
+        told.plans.withdraw(second, [])
+        await time.until(time() + 0.5)
+        for other in others:
+            assert expected(other, f"{told.name}/{CLIENT}") == []
+
+
+async def test_a_member_that_missed_an_order_is_told_again(tmp_path: Path) -> None:
+    time = Time()
+    with members(tmp_path, time) as nodes:
+        await time.run(nodes.meet())
+        told, away, other = nodes
+        service = told.wire.services.pop(away.address)
+        hint = tell(told, REFS[:12])
+        tell(told, REFS[12:], 12, hint)
+        await time.until(time() + 0.5)
+        assert expected(other, f"{told.name}/{CLIENT}") == REFS
+        assert expected(away, f"{told.name}/{CLIENT}") == []
+        told.wire.services[away.address] = service
+        await time.run(nodes.meet())
+        await time.until(time() + 0.5)
+        assert expected(away, f"{told.name}/{CLIENT}") == REFS
+        assert [message.number for message in heard(told, other)] == [1, 2], "once"
+
+
+async def test_a_member_that_begins_anew_is_told_what_still_counts(tmp_path: Path) -> None:
+    time = Time()
+    with members(tmp_path, time) as nodes:
+        await time.run(nodes.meet())
+        told, anew, _ = nodes
+        gone, kept = tell(told, REFS[:6]), tell(told, REFS[6:12], 6)
+        read = tell(told, REFS[12:18], 12)
+        await time.until(time() + 0.5)
+        told.plans.withdraw(gone, [kept, read])
+        for ref in REFS[12:18]:
+            told.engine.planner.asked(CLIENT, ref, BLOCK, Extent(0, BLOCK), time())
+        await time.until(time() + 0.5)
+        before = len(heard(told, anew))
+        anew.boot += 1
+        anew.members._boot += 1
+        await time.run(nodes.meet())
+        await time.until(time() + 0.5)
+        again = heard(told, anew)[before:]
+        assert [list(message.refs) for message in again if not message.is_withdrawn] == [REFS[6:12]]
+
+
+async def test_an_epoch_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    time = Time()
+    with members(tmp_path, time) as nodes:
+        told, *_ = nodes
+        hint = tell(told, REFS)
+        tell(told, REFS[::-1], hint=hint)
+        await time.run(nodes.meet())
+        await time.until(time() + 0.5)
+        for name in "bc":
+            assert [list(message.refs) for message in heard(told, nodes[name])] == [REFS[::-1]]
+
+
+async def test_a_message_that_comes_twice_counts_once(tmp_path: Path) -> None:
+    time = Time()
+    with members(tmp_path, time) as nodes:
+        await time.run(nodes.meet())
+        node = nodes["a"]
+        first = OrderTold("b", 1, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS))
+        withdrawn = OrderTold("b", 1, 2, 1, CLIENT, is_withdrawn=True)
+        for message in (first, withdrawn, first):
+            node.plans.heard(message)
+        assert expected(node, f"b/{CLIENT}") == []
+        node.plans.heard(OrderTold("b", 2, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS)))
+        assert expected(node, f"b/{CLIENT}") == REFS[:12], "another process of the member"
+
+
+async def test_the_plans_of_an_ended_process_are_not_withdrawn_with_those_of_the_next(tmp_path: Path) -> None:
+    time = Time()
+    with members(tmp_path, time) as nodes:
+        await time.run(nodes.meet())
+        node = nodes["a"]
+        node.plans.heard(OrderTold("b", 1, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS)))
+        node.plans.heard(OrderTold("b", 2, 1, 1, CLIENT, tuple(REFS[12:]), 12, len(REFS)))
+        node.plans.heard(OrderTold("b", 2, 2, 1, CLIENT, is_withdrawn=True))
+        assert expected(node, f"b/{CLIENT}") == REFS[:12]
+
+
+async def test_a_member_with_a_cache_of_its_own_is_not_told(tmp_path: Path) -> None:
+    """As one of another zone."""
+    time = Time()
+    with members(tmp_path, time) as nodes:
+        await time.run(nodes.meet())
+        told, elsewhere, other = nodes
+        view = told.membership.view
+        near = replace(view, takers=Ring(member for member in view.takers.members if member.name != elsewhere.name))
+        told.plans._view = lambda: near
+        tell(told)
+        await time.until(time() + 0.5)
+        assert heard(told, other)
+        assert not heard(told, elsewhere)
