@@ -35,12 +35,13 @@ test: install
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # What another Python may change: `make test-python PYTHON=python3.13 VENV=.venv313`. What no Python changes is left out:
-# the arithmetic of the simulator, chart, pages, image, and the clients, which talk to the proxy over a socket.
+# long arithmetic of the planner and the simulator, chart, pages, image, and the clients, which talk to the proxy over a
+# socket.
 PYTHON_TESTS := tests/unit tests/engine tests/contract tests/server/test_imports.py tests/server/test_lifecycle.py \
 	tests/server/test_reads.py tests/server/test_run.py tests/server/test_workers.py tests/server/test_writes.py \
-	--ignore tests/unit/chart --ignore tests/unit/ahead/test_goals.py --ignore tests/unit/ahead/test_properties.py \
-	--ignore tests/unit/ahead/order/test_order_search.py --ignore tests/unit/ahead/order/test_same_order.py \
-	--ignore tests/unit/ahead/order/test_webdataset_shuffle.py
+	$(patsubst %,--ignore=tests/unit/%,chart project simulator ahead/test_eviction_alone.py ahead/test_goals.py \
+	ahead/test_properties.py ahead/dataset/test_templates.py ahead/order/test_order_search.py \
+	ahead/order/test_same_order.py ahead/order/test_torch_sampler.py ahead/order/test_webdataset_shuffle.py)
 test-python: install
 	$(MAKE) test PYTEST="$(PYTHON_TESTS)"
 
@@ -60,7 +61,8 @@ SOAK ?= 30
 TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py \
 	tests/engine/cluster/test_histories.py \
 	tests/server/test_bench.py tests/server/test_fresh_clone.py tests/unit/ahead/order/test_same_order.py \
-	tests/unit/ahead/test_goals.py tests/unit/ahead/test_properties.py
+	tests/unit/ahead/order/test_webdataset_shuffle.py tests/unit/ahead/test_goals.py \
+	tests/unit/ahead/test_properties.py
 soak: install
 	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 --tb native $(TESTS)
 

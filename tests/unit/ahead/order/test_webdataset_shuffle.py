@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.order import shuffle_search, webdataset_shuffle
+from outrider.core.ahead.order import order_search, seed_state, shuffle_search, webdataset_shuffle
 from outrider.core.ahead.order.shuffle_search import SearchResult
 from outrider.core.ahead.order.torch_sampler import at_once
 from outrider.core.ahead.order.webdataset_shuffle import (
@@ -22,11 +22,16 @@ from outrider.core.ahead.order.webdataset_shuffle import (
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.scenarios import JobSpec, Order, Shards
 from tests.support.sampled import Sampled
+from tests.support.trials import SCALE
 
 T = TypeVar("T")
+few_seeds = pytest.mark.usefixtures("few")
 
 COUNT, WORKERS, LARGE = 1000, 8, 10_000
 MIB = 2**20
+# A search among all seeds takes ten seconds; its short form is for `make test`.
+SEEDS = ALL_SEEDS if SCALE > 1 else 100_001
+OWN = SEEDS * 3 // 5 + 123
 SeedOf = Callable[[int, int], int]
 
 
@@ -79,6 +84,14 @@ def steps_of(work: Generator[None, None, T]) -> tuple[T, int]:
             return end.value, steps
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WebDataset draws its own seed from `SEEDS`."""
+    monkeypatch.setattr(shuffle_search, "ALL_SEEDS", SEEDS)
+    monkeypatch.setattr(order_search, "SHUFFLE_SEEDS_MAX", 2 * SEEDS)
+    monkeypatch.setattr(seed_state, "SHUFFLE_SEEDS_MAX", 2 * SEEDS)
+
+
 # -- how it is found -----------------------------------------------------------------------------------------------
 
 
@@ -105,16 +118,17 @@ def test_webdatasets_own_seed_is_found_among_a_million() -> None:
     assert steps > last / 30
 
 
+@few_seeds
 def test_after_too_few_reads_the_search_says_how_many_it_needs() -> None:
-    order = shuffled(seed=600_123)
+    order = shuffled(seed=OWN)
     early = found(first_reads(order, 3))
     assert early.shuffle is None
     assert 3 * WORKERS < early.search_at <= 5 * WORKERS
     # The seeds that were tried until then need not be tried again.
-    assert 0 < early.tried < 600_123
-    later = found(first_reads(order, 6), tried=600_123)
+    assert 0 < early.tried < OWN
+    later = found(first_reads(order, 6), tried=OWN)
     assert later.shuffle is not None
-    assert found(first_reads(order, 6), tried=600_124).shuffle is None
+    assert found(first_reads(order, 6), tried=OWN + 1).shuffle is None
 
 
 def test_a_seed_is_found_as_well_when_the_names_are_known_late() -> None:
@@ -158,9 +172,10 @@ def test_each_rank_of_a_node_has_a_seed_of_its_own() -> None:
     assert dict(search.shuffle.seeds) == {rank + 4 * worker: 100 * rank for rank in range(4) for worker in range(2)}
 
 
+@few_seeds
 def test_the_seeds_of_several_ranks_are_found_all_or_none() -> None:
     order = shuffled(2000, 2, ranks=4, mine=range(4), seed_of=lambda rank, _: 100 if rank else 2**40)
-    assert found(first_reads(order, 7), 2000) == SearchResult(None, ALL_SEEDS, 0)
+    assert found(first_reads(order, 7), 2000) == SearchResult(None, SEEDS, 0)
 
 
 @given(st.integers(2**32, 2**64), st.sampled_from([100, 1000, 5000]), st.integers(16, 96))
@@ -230,6 +245,7 @@ def test_an_unmodified_webdataset_job_is_predicted_from_its_first_epoch_on(world
 
 
 @pytest.mark.parametrize("seed", [42, 2**40])
+@few_seeds
 def test_for_a_node_that_has_some_of_the_ranks_no_shards_of_the_others_are_prefetched(seed: int) -> None:
     """Two of eight ranks. Their workers share an order, whether their seed is tried or not."""
     epochs = simulated(shuffled(4000, 4, ranks=8, mine=(2, 3), seed=seed), 4000, 2)
@@ -251,6 +267,7 @@ def test_the_shards_of_a_worker_that_begins_late_are_expected() -> None:
     assert proxy.foreseen(rest, 48) > 0.8
 
 
+@few_seeds
 def test_workers_of_other_nodes_are_not_taken_for_late_ones() -> None:
     *lists, late = shuffled(800, 8, seed=2**40)(0)
     proxy = Sampled(800)
@@ -308,6 +325,7 @@ def test_a_found_shuffle_is_given_up_when_the_reads_contradict_it() -> None:
     assert second.hit_ratio > 0.95
 
 
+@few_seeds
 def test_the_search_changes_nothing_for_random_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     def fresh() -> list[tuple[float, float]]:
         def order(epoch: int) -> list[list[int]]:
@@ -321,20 +339,22 @@ def test_the_search_changes_nothing_for_random_reads(monkeypatch: pytest.MonkeyP
     assert fresh() == with_it
 
 
+@few_seeds
 def test_a_seed_that_is_found_after_its_epoch_tells_the_seed_of_the_next_one() -> None:
     proxy = Sampled(COUNT)
     for epoch in range(2):
-        for read in beside_each_other(shuffled(seed=600_123 + epoch)(0), Random(epoch)):
+        for read in beside_each_other(shuffled(seed=OWN + epoch)(0), Random(epoch)):
             proxy.read([read])
             # The search gets some seconds in all, and needs a minute.
-            for _ in zip(range(20), proxy.steps(), strict=False):
+            for _ in zip(range(20 * SEEDS // ALL_SEEDS), proxy.steps(), strict=False):
                 pass
     for _ in proxy.steps():
         pass
-    assert proxy.foreseen(beside_each_other(shuffled(seed=600_125)(0), Random(2)), 3 * WORKERS) > 0.95
+    assert proxy.foreseen(beside_each_other(shuffled(seed=OWN + 2)(0), Random(2)), 3 * WORKERS) > 0.95
 
 
-def test_a_search_among_a_million_seeds_goes_on_during_reads_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@few_seeds
+def test_a_search_among_all_seeds_goes_on_during_reads_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
     search = shuffle_search.found
 
@@ -357,7 +377,7 @@ def test_a_search_among_a_million_seeds_goes_on_during_reads_and_is_made_once(mo
     # One search for the small seeds and one for all seeds, each with the evidence that it needs, and none after that.
     assert len(begun) <= 4
     [dataset] = proxy.planner.registry.datasets()
-    assert dataset.epochs()[-1].seed_state.seeds_tried[WORKERS] == ALL_SEEDS
+    assert dataset.epochs()[-1].seed_state.seeds_tried[WORKERS] == SEEDS
 
 
 # -- workers that are not alike --------------------------------------------------------------------------------------
@@ -413,9 +433,10 @@ def test_a_seed_is_tried_again_once_the_number_of_workers_is_clear() -> None:
     assert proxy.expected
 
 
+@few_seeds
 def test_names_that_are_gone_when_the_seed_is_found_do_no_harm() -> None:
     proxy = Sampled(COUNT)
-    proxy.read(first_reads(shuffled(seed=600_123), 6))
+    proxy.read(first_reads(shuffled(seed=OWN), 6))
     for _ in zip(range(500), proxy.steps(), strict=False):
         pass
     [dataset] = proxy.planner.registry.datasets()
