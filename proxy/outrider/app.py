@@ -22,6 +22,7 @@ from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.http_origin import HttpOrigin
+from outrider.adapters.process.listening import bind
 from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import new_event_loop, raise_open_files_limit
 from outrider.adapters.state import learned_file, warmup_file
@@ -198,9 +199,8 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
         listener, outrider.listen = await _listen(outrider.server, settings.listen, _tls(settings))
         stack.callback(listener.close)
     else:
-        host, port = _host_and_port(settings.listen)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        shared = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        shared = bind(*_host_and_port(settings.listen))
+        shared.listen(_BACKLOG)
         outrider.server.work_with(settings.workers - 1, new_event_loop).listen(shared)
         outrider.listen = f"{_host(settings.listen)}:{shared.getsockname()[1]}"
     outrider.ready = True
@@ -212,18 +212,19 @@ def _peer_socket(settings: Settings, stack: AsyncExitStack) -> socket.socket | N
     is alone."""
     if settings.peer_listen_at is None:
         return None
-    host, port = _host_and_port(settings.peer_listen_at)
-    found = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind((host, port))
-    return found
+    return stack.enter_context(bind(*_host_and_port(settings.peer_listen_at)))
 
 
 async def _listen(server: Server, address: str, tls: ssl.SSLContext | None) -> tuple[asyncio.Server, str]:
     """By the loop's own `create_server`: aiohttp's runners import a router, middlewares and file responses, a megabyte
     in all."""
     host, port = _host_and_port(address)
-    listener = await asyncio.get_running_loop().create_server(server, host, port, ssl=tls, backlog=_BACKLOG)
+    loop = asyncio.get_running_loop()
+    if ":" in host:
+        # The loop's own socket at `::` would take IPv6 alone.
+        listener = await loop.create_server(server, sock=bind(host, port), ssl=tls, backlog=_BACKLOG)
+    else:
+        listener = await loop.create_server(server, host, port, ssl=tls, backlog=_BACKLOG)
     return listener, f"{_host(address)}:{listener.sockets[-1].getsockname()[1]}"
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outrider.adapters.process.listening import bind
 from outrider.http.s3.connection import Connection
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask
@@ -53,6 +54,25 @@ def refused(served: ServedProxy) -> str:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
+
+
+def _has_ipv6() -> bool:
+    try:
+        bind("::1", 0).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_addresses_are_those_of_both_families(bucket: Bucket, tmp_path: Path, workers: int) -> None:
+    """A pod's address may be of either."""
+    (tmp_path / "clients.toml").write_text('[[client]]\naccess_key = "A"\nsecret_key = "B"\n')
+    told = {"listen": "[::]:0", "admin": "[::]:0", "auth": "sigv4", "clients": str(tmp_path / "clients.toml")}
+    with Proxy(bucket, **told, admin_token="open sesame", workers=workers) as running:
+        ports = [int(address.rpartition(":")[2]) for address in (running.outrider.listen, running.outrider.admin)]
+        for host in ("127.0.0.1", *(["::1"] if _has_ipv6() else [])):
+            assert [ask((host, port), "GET", "/healthz").status for port in ports] == [403, 200]
 
 
 def test_a_cache_directory_that_cannot_be_written_is_refused(bucket: Bucket, tmp_path: Path) -> None:

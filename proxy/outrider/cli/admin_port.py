@@ -7,6 +7,7 @@ import json
 import urllib.request
 
 from outrider.settings import Settings
+from outrider.settings.members import is_everywhere
 
 STATUS_URL = "OUTRIDER_STATUS_URL"
 """The variable by which `outrider run` tells its child where the admin port is. It is no setting."""
@@ -21,8 +22,9 @@ def direct() -> urllib.request.OpenerDirector:
 
 
 def loopback_of(host: str) -> str:
-    """The host to connect to, to reach a server that listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104
+    """The host to connect to, to reach a server that listens on `host`. At `[::]` it takes IPv4, too, and a machine
+    without IPv6 has no other loopback."""
+    return "127.0.0.1" if is_everywhere(host) else host
 
 
 def running_outrider(settings: Settings) -> dict[str, object] | None:

@@ -82,7 +82,9 @@ class Settings(BaseModel):
     region: str | None = Field(
         None, description="Region to sign for; default: from the AWS environment or profile, else us-east-1."
     )
-    listen: Address = Field("127.0.0.1:9480", description="Address for S3 clients.")
+    listen: Address = Field(
+        "127.0.0.1:9480", description="Address for S3 clients; `[::]:PORT`: all addresses, of IPv4 and of IPv6."
+    )
     admin: Address = Field("127.0.0.1:9481", description="Address for health, metrics and status.")
     admin_token: Annotated[SecretStr | None, BeforeValidator(token)] = Field(
         None, description="Bearer token of the admin port; required off loopback."

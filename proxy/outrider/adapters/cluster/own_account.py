@@ -48,7 +48,10 @@ def own_address(
     if isinstance(settings.peer_source, SlurmPeers) and environ.get("SLURMD_NODENAME"):
         # As the others find it in the list of the job.
         return f"{environ['SLURMD_NODENAME']}:{port}"
-    found = environ.get("POD_IP") or _address_towards(elsewhere, socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # On `::` it takes connections of both families.
+    families = (socket.AF_INET6, socket.AF_INET) if ":" in host else (socket.AF_INET,)
+    ways = (_address_towards(elsewhere[family], family) for family in families if family in elsewhere)
+    found = environ.get("POD_IP") or next(filter(None, ways), None)
     if found is None:
         raise SettingsError(
             f"--peer-address HOST:PORT is needed: --peer-listen {listen} is on all addresses, and this machine has "
@@ -57,11 +60,11 @@ def own_address(
     return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
 
 
-def _address_towards(elsewhere: Mapping[socket.AddressFamily, str], family: socket.AddressFamily) -> str | None:
-    """The address from which this machine would send elsewhere; None: it has no way to other machines."""
+def _address_towards(elsewhere: str, family: socket.AddressFamily) -> str | None:
+    """The address from which this machine would send there; None: it has no way to other machines."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((elsewhere[family], 9))
+            probe.connect((elsewhere, 9))
             found = str(probe.getsockname()[0])
     except OSError:
         return None

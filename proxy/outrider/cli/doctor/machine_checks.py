@@ -6,7 +6,6 @@ import errno
 import mmap
 import os
 import resource
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from outrider.adapters.disk import memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
+from outrider.adapters.process.listening import bind
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
 from outrider.core.text import in_words
 from outrider.settings import Settings
@@ -126,15 +126,10 @@ def check_port(flag: str, address: str, running: str | None) -> Finding:
     if running is not None:
         return ok(name, f"{address}: outrider {running} listens there already")
     try:
-        with socket.create_server((host.strip("[]"), int(port)), family=_family(host)):
-            pass
+        bind(host.strip("[]"), int(port)).close()
     except OSError as error:
         return fail(name, f"{address}: {error.strerror}", _on_port(flag, error.errno))
     return ok(name, f"{address}: free")
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _on_port(flag: str, code: int | None) -> str:

@@ -327,7 +327,8 @@ def _round_trip_s(connection: socket.socket) -> float:
 
 def _address_of(transport: asyncio.Transport) -> str:
     peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+    # A socket for both families tells an IPv4 address in the form of IPv6.
+    return str(peer[0]).removeprefix("::ffff:") if isinstance(peer, tuple) and peer else ""
 
 
 def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketSender | TlsSender:
