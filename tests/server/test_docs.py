@@ -44,6 +44,7 @@ INLINE_FOR_A_CLUSTER = (
     "helm template outrider charts/outrider",
     "kubectl create priorityclass outrider --value=1000000",
     "kubectl -n training rollout restart daemonset/outrider",
+    "helm -n training test outrider --logs",
 )
 LONG = {
     "demo",
@@ -93,7 +94,7 @@ def test_commands_for_a_cluster_in_a_pages_text_are_taken(tmp_path: Path) -> Non
     commands = "".join(f"{command}\n" for command in INLINE_FOR_A_CLUSTER)
     page = a_page(tmp_path, f"{CHART_README.read_text()}\n```sh if=kubectl\n{commands}```\n")
     told = {span for each in pages() for span in re.findall(r"`((?:helm|kubectl) [^`\n]+)`", each.read_text())}
-    assert told == {*INLINE_FOR_A_CLUSTER, "kubectl drain"}
+    assert told == {*INLINE_FOR_A_CLUSTER, "kubectl drain", "helm test"}
     run(page, tmp_path, world=False)
 
 

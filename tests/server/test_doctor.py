@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outrider.cli.doctor.endpoint_checks import check_proxy, endpoint_findings
 from outrider.cli.doctor.finding import Finding, Level
 from outrider.cli.doctor.job_checks import check_endpoint, job_findings
 from outrider.cli.doctor.machine_checks import check_open_files, check_room, judged_speed
@@ -222,13 +223,49 @@ def test_the_health_of_a_container_is_whether_it_is_ready(command: Command, buck
         assert command.run("doctor", "--health").returncode == 0
         assert command.run("doctor", "--probe", f"http://{admin}").returncode == 0
         assert command.run("doctor", "--probe", f"http://{admin}/healthz").returncode == 0
+        status, found = findings(command, "--endpoint", f"http://{listen}")
+        assert (status, found.keys()) == (0, {"credentials", "endpoint", "clock"})
+        assert "signature accepted" in found["endpoint"].text
     done = command.run("doctor", "--probe", f"http://{admin}")
     assert done.returncode == 1
     assert "not ready" in done.stderr
 
 
-def answer(status: int, body: str = "", date: str | None = None) -> Answer:
-    return Answer(status, body, date, 1000.0, 1000.2)
+def answer(status: int, body: str = "", date: str | None = None, server: str = "") -> Answer:
+    return Answer(status, body, date, 1000.0, 1000.2, server)
+
+
+def refused(code: str, *, status: int = 403, server: str = "outrider") -> Answer:
+    return answer(status, f"<Error><Code>{code}</Code></Error>", server=server)
+
+
+@pytest.mark.parametrize(
+    ("told", "keys", "level", "do"),
+    [
+        (answer(200, server="outrider"), KEYS, Level.OK, ""),
+        # The key may not list buckets; the unsigned request of a test without a key is refused.
+        (refused("AccessDenied"), KEYS, Level.OK, ""),
+        (refused("AccessDenied"), None, Level.OK, ""),
+        (refused("InvalidAccessKeyId"), KEYS, Level.FAIL, "clients file"),
+        (refused("ServiceUnavailable", status=503), KEYS, Level.FAIL, "bucket is not"),
+        (answer(200, server="nginx"), KEYS, Level.FAIL, "S3 port"),
+        (refused("AccessDenied", server=""), None, Level.FAIL, "S3 port"),
+    ],
+)
+def test_a_job_is_served_by_a_proxy_that_knows_its_key(
+    told: Answer, keys: Credentials | None, level: Level, do: str
+) -> None:
+    found = check_proxy(told, "http://outrider.training.svc:9480", keys)
+    assert found.level is level
+    assert do in found.do
+    assert bool(do) == bool(found.do)
+
+
+async def test_an_address_where_nothing_listens_is_told_with_the_way_to_find_out_why() -> None:
+    [port] = free_ports(1)
+    *_, found = [each async for each in endpoint_findings(f"http://127.0.0.1:{port}")]
+    assert (found.name, found.level) == ("endpoint", Level.FAIL)
+    assert "kubectl describe daemonset" in found.do
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.support.cluster import LOADER
 
 CHART = Path(__file__).parents[2] / "charts" / "outrider"
 RELEASE, NAMESPACE = "fast", "training"
+HOOK = "helm.sh/hook"
 Values = dict[str, Any]
 Manifest = dict[str, Any]
 
@@ -66,7 +67,13 @@ def in_cluster(
 
 
 def documents(chart: helm.Chart, values: Values, release: str = RELEASE) -> list[Manifest]:
-    """The manifests that Helm would apply."""
+    """The manifests that Helm would apply. Hooks, such as the pod of `helm test`, are none."""
+    rendered = everything(chart, values, release)
+    return [document for document in rendered if HOOK not in document["metadata"].get("annotations", {})]
+
+
+def everything(chart: helm.Chart, values: Values, release: str = RELEASE) -> list[Manifest]:
+    """The manifests, and the hooks."""
     texts = chart.render(values, name=release, namespace=NAMESPACE)
     return [
         document

@@ -23,6 +23,7 @@ import yaml
 Manifest = dict[str, Any]
 Values = dict[str, Any]
 _ANY_VERSION = "v1.29.0"
+_HOOK = "helm.sh/hook"
 # The loader and the dumper in C, where the library has them, are several times as fast.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -114,21 +115,26 @@ def kubectl(cluster: Cluster, program: str, words: list[str]) -> str:
 
 def helm(cluster: Cluster, _: str, words: list[str]) -> str:
     parser = argparse.ArgumentParser(prog="helm", allow_abbrev=False)
-    parser.add_argument("verb", choices=("install", "upgrade", "template"))
+    parser.add_argument("verb", choices=("install", "upgrade", "template", "test"))
     parser.add_argument("release")
-    parser.add_argument("chart", type=Path)
+    parser.add_argument("chart", type=Path, nargs="?")
     parser.add_argument("-n", "--namespace", default="default")
     parser.add_argument("-f", "--values", type=Path, action="append", default=[])
     parser.add_argument("--set", action="append", default=[])
     # The values given before, over the defaults of the chart as it is now.
     parser.add_argument("--reset-then-reuse-values", action="store_true")
+    parser.add_argument("--logs", action="store_true")
     chosen = parser.parse_intermixed_args(words)
     helm_python.validate_release_name(chosen.release)
     file = cluster.release(chosen.namespace, chosen.release)
-    if chosen.verb != "template" and file.exists() != (chosen.verb == "upgrade"):
+    if chosen.verb != "template" and file.exists() != (chosen.verb in ("upgrade", "test")):
         raise Refused(
             f"{chosen.verb} {chosen.release}: {'it is there already' if file.exists() else 'no such release'}"
         )
+    if chosen.verb == "test":
+        return "done\n"
+    if chosen.chart is None:
+        raise Refused(f"{chosen.verb} {chosen.release}: of which chart?")
     values: Values = json.loads(file.read_text()) if chosen.verb == "upgrade" and chosen.reset_then_reuse_values else {}
     for each in chosen.values:
         values = _merged(values, helm_python.values_from_yaml(each.read_text()))
@@ -145,6 +151,7 @@ def helm(cluster: Cluster, _: str, words: list[str]) -> str:
     # Helm itself creates no namespace without --create-namespace.
     cluster.check_namespace(chosen.namespace)
     documents = [each for text in made for each in yaml.load_all(text, LOADER) if each is not None]
+    documents = [each for each in documents if _HOOK not in each["metadata"].get("annotations", {})]
     cluster.add(documents, over=chosen.verb == "upgrade")
     file.write_text(json.dumps(values))
     return next(text for name, text in texts.items() if name.endswith("/NOTES.txt"))

@@ -55,6 +55,11 @@ app.kubernetes.io/component: proxy
 app.kubernetes.io/component: warm
 {{- end -}}
 
+{{- define "outrider.testLabels" -}}
+{{ include "outrider.selectorLabels" . }}
+app.kubernetes.io/component: test
+{{- end -}}
+
 {{- define "outrider.labels" -}}
 {{ include "outrider.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -189,9 +194,10 @@ emptyDir: {}
 {{- if eq .Values.mode "sidecar" -}}
 {{- $own = merge $own (dict "listen" "127.0.0.1:9480" "admin" "127.0.0.1:9481" "auth" "loopback") -}}
 {{- else -}}
+{{- /* The address of a pod is of IPv4 or of IPv6, as its cluster has them. `[::]` takes the connections of both. */ -}}
 {{- $own = merge $own (dict
-  "listen" "0.0.0.0:9480"
-  "admin" "0.0.0.0:9481"
+  "listen" "[::]:9480"
+  "admin" "[::]:9481"
   "auth" "sigv4"
   "clients" (printf "/etc/outrider/clients/%s" .Values.clientsSecret.key)
 ) -}}
@@ -199,7 +205,7 @@ emptyDir: {}
 {{- if eq (include "outrider.hasPeers" .) "true" -}}
 {{- $own = merge $own (dict
   "peers" (printf "kubernetes:%s/%s" .Release.Namespace (include "outrider.peersName" .))
-  "peer_listen" "0.0.0.0:9482"
+  "peer_listen" "[::]:9482"
   "peer_key_file" (printf "/etc/outrider/peers/%s" .Values.peers.keySecret.key)
 ) -}}
 {{- end -}}

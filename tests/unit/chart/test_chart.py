@@ -26,6 +26,7 @@ from tests.support.chart import (
     Values,
     container,
     documents,
+    everything,
     in_cluster,
     manifests,
     pod,
@@ -57,7 +58,7 @@ def test_lint_finds_nothing_but_the_missing_icon(values: Values) -> None:
 @any_case
 def test_kubernetes_knows_every_field_of_every_manifest(values: Values, kubernetes: str, tmp_path: Path) -> None:
     with in_cluster(tmp_path / "chart", kubernetes=kubernetes) as chart:
-        rendered = documents(chart, values)
+        rendered = everything(chart, values)
     assert {manifest["kind"] for manifest in rendered} >= {"ConfigMap"}
     for manifest in rendered:
         if manifest["kind"] not in UNKNOWN_TO_KUBERNETES:
@@ -87,7 +88,7 @@ def test_the_schemas_of_kubernetes_find_a_wrong_field(chart: helm.Chart) -> None
 @any_node_case
 def test_the_proxy_starts_with_the_settings_of_its_pod(chart: helm.Chart, values: Values, tmp_path: Path) -> None:
     settings = started(chart, values, tmp_path)
-    assert (settings.listen, settings.admin, settings.auth) == ("0.0.0.0:9480", "0.0.0.0:9481", "sigv4")
+    assert (settings.listen, settings.admin, settings.auth) == ("[::]:9480", "[::]:9481", "sigv4")
     assert settings.admin_token is not None
     assert settings.admin_token.get_secret_value() == "open sesame"
     assert [client.access_key for client, _ in settings.known_clients] == ["AKTRAIN"]
@@ -152,7 +153,7 @@ def test_releases_of_any_names_share_no_object(chart: helm.Chart) -> None:
     releases = ["a", "a-outrider", "outrider", "outrider-outrider", "r" * 52 + "1", "r" * 52 + "2"]
     values = {"warm": {"keySecret": "key", "jobs": [{"name": "w", "url": "s3://bucket/"}]}}
     names = [
-        (each["kind"], each["metadata"]["name"]) for release in releases for each in documents(chart, values, release)
+        (each["kind"], each["metadata"]["name"]) for release in releases for each in everything(chart, values, release)
     ]
     assert len(set(names)) == len(names)
     assert ("DaemonSet", "outrider") in names
@@ -161,7 +162,7 @@ def test_releases_of_any_names_share_no_object(chart: helm.Chart) -> None:
 
 @pytest.mark.parametrize("release", ["outrider", "my-outrider-eu", "r" * 53, "n" * 52 + "7"])
 def test_names_are_no_longer_than_a_service_allows(chart: helm.Chart, release: str) -> None:
-    for manifest in documents(chart, {}, release):
+    for manifest in everything(chart, {}, release):
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", manifest["metadata"]["name"])
 
 

@@ -17,11 +17,13 @@ from outrider.cli import with_commands
 from tests.support.chart import (
     CASES,
     CHART,
+    HOOK,
     NAMESPACE,
     RELEASE,
     Manifest,
     Values,
     container,
+    everything,
     in_cluster,
     manifests,
     of_kind,
@@ -353,8 +355,10 @@ def test_a_network_policy_lets_in_the_pods_that_it_names_and_the_warm_ups(chart:
     assert to_members == {"ports": [{"port": 9482, "protocol": "TCP"}], "to": [members]}
     assert others == asked["egress"]
     [job] = of_kind(chart, CASES["warm"], "Job")
-    assert s3["from"][0]["podSelector"]["matchLabels"].items() <= warm_pod(job)["metadata"]["labels"].items()
-    assert (s3["from"][1:], admin["from"]) == (asked["s3From"], asked["adminFrom"])
+    warm, test, *others = s3["from"]
+    assert warm["podSelector"]["matchLabels"].items() <= warm_pod(job)["metadata"]["labels"].items()
+    assert test["podSelector"]["matchLabels"].items() <= helm_test(chart, {})["metadata"]["labels"].items()
+    assert (others, admin["from"]) == (asked["s3From"], asked["adminFrom"])
 
 
 def test_by_default_a_network_policy_allows_the_namespace_and_closes_the_admin_port(chart: helm.Chart) -> None:
@@ -362,4 +366,49 @@ def test_by_default_a_network_policy_allows_the_namespace_and_closes_the_admin_p
     assert policy["policyTypes"] == ["Ingress"]
     s3, _ = policy["ingress"]
     assert s3["ports"] == [{"port": "s3", "protocol": "TCP"}]
-    assert s3["from"][1:] == [{"podSelector": {}}]
+    assert s3["from"][2:] == [{"podSelector": {}}]
+
+
+# -- helm test ------------------------------------------------------------------------------------------------------
+
+
+def helm_test(chart: helm.Chart, values: Values) -> Manifest:
+    [found] = [each for each in everything(chart, values) if HOOK in each["metadata"].get("annotations", {})]
+    assert found["metadata"]["annotations"][HOOK] == "test"
+    return found
+
+
+@pytest.mark.parametrize("case", ["warm", "host-port", "defaults"])
+def test_helm_test_asks_the_address_of_the_jobs_as_one_of_them(chart: helm.Chart, case: str) -> None:
+    found = helm_test(chart, CASES[case])
+    spec = found["spec"]
+    [only] = spec["containers"]
+    command, option, endpoint = only["args"]
+    assert (command, option) == ("doctor", "--endpoint")
+    assert f"AWS_ENDPOINT_URL={endpoint}\n" in notes(chart, CASES[case])
+    told = {entry["name"]: entry for entry in only["env"]}
+    assert ("HOST_IP" in told) == ("HOST_IP" in endpoint)
+    # The key of the node's role is none that the proxy knows.
+    assert told["AWS_EC2_METADATA_DISABLED"]["value"] == "true"
+    signs = "AWS_ACCESS_KEY_ID" in told
+    assert signs == (case != "defaults")
+    assert not signs or told["AWS_ACCESS_KEY_ID"]["valueFrom"]["secretKeyRef"]["name"] == "warm-key"
+    # It runs where the caches should be, and is itself none of them.
+    caches = manifests(chart, CASES[case])["DaemonSet"]["spec"]
+    for where in ("nodeSelector", "tolerations"):
+        assert spec.get(where) == caches["template"]["spec"].get(where)
+    assert "podAffinity" not in spec.get("affinity", {})
+    assert not caches["selector"]["matchLabels"].items() <= found["metadata"]["labels"].items()
+
+
+def test_helm_test_is_let_into_a_restricted_namespace(chart: helm.Chart) -> None:
+    spec, proxy = helm_test(chart, {})["spec"], pod(chart, {})
+    [only] = spec["containers"]
+    assert spec["securityContext"].items() <= proxy["securityContext"].items()
+    assert only["securityContext"] == container(chart, {})["securityContext"]
+    assert "volumes" not in spec
+
+
+def test_the_image_has_the_command_of_helm_test() -> None:
+    told = CliRunner().invoke(with_commands(["doctor", "serve"]), ["doctor", "--help"], color=False, terminal_width=200)
+    assert "--endpoint" in told.output

@@ -9,7 +9,8 @@ checks in this order and prints each finding:
 4. `peer_checks`, with `--peers`: key, list of members, and a signed hello to each
 5. `job_checks`: whether a job with this environment would use the proxy
 
-With --health or --probe it only asks an admin port whether the proxy is ready.
+With --health or --probe it only asks an admin port whether the proxy is ready. With --endpoint it only asks the S3 port
+of a proxy elsewhere, as a job would (`endpoint_checks`).
 """
 
 from outrider.cli.doctor.command import doctor

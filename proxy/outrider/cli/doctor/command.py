@@ -6,13 +6,14 @@ import asyncio
 import http.client
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 
 from outrider.cli.admin_port import direct, loopback_of, running_outrider
+from outrider.cli.doctor.endpoint_checks import endpoint_findings
 from outrider.cli.doctor.finding import Finding, ok, show, show_json
 from outrider.cli.doctor.job_checks import job_findings
 from outrider.cli.doctor.machine_checks import cache_findings, check_open_files, check_port
@@ -44,6 +45,10 @@ def doctor(
     probe: Annotated[
         str | None, typer.Option(help="Like --health, for the admin port at this URL.", metavar="URL")
     ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="Only check the proxy at this URL, as a job would reach it from here.", metavar="URL"),
+    ] = None,
 ) -> None:
     """Check credentials, origin, clock, disk, ports, members and environment, for a proxy with these flags. With the
     name of a bucket, also how its replies differ from AWS S3's.
@@ -52,16 +57,23 @@ def doctor(
     """
     if probe is not None:
         raise typer.Exit(_probe(probe))
+    if endpoint is not None:
+        if not _is_http(endpoint):
+            raise typer.BadParameter(f"--endpoint {endpoint}: must be http://HOST:PORT of the S3 port.")
+        raise typer.Exit(_report(asyncio.run(_collected(endpoint_findings(endpoint))), as_json))
     if health:
         host, _, port = load(flags, config).admin.rpartition(":")
         raise typer.Exit(_probe(f"http://{loopback_of(host)}:{port}"))
     if url is not None and not _is_url(url):
         raise typer.BadParameter(f"{url}: write s3://BUCKET/PREFIX.")
     settings, _ = load_with_origin(flags, config, {}, os.environ)
+    raise typer.Exit(_report(_findings(settings, url), as_json))
+
+
+def _report(findings: Iterable[Finding], as_json: bool) -> int:
     # The findings say what the parts of the proxy would log.
     logging.getLogger("outrider").setLevel(logging.ERROR)
-    healthy = (show_json if as_json else show)(_findings(settings, url))
-    raise typer.Exit(0 if healthy else 1)
+    return 0 if (show_json if as_json else show)(findings) else 1
 
 
 def _findings(settings: Settings, url: str | None) -> Iterator[Finding]:
@@ -92,13 +104,17 @@ async def _collected(findings: AsyncIterator[Finding]) -> list[Finding]:
     return [finding async for finding in findings]
 
 
+def _is_http(url: str) -> bool:
+    return urlsplit(url).scheme in ("http", "https") and urlsplit(url).netloc != ""
+
+
 def _is_url(url: str) -> bool:
     return url.startswith("s3://") and url.removeprefix("s3://").partition("/")[0] != ""
 
 
 def _probe(url: str) -> int:
     """Ask the admin port at `url`. 0: ready; 1: not ready, with a line on stderr that says why; 2: not a URL."""
-    if urlsplit(url).scheme not in ("http", "https"):
+    if not _is_http(url):
         typer.echo(f"outrider: --probe {url}: must be http://HOST:PORT of the admin port", err=True)
         return 2
     target = url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/readyz"

@@ -27,7 +27,7 @@ from outrider.settings import Settings, SettingsError
 
 _CREDENTIALS_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 5.0
-_ASK_TIMEOUT_S = 15.0
+ASK_TIMEOUT_S = 15.0
 # An error reply of S3 has a few hundred bytes. The rest of a longer one, such as a list of buckets, is not needed.
 _BODY_BYTES_MAX = 64 * 1024
 # S3 refuses a signature whose clock is 15 minutes off.
@@ -48,13 +48,15 @@ _UNSIGNED_DO = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE;
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The origin's reply to a signed ListBuckets. `date` is its Date header; `asked_at` and `answered_at` are ours."""
+    """The origin's reply to a signed ListBuckets. `date` and `server` are its headers; `asked_at` and `answered_at` are
+    our times."""
 
     status: int
     body: str
     date: str | None
     asked_at: float
     answered_at: float
+    server: str = ""
 
 
 async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIterator[Finding]:
@@ -66,7 +68,7 @@ async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIt
     way = await check_way(endpoint)
     yield way
     try:
-        async with asyncio.timeout(_ASK_TIMEOUT_S):
+        async with asyncio.timeout(ASK_TIMEOUT_S):
             answer = await ask(endpoint, region, found)
     except (OriginBroke, TimeoutError) as error:
         why = str(error) or "timed out"
@@ -165,7 +167,8 @@ async def ask(endpoint: str, region: str, credentials: Credentials | None) -> An
                 if len(body) >= _BODY_BYTES_MAX:
                     break
             headers = dict(reply.headers)
-            return Answer(reply.status, body.decode("utf-8", "replace"), headers.get("date"), asked_at, answered_at)
+            text, server = body.decode("utf-8", "replace"), headers.get("server", "")
+            return Answer(reply.status, text, headers.get("date"), asked_at, answered_at, server)
 
 
 def check_answer(answer: Answer, endpoint: str, credentials: Credentials | None) -> Finding:
