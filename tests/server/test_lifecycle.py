@@ -68,7 +68,12 @@ def _has_ipv6() -> bool:
 def test_all_addresses_are_those_of_both_families(bucket: Bucket, tmp_path: Path, workers: int) -> None:
     """A pod's address may be of either."""
     (tmp_path / "clients.toml").write_text('[[client]]\naccess_key = "A"\nsecret_key = "B"\n')
-    told = {"listen": "[::]:0", "admin": "[::]:0", "auth": "sigv4", "clients": str(tmp_path / "clients.toml")}
+    told: dict[str, Any] = {
+        "listen": "[::]:0",
+        "admin": "[::]:0",
+        "auth": "sigv4",
+        "clients": str(tmp_path / "clients.toml"),
+    }
     with Proxy(bucket, **told, admin_token="open sesame", workers=workers) as running:
         ports = [int(address.rpartition(":")[2]) for address in (running.outrider.listen, running.outrider.admin)]
         for host in ("127.0.0.1", *(["::1"] if _has_ipv6() else [])):
