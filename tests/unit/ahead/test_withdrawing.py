@@ -169,6 +169,23 @@ def test_a_later_hint_of_the_same_name_is_prefetched_although_all_blocks_of_the_
     assert store.planner.wasted_bytes == 20 * BLOCK, "the waste is counted all the same"
 
 
+def test_a_hint_that_no_read_has_followed_yet_is_prefetched_however_slow_the_last_reader_was() -> None:
+    """Nobody reads it, so no fill is too early. One at a time would be just in time for a reader of that pace."""
+    store = PlannedStore(COUNT, 1, 20)
+    size_known(store)
+    hint = tell(store, store.refs)
+    bring(store)
+    for ref in store.refs[:2]:
+        store.now += 10.0
+        read(store, [ref])
+    store.planner.withdraw(hint, (), store.now)
+    later = store.refs[-8:]
+    tell(store, later)
+    for _ in range(20):
+        bring(store)
+    assert sum(store.key(ref, 0) in store.present for ref in later) >= 4
+
+
 def test_objects_on_their_way_when_their_hint_is_withdrawn_are_no_wasted_prefetch() -> None:
     store = PlannedStore(COUNT, 1, 20)
     size_known(store)

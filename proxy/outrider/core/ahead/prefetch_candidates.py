@@ -336,10 +336,11 @@ class Candidates:
 
         A reader that has opened nothing for a while is nearer to its next object by that time, up to its longest pause:
         after that, the job may have ended. A hundredth of an epoch is always fetched, as it costs no more traffic.
+        While nobody has begun to read a told order, no fill is too early.
         """
         epoch, outstanding = candidate.epoch, self._outstanding
         places = candidate.until * epoch.size
-        if epoch.gap_s <= 0:
+        if epoch.gap_s <= 0 or (epoch.told and epoch.left == len(epoch.agenda)):
             return True
         rest_s = min(self._now - epoch.last, epoch.pause_s)
         lead_s = outstanding.fill_s + _SPREADS * outstanding.spread_s + rest_s
