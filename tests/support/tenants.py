@@ -10,7 +10,7 @@ from tests.support.rawhttp import Answer, RawConnection
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tests.support.proxy import Keys, Proxy
+    from tests.support.proxy import Keys, Proxy, ServedProxy
 
 NAME = "tenants"
 # These keys look like real ones, so that a search for them finds nothing else.
@@ -29,8 +29,8 @@ CLIENTS = "".join(
 
 
 def wire(
-    proxy: Proxy, keys: Keys, method: str, target: str, headers: Iterable[tuple[str, str]] = (), body: bytes = b"",
-    *, payload: str | None = None, unsigned: Iterable[tuple[str, str]] = (),
+    proxy: Proxy | ServedProxy, keys: Keys, method: str, target: str, headers: Iterable[tuple[str, str]] = (),
+    body: bytes = b"", *, payload: str | None = None, unsigned: Iterable[tuple[str, str]] = (),
 ) -> bytes:  # fmt: skip
     """A signed request in bytes; `unsigned` headers come after the signature, `payload` is x-amz-content-sha256."""
     head = signed_head(method, proxy.endpoint, target, keys, headers, payload or ("UNSIGNED-PAYLOAD" if body else None))
@@ -40,7 +40,7 @@ def wire(
     return f"{method} {target} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + body
 
 
-def asked(proxy: Proxy, data: bytes) -> Answer:
+def asked(proxy: Proxy | ServedProxy, data: bytes) -> Answer:
     """Send these bytes on a connection of their own; returns the answer."""
     with RawConnection(proxy.address) as connection:
         connection.send(data)

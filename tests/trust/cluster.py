@@ -1,5 +1,5 @@
 """Four members over one bucket, with a simulated link before each peer port: what the bucket and the members are asked
-is counted, and bytes stop wherever a test wants."""
+is counted, and bytes stop wherever a test wants. Clients have keys, as tenants do."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from outrider.core.model import ObjectRef
 from tests.support.nodes import Node, Nodes
 from tests.support.rawhttp import Answer, RawConnection, ask
 from tests.support.simulator import Simulator
+from tests.support.tenants import asked, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.support.bucket import Bucket
+    from tests.support.proxy import Keys
     from tests.support.weather import Fault, Request
 
 NAME = "faults-of-clusters"
@@ -31,6 +33,15 @@ SMALL = 64 * 1024
 """The size of blocks that a reader gets once all of their bytes are checked."""
 WAIT_S = 0.25
 """A write waits no longer for the members, before it is sent and after its answer."""
+TENANT: Keys = ("AKTENANT", "secret-of-the-tenant")
+"""The key by which all is asked, unless a test says otherwise. It may read and write the whole bucket."""
+STRANGER: Keys = ("AKSTRANGER", "secret-of-the-stranger")
+"""It may read and write the keys that begin with `strange/`."""
+_CLIENTS = "".join(
+    f'[[client]]\naccess_key = "{access_key}"\nsecret_key = "{secret_key}"\n'
+    f'grants = [{{bucket = "{NAME}", prefix = "{prefix}", access = "write"}}]\n\n'
+    for (access_key, secret_key), prefix in ((TENANT, ""), (STRANGER, "strange/"))
+)
 _numbers = count()
 
 
@@ -57,7 +68,12 @@ class World:
     def __post_init__(self) -> None:
         self.bucket.make_bucket(NAME)
         self.simulator = Simulator(self.bucket.address, keys=(self.bucket.access_key, self.bucket.secret_key))
+        clients = self.directory / "clients.toml"
+        clients.write_text(_CLIENTS)
+        clients.chmod(0o600)
         flags: dict[str, Any] = {
+            "auth": "sigv4",
+            "clients": str(clients),
             "block_size": str(self.block_bytes),
             "prefetch": "off",
             "freshness": "ttl:3600",
@@ -166,11 +182,14 @@ def extent_of(request: Request) -> tuple[int, int]:
     return int(first), int(last) + 1
 
 
-def get(node: Node, key: str, extent: tuple[int, int] | None = None, **headers: str) -> Answer:
+def get(
+    node: Node, key: str, extent: tuple[int, int] | None = None, keys: Keys = TENANT, method: str = "GET", /,
+    **headers: str,
+) -> Answer:  # fmt: skip
     """`extent`: half-open."""
     if extent is not None:
         headers["range"] = f"bytes={extent[0]}-{extent[1] - 1}"
-    return ask(node.address, "GET", f"/{NAME}/{key}", tuple(headers.items()))
+    return asked(node, wire(node, keys, method, f"/{NAME}/{key}", headers.items()))
 
 
 def body(node: Node, key: str, extent: tuple[int, int] | None = None) -> bytes:
@@ -182,8 +201,7 @@ def body(node: Node, key: str, extent: tuple[int, int] | None = None) -> bytes:
 
 def put(node: Node, stored: Stored, **headers: str) -> int:
     """Write the object through a node; returns the status."""
-    told = {"content-length": str(len(stored.data)), **headers}
-    return ask(node.address, "PUT", f"/{NAME}/{stored.key}", tuple(told.items()), stored.data).status
+    return asked(node, wire(node, TENANT, "PUT", f"/{NAME}/{stored.key}", headers.items(), stored.data)).status
 
 
 class Reading:
@@ -191,7 +209,7 @@ class Reading:
 
     def __init__(self, node: Node, key: str) -> None:
         self._connection = RawConnection(node.address)
-        self._connection.send(f"GET /{NAME}/{key} HTTP/1.1\r\nhost: {node.host}\r\n\r\n".encode())
+        self._connection.send(wire(node, TENANT, "GET", f"/{NAME}/{key}"))
         self._response = self._connection.read_head()
         assert self._response.status == 200
         self.data = bytearray()

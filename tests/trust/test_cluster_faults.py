@@ -9,14 +9,33 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import pytest
 
+from outrider.core.auth import peer_signature
+from outrider.core.auth.sigv4 import SigningKeys
 from tests.support.nodes import until
 from tests.support.rawhttp import RawConnection
+from tests.support.tenants import asked, wire
 from tests.support.weather import Fault, FaultKind
-from tests.trust.cluster import BLOCK, WAIT_S, Reading, Stored, World, body, get, is_get, metric, of_peer, put
+from tests.trust.cluster import (
+    BLOCK,
+    NAME,
+    STRANGER,
+    TENANT,
+    WAIT_S,
+    Reading,
+    Stored,
+    World,
+    body,
+    get,
+    is_get,
+    metric,
+    of_peer,
+    put,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -380,3 +399,41 @@ def test_what_a_client_says_of_peers_is_not_heard(world: World) -> None:
     assert not any(name.startswith("x-outrider-") for request in world.simulator.log() for name in request.headers)
     for request in world.asked(owner):
         assert request.headers["x-outrider-seq"] != theirs["x-outrider-seq"] or request == sent
+
+
+def test_a_tenant_without_a_grant(world: World) -> None:
+    """It is refused by each member, whichever of them holds the object, and whatever it sends. No member is asked in
+    its name. Its key opens no peer port."""
+    nodes, (edge, owner, *_) = world.nodes.all, world.nodes.all
+    stored = world.put_owned([owner], [edge])
+    assert body(edge, stored.key) == stored.data
+    (read,) = world.asked(owner, stored.key)
+    theirs = {name: value for name, value in read.headers.items() if name.startswith("x-outrider-")}
+    world.settle()
+    reads = [len(world.gets(stored.key)), *(len(world.asked(node, stored.key)) for node in nodes)]
+    for node in nodes:
+        for keys in (STRANGER, (TENANT[0], "a wrong secret")):
+            for method in ("GET", "HEAD"):
+                for headers in ({}, theirs):
+                    assert get(node, stored.key, None, keys, method, **headers).status == 403
+        order = f"s3://{NAME}/{stored.key}".encode()
+        for folder in ("warm", "pin", "evict", "verify"):
+            assert asked(node, wire(node, STRANGER, "PUT", f"/_outrider/{folder}/theirs", (), order)).status == 403
+    assert reads == [len(world.gets(stored.key)), *(len(world.asked(node, stored.key)) for node in nodes)]
+    with RawConnection(edge.address) as connection:
+        for keys, status in ((TENANT, 200), (TENANT, 200), (STRANGER, 403), (TENANT, 200)):
+            connection.send(wire(edge, keys, "GET", f"/{NAME}/{stored.key}"))
+            assert connection.read_answer().status == status
+    refused = metric(owner, "outrider_peer_refused_total", why="key")
+    port = world.links[owner.name].port
+    told = theirs | {"range": f"bytes=0-{BLOCK - 1}"}
+    signature = sha256().hexdigest(), TENANT[1], time.time(), SigningKeys()
+    told = peer_signature.signed("GET", f"127.0.0.1:{port}", read.path, told, *signature)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    with RawConnection(("127.0.0.1", port)) as connection:
+        connection.send(f"GET {read.path} HTTP/1.1\r\n{lines}\r\n".encode())
+        assert connection.read_answer().status == 403
+    assert metric(owner, "outrider_peer_refused_total", why="key") == refused + 1
+    assert get(owner, "strange/absent", None, STRANGER).status == 404, "it may ask for its own"
+    for node in nodes:
+        assert body(node, stored.key) == stored.data
