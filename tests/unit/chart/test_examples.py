@@ -133,9 +133,9 @@ def test_the_list_of_examples_is_complete() -> None:
     files = {
         str(path.relative_to(EXAMPLES))
         for path in EXAMPLES.rglob("*")
-        if path.suffix in (".py", ".yaml") and "__pycache__" not in path.parts
+        if path.suffix in (".py", ".yaml", ".sbatch") and "__pycache__" not in path.parts
     }
     text = (EXAMPLES / "README.md").read_text()
     assert set(re.findall(r"^\| \[\S+\]\((\S+)\)", text, re.MULTILINE)) == files
-    for named in re.findall(r"tests/\w+/\w+\.py", text):
+    for named in re.findall(r"tests/[\w/]+\.py", text):
         assert (EXAMPLES.parent / named).is_file()
