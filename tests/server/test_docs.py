@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FROM_NOTHING = {
     ROOT / "README.md",
     ROOT / "docs" / "quickstart.md",
+    ROOT / "docs" / "kubernetes.md",
     ROOT / "charts" / "outrider" / "README.md",
     *example_manifests(),
 }

@@ -94,7 +94,7 @@ def _identity(each: Manifest) -> tuple[str, str, str]:
 def kubectl(cluster: Cluster, program: str, words: list[str]) -> str:
     """`program` is the path of the real kubectl."""
     parser = argparse.ArgumentParser(prog="kubectl", allow_abbrev=False)
-    parser.add_argument("verb", choices=("create", "apply", "rollout"))
+    parser.add_argument("verb", choices=("create", "apply", "rollout", "label", "describe", "exec"))
     parser.add_argument("words", nargs="*")
     parser.add_argument("-n", "--namespace", default="default")
     parser.add_argument("-f", "--filename", type=Path)
@@ -106,10 +106,14 @@ def kubectl(cluster: Cluster, program: str, words: list[str]) -> str:
     elif chosen.verb == "apply":
         cluster.add(list(yaml.safe_load_all(chosen.filename.read_text())), over=True)
     else:
-        verb, what = chosen.words
-        kind, _, name = what.partition("/")
-        if verb not in ("status", "restart") or cluster.find(kind, chosen.namespace, name) is None:
-            raise Refused(f'rollout {verb}: {kind} "{name}" not found in {chosen.namespace}')
+        # `daemonset/outrider`, or `daemonset outrider`; `rollout` has a verb of its own before it.
+        told = chosen.words[1:] if chosen.verb == "rollout" else chosen.words
+        kind, _, name = told[0].partition("/")
+        name = name or told[1]
+        namespace = "default" if kind == "namespace" else chosen.namespace
+        known = chosen.verb != "rollout" or chosen.words[0] in ("status", "restart")
+        if not known or cluster.find(kind, namespace, name) is None:
+            raise Refused(f'{shlex.join(words)}: {kind} "{name}" not found in {namespace}')
     return "done\n"
 
 
