@@ -39,6 +39,17 @@ know of writes through the first one. */ -}}
 {{- and (eq (include "outrider.hasPeers" .) "true") .Values.service.fallback $isNew -}}
 {{- end -}}
 
+{{- /* Name of an object that has no namespace. No namespace and no Service has a dot in its name. */ -}}
+{{- define "outrider.clusterName" -}}
+{{ include "outrider.fullname" . }}.{{ .Release.Namespace | default "default" }}
+{{- end -}}
+
+{{- /* "true": the API server puts the address of the cache into pods that ask for it. */ -}}
+{{- define "outrider.injectsEndpoint" -}}
+{{- $isNew := semverCompare ">=1.36.0-0" (include "outrider.kubeVersion" .) -}}
+{{- and (eq .Values.mode "daemonset") .Values.injectEndpoint.enabled $isNew -}}
+{{- end -}}
+
 {{- define "outrider.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
