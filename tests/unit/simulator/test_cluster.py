@@ -265,7 +265,6 @@ def test_images_are_no_events_of_their_own() -> None:
 
 @pytest.mark.parametrize("caches", ["50%", "25%,50%"])
 def test_a_picture_of_epochs_or_sizes(tmp_path: Path, caches: str) -> None:
-    pytest.importorskip("matplotlib")
     simulate(*SMALL, "--cache", caches, "--plot", str(tmp_path / "plot.svg"))
     drawn = (tmp_path / "plot.svg").read_text()
     assert drawn.startswith("<?xml")
