@@ -16,12 +16,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from tests.bench import cluster_costs, cluster_faults, cluster_reads
-from tests.bench.cluster_goals import Measured, table
+from tests.bench import cluster_ahead, cluster_costs, cluster_faults, cluster_reads, cluster_simulated
+from tests.bench.cluster_goals import Measured, markdown, table
+from tests.bench.cluster_plot import plot
 from tests.bench.cluster_world import Row, RowError
 from tests.support.child import scratch_directory
 
-ROWS: dict[str, Row] = {**cluster_reads.ROWS, **cluster_costs.ROWS, **cluster_faults.ROWS}
+ROWS: dict[str, Row] = {
+    **cluster_reads.ROWS,
+    **cluster_costs.ROWS,
+    **cluster_faults.ROWS,
+    **cluster_ahead.ROWS,
+    **cluster_simulated.ROWS,
+}
 """By name. Each measures with nodes and data of its own in a new directory."""
 
 
@@ -29,6 +36,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.cluster", description=__doc__)
     parser.add_argument("--only", default=",".join(ROWS), metavar="ROW,ROW", help="of %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was measured to this file")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also write a picture of it, a PNG or SVG")
+    parser.add_argument("--markdown", action="store_true", help="also print the table for docs/benchmarks.md")
     parser.add_argument("--scale", type=float, default=1.0, help="of the data's size: below 1 a try (%(default)s)")
     chosen = parser.parse_args()
     names = chosen.only.split(",")
@@ -56,6 +65,10 @@ def main() -> int:
             console.print(table(measured))
             if chosen.json:
                 chosen.json.write_text(json.dumps([one.as_dict() for one in measured], indent=2) + "\n")
+            if chosen.markdown:
+                print(markdown(measured), end="")
+            if chosen.plot:
+                plot(measured, chosen.plot)
     return int(failed)
 
 

@@ -26,6 +26,10 @@ class Measured:
     def met(self) -> bool:
         return self.value >= self.goal if self.at_least else self.value <= self.goal
 
+    @property
+    def goal_shown(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {shown(self.goal, self.unit)}"
+
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "met": self.met}
 
@@ -40,18 +44,29 @@ def table(measured: Sequence[Measured]) -> Table:
     drawn.add_column("beside it")
     before = ""
     for one in measured:
-        sign = ">=" if one.at_least else "<="
         drawn.add_row(
-            "" if one.row == before else one.row, one.what, _shown(one.value, one.unit),
-            f"{sign} {_shown(one.goal, one.unit)}", "yes" if one.met else "[bold red]no[/]", one.detail,
+            "" if one.row == before else one.row, one.what, shown(one.value, one.unit),
+            one.goal_shown, "yes" if one.met else "[bold red]no[/]", one.detail,
         )  # fmt: skip
         before = one.row
     return drawn
 
 
-def _shown(value: float, unit: str) -> str:
+def markdown(measured: Sequence[Measured]) -> str:
+    """The table as docs/benchmarks.md has it."""
+    lines = ["| row | what | goal | measured | met |", "| --- | --- | ---: | ---: | ---: |"]
+    lines += [
+        f"| `{one.row}` | {one.what} | {one.goal_shown} | {shown(one.value, one.unit)} | {'yes' if one.met else 'no'} |"
+        for one in measured
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def shown(value: float, unit: str) -> str:
     if unit == "ms":
         return f"{value * 1e3:.2f} ms"
+    if unit in ("points", "s", "%"):
+        return f"{value:.1f} {unit}"
     if unit == "":
         return f"{value:.0f}"
     return f"{value:.3f} {unit}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,10 +25,10 @@ from tests.support.namespaces import Switch, are_here
 from tests.support.nodes import Nodes
 from tests.support.simulator_process import SimulatorProcess
 
-_BLOCK = 2 * MIB
+BLOCK = 2 * MIB
 # One node holds so much of the data.
 _HELD = 0.40
-_LINK_BYTES_S = 60e6
+LINK_BYTES_S = 60e6
 # A cold byte comes in at its owner, leaves there, and comes in at the edge: links carry almost two for each one read.
 _PACE_BYTES_S = 25e6
 
@@ -36,7 +37,7 @@ def every_node_reads_all(count: int, directory: Path, scale: float) -> list[Meas
     """Each node reads the whole of a cold dataset, in an order of its own."""
     data = Data(max(8, int(32 * scale)), 8 * MIB)
     with ExitStack() as stack:
-        simulator, nodes = _world(stack, directory, data, count)
+        simulator, nodes = world(stack, directory, data, count)
         orders = [data.shuffled(1, rank) for rank in range(count)]
         report = checked(run_epoch(simulator, data, [node.endpoint for node in nodes.all], orders))
     return [_share("all", f"each of {count} nodes reads all", report, data, 1.005)]
@@ -46,7 +47,7 @@ def dealt_anew(directory: Path, scale: float) -> list[Measured]:
     """One job on four nodes. Its shards are dealt anew in each epoch."""
     count, data = 4, Data(max(8, int(64 * scale)), 8 * MIB)
     with ExitStack() as stack:
-        simulator, nodes = _world(stack, directory, data, count)
+        simulator, nodes = world(stack, directory, data, count)
         endpoints = [node.endpoint for node in nodes.all]
         return [
             _share(
@@ -61,8 +62,6 @@ def dealt_anew(directory: Path, scale: float) -> list[Measured]:
 def paced(directory: Path, scale: float) -> list[Measured]:
     """1, 2, 4 and 8 nodes, whose links have a limit, and whose readers take bytes at a pace. Each node brings as much
     data as each other. The bucket's link has none."""
-    if not are_here():
-        raise RowError("needs root, ip and tc")
     measured: list[Measured] = []
     for count in (1, 2, 4, 8):
         place = directory / str(count)
@@ -72,36 +71,51 @@ def paced(directory: Path, scale: float) -> list[Measured]:
 
 
 def _paced(count: int, directory: Path, data: Data) -> list[Measured]:
-    hosts = [f"node-{number}" for number in range(1, count + 1)]
-    with Switch(["bucket", *hosts]) as switch:
-        inside = partial(switch.inside, "bucket")
-        with ExitStack() as stack:
-            with inside():
-                bucket = stack.enter_context(Bucket())
-                data.upload(bucket)
-            simulator = stack.enter_context(
-                SimulatorProcess(bucket.address, ttfb_s=TTFB_S, listen=switch.address("bucket"), inside=inside)
+    with on_a_switch(directory, data, count, data.total_bytes, LINK_BYTES_S) as (simulator, nodes):
+        return [
+            _least_share(
+                f"{count} nodes, {'cold' if epoch == 1 else 'warm'}",
+                checked(
+                    run_epoch(
+                        simulator, data, [node.endpoint for node in nodes.all], data.dealt(epoch, count),
+                        pace_bytes_s=_PACE_BYTES_S, inside=[node.inside for node in nodes.all],
+                    )
+                ),
             )
-            nodes = stack.enter_context(
-                Nodes(
-                    bucket, directory, count, origin=simulator.endpoint, switch=switch, block_size=str(_BLOCK),
-                    cache_size=str(data.total_bytes),
-                )
-            )  # fmt: skip
-            for host in hosts:
-                switch.limit(host, _LINK_BYTES_S)
-            return [
-                _least_share(
-                    f"{count} nodes, {'cold' if epoch == 1 else 'warm'}",
-                    checked(
-                        run_epoch(
-                            simulator, data, [node.endpoint for node in nodes.all], data.dealt(epoch, count),
-                            pace_bytes_s=_PACE_BYTES_S, inside=[node.inside for node in nodes.all],
-                        )
-                    ),
-                )
-                for epoch in (1, 2)
-            ]  # fmt: skip
+            for epoch in (1, 2)
+        ]  # fmt: skip
+
+
+@contextmanager
+def on_a_switch(
+    directory: Path, data: Data, count: int, cache_bytes: int, link_bytes_s: float, *,
+    total_bytes_s: float | None = None, together: bool = True, block_bytes: int = BLOCK, files: Path | None = None,
+) -> Iterator[tuple[SimulatorProcess, Nodes]]:  # fmt: skip
+    """Nodes on hosts of their own, each with a link, before a bucket that has the data; its own link has no limit.
+    `cache_bytes`: of each node. `files`: see `Data.upload`. Raises RowError: there are no network namespaces here."""
+    if not are_here():
+        raise RowError("needs root, ip and tc")
+    hosts = [f"node-{number}" for number in range(1, count + 1)]
+    with Switch(["bucket", *hosts]) as switch, ExitStack() as stack:
+        inside = partial(switch.inside, "bucket")
+        with inside():
+            bucket = stack.enter_context(Bucket())
+            data.upload(bucket, files=files)
+        simulator = stack.enter_context(
+            SimulatorProcess(
+                bucket.address, ttfb_s=TTFB_S, total_bytes_s=total_bytes_s, listen=switch.address("bucket"),
+                inside=inside,
+            )
+        )  # fmt: skip
+        nodes = stack.enter_context(
+            Nodes(
+                bucket, directory, count, origin=simulator.endpoint, together=together, switch=switch,
+                block_size=str(block_bytes), cache_size=str(cache_bytes),
+            )
+        )  # fmt: skip
+        for host in hosts:
+            switch.limit(host, link_bytes_s)
+        yield simulator, nodes
 
 
 def _least_share(what: str, report: EpochReport) -> Measured:
@@ -110,8 +124,10 @@ def _least_share(what: str, report: EpochReport) -> Measured:
     return Measured("paced", what, min(shares), 0.95, at_least=True, detail=detail)
 
 
-def _world(stack: ExitStack, directory: Path, data: Data, count: int) -> tuple[SimulatorProcess, Nodes]:
-    """Nodes that can hold the data together, before a bucket with limits."""
+def world(
+    stack: ExitStack, directory: Path, data: Data, count: int, cache_bytes: int | None = None
+) -> tuple[SimulatorProcess, Nodes]:  # fmt: skip
+    """Nodes before a bucket with limits. `cache_bytes`: of each node; by default they can hold the data together."""
     bucket = stack.enter_context(Bucket())
     data.upload(bucket)
     simulator = stack.enter_context(
@@ -119,10 +135,10 @@ def _world(stack: ExitStack, directory: Path, data: Data, count: int) -> tuple[S
             bucket.address, ttfb_s=TTFB_S, connection_bytes_s=CONNECTION_BYTES_S, total_bytes_s=TOTAL_BYTES_S
         )
     )
-    size = str(int(_HELD * data.total_bytes))
+    size = str(int(_HELD * data.total_bytes) if cache_bytes is None else cache_bytes)
     return simulator, stack.enter_context(
         Nodes(
-            bucket, directory, count, origin=simulator.endpoint, block_size=str(_BLOCK), cache_size=size,
+            bucket, directory, count, origin=simulator.endpoint, block_size=str(BLOCK), cache_size=size,
             prefetch="epoch",
         )
     )  # fmt: skip

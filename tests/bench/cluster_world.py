@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, Protocol
 from urllib.parse import urlsplit
 
+from outrider.core.cache.block_file import usual_disk_bytes
 from tests.bench.cluster_goals import Measured
 from tests.support.bucket import Bucket
 from tests.support.simulator_process import SimulatorProcess
@@ -50,8 +52,11 @@ class Data:
     def keys(self) -> list[str]:
         return sorted(self.crcs)
 
-    def upload(self, bucket: Bucket, told: Callable[[int], object] = lambda done: None) -> None:
-        """Write the objects past the simulated network. `told` hears how many are there."""
+    def upload(
+        self, bucket: Bucket, told: Callable[[int], object] = lambda done: None, *, files: Path | None = None
+    ) -> None:  # fmt: skip
+        """Write the objects past the simulated network. `told` hears how many are there. `files`: a directory that also
+        gets them, as files."""
         bucket.make_bucket(BUCKET)
         client = bucket.client()
         try:
@@ -60,9 +65,18 @@ class Data:
                 key = f"train/{number:05d}.tar"
                 client.put_object(Bucket=BUCKET, Key=key, Body=body)
                 self.crcs[key] = zlib.crc32(body)
+                if files is not None:
+                    (files / key).parent.mkdir(parents=True, exist_ok=True)
+                    (files / key).write_bytes(body)
                 told(number + 1)
         finally:
             client.close()
+
+    def cache_bytes(self, share: float, nodes: int, block_bytes: int) -> int:
+        """The size of the cache of each of `nodes` that hold `share` of the data together."""
+        starts = range(0, self.size_bytes, block_bytes)
+        lengths = [min(block_bytes, self.size_bytes - start) for start in starts]
+        return int(share / nodes * self.count * sum(map(usual_disk_bytes, lengths)))
 
     def dealt(self, epoch: int, ranks: int) -> list[list[str]]:
         """The shards of each rank, dealt anew in each epoch, as a distributed sampler with `set_epoch` deals them."""
@@ -101,6 +115,11 @@ class EpochReport:
     @property
     def wait_s(self) -> float:
         return sum(rank.wait_s for rank in self.ranks)
+
+    @property
+    def wait_share(self) -> float:
+        """The part of their time that the ranks waited."""
+        return self.wait_s / sum(rank.took_s for rank in self.ranks)
 
     @property
     def pause_s(self) -> float:
@@ -153,8 +172,36 @@ class Pace:
             time.sleep(ahead_s)
 
 
+class _Source(Protocol):
+    """Where a rank reads its objects. `open` returns the size, and a call that reads the next bytes into a buffer, as
+    `io.RawIOBase.readinto` does."""
+
+    def open(self, key: str) -> tuple[int, Callable[[memoryview], int | None]]: ...
+
+    def close(self) -> None: ...
+
+
+class Direct:
+    """The endpoint of a bucket, past all caches, by one connection of each rank."""
+
+    def __init__(self, bucket: Bucket, endpoint: str, data: Data) -> None:
+        self.endpoint = endpoint
+        client = bucket.client(endpoint)
+        try:
+            self.targets = {
+                key: client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": key})
+                for key in data.keys
+            }
+        finally:
+            client.close()
+
+
+Place = str | Direct | Path
+"""Where a rank reads: the endpoint of a node, the bucket, or a directory with the objects as files."""
+
+
 def run_epoch(
-    simulator: SimulatorProcess, data: Data, endpoints: Sequence[str], orders: Sequence[Sequence[str]],
+    simulator: SimulatorProcess, data: Data, places: Sequence[Place], orders: Sequence[Sequence[str]],
     *, pace_bytes_s: float | None = None, at_half: Callable[[], object] | None = None,
     inside: Sequence[Inside] = (),
 ) -> EpochReport:  # fmt: skip
@@ -174,7 +221,7 @@ def run_epoch(
 
     def one(rank: int) -> RankReport:
         with inside[rank]() if inside else nullcontext():
-            return _read_all(data, endpoints[rank], orders[rank], Pace(pace_bytes_s), one_more)
+            return _read_all(data, _source_of(places[rank]), orders[rank], Pace(pace_bytes_s), one_more)
 
     with ThreadPoolExecutor(len(orders)) as pool:
         ranks = list(pool.map(one, range(len(orders))))
@@ -183,37 +230,33 @@ def run_epoch(
 
 
 def _read_all(
-    data: Data, endpoint: str, keys: Sequence[str], pace: Pace, one_more: Callable[[], object]
+    data: Data, source: _Source, keys: Sequence[str], pace: Pace, one_more: Callable[[], object]
 ) -> RankReport:  # fmt: skip
     report, began = RankReport(), time.perf_counter()
-    connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=_READ_TIMEOUT_S)
     for key in keys:
         try:
-            crc = _read(connection, key, pace, report)
+            crc = _read(source, key, pace, report)
         except (OSError, http.client.HTTPException, ValueError) as error:
             report.errors.append(f"{key}: {error!r}")
-            connection.close()
+            source.close()
         else:
             if crc != data.crcs[key]:
                 report.errors.append(f"{key}: other bytes than were written")
         one_more()
-    connection.close()
+    source.close()
     report.took_s = time.perf_counter() - began
     return report
 
 
-def _read(connection: http.client.HTTPConnection, key: str, pace: Pace, report: RankReport) -> int:
+def _read(source: _Source, key: str, pace: Pace, report: RankReport) -> int:
     """The CRC-32 of the object. Raises ValueError: another status than 200."""
-    buffer, crc = bytearray(_PIECE_BYTES), 0
+    whole, crc = memoryview(bytearray(_PIECE_BYTES)), 0
     begun = since = time.perf_counter()
-    connection.request("GET", f"/{BUCKET}/{key}")
-    reply = connection.getresponse()
-    if reply.status != 200:
-        raise ValueError(f"status {reply.status}: {reply.read()[:200]!r}")
-    size = left = reply.length or 0
+    size, read_into = source.open(key)
+    left = size
     while left:
         # More than one byte would be waited for until the buffer is full.
-        count = reply.readinto(buffer if left < size else memoryview(buffer)[:1])
+        count = read_into(whole if left < size else whole[:1])
         if left == size:
             report.first_bytes_s.append(time.perf_counter() - begun)
         waited_s = time.perf_counter() - since
@@ -221,9 +264,56 @@ def _read(connection: http.client.HTTPConnection, key: str, pace: Pace, report: 
         report.pause_s = max(report.pause_s, waited_s)
         if not count:
             raise ValueError(f"the body ended {left} bytes early")
-        crc = zlib.crc32(memoryview(buffer)[:count], crc)
+        crc = zlib.crc32(whole[:count], crc)
         left -= count
         report.read_bytes += count
         pace.take(count)
         since = time.perf_counter()
     return crc
+
+
+class _Http:
+    """One connection. `targets`: the target of each key, if it is not the plain path."""
+
+    def __init__(self, endpoint: str, targets: dict[str, str] | None = None) -> None:
+        self._connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=_READ_TIMEOUT_S)
+        self._targets = targets
+
+    def open(self, key: str) -> tuple[int, Callable[[memoryview], int | None]]:
+        """Raises ValueError: another status than 200."""
+        target = f"/{BUCKET}/{key}" if self._targets is None else self._targets[key]
+        self._connection.request("GET", target)
+        reply = self._connection.getresponse()
+        if reply.status != 200:
+            raise ValueError(f"status {reply.status}: {reply.read()[:200]!r}")
+        return reply.length or 0, reply.readinto
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Files:
+    """The files of a directory, one after the other."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: BinaryIO | None = None
+
+    def open(self, key: str) -> tuple[int, Callable[[memoryview], int | None]]:
+        self.close()
+        self._file = file = (self._directory / key).open("rb", buffering=0)
+        return os.fstat(file.fileno()).st_size, file.readinto
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _source_of(place: Place) -> _Source:
+    match place:
+        case Direct():
+            return _Http(place.endpoint, place.targets)
+        case Path():
+            return _Files(place)
+        case str():
+            return _Http(place)
