@@ -335,7 +335,8 @@ class Candidates:
         """A fill that began later might not be complete when a reader opens the object.
 
         A reader that has opened nothing for a while is nearer to its next object by that time, up to its longest pause:
-        after that, the job may have ended. A hundredth of an epoch is always fetched, as it costs no more traffic.
+        after that, the job may have ended. Readers that have drifted apart open objects sooner than their places tell.
+        A hundredth of an epoch is always fetched, as it costs no more traffic.
         While nobody has begun to read a told order, no fill is too early.
         """
         epoch, outstanding = candidate.epoch, self._outstanding
@@ -344,7 +345,7 @@ class Candidates:
             return True
         rest_s = min(self._now - epoch.last, epoch.pause_s)
         lead_s = outstanding.fill_s + _SPREADS * outstanding.spread_s + rest_s
-        return places <= lead_s / epoch.gap_s + SOONER * epoch.size
+        return places <= max(1.0, lead_s / epoch.gap_s + _SPREADS * epoch.frontier.drift + SOONER * epoch.size)
 
     def _has_room(self, free_bytes: int, need_bytes: int, later_than_s: float) -> bool:
         if free_bytes >= need_bytes:

@@ -245,7 +245,7 @@ class Epoch:
         if place >= 0:
             self._expected_read += 1
             self._judge_order(place)
-            self.frontier.read(place)
+            self.frontier.read(place, len(self.agenda))
         elif self.agenda:
             self.confidence -= _NEWEST * self.confidence
         self.done[index] = len(self.log)

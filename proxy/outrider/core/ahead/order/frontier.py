@@ -19,19 +19,28 @@ def tolerance(count: int) -> int:
     return _DRIFT if count >= 8 * _DRIFT else count // 8 or 1
 
 
+# The weight of the newest read in `drift`, an exponentially weighted mean.
+_NEWEST = 1 / 16
+
+
 class Frontier:
     """`place` is the median of the places of the last reads, moved on by the reads since it. 0: they tell nothing.
+    `drift` is how far from the place after it the next read was, on average: parallel readers are not equally far.
 
     `count` is the length of the agenda in all methods.
     """
 
-    __slots__ = ("_recent", "place")
+    __slots__ = ("_recent", "drift", "place")
 
     def __init__(self) -> None:
         self.place = 0
+        self.drift = 0.0
         self._recent: deque[int] = deque(maxlen=RECENT)
 
-    def read(self, place: int) -> None:
+    def read(self, place: int, count: int) -> None:
+        distance = abs(place - self.place - 1)
+        if distance <= tolerance(count):
+            self.drift += _NEWEST * (distance - self.drift)
         recent = self._recent
         recent.append(place)
         middle = len(recent) // 2
