@@ -7,7 +7,7 @@
    `aws_environment`.
 3. Commands for a running proxy talk to it: `warm`, `pin`, `unpin`, `evict` and `verify` through its control bucket
    (`control_client`), `ls`, `stats` and `cluster` through its admin port (`status_client`, `admin_port`).
-4. `simulate` runs without a proxy.
+4. `simulate` runs without a proxy. `operator` is another program: it places pods in Kubernetes.
 
 Exit codes: 0 done, 1 failed, 2 wrong use or settings.
 """
@@ -61,6 +61,7 @@ _COMMANDS: dict[str, dict[str, Any]] = {
     "ls": {},
     "stats": {},
     "cluster": {},
+    "operator": {},
 }
 
 

@@ -1,0 +1,6 @@
+"""What `outrider operator` does at the API server of Kubernetes, and at the cache. Imported by that command only.
+
+The client library is lightkube, as for the peers (`adapters/cluster/kubernetes_source`). kopf would bring handlers, a
+queue for each object and its own annotations on users' pods, for a loop that lists pending pods and patches some;
+kubernetes-asyncio takes 40 MB for the models of the whole API. The calls are those of `api_calls` and no others.
+"""

@@ -1,0 +1,34 @@
+"""Events (Kubernetes core/v1) about a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_NAME_MAX, _NOTE_MAX = 230, 1024
+COMPONENT = "outrider-operator"
+
+
+def event_of(
+    pod: Mapping[str, Any], reason: str, note: str, *, is_warning: bool, time: str, by: str
+) -> dict[str, Any]:  # fmt: skip
+    """`time`: RFC 3339. `by`: the name of this process."""
+    metadata = pod["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"namespace": metadata["namespace"], "generateName": f"{metadata['name'][:_NAME_MAX]}."},
+        "involvedObject": {
+            "apiVersion": "v1", "kind": "Pod", "namespace": metadata["namespace"], "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "type": "Warning" if is_warning else "Normal",
+        "reason": reason,
+        "message": note[:_NOTE_MAX],
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": by,
+    }  # fmt: skip

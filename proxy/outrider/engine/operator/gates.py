@@ -1,0 +1,145 @@
+"""Warms the data that pods wait for, opens their gates, and tells the cache of a node what its next pods read.
+
+Nothing is remembered that the pods do not say themselves. So an operator that is started again, or another one, goes on
+where this one ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from outrider.core.operator.events import event_of
+from outrider.core.operator.pod_patch import is_gated, opened
+from outrider.core.operator.warm_gate import Opening, opening_of, progress_note, warmup_name
+from outrider.core.operator.wishes import INJECT, SCHEDULE, WishError, Wishes, wishes_of
+from outrider.engine.operator.holdings import Holdings
+from outrider.engine.operator.metrics import OperatorMetrics
+from outrider.operator_ports import (
+    CacheError,
+    CacheRefusedError,
+    Caches,
+    ConflictError,
+    Kube,
+    KubeError,
+    Manifest,
+)
+
+log = logging.getLogger(__name__)
+
+STEP_S = 3.0
+# Between two Events about the progress of a pod.
+_TELL_S = 60.0
+
+
+class Gates:
+    """All on one loop. `clock`: seconds since the epoch."""
+
+    def __init__(
+        self, kube: Kube, caches: Caches, holdings: Holdings, metrics: OperatorMetrics, *, me: str,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._kube = kube
+        self._caches = caches
+        self._holdings = holdings
+        self._metrics = metrics
+        self._me = me
+        self._clock = clock
+        # By uid of pods that are pending: when the last Event was told, and the nodes that were told.
+        self._told: dict[str, float] = {}
+        self._invalid: set[str] = set()
+        self._followed: set[str] = set()
+
+    async def step(self) -> None:
+        """One round over all pods. Raises KubeError: they could not be listed."""
+        pods = {pod["metadata"]["uid"]: pod for pod in await self._kube.pending_pods(SCHEDULE, None)}
+        pods.update({pod["metadata"]["uid"]: pod for pod in await self._kube.pending_pods(INJECT, None)})
+        for kept in (self._invalid, self._followed):
+            kept &= pods.keys()
+        self._told = {uid: at for uid, at in self._told.items() if uid in pods}
+        waiting: dict[tuple[str, ...], list[tuple[Manifest, Wishes]]] = {}
+        for uid, pod in pods.items():
+            try:
+                wishes = wishes_of(pod["metadata"].get("labels") or {}, pod["metadata"].get("annotations") or {})
+            except WishError as error:
+                await self._tell_invalid(uid, pod, str(error))
+                continue
+            if is_gated(pod):
+                waiting.setdefault(wishes.data, []).append((pod, wishes))
+            elif wishes.is_near and uid not in self._followed and (node := pod["spec"].get("nodeName")):
+                self._followed.add(uid)
+                await self._follow(node, wishes.data)
+        self._metrics.gated.set(sum(map(len, waiting.values())))
+        for data, gated in waiting.items():
+            await self._judge(data, gated)
+
+    async def _tell_invalid(self, uid: str, pod: Manifest, why: str) -> None:
+        if is_gated(pod):
+            # The annotation was changed after the webhook saw it.
+            await self._open(pod, (), Opening("InvalidAnnotation", why, is_warning=True))
+        elif uid not in self._invalid:
+            await self._emit(pod, "InvalidAnnotation", why, is_warning=True)
+        self._invalid.add(uid)
+
+    async def _follow(self, node: str, data: Sequence[str]) -> None:
+        """The pod was placed: the cache of its node begins while images are pulled."""
+        cache = self._holdings.pod_on(node)
+        if cache is not None:
+            try:
+                await self._caches.warm(warmup_name(data), data, at=cache)
+            except CacheError as error:
+                log.info("a cache was not told of a pod", extra={"node": node, "why": str(error)})
+
+    async def _judge(self, data: Sequence[str], gated: Sequence[tuple[Manifest, Wishes]]) -> None:
+        """Pods that wait for the same data, be they of one job or of several."""
+        report, refusal = await self._progress(data)
+        now = self._clock()
+        for pod, wishes in gated:
+            waited_s = now - datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
+            opening = opening_of(wishes, waited_s, report, refusal)
+            if opening is not None:
+                await self._open(pod, data, opening)
+            elif report is not None and now - self._told.get(uid := pod["metadata"]["uid"], -_TELL_S) >= _TELL_S:
+                self._told[uid] = now
+                await self._emit(pod, "Warming", progress_note(report))
+
+    async def _progress(self, data: Sequence[str]) -> tuple[Manifest | None, str | None]:
+        """See `opening_of`. A warm-up that is not there is begun; so one that a restart of the cache ended, too."""
+        name = warmup_name(data)
+        try:
+            report = await self._caches.progress(name)
+            if report is None:
+                await self._caches.warm(name, data)
+                report = await self._caches.progress(name)
+        except CacheRefusedError as error:
+            return None, str(error)
+        except CacheError as error:
+            log.warning("the cache does not answer", extra={"why": str(error)})
+            return None, None
+        return report, None
+
+    async def _open(self, pod: Manifest, data: Sequence[str], opening: Opening) -> None:
+        metadata = pod["metadata"]
+        try:
+            await self._kube.patch_pod(metadata["namespace"], metadata["name"], opened(pod, self._holdings.of(data)))
+        except ConflictError:
+            return  # the next round sees the pod as it is now
+        except KubeError as error:
+            log.warning("a gate could not be opened", extra={
+                "namespace": metadata["namespace"], "pod": metadata["name"], "why": str(error),
+            })  # fmt: skip
+            return
+        self._metrics.openings.labels(opening.reason).inc()
+        log.info("gate opened", extra={
+            "namespace": metadata["namespace"], "pod": metadata["name"], "reason": opening.reason, "note": opening.note,
+        })  # fmt: skip
+        await self._emit(pod, opening.reason, opening.note, is_warning=opening.is_warning)
+
+    async def _emit(self, pod: Manifest, reason: str, note: str, *, is_warning: bool = False) -> None:
+        """Without it the pod runs as well."""
+        time = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        try:
+            await self._kube.emit(event_of(pod, reason, note, is_warning=is_warning, time=time, by=self._me))
+        except KubeError as error:
+            log.warning("an event was not told", extra={"reason": reason, "why": str(error)})

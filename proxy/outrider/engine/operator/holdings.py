@@ -1,0 +1,66 @@
+"""What the caches hold, asked for now and then, so that a pod that is created waits for none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.core.operator.affinity import Holding
+from outrider.core.operator.holdings import NodeDatasets, holdings_of
+from outrider.operator_ports import CacheError, CachePod, Caches, Kube
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 15.0
+# Caches that are asked at once.
+_AT_ONCE = 16
+
+
+class Holdings:
+    """All on one loop."""
+
+    def __init__(self, kube: Kube, caches: Caches, namespace: str, service: str) -> None:
+        """The Service has the pods of the cache; headless or not."""
+        self._kube = kube
+        self._caches = caches
+        self._of = namespace, service
+        self._pods: dict[str, CachePod] = {}
+        self._datasets: dict[str, NodeDatasets] = {}
+
+    def of(self, urls: Sequence[str]) -> list[Holding]:
+        """Empty: no cache knows the data, or none was asked yet."""
+        return holdings_of(urls, self._datasets.values())
+
+    def pod_on(self, node: str) -> CachePod | None:
+        return self._pods.get(node)
+
+    async def refresh(self) -> None:
+        """A cache that does not answer holds nothing. Raises KubeError."""
+        self._pods = {pod.node: pod for pod in pods_of(await self._kube.endpoint_slices(*self._of))}
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(pod: CachePod) -> NodeDatasets:
+            async with gate:
+                try:
+                    return NodeDatasets(pod.node, pod.zone, await self._caches.datasets(pod))
+                except CacheError as error:
+                    log.debug("a cache did not tell what it holds", extra={"node": pod.node, "why": str(error)})
+                    return NodeDatasets(pod.node, pod.zone, ())
+
+        told = await asyncio.gather(*map(ask, self._pods.values()))
+        self._datasets = {each.node: each for each in told}
+
+
+def pods_of(slices: Sequence[Mapping[str, Any]]) -> list[CachePod]:
+    """The caches that serve, one for each node."""
+    found: dict[str, CachePod] = {}
+    for part in slices:
+        for endpoint in part.get("endpoints") or ():
+            node, addresses = endpoint.get("nodeName"), endpoint.get("addresses")
+            # Unknown counts as ready (discovery.k8s.io/v1 EndpointConditions).
+            is_ready = (endpoint.get("conditions") or {}).get("ready") is not False
+            if node and addresses and is_ready:
+                found.setdefault(node, CachePod(addresses[0], node, endpoint.get("zone")))
+    return list(found.values())

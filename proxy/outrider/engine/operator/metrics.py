@@ -1,0 +1,23 @@
+"""The metrics of the operator. The kubernetes page of the documentation lists them."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class OperatorMetrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.admissions = Counter(
+            "outrider_operator_admissions", "Pods that the webhook was asked about, by result.", ["result"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.openings = Counter(
+            "outrider_operator_openings", "Gates that were opened, by reason.", ["reason"], registry=self.registry
+        )
+        self.gated = Gauge("outrider_operator_gated_pods", "Pods that wait for their data.", registry=self.registry)
+        self.leader = Gauge("outrider_operator_leader", "1: this process opens gates.", registry=self.registry)
+        self.failures = Counter(
+            "outrider_operator_failures", "Rounds of a loop that failed, and are made again.", ["loop"],
+            registry=self.registry,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The ports of `outrider operator`: `admission` answers the API server over https; `server` has both ports."""

@@ -1,0 +1,77 @@
+"""The two ports of the operator: https for the API server; http for Prometheus and the kubelet."""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from outrider.engine.operator.metrics import OperatorMetrics
+from outrider.http.operator.admission import Admission, ReviewError
+
+# The API server takes objects of 3 MiB at most, and sends one in a review.
+_REVIEW_BYTES_MAX = 8 * 2**20
+_STOP_S = 5.0
+
+
+class ServerCertificate:
+    """The certificate of the https port. Connections that come after `use` get the new one."""
+
+    def __init__(self) -> None:
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.is_there = False
+
+    def use(self, certificate: bytes, key: bytes) -> None:
+        # The library reads files only.
+        with tempfile.NamedTemporaryFile() as file:
+            path = Path(file.name)
+            path.write_bytes(certificate + key)
+            self.context.load_cert_chain(path)
+        self.is_there = True
+
+
+@asynccontextmanager
+async def listening(
+    admission: Admission, metrics: OperatorMetrics, certificate: ServerCertificate, *, webhook: tuple[str, int],
+    plain: tuple[str, int], is_ready: Callable[[], bool],
+) -> AsyncIterator[tuple[int, int]]:  # fmt: skip
+    """Yields the two ports. A host is "" for all addresses. Raises OSError: one cannot be listened on."""
+
+    async def mutate(request: web.Request) -> web.Response:
+        try:
+            return web.json_response(admission.answer(await request.read()))
+        except ReviewError as error:
+            return web.Response(status=400, text=f"{error}\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n") if is_ready() else web.Response(status=503, text="not ready\n")
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def prometheus(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    hooks = web.Application(client_max_size=_REVIEW_BYTES_MAX)
+    hooks.router.add_post("/mutate", mutate)
+    pages = web.Application()
+    pages.router.add_get("/healthz", health)
+    pages.router.add_get("/readyz", ready)
+    pages.router.add_get("/metrics", prometheus)
+    runners = [web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_S) for app in (hooks, pages)]
+    ports = []
+    try:
+        for runner, (host, port), context in zip(runners, (webhook, plain), (certificate.context, None), strict=True):
+            await runner.setup()
+            site = web.TCPSite(runner, host or None, port, ssl_context=context)
+            await site.start()
+            ports.append(int(runner.addresses[0][1]))
+        yield ports[0], ports[1]
+    finally:
+        for runner in runners:
+            await runner.cleanup()

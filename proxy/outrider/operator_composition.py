@@ -1,0 +1,106 @@
+"""Composes `outrider operator`: its loops, each repeated for ever, and its two ports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from outrider.adapters.kubernetes import certificates
+from outrider.core.operator.leadership import RENEW_S
+from outrider.core.operator.pod_patch import Offers
+from outrider.engine.operator.gates import STEP_S, Gates
+from outrider.engine.operator.holdings import REFRESH_S, Holdings
+from outrider.engine.operator.keeper import KEEP_S, Keeper
+from outrider.engine.operator.leader import Leader
+from outrider.engine.operator.metrics import OperatorMetrics
+from outrider.http.operator.admission import Admission
+from outrider.http.operator.server import ServerCertificate, listening
+from outrider.operator_ports import Caches, Kube, KubeError
+
+log = logging.getLogger(__name__)
+
+# A loop whose round failed waits longer each time, up to this.
+_PAUSE_MAX_S = 60.0
+# While there is no certificate yet, another replica may be making it.
+_FIRST_S = 2.0
+
+
+class Operator:
+    """`cache`: namespace and name of the Service of the cache's pods. `name`: what the operator owns is called so.
+    `me`: this process."""
+
+    def __init__(
+        self, kube: Kube, caches: Caches, offers: Offers, *, cache: tuple[str, str], name: str, me: str
+    ) -> None:  # fmt: skip
+        self._kube = kube
+        self._certificate = ServerCertificate()
+        self._metrics = OperatorMetrics()
+        self._leader = Leader(kube, name, me, monotonic=time.monotonic, clock=time.time)
+        self._holdings = Holdings(kube, caches, *cache)
+        self._gates = Gates(kube, caches, self._holdings, self._metrics, me=me, clock=time.time)
+        service = f"{name}.{kube.namespace}.svc"
+        self._keeper = Keeper(
+            kube, certificates, secret=f"{name}-ca", webhook=name, names=[service, f"{service}.cluster.local"],
+            use=self._certificate.use, clock=time.time,
+        )  # fmt: skip
+        self._admission = Admission(offers, self._holdings.of, self._metrics)
+
+    @asynccontextmanager
+    async def running(self, webhook: tuple[str, int], plain: tuple[str, int]) -> AsyncIterator[tuple[int, int]]:
+        """Yields the ports. Raises OSError: one of them cannot be listened on."""
+        loops = {
+            "leader": self._lead, "holdings": self._ask, "certificates": self._keep, "gates": self._open,
+        }  # fmt: skip
+        async with listening(
+            self._admission, self._metrics, self._certificate, webhook=webhook, plain=plain,
+            is_ready=lambda: self._certificate.is_there,
+        ) as ports:  # fmt: skip
+            tasks = [asyncio.create_task(self._repeat(loop, step), name=loop) for loop, step in loops.items()]
+            try:
+                yield ports
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                with suppress(KubeError):
+                    await self._leader.release()
+
+    async def _repeat(self, loop: str, step: Callable[[], Awaitable[float]]) -> None:
+        """Each step returns the seconds until the next one."""
+        failed = 0
+        while True:
+            try:
+                pause_s = await step()
+                failed = 0
+            except Exception as error:
+                failed += 1
+                pause_s = min(_PAUSE_MAX_S, 2.0**failed)
+                self._metrics.failures.labels(loop).inc()
+                log.warning(
+                    "a round failed and is made again", extra={"loop": loop, "why": str(error), "pause_s": pause_s},
+                    exc_info=not isinstance(error, KubeError),
+                )  # fmt: skip
+            await asyncio.sleep(pause_s)
+
+    async def _lead(self) -> float:
+        try:
+            await self._leader.step()
+        finally:
+            self._metrics.leader.set(self._leader.is_leader())
+        return RENEW_S
+
+    async def _ask(self) -> float:
+        await self._holdings.refresh()
+        return REFRESH_S
+
+    async def _keep(self) -> float:
+        await self._keeper.step(is_leader=self._leader.is_leader())
+        return KEEP_S if self._certificate.is_there else _FIRST_S
+
+    async def _open(self) -> float:
+        if self._leader.is_leader():
+            await self._gates.step()
+        return STEP_S
