@@ -30,7 +30,7 @@ class Validity:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be made anew."""
+    """The certificates that are to be made anew."""
 
     authority: bool
     server: bool

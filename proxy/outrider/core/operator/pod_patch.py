@@ -33,7 +33,7 @@ class Sidecar:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What can be put into pods. None: this operator has none."""
+    """The endpoint and the sidecar that can be put into pods. None: this operator has none."""
 
     endpoint: str | None = None
     sidecar: Sidecar | None = None

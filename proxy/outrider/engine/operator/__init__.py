@@ -1,7 +1,7 @@
 """The loops of `outrider operator`.
 
 1. `leader` holds the lease: of several operators one acts. All of them serve the webhook.
-2. `holdings` asks the caches what they hold, so that the webhook answers from memory.
+2. `holdings` asks the caches for their datasets, so that the webhook answers from memory.
 3. `gates` warms what pods wait for, and opens their gates.
 4. `keeper` keeps the certificates of the webhook.
 

@@ -1,4 +1,4 @@
-"""What the caches hold, asked for now and then, so that a pod that is created waits for none of them."""
+"""The datasets that the caches hold, asked for now and then, so that no pod that is created waits for a cache."""
 
 from __future__ import annotations
 

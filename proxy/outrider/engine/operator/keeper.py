@@ -134,7 +134,7 @@ class _Kept:
 
     @classmethod
     def of(cls, secret: Manifest | None) -> _Kept:
-        """What cannot be read counts as missing, and is made anew."""
+        """Data that cannot be read counts as missing, and is made anew."""
         data = (secret or {}).get("data") or {}
         try:
             pairs = json.loads(base64.b64decode(data.get(_AUTHORITIES, "W10=")))

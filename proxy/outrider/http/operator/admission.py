@@ -49,7 +49,7 @@ class Admission:
             result = "invalid"
             response["warnings"] = [f"outrider: {error}"[:_WARNING_CHARS]]
         except Exception:
-            # Of a pod that is in no form that is known: it must not wait for us.
+            # The pod is in no known form, and must not wait for us.
             log.exception("a pod was admitted as it is")
             result = "failed"
         else:

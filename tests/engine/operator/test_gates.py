@@ -1,0 +1,249 @@
+"""Pods that wait for their data: warmed once, opened with a reason, whoever of several operators does it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import jsonpatch
+import pytest
+
+from outrider.core.operator.pod_patch import GATE
+from outrider.engine.operator.gates import Gates
+from outrider.engine.operator.holdings import Holdings
+from outrider.engine.operator.metrics import OperatorMetrics
+from outrider.operator_ports import CacheError, CachePod, CacheRefusedError, ConflictError, KubeError, Manifest
+from tests.support.pods import DATA, Pod, near, pod
+
+NOW = datetime(2026, 1, 1, 0, 0, 0, tzinfo=UTC).timestamp()
+
+
+@dataclass
+class FakeKube:
+    """Pods by name. `refuses`: the error that the next patch gets."""
+
+    pods: dict[str, Pod] = field(default_factory=dict)
+    events: list[Manifest] = field(default_factory=list)
+    refuses: KubeError | None = None
+    namespace: str = "cache"
+
+    def add(self, *pods: Pod, gated: bool = True) -> None:
+        for each in pods:
+            if gated:
+                each["spec"]["schedulingGates"] = [{"name": GATE}]
+            self.pods[each["metadata"]["name"]] = each
+
+    async def pending_pods(self, label: str, value: str | None) -> Sequence[Manifest]:
+        return [each for each in self.pods.values() if label in each["metadata"]["labels"]]
+
+    async def patch_pod(self, namespace: str, name: str, patch: Sequence[Manifest]) -> None:
+        if self.refuses is not None:
+            refused, self.refuses = self.refuses, None
+            raise refused
+        assert namespace == "team"
+        self.pods[name] = jsonpatch.JsonPatch(list(patch)).apply(self.pods[name])
+
+    async def emit(self, event: Manifest) -> None:
+        self.events.append(event)
+
+    async def endpoint_slices(self, namespace: str, service: str) -> Sequence[Manifest]:
+        return [{"endpoints": [
+            {"addresses": ["10.0.0.1"], "nodeName": "a", "zone": "z", "conditions": {"ready": True}},
+            {"addresses": ["10.0.0.2"], "nodeName": "b", "conditions": {"ready": False}},
+        ]}]  # fmt: skip
+
+    async def get(self, kind: str, name: str) -> Manifest | None:
+        raise AssertionError
+
+    async def create(self, kind: str, manifest: Manifest) -> None:
+        raise AssertionError
+
+    async def update(self, kind: str, manifest: Manifest) -> None:
+        raise AssertionError
+
+    async def patch(self, kind: str, name: str, patch: Sequence[Manifest]) -> None:
+        raise AssertionError
+
+    def reasons(self) -> list[tuple[str, str]]:
+        return [(event["involvedObject"]["name"], event["reason"]) for event in self.events]
+
+
+@dataclass
+class FakeCaches:
+    """`on_disk`: of 1,000 bytes. `refuses`: what each call gets."""
+
+    on_disk: int = 0
+    state: str = "running"
+    begun: Counter[str] = field(default_factory=Counter)
+    at: list[tuple[str, list[str]]] = field(default_factory=list)
+    refuses: CacheError | None = None
+
+    async def warm(self, name: str, urls: Sequence[str], *, at: CachePod | None = None) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.begun[name] += 1
+        if at is not None:
+            self.at.append((at.node, list(urls)))
+
+    async def progress(self, name: str) -> Manifest | None:
+        if self.refuses is not None:
+            raise self.refuses
+        if name not in self.begun:
+            return None
+        return {
+            "state": self.state, "listing": False, "objects": {"wanted": 1, "on_disk": 0, "failed": 0, "unsized": 0},
+            "bytes": {"wanted": 1000, "on_disk": self.on_disk, "fetched": 0}, "rate_bytes_per_s": 5, "eta_s": None,
+            "failures": [],
+        }  # fmt: skip
+
+    async def datasets(self, cache: CachePod) -> Sequence[Manifest]:
+        return [{"bucket": "datasets", "name": "imagenet/", "bytes": 100, "cached": 1.0, "verified": 1.0}]
+
+
+class World:
+    def __init__(self) -> None:
+        self.kube, self.caches, self.now = FakeKube(), FakeCaches(), NOW
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Another operator, which remembers nothing."""
+        self.metrics = OperatorMetrics()
+        self.holdings = Holdings(self.kube, self.caches, "cache", "peers")
+        self.gates = Gates(self.kube, self.caches, self.holdings, self.metrics, me="me", clock=lambda: self.now)
+
+    async def step(self) -> None:
+        await self.holdings.refresh()
+        await self.gates.step()
+
+    def gated(self) -> list[str]:
+        return [name for name, each in self.kube.pods.items() if each["spec"].get("schedulingGates")]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_the_pods_of_a_job_are_warmed_once_and_opened_together_with_their_affinity(world: World) -> None:
+    world.kube.add(*(near(warm="0.9", name=f"train-{rank}") for rank in range(8)))
+    await world.step()
+    world.caches.on_disk = 899
+    await world.step()
+    assert len(world.gated()) == 8
+    assert world.metrics.registry.get_sample_value("outrider_operator_gated_pods") == 8
+    world.caches.on_disk = 900
+    await world.step()
+    assert world.gated() == []
+    assert list(world.caches.begun.values()) == [1]
+    for each in world.kube.pods.values():
+        assert each["spec"]["affinity"]["nodeAffinity"]
+    await world.step()
+    assert Counter(world.kube.reasons()) == {
+        (f"train-{rank}", reason): 1 for rank in range(8) for reason in ("Warming", "Warm")
+    }
+
+
+async def test_an_operator_that_begins_anew_goes_on(world: World) -> None:
+    world.kube.add(near(warm="0.9"))
+    await world.step()
+    world.begin_anew()
+    world.caches.on_disk = 1000
+    await world.step()
+    assert world.gated() == []
+    assert list(world.caches.begun.values()) == [1]
+
+
+async def test_a_warmup_that_a_restart_of_the_cache_ended_is_begun_again(world: World) -> None:
+    world.kube.add(near(warm="0.9"))
+    await world.step()
+    world.caches.begun.clear()
+    await world.step()
+    assert list(world.caches.begun.values()) == [1]
+
+
+async def test_a_dataset_that_does_not_exist_opens_the_gate_with_the_reason(world: World) -> None:
+    world.kube.add(near(warm="0.9"))
+    world.caches.refuses = CacheRefusedError("NoSuchBucket: there is none")
+    await world.step()
+    assert world.gated() == []
+    [event] = world.kube.events
+    assert (event["reason"], event["type"]) == ("WarmFailed", "Warning")
+    assert "NoSuchBucket" in event["message"]
+
+
+async def test_a_cache_that_does_not_answer_holds_no_pod_beyond_its_deadline(world: World) -> None:
+    world.kube.add(near(warm="0.9"), near(warm="0.9", name="patient", annotations={"outrider.dev/warm-deadline": "1h"}))
+    world.caches.refuses = CacheError("no route")
+    world.now = NOW + 899
+    await world.step()
+    assert world.gated() == ["train-0", "patient"]
+    world.now = NOW + 900
+    await world.step()
+    assert world.gated() == ["patient"]
+    assert world.kube.reasons() == [("train-0", "WarmDeadline")]
+
+
+@pytest.mark.parametrize("error", [ConflictError(422, "test failed"), KubeError(500, "no"), KubeError(0, "away")])
+async def test_a_patch_that_is_refused_is_made_again(world: World, error: KubeError) -> None:
+    world.kube.add(near(warm="0.9"))
+    world.caches.on_disk = 1000
+    world.kube.refuses = error
+    await world.step()
+    assert world.gated() == ["train-0"]
+    assert world.kube.reasons() == []
+    await world.step()
+    assert world.gated() == []
+
+
+async def test_a_pod_that_is_deleted_while_it_waits_is_forgotten(world: World) -> None:
+    world.kube.add(near(warm="0.9"))
+    await world.step()
+    world.kube.pods.clear()
+    world.caches.on_disk = 1000
+    await world.step()
+    assert world.metrics.registry.get_sample_value("outrider_operator_gated_pods") == 0
+    assert world.kube.reasons() == [("train-0", "Warming")]
+
+
+async def test_a_wish_that_makes_no_sense_is_told_once_and_holds_no_pod(world: World) -> None:
+    world.kube.add(near(warm="150 %"), gated=False)
+    world.kube.add(near(warm="150 %", name="changed-later"))
+    world.kube.add(pod(labels={"outrider.dev/inject": "both"}, name="injected"), gated=False)
+    await world.step()
+    await world.step()
+    assert world.gated() == []
+    assert sorted(world.kube.reasons()) == [
+        (name, "InvalidAnnotation") for name in ("changed-later", "injected", "train-0")
+    ]
+    assert list(world.caches.begun.values()) == []
+
+
+async def test_progress_is_told_once_a_minute(world: World) -> None:
+    world.kube.add(near(warm="0.9"))
+    for second in range(0, 150, 3):
+        world.now = NOW + second
+        world.caches.on_disk = 5 * second
+        await world.step()
+    assert [event["message"] for event in world.kube.events] == [
+        f"warm: {percent} % of 1.0 kB, 5 B/s" for percent in (0, 30, 60)
+    ]
+
+
+async def test_the_cache_of_the_node_where_a_pod_was_placed_is_told_once(world: World) -> None:
+    world.kube.add(near(nodeName="a"), near(nodeName="unknown", name="b"), gated=False)
+    await world.step()
+    await world.step()
+    assert world.caches.at == [("a", [DATA])]
+
+
+async def test_events_have_the_form_of_the_api(world: World) -> None:
+    world.kube.add(near(warm="0.9", name="n" * 253))
+    world.caches.on_disk = 1000
+    await world.step()
+    [event] = world.kube.events
+    assert len(event["metadata"]["generateName"]) <= 253 - 5
+    assert event["involvedObject"]["uid"] == "uid-" + "n" * 253
+    assert json.loads(json.dumps(event))["firstTimestamp"] == "2026-01-01T00:00:00Z"

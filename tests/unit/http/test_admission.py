@@ -1,0 +1,95 @@
+"""Answers of the webhook: each pod is admitted."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.operator.affinity import Holding
+from outrider.core.operator.pod_patch import Offers
+from outrider.engine.operator.metrics import OperatorMetrics
+from outrider.http.operator.admission import Admission, ReviewError
+from tests.support.pods import near, patched, pod, review_of
+
+
+class Asked:
+    def __init__(self) -> None:
+        self.metrics = OperatorMetrics()
+        self.admission = Admission(Offers("http://cache"), lambda _: [Holding("n", None, 1.0)], self.metrics)
+
+    def response(self, body: bytes) -> dict[str, Any]:
+        answer = self.admission.answer(body)
+        request = json.loads(body)
+        assert (answer["apiVersion"], answer["kind"]) == (request["apiVersion"], "AdmissionReview")
+        response: dict[str, Any] = answer["response"]
+        assert (response["uid"], response["allowed"]) == (request["request"]["uid"], True)
+        return response
+
+    def count(self, result: str) -> float:
+        return self.metrics.registry.get_sample_value("outrider_operator_admissions_total", {"result": result}) or 0.0
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("is_new", [False, True], ids=["1.29", "1.36"])
+def test_a_pod_is_patched(asked: Asked, is_new: bool, dry_run: bool) -> None:
+    review = review_of(near(warm="0.9"), is_new=is_new, dry_run=dry_run)
+    response = asked.response(review)
+    assert response["patchType"] == "JSONPatch"
+    result = patched(json.loads(review)["request"]["object"], json.loads(base64.b64decode(response["patch"])))
+    assert result["spec"]["schedulingGates"] == [{"name": "outrider.dev/warm"}]
+    assert asked.count("patched") == 1
+
+
+def test_a_pod_without_wishes_is_admitted_as_it_is(asked: Asked) -> None:
+    assert set(asked.response(review_of(pod()))) == {"uid", "allowed"}
+    assert asked.count("unpatched") == 1
+
+
+def test_of_a_wish_that_makes_no_sense_its_user_is_warned(asked: Asked) -> None:
+    response = asked.response(review_of(near(warm="150 %")))
+    assert "patch" not in response
+    assert response["warnings"] == [
+        """outrider: annotation outrider.dev/warm: '150 %' is no share of the data, like "0.95" or "95 %\""""
+    ]
+    assert asked.count("invalid") == 1
+
+
+@pytest.mark.parametrize("spec", [None, [], {"containers": 7}, {"containers": [None]}, "text"])
+def test_a_pod_in_no_known_form_is_admitted_as_it_is(asked: Asked, spec: object) -> None:
+    review = json.loads(review_of(pod(labels={"outrider.dev/inject": "endpoint"})))
+    review["request"]["object"]["spec"] = spec
+    assert "patch" not in asked.response(json.dumps(review).encode())
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"request": {}}', b"\xff", b"[" * 100_000])
+def test_no_review_is_refused(asked: Asked, body: bytes) -> None:
+    with pytest.raises(ReviewError):
+        asked.admission.answer(body)
+
+
+texts = st.text(max_size=5)
+anything = st.recursive(
+    st.none() | st.integers() | texts, lambda of: st.lists(of) | st.dictionaries(texts, of), max_leaves=8
+)
+labels_of = st.sampled_from(["outrider.dev/schedule", "outrider.dev/inject", "x"])
+annotations_of = st.sampled_from(["outrider.dev/data", "outrider.dev/warm", "outrider.dev/warm-deadline"])
+parts = st.sampled_from(["containers", "initContainers", "affinity", "volumes", "schedulingGates"])
+
+
+@given(
+    st.dictionaries(labels_of, st.sampled_from(["true", "sidecar", "endpoint", "é"])),
+    st.dictionaries(annotations_of, st.sampled_from(["s3://b/k/", "0.5", "15m", "", "{0..9}"])),
+    st.dictionaries(parts, anything),
+)
+def test_each_pod_is_admitted(labels: dict[str, str], annotations: dict[str, str], spec: dict[str, Any]) -> None:
+    Asked().response(review_of(pod(labels=labels, annotations=annotations, **spec)))

@@ -1,0 +1,198 @@
+"""The patch of a pod: what it adds, what it leaves alone, and that the result is a pod of each Kubernetes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jsonpatch
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.operator.affinity import Holding
+from outrider.core.operator.pod_patch import GATE, Offers, Sidecar, opened, patch_of
+from outrider.core.operator.wishes import wishes_of
+from tests.support.pods import Pod, near, patched, pod
+
+KUBERNETES = ("1.29", "1.36")
+URL = "http://outrider.cache.svc:9480"
+INSIDE = "http://127.0.0.1:9480"
+SIDECAR = Sidecar(
+    {"name": "outrider", "image": "outrider:1", "volumeMounts": [{"name": "outrider-cache", "mountPath": "/cache"}]},
+    [{"name": "outrider-cache", "emptyDir": {"sizeLimit": "10Gi"}}],
+    INSIDE,
+)
+OFFERS = Offers(URL, SIDECAR)
+HELD = [Holding("node-a", "zone-1", 1.0), Holding("node-b", "zone-1", 0.3)]
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+OWN_TERM = {"weight": 10, "preference": {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}}
+
+
+def admitted(manifest: Pod, holdings: list[Holding] = HELD, offers: Offers = OFFERS) -> Pod:
+    before = copy.deepcopy(manifest)
+    wishes = wishes_of(manifest["metadata"]["labels"], manifest["metadata"]["annotations"])
+    result = patched(manifest, patch_of(manifest, wishes, offers, holdings))
+    assert manifest == before
+    for version in KUBERNETES:
+        kubernetes_validate.validate(result, version, strict=True)
+    return result
+
+
+def terms_of(manifest: Pod) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = manifest["spec"]["affinity"]["nodeAffinity"][PREFERRED]
+    return found
+
+
+def env_of(container: dict[str, Any]) -> dict[str, str]:
+    return {variable["name"]: variable["value"] for variable in container.get("env", ())}
+
+
+def test_a_pod_near_its_data_prefers_the_nodes_that_hold_it_and_requires_none() -> None:
+    result = admitted(near())
+    assert [term["weight"] for term in terms_of(result)] == [100, 25, 50]
+    assert list(result["spec"]["affinity"]["nodeAffinity"]) == [PREFERRED]
+    assert "schedulingGates" not in result["spec"]
+
+
+def test_where_no_node_holds_the_data_nothing_is_changed() -> None:
+    assert admitted(near(), []) == near()
+
+
+@pytest.mark.parametrize(
+    "affinity",
+    [
+        {"podAntiAffinity": {}},
+        {"nodeAffinity": {}},
+        {"nodeAffinity": {PREFERRED: []}},
+        {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [OWN_TERM["preference"]]}}},
+        {"nodeAffinity": {PREFERRED: [OWN_TERM]}},
+        None,
+    ],
+)  # fmt: skip
+def test_terms_of_the_user_stay_and_weigh_more(affinity: dict[str, Any] | None) -> None:
+    result = admitted(near(affinity=affinity))
+    own = ((affinity or {}).get("nodeAffinity") or {}).get(PREFERRED) or []
+    terms = terms_of(result)
+    assert terms[: len(own)] == own
+    assert len(terms) > len(own)
+    if own:
+        assert sum(term["weight"] for term in terms[1:]) < 10 + 9
+        best = [term["weight"] for term in terms[1:]]
+        assert best[0] + best[-1] < 10, "a node that holds all, in its zone"
+    for kind, value in (affinity or {}).items():
+        if kind != "nodeAffinity":
+            assert result["spec"]["affinity"][kind] == value
+    assert result["spec"]["affinity"]["nodeAffinity"].get(REQUIRED) == (
+        ((affinity or {}).get("nodeAffinity") or {}).get(REQUIRED)
+    )
+
+
+def test_a_pod_that_waits_gets_its_gate_beside_those_of_others_and_its_affinity_later() -> None:
+    result = admitted(near(warm="0.9", schedulingGates=[{"name": "kueue.x-k8s.io/admission"}]))
+    assert [gate["name"] for gate in result["spec"]["schedulingGates"]] == ["kueue.x-k8s.io/admission", GATE]
+    assert "affinity" not in result["spec"]
+    done = patched(result, opened(result, HELD))
+    assert [gate["name"] for gate in done["spec"]["schedulingGates"]] == ["kueue.x-k8s.io/admission"]
+    assert terms_of(done)
+    assert opened(done, HELD) == []
+
+
+def test_a_gate_that_was_opened_meanwhile_is_not_opened_twice() -> None:
+    waiting = admitted(near(warm="0.9", schedulingGates=[{"name": "other"}]))
+    patch = opened(waiting, HELD)
+    waiting["spec"]["schedulingGates"].reverse()
+    with pytest.raises(jsonpatch.JsonPatchTestFailed):
+        patched(waiting, patch)
+
+
+def test_a_pod_that_names_its_node_is_neither_gated_nor_placed() -> None:
+    manifest = near(warm="0.9", nodeName="node-a")
+    assert admitted(manifest) == manifest
+
+
+def test_the_endpoint_is_told_to_each_container_that_names_none() -> None:
+    containers = [
+        {"name": "a", "image": "a"},
+        {"name": "b", "image": "b", "env": [{"name": "X", "value": "1"}]},
+        {"name": "c", "image": "c", "env": [{"name": "AWS_ENDPOINT_URL", "value": "http://mine"}]},
+        {"name": "d", "image": "d", "env": [{"name": "AWS_ENDPOINT_URL_S3", "value": "http://mine"}]},
+    ]
+    manifest = pod(labels={"outrider.dev/inject": "endpoint"}, containers=containers, initContainers=containers[:1])
+    result = admitted(manifest)["spec"]
+    told = [env_of(container).get("AWS_ENDPOINT_URL") for container in result["containers"]]
+    assert told == [URL, URL, "http://mine", None]
+    assert env_of(result["initContainers"][0]) == {"AWS_ENDPOINT_URL": URL}
+
+
+def test_the_sidecar_comes_with_its_volumes_and_endpoint_in_one_patch() -> None:
+    first = {"name": "setup", "image": "setup"}
+    manifest = pod(labels={"outrider.dev/inject": "sidecar"}, initContainers=[first])
+    spec = admitted(manifest)["spec"]
+    assert [container["name"] for container in spec["initContainers"]] == ["outrider", "setup"]
+    assert spec["initContainers"][0]["restartPolicy"] == "Always"
+    assert spec["volumes"] == list(SIDECAR.volumes)
+    assert env_of(spec["containers"][0]) == env_of(spec["initContainers"][1]) == {"AWS_ENDPOINT_URL": INSIDE}
+    assert "env" not in spec["initContainers"][0]
+
+
+@pytest.mark.parametrize("offers", [Offers(), Offers(URL)])
+def test_what_is_not_offered_is_not_put_in(offers: Offers) -> None:
+    manifest = pod(labels={"outrider.dev/inject": "sidecar"})
+    assert admitted(manifest, offers=offers) == manifest
+
+
+@pytest.mark.parametrize("taken", [
+    {"volumes": [{"name": "outrider-cache", "emptyDir": {}}]},
+    {"initContainers": [{"name": "outrider", "image": "mine"}]},
+])  # fmt: skip
+def test_a_sidecar_of_the_users_own_is_left_alone(taken: dict[str, Any]) -> None:
+    manifest = pod(labels={"outrider.dev/inject": "sidecar"}, **taken)
+    assert admitted(manifest) == manifest
+
+
+@pytest.mark.parametrize("labels", [{}, {"outrider.dev/inject": "sidecar"}, {"outrider.dev/inject": "endpoint"}])
+@pytest.mark.parametrize("warm", [None, "0.5"])
+def test_a_pod_that_was_patched_is_not_patched_again(labels: dict[str, str], warm: str | None) -> None:
+    if warm and "sidecar" in labels.values():
+        return
+    once = admitted(near(warm=warm, labels=labels))
+    assert once != near(warm=warm, labels=labels)
+    assert admitted(once) == once
+
+
+env = st.none() | st.lists(
+    st.fixed_dictionaries({"name": st.sampled_from(["A", "AWS_ENDPOINT_URL"]), "value": st.text(max_size=3)})
+)
+container = st.fixed_dictionaries(
+    {"name": st.sampled_from(["outrider", "a", "b"]), "image": st.just("x")}, optional={"env": env}
+)
+node_term = st.fixed_dictionaries({"weight": st.integers(1, 100), "preference": st.just(OWN_TERM["preference"])})
+node_affinity = st.fixed_dictionaries({}, optional={PREFERRED: st.none() | st.lists(node_term)})
+specs = st.fixed_dictionaries(
+    {"containers": st.lists(container, min_size=1, max_size=3)},
+    optional={
+        "initContainers": st.none() | st.lists(container, max_size=3),
+        "volumes": st.none() | st.lists(st.just({"name": "v", "emptyDir": {}}), max_size=1),
+        "schedulingGates": st.none() | st.lists(st.just({"name": "x.y/z"}), max_size=1),
+        "affinity": st.none() | st.fixed_dictionaries({}, optional={"nodeAffinity": st.none() | node_affinity}),
+        "nodeName": st.just("n"),
+    },
+)  # fmt: skip
+
+
+@given(specs, st.sampled_from([None, "sidecar", "endpoint"]), st.sampled_from([None, "0.5"]))
+def test_each_pod_stays_one_and_keeps_what_it_had(spec: dict[str, Any], inject: str | None, warm: str | None) -> None:
+    if inject == "sidecar":
+        warm = None
+    manifest = near(warm=warm, labels={"outrider.dev/inject": inject} if inject else {})
+    manifest["spec"] = spec
+    wishes = wishes_of(manifest["metadata"]["labels"], manifest["metadata"]["annotations"])
+    result = patched(manifest, patch_of(manifest, wishes, OFFERS, HELD))
+    assert patch_of(result, wishes, OFFERS, HELD) == []
+    for kind in ("containers", "initContainers"):
+        kept = [each["name"] for each in result["spec"].get(kind) or () if "restartPolicy" not in each]
+        assert kept == [each["name"] for each in spec.get(kind) or ()]
+    kubernetes_validate.validate(result, "1.36", strict=True)
