@@ -74,7 +74,7 @@ audit: $(VENV)/tools/installed
 LOCKED := uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-annotate \
 	--no-emit-index-url --custom-compile-command "make lock"
 lock: $(VENV)/tools/installed
-	$(VENV)/tools/bin/$(LOCKED) --extra kubernetes --extra tracing --output-file requirements.lock pyproject.toml
+	$(VENV)/tools/bin/$(LOCKED) --extra kubernetes --extra operator --extra tracing --output-file requirements.lock pyproject.toml
 	echo 'hatchling>=1.27' | $(VENV)/tools/bin/$(LOCKED) --output-file requirements-build.lock -
 
 # The table of values in charts/outrider/README.md.

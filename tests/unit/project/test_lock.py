@@ -19,7 +19,7 @@ PINNED = {canonicalize_name(name): Version(version) for name, version, _, _ in E
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The image knows each setting of the chart, and each source of members that a chart may name.
 EXTRAS = PROJECT["optional-dependencies"]
-DECLARED = [*PROJECT["dependencies"], *EXTRAS["kubernetes"], *EXTRAS["tracing"]]
+DECLARED = [*PROJECT["dependencies"], *EXTRAS["kubernetes"], *EXTRAS["operator"], *EXTRAS["tracing"]]
 
 
 def test_every_line_is_a_pin_with_its_hashes() -> None:
