@@ -85,13 +85,13 @@ def everything(chart: helm.Chart, values: Values, release: str = RELEASE) -> lis
 
 
 def manifests(chart: helm.Chart, values: Values, release: str = RELEASE) -> dict[str, Manifest]:
-    """The manifests by kind. The chart renders one of each kind; warm-ups, the dashboard and those of peers, which
-    repeat kinds, are left out."""
+    """The manifests by kind. The chart renders one of each kind; warm-ups, the dashboard and those of peers and of the
+    operator, which repeat kinds, are left out."""
     rendered = [
         document
         for document in documents(chart, values, release)
         if document["kind"] not in ("Job", "CronJob")
-        and not document["metadata"]["name"].endswith(("-dashboard", "-peers"))
+        and not document["metadata"]["name"].endswith(("-dashboard", "-peers", "-operator"))
     ]
     by_kind = {document["kind"]: document for document in rendered}
     assert len(by_kind) == len(rendered)
@@ -102,6 +102,12 @@ def of_peers(chart: helm.Chart, values: Values, release: str = RELEASE) -> dict[
     """The manifests by kind that the chart renders for peers alone."""
     found = documents(chart, values, release)
     return {each["kind"]: each for each in found if each["metadata"]["name"].endswith("-peers")}
+
+
+def of_operator(chart: helm.Chart, values: Values, release: str = RELEASE) -> dict[str, Manifest]:
+    """The manifests by kind that the chart renders for the operator alone."""
+    found = documents(chart, values, release)
+    return {each["kind"]: each for each in found if each["metadata"]["name"].endswith("-operator")}
 
 
 def of_kind(chart: helm.Chart, values: Values, kind: str) -> list[Manifest]:

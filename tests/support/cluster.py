@@ -62,9 +62,12 @@ class Cluster:
 
     def pods(self) -> Iterator[tuple[str, Manifest]]:
         """The namespace and the spec of each pod that something here would start."""
-        for each in self.of_kind("DaemonSet", "Job", "CronJob"):
-            spec = each["spec"]["jobTemplate"]["spec"] if each["kind"] == "CronJob" else each["spec"]
-            yield each["metadata"]["namespace"], spec["template"]["spec"]
+        for each in self.of_kind("DaemonSet", "Deployment", "Job", "CronJob", "PyTorchJob"):
+            namespace, spec = each["metadata"]["namespace"], each["spec"]
+            # A PyTorchJob has several templates.
+            of_job = [spec["jobTemplate"]["spec"]] if each["kind"] == "CronJob" else [spec]
+            for part in spec.get("pytorchReplicaSpecs", {}).values() or of_job:
+                yield namespace, part["template"]["spec"]
 
     def add(self, found: list[Manifest], *, over: bool = False) -> None:
         """`over`: objects that exist already are replaced, as by `apply`."""

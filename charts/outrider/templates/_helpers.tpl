@@ -50,6 +50,13 @@ know of writes through the first one. */ -}}
 {{- and (eq .Values.mode "daemonset") .Values.injectEndpoint.enabled $isNew -}}
 {{- end -}}
 
+{{- /* A selector of namespaces, given one that narrows it. Those of Kubernetes are never among them. */ -}}
+{{- define "outrider.namespacesOfJobs" -}}
+{{- $never := dict "key" "kubernetes.io/metadata.name" "operator" "NotIn"
+  "values" (list "kube-system" "kube-public" "kube-node-lease") -}}
+{{- merge (dict "matchExpressions" (concat (list $never) (.matchExpressions | default list))) . | toYaml -}}
+{{- end -}}
+
 {{- define "outrider.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}

@@ -15,20 +15,7 @@ README.md shows a whole Job.
   env:
     {{- . | nindent 4 }}
   {{- end }}
-  # The probe is a command, since the kubelet cannot connect to a pod's loopback. The containers wait for it.
-  startupProbe:
-    exec:
-      command: [outrider, doctor, --probe, "http://127.0.0.1:9481/readyz"]
-    periodSeconds: 1
-    timeoutSeconds: 10
-    failureThreshold: 120
-  # The period is long, since each probe starts a new Python process.
-  livenessProbe:
-    exec:
-      command: [outrider, doctor, --probe, "http://127.0.0.1:9481/healthz"]
-    periodSeconds: 60
-    timeoutSeconds: 10
-    failureThreshold: 3
+  {{- include "outrider.sidecarProbes" . | nindent 2 }}
   securityContext:
     {{- include "outrider.podSecurity" . | nindent 4 }}
     {{- include "outrider.security" . | nindent 4 }}
@@ -43,6 +30,23 @@ README.md shows a whole Job.
     {{- with include "outrider.identityMount" . | trim }}
     {{- . | nindent 4 }}
     {{- end }}
+{{- end -}}
+
+{{- define "outrider.sidecarProbes" -}}
+# The probe is a command, since the kubelet cannot connect to a pod's loopback. The containers wait for it.
+startupProbe:
+  exec:
+    command: [outrider, doctor, --probe, "http://127.0.0.1:9481/readyz"]
+  periodSeconds: 1
+  timeoutSeconds: 10
+  failureThreshold: 120
+# The period is long, since each probe starts a new Python process.
+livenessProbe:
+  exec:
+    command: [outrider, doctor, --probe, "http://127.0.0.1:9481/healthz"]
+  periodSeconds: 60
+  timeoutSeconds: 10
+  failureThreshold: 3
 {{- end -}}
 
 {{- /* Entries of `volumes`. A cache on an ephemeral volume also needs the pod's fsGroup. */ -}}

@@ -38,7 +38,10 @@ any_case = pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 any_node_case = pytest.mark.parametrize("values", NODE_CASES.values(), ids=NODE_CASES.keys())
 # Custom resources are tested in tests/unit/chart/test_chart_extras.py.
 UNKNOWN_TO_KUBERNETES = {"PodMonitor", "PrometheusRule"}
-OF_THE_CLUSTER = {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
+OF_THE_CLUSTER = {
+    "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration", "ClusterRole",
+    "ClusterRoleBinding",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import helm_python as helm
+import jsonschema  # type: ignore[import-untyped]
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
+from outrider.core.operator.wishes import Inject, wishes_of
 from outrider.settings import load
 from tests.support.chart import CHART, KUBERNETES, NAMESPACE
+from tests.support.deployed import is_of_kubernetes
 
 EXAMPLES = CHART.parents[1] / "examples"
-MANIFESTS = ("job-with-sidecar.yaml", "pytorch-with-daemonset.yaml")
+MANIFESTS = (
+    "job-with-sidecar.yaml",
+    "pytorch-with-daemonset.yaml",
+    "job-with-injected-sidecar.yaml",
+    "kueue-with-warm-gate.yaml",
+)
 Manifest = dict[str, Any]
 
 
@@ -29,7 +37,8 @@ def manifests(name: str) -> dict[str, Manifest]:
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_kubernetes_knows_every_field(name: str, kubernetes: str) -> None:
     for manifest in manifests(name).values():
-        kubernetes_validate.validate(manifest, kubernetes, strict=True)
+        if is_of_kubernetes(manifest):
+            kubernetes_validate.validate(manifest, kubernetes, strict=True)
         assert manifest["metadata"]["namespace"] == NAMESPACE
 
 
@@ -39,6 +48,78 @@ def test_the_job_has_no_key_of_the_bucket_and_no_setting_of_a_service(name: str)
     assert spec["enableServiceLinks"] is False
     [train] = spec["containers"]
     assert "bucket-keys" not in str(train)
+
+
+def pytorch_job() -> Manifest:
+    return manifests("pytorchjob-with-warm-gate.yaml")["PyTorchJob"]
+
+
+# The parts of Kubeflow's custom resource that the example uses; any other field is a misspelling.
+PYTORCH_JOB = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["pytorchReplicaSpecs"],
+    "properties": {
+        "nprocPerNode": {"type": "string"},
+        "pytorchReplicaSpecs": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["Master"],
+            "patternProperties": {
+                "^(Master|Worker)$": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["replicas", "restartPolicy", "template"],
+                    "properties": {
+                        "replicas": {"type": "integer"},
+                        "restartPolicy": {"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
+                        "template": {"type": "object"},
+                    },
+                }
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+def test_kubernetes_knows_every_field_of_the_pods_of_a_pytorchjob(kubernetes: str) -> None:
+    job = pytorch_job()
+    assert job["apiVersion"] == "kubeflow.org/v1"
+    jsonschema.validate(job["spec"], PYTORCH_JOB)
+    for replicas in job["spec"]["pytorchReplicaSpecs"].values():
+        template = replicas["template"]
+        made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", **template["metadata"]}}
+        kubernetes_validate.validate(made | {"spec": template["spec"]}, kubernetes, strict=True)
+        [train] = template["spec"]["containers"]
+        assert train["name"] == "pytorch"
+        assert train["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("name", ["pytorchjob-with-warm-gate.yaml", "kueue-with-warm-gate.yaml"])
+def test_a_gated_job_says_what_it_reads(name: str) -> None:
+    [job] = [each for kind, each in manifests(name).items() if kind in ("Job", "PyTorchJob")]
+    parts = job["spec"].get("pytorchReplicaSpecs", {"all": job["spec"]})
+    told = [
+        wishes_of(each["template"]["metadata"]["labels"], each["template"]["metadata"]["annotations"])
+        for each in parts.values()
+    ]
+    [of_all] = set(told)
+    assert (of_all.is_near, of_all.warm, of_all.inject) == (True, 0.95, None)
+    for each in parts.values():
+        [train] = each["template"]["spec"]["containers"]
+        assert f"--shards={of_all.data[0]}shard-" in "\n".join(train["command"])
+
+
+def test_the_operator_puts_a_cache_into_the_pods_that_ask_for_one() -> None:
+    template = manifests("job-with-injected-sidecar.yaml")["Job"]["spec"]["template"]
+    told = wishes_of(template["metadata"]["labels"], template["metadata"].get("annotations", {}))
+    assert told.inject is Inject.SIDECAR
+    # Without the operator the pod reads from the bucket, by the role of its account.
+    [train] = template["spec"]["containers"]
+    assert not [each for each in train["env"] if each["name"] != "AWS_REGION"]
+    account = manifests("job-with-injected-sidecar.yaml")["ServiceAccount"]["metadata"]
+    assert template["spec"]["serviceAccountName"] == account["name"]
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -52,7 +133,7 @@ def test_the_job_is_let_into_a_restricted_namespace(name: str) -> None:
         assert told["allowPrivilegeEscalation"] is False
         assert told["capabilities"] == {"drop": ["ALL"]}
         assert told["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert all(volume.keys() & {"configMap", "emptyDir"} for volume in spec["volumes"])
+    assert all(volume.keys() & {"configMap", "emptyDir"} for volume in spec.get("volumes", ()))
 
 
 def test_the_sidecars_settings_are_settings(tmp_path: Path) -> None:

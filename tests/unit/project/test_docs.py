@@ -15,6 +15,7 @@ import yaml
 
 from outrider import settings
 from outrider.cli.serve import serve
+from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.metrics import Metrics
 from tests.support import settings_page
 from tests.support.chart_readme import README as CHART_README
@@ -181,7 +182,7 @@ def test_every_event_that_the_operations_page_names_is_logged() -> None:
 
 
 def test_every_metric_that_a_page_names_exists() -> None:
-    families = list(Metrics().registry.collect())
+    families = [*Metrics().registry.collect(), *OperatorMetrics().registry.collect()]
     known = {sample.name for family in families for sample in family.samples}
     # A metric with labels has no sample before its first count; a histogram has three.
     for family in families:
