@@ -1,7 +1,7 @@
 """Rows of `tests.bench.cluster`: nodes that fetch ahead together, and what their jobs wait for.
 
-A job's excess wait is the time that its ranks waited for bytes, less that of the same ranks over files, as a part of
-the excess wait of the same ranks straight from the bucket.
+A job's excess wait is the time for which its accelerators had nothing to do, less that of the same job over files, as
+a part of the excess wait of the same job straight from the bucket.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class _Beside:
     direct: EpochReport
 
     def excess(self, report: EpochReport) -> float:
-        least_s = self.disk.wait_s
-        return (report.wait_s - least_s) / (self.direct.wait_s - least_s)
+        least_s = self.disk.idle_s
+        return (report.idle_s - least_s) / (self.direct.idle_s - least_s)
 
 
 def fresh(directory: Path, scale: float) -> list[Measured]:
@@ -98,8 +98,8 @@ def known(row: str, directory: Path, scale: float) -> list[Measured]:
         *_from_bucket(row, order, reports, data, 0.78),
         Measured(
             row, "excess wait, the worse of epochs 2 and 3 / direct's", max(excess[1:]), 0.03,
-            detail=f"epochs 1 to 3: {_all(excess)}; direct waits {beside.direct.wait_s:.1f} s, disk "
-            f"{beside.disk.wait_s:.2f} s, epoch 3 {reports[-1].wait_s:.2f} s, of {_NODES} x {reports[-1].took_s:.1f} s",
+            detail=f"epochs 1 to 3: {_all(excess)}; direct waits {beside.direct.idle_s:.1f} s, disk "
+            f"{beside.disk.idle_s:.2f} s, epoch 3 {reports[-1].idle_s:.2f} s, of {_NODES} x {reports[-1].took_s:.1f} s",
         ),
         Measured(
             row, "bytes that are on the asked node's disk, the less of epochs 2 and 3", min(shares[1:]), 0.98,
@@ -156,8 +156,8 @@ def eight(directory: Path, scale: float) -> list[Measured]:
     return [
         Measured(
             "eight", f"8 nodes, epoch {epoch}: data wait beyond that of the local disk",
-            100 * (report.wait_share - disk.wait_share), 3.0, unit="points",
-            detail=f"{report.wait_share:.1%} of the time, disk {disk.wait_share:.1%}; {_of(report, data)}",
+            100 * (report.idle_share - disk.idle_share), 3.0, unit="points",
+            detail=f"{report.idle_share:.1%} of the time, disk {disk.idle_share:.1%}; {_of(report, data)}",
         )
         for epoch, report in zip(_EPOCHS, reports, strict=True)
     ]  # fmt: skip

@@ -93,11 +93,13 @@ class Data:
 
 @dataclass(slots=True)
 class RankReport:
-    """`wait_s`: how long the rank waited for bytes; `pause_s`: the longest single wait; `first_bytes_s`: the wait for
-    the first byte of each object. `errors`: reads that failed, or whose bytes were not those written."""
+    """`wait_s`: how long the rank waited for bytes; `idle_s`: how long its accelerator had nothing to do; `pause_s`:
+    the longest single wait; `first_bytes_s`: the wait for the first byte of each object. `errors`: reads that failed,
+    or whose bytes were not those written."""
 
     read_bytes: int = 0
     wait_s: float = 0.0
+    idle_s: float = 0.0
     pause_s: float = 0.0
     took_s: float = 0.0
     first_bytes_s: list[float] = field(default_factory=list)
@@ -117,9 +119,13 @@ class EpochReport:
         return sum(rank.wait_s for rank in self.ranks)
 
     @property
-    def wait_share(self) -> float:
-        """The part of their time that the ranks waited."""
-        return self.wait_s / sum(rank.took_s for rank in self.ranks)
+    def idle_s(self) -> float:
+        return sum(rank.idle_s for rank in self.ranks)
+
+    @property
+    def idle_share(self) -> float:
+        """The part of the ranks' time for which their accelerators had nothing to do."""
+        return self.idle_s / sum(rank.took_s for rank in self.ranks)
 
     @property
     def pause_s(self) -> float:
@@ -159,12 +165,14 @@ class Pace:
     def __init__(self, bytes_s: float | None) -> None:
         self._bytes_s = bytes_s
         self._free_at = time.perf_counter()
+        self.idle_s = 0.0
 
     def take(self, count: int) -> None:
         """Hand over `count` bytes; returns when the accelerator wants the next."""
         if self._bytes_s is None:
             return
         now = time.perf_counter()
+        self.idle_s += max(0.0, now - self._free_at)
         self._free_at = max(now, self._free_at) + count / self._bytes_s
         # One piece is read while the one before is worked on.
         ahead_s = self._free_at - now - _PIECE_BYTES / self._bytes_s
@@ -245,6 +253,7 @@ def _read_all(
         one_more()
     source.close()
     report.took_s = time.perf_counter() - began
+    report.idle_s = pace.idle_s
     return report
 
 

@@ -1,4 +1,4 @@
-"""Writes the output of `outrider simulate` into docs/sizing.md: `make docs`, after a change of the policy."""
+"""Writes the output of `outrider simulate` into the pages that show it: `make docs`, after a change of the policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from tests.support.pages import ROOT
 
-PAGE = ROOT / "docs" / "sizing.md"
+PAGES = (ROOT / "docs" / "sizing.md", ROOT / "docs" / "cluster.md")
 _BLOCK = re.compile(r"```console\n\$ outrider (simulate .*)\n(?:.*\n)*?```\n")
 
 
@@ -21,4 +21,5 @@ def _as_printed(found: re.Match[str]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(_BLOCK.sub(_as_printed, PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(_BLOCK.sub(_as_printed, page.read_text()))

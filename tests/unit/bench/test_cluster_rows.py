@@ -1,4 +1,4 @@
-"""What `make bench-cluster` makes of the values that it measured."""
+"""The table and the picture of `make bench-cluster`."""
 
 from __future__ import annotations
 
