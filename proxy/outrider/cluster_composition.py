@@ -52,6 +52,8 @@ from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.maintenance.pinning import Pinning
+from outrider.engine.maintenance.pins_together import PinsTogether
 from outrider.engine.maintenance.together import Together
 from outrider.engine.maintenance.warmup import Book
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
@@ -215,9 +217,13 @@ class Cluster:
         """The members of now."""
         return self._membership.view
 
-    def maintain(self, warmups: Book, runner: WarmupRunner, runtime: Runtime) -> Together:
+    def maintain(self, warmups: Book, runner: WarmupRunner, pinning: Pinning, runtime: Runtime) -> Together:
         """Passes maintenance commands on to the other members."""
-        return Together(CommandsElsewhere(self.view, self._transport), warmups, runner, runtime)
+        elsewhere = CommandsElsewhere(self.view, self._transport)
+        pins = PinsTogether(elsewhere, pinning, runtime)
+        self.members.on_ring.append(pinning.ring_changed)
+        self.members.on_hello.append(pins.learn)
+        return Together(elsewhere, warmups, runner, runtime, pins)
 
     def obey(self, commands: MaintenanceCommands) -> None:
         """Maintenance commands of other members are carried out by `commands`."""

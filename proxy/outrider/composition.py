@@ -204,7 +204,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         elsewhere=None if cluster is None else cluster.forgets,
     )  # fmt: skip
     warmups = Book()
-    together = None if cluster is None else cluster.maintain(warmups, warmup_runner, apart)
+    together = None if cluster is None else cluster.maintain(warmups, warmup_runner, pinning, apart)
     commands = MaintenanceCommands(
         warmups, warmup_runner, pinning, Verification(store, tasks.spawn), access, time.time, together
     )

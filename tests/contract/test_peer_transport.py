@@ -234,11 +234,11 @@ async def test_reads_are_told(wire: Wire) -> None:
 
 
 async def test_a_command_is_answered_with_the_progress_of_the_part(wire: Wire) -> None:
-    command = Command("edge", "put", "warm", "AKEY", "mine \u00e9", b"s3://b/\xc3\xa9\n\xff", 2.5e6)
+    command = Command("edge", "put", "warm", "AKEY", "mine \u00e9", b"s3://b/\xc3\xa9\n\xff", 2.5e6, 1.5e9)
     wire.service.told = CommandAnswer({"state": "running", "bytes": {"wanted": 5}})
     assert await wire.transport.command(wire.member, command) == wire.service.told
     assert wire.service.commands == [command]
-    wire.service.told = CommandAnswer(error="no")
+    wire.service.told = CommandAnswer(error="no", code="InsufficientStorage")
     assert await wire.transport.command(wire.member, replace(command, verb="get", body=b"")) == wire.service.told
 
 

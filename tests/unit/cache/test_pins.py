@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.cache.pins import Pins
+from outrider.core.cache.pins import Pins, Share
 from outrider.core.errors import NoRoom
-from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
 ROOM = 100
 
@@ -70,3 +70,27 @@ def test_a_pin_follows_its_name_to_the_newer_version() -> None:
     pins.block_came(version(2, 9), b"other")
     pins.unpin(("", "a"))
     assert (pins.reserved_bytes, pins.holds(identity(new))) == (0, False)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=8), st.integers(0, 7),
+    st.integers(0, 7),
+)  # fmt: skip
+def test_only_the_blocks_that_are_kept_here_are_reserved_and_held(
+    named: list[tuple[int, int]], first: int, then: int
+) -> None:  # fmt: skip
+    """Objects have three blocks of ten bytes; the masks say which of them are kept here."""
+    pins, mask = Pins(int, identity), first
+    pins.share = lambda ref, size: Share(10 * mask.bit_count(), mask)
+    for key, edition in named:
+        pins.pin(("", str(key)), [version(key, 30, edition)], 1000)
+        pins.block_came(version(key, 30, edition + 1), identity(version(key, 30, edition + 1)))
+    latest = {key: version(key, 30, edition + 1) for key, edition in named}
+    for now in (first, then):
+        mask = now
+        pins.divide({each.ref: pins.share(each.ref, 30) for each in latest.values()})
+        assert pins.reserved_bytes == 10 * mask.bit_count() * len(latest)
+        for each in latest.values():
+            held = [pins.holds_block(BlockKey(identity(each), index)) for index in range(3)]
+            assert held == [mask >> index & 1 == 1 for index in range(3)]
+    assert not pins.holds_block(BlockKey(b"another", 0))

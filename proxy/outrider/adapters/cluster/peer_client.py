@@ -47,6 +47,8 @@ _FREE_TIMEOUT_S = 0.25
 _CONTROL_TIMEOUT_S = 2.0
 # A command has a list to be read, or blocks to be dropped from a disk.
 _COMMAND_TIMEOUT_S = 10.0
+# A member that reserves a pin asks for its objects first, of which there may be very many.
+_RESERVE_TIMEOUT_S = 60.0
 # A hop to a thread for fewer bytes would cost more than their copy.
 _BULK_BYTES = 256 * 1024
 # Shorter than a member keeps an idle connection.
@@ -152,8 +154,10 @@ class PeerClient:
         await self._post(member.address, READS_PATH, reads_body(message), member)
 
     async def command(self, member: Member, command: Command) -> CommandAnswer:
+        reserves = (command.folder, command.verb) == ("pin", "put")
         body = await self._post(
-            member.address, COMMAND_PATH, command_body(command), member, timeout_s=_COMMAND_TIMEOUT_S
+            member.address, COMMAND_PATH, command_body(command), member,
+            timeout_s=_RESERVE_TIMEOUT_S if reserves else _COMMAND_TIMEOUT_S,
         )  # fmt: skip
         try:
             return parse_answer(body)

@@ -304,7 +304,7 @@ class DiskBlockStore(BlockIndex):
         self._note_reads()
         incoming = (None, None) if meta is None else (meta.key, meta.version)
         victims, enough = self._victims(over, self._policy.victims(*incoming))
-        if not enough and meta is not None and self._pins.holds(meta.key.version_id):
+        if not enough and meta is not None and self._pins.holds_block(meta.key):
             # A pin reserved this room: blocks that the policy would keep are evicted as well.
             victims, enough = self._victims(over, self._ranked())
         if not enough:
@@ -328,7 +328,7 @@ class DiskBlockStore(BlockIndex):
             if over <= 0:
                 break
             slot = self._slots[block]
-            if not slot.in_use and not self._pins.holds(block.version_id):
+            if not slot.in_use and not self._pins.holds_block(block):
                 chosen.append((block, slot))
                 over -= slot.disk_bytes
         return chosen, over <= 0
@@ -347,7 +347,7 @@ class DiskBlockStore(BlockIndex):
             slot = self._slots.get(block)
             if slot is None:
                 continue
-            if self._pins.holds(block.version_id):
+            if self._pins.holds_block(block):
                 held += 1
             elif slot.in_use:
                 later += 1

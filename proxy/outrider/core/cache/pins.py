@@ -2,15 +2,17 @@
 
 An object that several pins name is reserved once. A pin names objects, and not versions: when a newer version of a
 pinned object comes in, the pin moves to it, and the overwritten version may be evicted.
+
+In a cluster, each member keeps a part of the pinned objects (`Share`): only its blocks are reserved and held here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.core.errors import NoRoom
-from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.text import counted
 
 PinKey = tuple[str, str]
@@ -30,6 +32,14 @@ class SavedPin:
     objects: tuple[tuple[ObjectRef, str, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of an object that is kept here. `size`: its bytes. `blocks`: bit `i` stands for block `i`; None: all."""
+
+    size: int
+    blocks: int | None = None
+
+
 @dataclass(slots=True)
 class _Pinned:
     version_id: bytes
@@ -46,15 +56,23 @@ class Pins:
         self._identify = identify
         self._held: dict[ObjectRef, _Pinned] = {}
         self._pins: dict[PinKey, frozenset[ObjectRef]] = {}
-        self._versions: set[bytes] = set()
+        # The blocks that are held of each version, as in `Share`.
+        self._versions: dict[bytes, int | None] = {}
+        self.share: Callable[[ObjectRef, int], Share] = lambda ref, size: Share(size)
+        """The part of an object of a given size that is kept here; all of it, unless this is replaced."""
         self.reserved_bytes = 0
         """Bytes on disk, for all pins together."""
         self.released = 0
         """How many versions are no longer pinned, since the start."""
 
     def holds(self, version_id: bytes) -> bool:
-        """Whether blocks of this version must not be evicted."""
+        """Whether blocks of this version must not be evicted: those that are kept here."""
         return version_id in self._versions
+
+    def holds_block(self, block: BlockKey) -> bool:
+        """Whether this block must not be evicted."""
+        blocks = self._versions.get(block.version_id, 0)
+        return blocks is None or blocks >> block.index & 1 == 1
 
     def is_pinned(self, ref: ObjectRef) -> bool:
         return ref in self._held
@@ -63,15 +81,20 @@ class Pins:
         """The bytes that this pin would reserve if it were the only one."""
         return sum(self._held[ref].disk_bytes for ref in self._pins.get(pin, ()))
 
-    def pin(self, pin: PinKey, versions: Iterable[ObjectVersion], room_bytes: int) -> None:
+    def pin(
+        self, pin: PinKey, versions: Iterable[ObjectVersion], room_bytes: int,
+        shares: Mapping[ObjectRef, Share] | None = None,
+    ) -> None:  # fmt: skip
         """Reserve room for all of `versions`, in place of those that `pin` held before. `room_bytes`: the limit for all
-        pins.
+        pins. `shares`: of each object, as `share` tells them; None: they are not known yet.
 
         Raises:
             NoRoom: the versions do not fit beside the other pins; the message says by how much. Nothing has changed.
         """
         new = {version.ref: version for version in versions}
-        need = sum(self.disk_bytes(version.size) for ref, version in new.items() if not self._others_hold(ref, pin))
+        if shares is None:
+            shares = {ref: self.share(ref, version.size) for ref, version in new.items()}
+        need = sum(self.disk_bytes(shares[ref].size) for ref in new if not self._others_hold(ref, pin))
         others = self.reserved_bytes - sum(
             self._held[ref].disk_bytes for ref in self._pins.get(pin, ()) if not self._others_hold(ref, pin)
         )
@@ -82,7 +105,7 @@ class Pins:
             )
         self.unpin(pin)
         for ref, version in new.items():
-            self._hold(pin, ref, version)
+            self._hold(pin, ref, version, shares[ref])
         self._pins[pin] = frozenset(new)
 
     def unpin(self, pin: PinKey) -> None:
@@ -94,29 +117,41 @@ class Pins:
                 self._let_go(held.version_id)
                 self.reserved_bytes -= held.disk_bytes
 
+    def divide(self, shares: Mapping[ObjectRef, Share]) -> None:
+        """Other parts of these objects are kept here from now on, as far as they are pinned. The limit is the caller's
+        affair."""
+        for ref, share in shares.items():
+            if (held := self._held.get(ref)) is not None:
+                self._is_kept(held, held.version_id, share)
+        self.released += 1
+
     def block_came(self, version: ObjectVersion, version_id: bytes) -> None:
         """A block of `version` came in, which is the newest known version of its object."""
         held = self._held.get(version.ref)
         if held is not None and held.version_id != version_id:
             self._let_go(held.version_id)
-            self._versions.add(version_id)
-            self.reserved_bytes += (disk_bytes := self.disk_bytes(version.size)) - held.disk_bytes
-            held.version_id, held.disk_bytes = version_id, disk_bytes
+            self._is_kept(held, version_id, self.share(version.ref, version.size))
+
+    def _is_kept(self, held: _Pinned, version_id: bytes, share: Share) -> None:
+        disk_bytes = self.disk_bytes(share.size)
+        self.reserved_bytes += disk_bytes - held.disk_bytes
+        self._versions[version_id] = share.blocks
+        held.version_id, held.disk_bytes = version_id, disk_bytes
 
     def _let_go(self, version_id: bytes) -> None:
-        self._versions.discard(version_id)
+        self._versions.pop(version_id, None)
         self.released += 1
 
     def _others_hold(self, ref: ObjectRef, pin: PinKey) -> bool:
         held = self._held.get(ref)
         return held is not None and not held.by <= {pin}
 
-    def _hold(self, pin: PinKey, ref: ObjectRef, version: ObjectVersion) -> None:
+    def _hold(self, pin: PinKey, ref: ObjectRef, version: ObjectVersion, share: Share) -> None:
         held = self._held.get(ref)
+        version_id = self._identify(version)
         if held is None:
-            held = self._held[ref] = _Pinned(self._identify(version), self.disk_bytes(version.size))
-            self._versions.add(held.version_id)
-            self.reserved_bytes += held.disk_bytes
-        else:
-            self.block_came(version, self._identify(version))
+            held = self._held[ref] = _Pinned(version_id, 0)
+        elif held.version_id != version_id:
+            self._let_go(held.version_id)
+        self._is_kept(held, version_id, share)
         held.by.add(pin)

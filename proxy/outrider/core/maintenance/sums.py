@@ -14,6 +14,15 @@ UNANSWERED: Mapping[str, Any] = {"state": State.RUNNING.value}
 """The part of a member that does not answer now."""
 
 
+def failed_part(member: str, why: str) -> Mapping[str, Any]:
+    """The part of a member that did not take the command."""
+    name = f"the part of {member}"
+    return {
+        "state": State.FAILED.value, "objects": {"failed": 1}, "failures": [{"object": name, "error": why}],
+        "blocks": {}, "bad": [{"object": name, "block": 0, "error": why}],
+    }  # fmt: skip
+
+
 def warmup_sum(parts: Sequence[Mapping[str, Any]], *, under_way: bool = False) -> dict[str, Any]:
     """The parts have the form of `Progress.told`; the first one is this member's. `under_way`: the work may be divided
     anew, so that it is not over even where all parts are."""

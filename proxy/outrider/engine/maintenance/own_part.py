@@ -1,4 +1,4 @@
-"""The part of a warm-up that one member of a cluster brings: the blocks that it owns."""
+"""The part of a warm-up or a pin that one member of a cluster brings: the blocks that it owns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.core.block_layout import BlockLayout
+from outrider.core.cache.pins import Share
 from outrider.core.model import ObjectRef
 
 if TYPE_CHECKING:
@@ -22,13 +23,30 @@ class OwnPart:
     def has(self, ref: ObjectRef, index: int) -> bool:
         return self.view.is_mine(ref, index)
 
-    def bytes_of(self, ref: ObjectRef, size: int) -> int:
-        """The bytes of an object of `size` bytes that are this member's."""
-        layout = self.layout
-        return sum(
-            layout.extent(index, size).length for index in range(layout.count(size)) if self.view.is_mine(ref, index)
-        )
+    def share(self, ref: ObjectRef, size: int) -> Share:
+        """The part of an object of `size` bytes."""
+        layout, count, blocks = self.layout, 0, 0
+        for index in range(layout.count(size)):
+            if self.has(ref, index):
+                count, blocks = count + layout.extent(index, size).length, blocks | 1 << index
+        return Share(count, blocks)
 
     def is_as(self, view: View) -> bool:
         """Whether `view` divides blocks in the same way."""
         return self.view.ring == view.ring and self.view.takers == view.takers
+
+
+class KeptPart(OwnPart):
+    """The part by the ring alone: a member that is away for a moment keeps its blocks."""
+
+    __slots__ = ()
+
+    def has(self, ref: ObjectRef, index: int) -> bool:
+        return self.view.ring.owner(ref, index).name == self.view.me.name
+
+    def is_as(self, view: View) -> bool:
+        return self.view.ring == view.ring
+
+    def is_that(self, part: OwnPart | None) -> bool:
+        """Whether `part` is the same blocks."""
+        return part is not None and self.is_as(part.view)

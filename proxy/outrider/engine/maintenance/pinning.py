@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from outrider.core.cache.pins import SavedPin
+from outrider.core.cache.pins import SavedPin, Share
 from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
 from outrider.core.maintenance.object_list import parse_list
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
-from outrider.core.model import ObjectVersion, quoted_etag
+from outrider.core.model import ObjectRef, ObjectVersion, quoted_etag
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.maintenance.own_part import KeptPart
 from outrider.engine.maintenance.warmup import Book, Item, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner, reason_of
 from outrider.engine.read.version_answers import NotCacheable
@@ -24,12 +25,15 @@ from outrider.engine.read.version_lookup import VersionLookup
 log = logging.getLogger(__name__)
 
 _QUESTIONS_AT_ONCE = 32
+# The owners of so many objects' blocks are computed before other tasks of the loop run.
+_DIVIDED_AT_ONCE = 200
 # How often pins are checked for lost blocks (damaged, or deleted by somebody else), to bring these again.
 _CHECK_AGAIN_S = 60.0
 
 
 class Pinning:
-    """Owns the pins. `save` writes them to disk and returns once they would survive a crash; it raises OSError."""
+    """Owns the pins of this node. `save` writes them to disk and returns once they would survive a crash; it raises
+    OSError. In a cluster, this node reserves and brings its own part of each pin."""
 
     def __init__(
         self, warmup_runner: WarmupRunner, fills: BackgroundFill, version_lookup: VersionLookup,
@@ -43,6 +47,14 @@ class Pinning:
         self.book = Book(keeps_ended=True)
         self._refused: set[tuple[str, str]] = set()
         self._check_again_at = 0.0
+        # Pins that are reserved and not begun: now, and when it was last looked.
+        self._waiting: set[tuple[str, str]] = set()
+        self._waited: set[tuple[str, str]] = set()
+        self._is_dividing = False
+        self.is_resumed = True
+        """The store knows which blocks its directory has. Nothing is brought before."""
+        if warmup_runner.kept_part() is not None:
+            warmup_runner.pins.share = self._share
 
     async def pin(self, pin: Warmup) -> None:
         """Reserve room for all objects that the pin's list names, save the pin, and begin to bring the objects.
@@ -51,25 +63,40 @@ class Pinning:
             NoRoom: they do not fit next to the other pins; nothing has changed.
             S3Error: the origin does not have all of them, or the pin could not be saved.
         """
+        await self.find(pin)
+        await self.reserve(pin)
+        self.begin(pin)
+
+    async def find(self, pin: Warmup) -> None:
+        """Learn the sizes and ETags of all objects that the pin's list names. Raises S3Error, as `pin`."""
         warmup_runner = self._warmup_runner
+        pin.part = warmup_runner.kept_part()
         await warmup_runner.expand(pin)
         if pin.progress.failed:
             name, why = next(iter(pin.progress.failures.items()))
             raise InvalidRequest(f"Nothing was pinned: {name}: {why}")
         await warmup_runner.size_by_list(pin)
         await warmup_runner.each(list(pin.items.values()), _QUESTIONS_AT_ONCE, lambda item: self._ask(pin, item))
+
+    async def reserve(self, pin: Warmup) -> Warmup | None:
+        """Reserve room for the objects of the pin, whose sizes are known, and save it. Returns the pin that it
+        replaces. Raises S3Error, as `pin`."""
+        warmup_runner = self._warmup_runner
         room_bytes = await warmup_runner.store.most_bytes()
+        shares = await self._shares(pin)
         # No await from here to the reservation: another pin may be in the making.
         before = self.book.get(pin.owner, pin.name)
         self.book.put(pin)
         try:
-            self._reserve(pin, room_bytes)
+            self._reserve(pin, room_bytes, shares)
         except NoRoom:
             if before is not None:
                 self.book.put(before)
             else:
                 self.book.pop(pin.owner, pin.name)
             raise
+        self._refused.discard((pin.owner, pin.name))
+        self._waiting.add((pin.owner, pin.name))
         if before is not None:
             warmup_runner.cancel(before)
         try:
@@ -77,7 +104,43 @@ class Pinning:
         except OSError as error:
             self._release(pin)
             raise ServiceUnavailable(f"The pin cannot be written to the cache directory: {error}.") from error
-        warmup_runner.begin(pin, expand=False)
+        return before
+
+    def begin(self, pin: Warmup) -> None:
+        """Bring the objects of the pin, which are reserved."""
+        if self._is_reserved(pin) and pin.task is None and self.is_resumed:
+            self._waiting.discard((pin.owner, pin.name))
+            self._warmup_runner.begin(pin, expand=False)
+
+    def is_waiting(self, pin: Warmup) -> bool:
+        """Whether it is reserved, and not begun."""
+        return (pin.owner, pin.name) in self._waiting
+
+    async def give_back(self, pin: Warmup, before: Warmup | None) -> None:
+        """Take the reservation of the pin back; `before` is kept in its place again."""
+        if self.book.get(pin.owner, pin.name) is not pin:
+            return
+        self._release(pin)
+        if before is None:
+            await self._written()
+        else:
+            await self.adopt(before)
+
+    async def adopt(self, pin: Warmup) -> None:
+        """Keep a pin that other members keep, or one that was kept before. If its part does not fit here, it is kept
+        without a reservation until it does. Raises ServiceUnavailable: it could not be saved."""
+        pin.again(self._warmup_runner.clock())
+        pin.task = None
+        try:
+            await self.reserve(pin)
+        except NoRoom as error:
+            if (before := self.book.get(pin.owner, pin.name)) is not None:
+                self._release(before)
+            self.book.put(pin)
+            self._refuse(pin, error)
+            await self._written()
+        else:
+            self.begin(pin)
 
     async def unpin(self, owner: str, name: str) -> None:
         """The pin ends. Its objects stay in the cache until room is needed."""
@@ -85,10 +148,7 @@ class Pinning:
         if pin is None:
             return
         self._release(pin)
-        try:
-            await self._write()
-        except OSError as error:
-            raise ServiceUnavailable(f"The cache directory cannot be written: {error}.") from error
+        await self._written()
 
     def told(self, pin: Warmup, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         now = self._warmup_runner.clock()
@@ -99,11 +159,13 @@ class Pinning:
     def restore(self, saved: Sequence[SavedPin], room_bytes: int) -> None:
         """Make the saved pins again. Called before the store learns which blocks its directory has, so that none of
         theirs is evicted."""
+        self.is_resumed = False
         for entry in saved:
             now = self._warmup_runner.clock()
             body = entry.body.encode("utf-8", "surrogateescape")
             pin = Warmup(entry.owner, entry.client, entry.name, body, entry.at, parse_list(body), lambda ref: True,
                          Progress(now), TokenBucket(0.0, now), trusting=True)  # fmt: skip
+            pin.part = self._warmup_runner.kept_part()
             pin.add((ref, size) for ref, _, size in entry.objects)
             for ref, etag, _ in entry.objects:
                 pin.items[ref].etag = etag
@@ -112,13 +174,11 @@ class Pinning:
                 self._reserve(pin, room_bytes)
             except NoRoom as error:
                 # The pin is kept, for a start with a larger cache.
-                self._refused.add((entry.owner, entry.name))
-                pin.progress.fail("", error.text)
-                pin.progress.end(now)
-                log.error("pin does not fit any more", extra={"pin": entry.name, "error": error.text})
+                self._refuse(pin, error)
 
     def resume(self) -> None:
         """Bring the blocks that are missing. Called once the store knows which blocks its directory has."""
+        self.is_resumed = True
         for pin in self.book.all():
             if (pin.owner, pin.name) not in self._refused:
                 pin.again(self._warmup_runner.clock())
@@ -131,11 +191,109 @@ class Pinning:
             return
         self._check_again_at = now + _CHECK_AGAIN_S
         for pin in self.book.all():
+            if (pin.owner, pin.name) in self._waited & self._waiting:
+                # The member that had it reserved went away before it said that all members have.
+                self.begin(pin)
             if pin.progress.state in (State.DONE, State.FAILED) and (pin.owner, pin.name) not in self._refused:
                 self._warmup_runner.counted(pin, at_once=True)
-                if pin.progress.objects < pin.progress.wanted_objects:
+                progress = pin.progress
+                if progress.objects < progress.wanted_objects or progress.bytes < progress.wanted_bytes:
                     pin.again(now)
                     self._warmup_runner.begin(pin, expand=False)
+        self._waited = set(self._waiting)
+
+    # -- in a cluster -------------------------------------------------------------------------------------------------
+
+    def ring_changed(self) -> None:
+        """Blocks have other owners: this node keeps another part of each pin."""
+        if not self._is_dividing and self._divided_otherwise():
+            self._is_dividing = True
+            self._warmup_runner.spawn(self._divide_all(), "pins are divided anew")
+
+    async def _divide_all(self) -> None:
+        try:
+            # The ring may change again meanwhile.
+            while pins := self._divided_otherwise():
+                for pin in pins:
+                    await self._divide(pin)
+                room_bytes = await self._warmup_runner.store.most_bytes()
+                # The newest pin is the first to be given up. Then those that had no room are tried again.
+                newest_first = list(reversed(self.book.all()))
+                for pin in sorted(newest_first, key=self._is_refused):
+                    self._fit(pin, room_bytes)
+        except OSError as error:
+            log.error("pins cannot be divided anew", extra={"error": repr(error)})
+        finally:
+            self._is_dividing = False
+
+    def _divided_otherwise(self) -> list[Warmup]:
+        """The pins of which this node keeps another part by now."""
+        part = self._warmup_runner.kept_part()
+        return [] if part is None else [pin for pin in self.book.all() if not part.is_that(pin.part)]
+
+    def _share(self, ref: ObjectRef, size: int) -> Share:
+        part = self._warmup_runner.kept_part()
+        return Share(size) if part is None else part.share(ref, size)
+
+    async def _divide(self, pin: Warmup) -> None:
+        part = self._warmup_runner.kept_part()
+        assert part is not None, "there is a ring"
+        self._warmup_runner.cancel(pin)
+        await pin.divide_known(part, self._warmup_runner.clock())
+        if pin.task is not None:
+            pin.task.cancel()  # it began again meanwhile
+            pin.task = None
+        async for shares in self._shares_in_steps(pin, part):
+            if self._is_reserved(pin):
+                self._warmup_runner.pins.divide(shares)
+
+    def _fit(self, pin: Warmup, room_bytes: int) -> None:
+        """Reserve a pin again that had no room, and give up one that has none any more; then bring what is missing."""
+        pins, key = self._warmup_runner.pins, (pin.owner, pin.name)
+        if self.book.get(*key) is not pin:
+            return  # it was ended meanwhile
+        if key in self._refused or pins.reserved_bytes > room_bytes:
+            pins.unpin(key)
+            try:
+                self._reserve(pin, room_bytes)
+            except NoRoom as error:
+                self._refuse(pin, error)
+                return
+            self._refused.discard(key)
+        pin.need_bytes = pins.bytes_of(key)
+        if not self.is_waiting(pin):
+            self.begin(pin)
+
+    def _is_reserved(self, pin: Warmup) -> bool:
+        return self.book.get(pin.owner, pin.name) is pin and not self._is_refused(pin)
+
+    def _is_refused(self, pin: Warmup) -> bool:
+        return (pin.owner, pin.name) in self._refused
+
+    def _refuse(self, pin: Warmup, error: NoRoom) -> None:
+        self._refused.add((pin.owner, pin.name))
+        pin.progress.fail("", error.text)
+        pin.progress.end(self._warmup_runner.clock())
+        pin.need_bytes = 0
+        log.error("pin does not fit any more", extra={"pin": pin.name, "error": error.text})
+
+    async def _shares(self, pin: Warmup) -> dict[ObjectRef, Share] | None:
+        """The parts of the pin's objects that this node keeps, by the ring at the end of the call; None: all."""
+        while (part := self._warmup_runner.kept_part()) is not None:
+            if not part.is_that(pin.part):
+                await pin.divide_known(part, self._warmup_runner.clock())
+            shares: dict[ObjectRef, Share] = {}
+            async for some in self._shares_in_steps(pin, part):
+                shares |= some
+            if part.is_that(self._warmup_runner.kept_part()):
+                return shares
+        return None
+
+    async def _shares_in_steps(self, pin: Warmup, part: KeptPart) -> AsyncGenerator[dict[ObjectRef, Share], None]:
+        items = list(pin.items.values())
+        for start in range(0, len(items), _DIVIDED_AT_ONCE):
+            yield {item.ref: part.share(item.ref, item.size) for item in items[start : start + _DIVIDED_AT_ONCE]}
+            await asyncio.sleep(0)
 
     # -- within -------------------------------------------------------------------------------------------------------
 
@@ -152,9 +310,11 @@ class Pinning:
             raise InvalidRequest(f"Nothing was pinned: {error}.") from error
         pin.found(item, version, self._warmup_runner.version_id(version))
 
-    def _reserve(self, pin: Warmup, room_bytes: int) -> None:
+    def _reserve(
+        self, pin: Warmup, room_bytes: int, shares: Mapping[ObjectRef, Share] | None = None
+    ) -> None:  # fmt: skip
         versions = [_version(item) for item in pin.items.values()]
-        self._warmup_runner.pins.pin((pin.owner, pin.name), versions, room_bytes)
+        self._warmup_runner.pins.pin((pin.owner, pin.name), versions, room_bytes, shares)
         pin.need_bytes = self._warmup_runner.pins.bytes_of((pin.owner, pin.name))
         for item, version in zip(pin.items.values(), versions, strict=True):
             item.version_id = self._warmup_runner.version_id(version)
@@ -163,7 +323,14 @@ class Pinning:
         self._warmup_runner.cancel(pin)
         self._warmup_runner.pins.unpin((pin.owner, pin.name))
         self._refused.discard((pin.owner, pin.name))
+        self._waiting.discard((pin.owner, pin.name))
         self.book.pop(pin.owner, pin.name)
+
+    async def _written(self) -> None:
+        try:
+            await self._write()
+        except OSError as error:
+            raise ServiceUnavailable(f"The cache directory cannot be written: {error}.") from error
 
     async def _write(self) -> None:
         # One save at a time, each with the pins that there are when it begins: the last one has all of them.

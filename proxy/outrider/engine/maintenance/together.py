@@ -7,15 +7,16 @@ knowing of the command is told again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from outrider.core.cluster.command_messages import Command, CommandAnswer
-from outrider.core.cluster.view import View
 from outrider.core.errors import ServiceUnavailable
 from outrider.core.maintenance.progress import State
-from outrider.core.maintenance.sums import UNANSWERED
+from outrider.core.maintenance.sums import UNANSWERED, failed_part
+from outrider.engine.maintenance.elsewhere import Elsewhere
 from outrider.engine.maintenance.own_part import OwnPart
+from outrider.engine.maintenance.pins_together import PinsTogether
 from outrider.engine.maintenance.warmup import Book, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.tasks.runtime import Runtime
@@ -27,26 +28,17 @@ _LOOK_S = 1.0
 _FIRST_LOOK_S = 0.1
 
 
-class Elsewhere(Protocol):
-    """The other members of this node's cache."""
-
-    @property
-    def view(self) -> View: ...
-
-    async def ask(self, command: Command, only: str | None = None) -> Sequence[tuple[str, CommandAnswer | None]]:
-        """The answer of each other member of the ring that is there, with its name; None: it gave none. `only`: ask
-        this one alone. The sender is filled in."""
-        ...
-
-
 class Together:
     """Called on the engine's thread."""
 
-    def __init__(self, elsewhere: Elsewhere, warmups: Book, runner: WarmupRunner, runtime: Runtime) -> None:
+    def __init__(
+        self, elsewhere: Elsewhere, warmups: Book, runner: WarmupRunner, runtime: Runtime, pins: PinsTogether
+    ) -> None:  # fmt: skip
         self._elsewhere = elsewhere
         self._warmups = warmups
         self._runner = runner
         self._runtime = runtime
+        self.pins = pins
 
     def share_of(self, bytes_per_s: float) -> float:
         """Each member's share of the bandwidth limit of a warm-up; 0: none."""
@@ -76,7 +68,7 @@ class Together:
         if answer is None:
             return UNANSWERED
         if answer.told is None:
-            return _failed(member, answer.error or "it does not know of the command")
+            return failed_part(member, answer.error or "it does not know of the command")
         return answer.told
 
     # -- warm-ups -----------------------------------------------------------------------------------------------------
@@ -126,12 +118,3 @@ class Together:
 
     def _put_of(self, warmup: Warmup) -> Command:
         return Command("", "put", "warm", warmup.owner, warmup.name, warmup.body, warmup.allowance.bytes_per_s)
-
-
-def _failed(member: str, why: str) -> Part:
-    """The part of a member that did not take the command."""
-    name = f"the part of {member}"
-    return {
-        "state": State.FAILED.value, "objects": {"failed": 1}, "failures": [{"object": name, "error": why}],
-        "blocks": {}, "bad": [{"object": name, "block": 0, "error": why}],
-    }  # fmt: skip

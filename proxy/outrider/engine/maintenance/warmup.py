@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.core.block_layout import BlockLayout
@@ -19,6 +19,8 @@ from outrider.engine.maintenance.own_part import OwnPart
 May = Callable[[ObjectRef], bool]
 """Whether the client that asked for the warm-up may read an object."""
 
+# So many objects are counted anew before other tasks of the loop run.
+_COUNTED_AT_ONCE = 500
 # Recounts take at most this share of the time.
 _RECOUNT_SHARE = 0.05
 
@@ -97,9 +99,21 @@ class Warmup:
         """Begin again with no object, since blocks have other owners."""
         self.progress, self.items, self.need_bytes = Progress(now), {}, 0
 
+    async def divide_known(self, part: OwnPart, now: float) -> None:
+        """Begin again with the same objects, of which this node keeps `part`. In steps: there may be many."""
+        anew = replace(self, part=part, progress=Progress(now), items={}, need_bytes=0)
+        items = list(self.items.values())
+        for start in range(0, len(items), _COUNTED_AT_ONCE):
+            some = items[start : start + _COUNTED_AT_ONCE]
+            anew.add((item.ref, item.size) for item in some)
+            for item in some:
+                anew.items[item.ref].etag, anew.items[item.ref].version_id = item.etag, item.version_id
+            await asyncio.sleep(0)
+        self.part, self.progress, self.items = part, anew.progress, anew.items
+
     def own_bytes(self, ref: ObjectRef, size: int) -> int:
         """How many bytes of an object of `size` bytes are wanted here."""
-        return size if self.part is None else self.part.bytes_of(ref, size)
+        return size if self.part is None else self.part.share(ref, size).size
 
     def blocks(self, item: Item, layout: BlockLayout) -> Iterator[tuple[BlockKey, int]]:
         """The blocks of an object whose size is known that are wanted here, each with its length in bytes."""
@@ -115,11 +129,13 @@ class Warmup:
 
     def again(self, now: float) -> None:
         """Begin again with the same objects."""
-        self.progress = Progress(now)
-        items, self.items = list(self.items.values()), {}
-        self.add((item.ref, item.size) for item in items)
-        for item in items:
-            self.items[item.ref].etag = item.etag
+        progress = self.progress = Progress(now)
+        for ref, item in self.items.items():
+            # Which of it is wanted here takes a while to compute, for many objects.
+            self.items[ref] = Item(ref, item.size, item.wanted_bytes, item.counts, item.etag)
+            progress.wanted_objects += item.counts
+            progress.unsized += item.counts * (item.size < 0)
+            progress.wanted_bytes += item.wanted_bytes
 
     def sized(self, item: Item, size: int, etag: str) -> None:
         """A LIST told the size and the ETag of `item`."""

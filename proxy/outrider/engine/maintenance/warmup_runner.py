@@ -34,7 +34,7 @@ from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.listing.enumerate import Enumerator
-from outrider.engine.maintenance.own_part import OwnPart
+from outrider.engine.maintenance.own_part import KeptPart, OwnPart
 from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import VersionCache
@@ -85,7 +85,7 @@ class WarmupRunner:
         self._fills = fills
         self._enumerator = enumerator
         self.pins = pins
-        self._spawn = runtime.spawn
+        self.spawn = runtime.spawn
         self.clock = runtime.clock
         self._sleep = runtime.sleep
         # Blocks on their way for warm-ups, all together.
@@ -101,9 +101,9 @@ class WarmupRunner:
     def begin(self, warmup: Warmup, *, expand: bool = True) -> None:
         """`expand` False: its objects are known already."""
         warmup.progress.state, warmup.progress.listing = State.RUNNING, expand
-        warmup.task = self._spawn(self._run(warmup, expand), f"warm {warmup.name}")
+        warmup.task = self.spawn(self._run(warmup, expand), f"warm {warmup.name}")
         # Not a `finally` in the task: a task that is cancelled before its first step never gets there.
-        warmup.task.add_done_callback(lambda _: self._stopped(warmup))
+        warmup.task.add_done_callback(lambda task: self._stopped(warmup, task))
 
     def cancel(self, warmup: Warmup) -> None:
         """End a warm-up. Blocks that are on their way still come, and stay."""
@@ -120,7 +120,7 @@ class WarmupRunner:
         """Bring this object, some time soon."""
         if ref not in self._hinted and len(self._hinted) < _HINTS_MAX:
             self._hinted[ref] = None
-            task = self._spawn(self._bring_hinted(ref), f"warm {ref}")
+            task = self.spawn(self._bring_hinted(ref), f"warm {ref}")
             task.add_done_callback(lambda _: self._hinted.pop(ref, None))
 
     async def _bring_hinted(self, ref: ObjectRef) -> None:
@@ -197,6 +197,10 @@ class WarmupRunner:
     def version_id(self, version: ObjectVersion) -> bytes:
         return self.layout.version_id(version)
 
+    def kept_part(self) -> KeptPart | None:
+        """The part of pins that this node keeps, as the ring is now; None: all."""
+        return None if self._view is None else KeptPart(self._view(), self.layout)
+
     # -- one warm-up --------------------------------------------------------------------------------------------------
 
     async def _run(self, warmup: Warmup, expand: bool) -> None:
@@ -226,7 +230,8 @@ class WarmupRunner:
 
     def _is_divided_otherwise(self, warmup: Warmup) -> bool:
         """Whether blocks have other owners by now."""
-        return warmup.part is not None and self._view is not None and not warmup.part.is_as(self._view())
+        part = warmup.part if warmup.is_divided else None
+        return part is not None and self._view is not None and not part.is_as(self._view())
 
     async def _bring_all(self, warmup: Warmup, expand: bool) -> None:
         if expand:
@@ -240,8 +245,9 @@ class WarmupRunner:
         )
         self._look_back(warmup)
 
-    def _stopped(self, warmup: Warmup) -> None:
-        if warmup.running:
+    def _stopped(self, warmup: Warmup, task: asyncio.Task[None]) -> None:
+        # It may have begun again, with another task.
+        if warmup.running and warmup.task is task:
             warmup.progress.end(self.clock(), State.CANCELLED)
 
     def _look_back(self, warmup: Warmup) -> None:

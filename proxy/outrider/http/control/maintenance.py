@@ -8,8 +8,8 @@
     GET     each of these   the progress, as JSON
     DELETE  warm/<name>     cancels it; a warm-up that has ended is forgotten. pin/<name>: unpins
 
-In a cluster each member carries a warm-up, an eviction and a verification out for the blocks that it has or owns, and
-the progress is the sum. A pin is kept by the member that was asked.
+In a cluster each member carries a command out for the blocks that it has or owns, and the progress is the sum. A pin is
+reserved by all members, or refused.
 
 A client key may name the objects that it may read, and sees its own commands alone.
 """
@@ -146,10 +146,12 @@ class MaintenanceCommands:
         try:
             return CommandAnswer(await self._do(command))
         except S3Error as error:
-            return CommandAnswer(error=error.text)
+            return CommandAnswer(error=error.text, code=error.code)
 
     async def _do(self, command: Command) -> dict[str, Any] | None:
         owner, folder, name = command.owner, command.folder, command.name
+        if folder == "pin":
+            return await self._keep_part(command)
         if command.verb == "put":
             who = self._access.owner(owner)
             if who is None:
@@ -168,6 +170,22 @@ class MaintenanceCommands:
         elif command.verb == "delete":
             await self._delete(owner, folder, name)
         return self._part(owner, folder, name)
+
+    async def _keep_part(self, command: Command) -> dict[str, Any] | None:
+        """This member's part of a pin."""
+        if self._together is None:
+            return None
+        if command.verb == "put":
+            owner = command.owner
+            who = self._access.owner(owner)
+            if who is None:
+                raise AccessDenied("the member does not know the client key")
+            wanted, now = await self._readable(command.body, who), self._warmup_runner.clock()
+            client = who.client.name if who.client else ""
+            pin = Warmup(owner, client, command.name, command.body, command.at, wanted, _may(who), Progress(now),
+                         TokenBucket(0.0, now))  # fmt: skip
+            await self._together.pins.take(pin, command.sender)
+        return await self._together.pins.command(command)
 
     def _part(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
         """This member's part of the progress."""
@@ -189,7 +207,8 @@ class MaintenanceCommands:
         if folder == "evict":
             await self._evict(request, name, body, wanted)
         elif folder == "pin":
-            await self.pinning.pin(self._warmup(request, folder, name, body, wanted))
+            pins = self.pinning if self._together is None else self._together.pins
+            await pins.pin(self._warmup(request, folder, name, body, wanted))
         else:
             self._warm(self._warmup(request, folder, name, body, wanted))
 
@@ -253,6 +272,9 @@ class MaintenanceCommands:
         """The progress, with the parts of the other members as they are now."""
         if self._together is not None and folder == "warm" and (warmup := self._warmups.get(owner, name)) is not None:
             await self._together.look(warmup)
+        pin = self.pinning.book.get(owner, name) if folder == "pin" else None
+        if self._together is not None and pin is not None:
+            return await self._together.pins.told(pin)
         told = self._progress(owner, folder, name)
         if self._together is None or folder != "verify" or told is None:
             return told
@@ -284,8 +306,11 @@ class MaintenanceCommands:
                 self._warmups.pop(owner, name)
 
     async def _delete_everywhere(self, owner: str, folder: str, name: str) -> None:
-        if self._together is None or folder in ("pin", "evict"):
+        if self._together is None or folder == "evict":
             await self._delete(owner, folder, name)
+            return
+        if folder == "pin":
+            await self._together.pins.unpin(owner, name, self._clock())
             return
         told = await self._progress_everywhere(owner, folder, name)
         if folder == "warm" and told is not None and told["state"] == State.RUNNING.value:

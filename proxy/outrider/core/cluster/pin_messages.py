@@ -1,0 +1,86 @@
+"""The parts of command answers by which members tell each other of pins; see `command_messages`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.core.cluster.wire_forms import WireError, seconds, text, truth, whole
+from outrider.core.model import ObjectRef, quoted_etag
+
+OBJECTS_MAX = 1000
+"""Objects in one answer."""
+
+PinnedObject = tuple[ObjectRef, str, int]
+"""An object, its ETag without quotes where it has none, and its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinTold:
+    """A pin that a member has, or that ended. `at`: when it was given, or ended."""
+
+    owner: str
+    name: str
+    at: float
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PinPage:
+    """Some of the objects of a pin. `body`: the client's list. `more`: there are further ones."""
+
+    client: str
+    at: float
+    body: bytes
+    objects: Sequence[PinnedObject]
+    more: bool
+
+
+def pins_told(pins: Iterable[PinTold]) -> dict[str, Any]:
+    return {"pins": [[pin.owner, pin.name, pin.at, pin.has_ended] for pin in pins]}
+
+
+def parse_pins(told: dict[str, Any]) -> Sequence[PinTold]:
+    """Raises WireError."""
+    pins = told.get("pins")
+    if not isinstance(pins, list) or not all(isinstance(pin, list) and len(pin) == 4 for pin in pins):
+        raise WireError("pins: not of their form")
+    fields = (dict(zip(("owner", "name", "at", "ended"), pin, strict=True)) for pin in pins)
+    return [
+        PinTold(text(pin["owner"], "owner"), text(pin["name"], "name"), seconds(pin, "at"), truth(pin, "ended"))
+        for pin in fields
+    ]
+
+
+def page_told(page: PinPage) -> dict[str, Any]:
+    return {
+        "client": page.client, "at": page.at, "list": base64.b64encode(page.body).decode(), "more": page.more,
+        "objects": [[ref.bucket, ref.key, etag, size] for ref, etag, size in page.objects],
+    }  # fmt: skip
+
+
+def parse_page(told: dict[str, Any]) -> PinPage:
+    """Raises WireError."""
+    objects = told.get("objects")
+    if not isinstance(objects, list) or len(objects) > OBJECTS_MAX:
+        raise WireError("objects: not a list, or too long")
+    try:
+        body = base64.b64decode(text(told.get("list"), "list"), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise WireError("list: no base64") from error
+    return PinPage(
+        text(told.get("client"), "client"), seconds(told, "at"), body, [_object(each) for each in objects],
+        truth(told, "more"),
+    )  # fmt: skip
+
+
+def _object(told: object) -> PinnedObject:
+    if not isinstance(told, list) or len(told) != 4:
+        raise WireError("objects: not of their form")
+    bucket, key, etag = (text(field, "objects") for field in told[:3])
+    if not bucket or not key or quoted_etag(etag) is None:
+        raise WireError("objects: no name, or no ETag")
+    return ObjectRef(bucket, key), etag, whole({"size": told[3]}, "size")

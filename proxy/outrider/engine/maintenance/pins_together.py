@@ -1,0 +1,254 @@
+"""Pins that the members of a cluster keep together: each member keeps the blocks that it owns.
+
+All members know all pins. The member that a client asked has all of them reserve their parts before any of them brings
+a block. If one cannot, all give back. Members ask each other for their pins at a start and from time to time, so that
+one that was away hears of those that were given or ended meanwhile. The later one of two accounts of a pin holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.core.cluster.command_messages import Command, CommandAnswer
+from outrider.core.cluster.pin_messages import (
+    OBJECTS_MAX,
+    PinPage,
+    PinTold,
+    page_told,
+    parse_page,
+    parse_pins,
+    pins_told,
+)
+from outrider.core.cluster.wire_forms import WireError
+from outrider.core.errors import NoRoom, S3Error, ServiceUnavailable
+from outrider.core.maintenance.object_list import parse_list
+from outrider.core.maintenance.progress import Progress
+from outrider.core.maintenance.sums import PART_NAMES_MAX, UNANSWERED, failed_part, warmup_sum
+from outrider.core.origin.token_bucket import TokenBucket
+from outrider.engine.maintenance.elsewhere import Elsewhere
+from outrider.engine.maintenance.pinning import Pinning
+from outrider.engine.maintenance.warmup import Warmup
+from outrider.engine.tasks.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+"""The owner of a pin, and its name."""
+
+# A member is asked for its pins so often; a process that was not there before, at once.
+_LEARN_AGAIN_S = 60.0
+# Ends of pins that are remembered: a member that was away must not bring its pin back.
+_ENDED_MAX = 1000
+# The later one of two accounts of a pin has a later time, by so much at least.
+_LATER_S = 0.001
+
+
+class PinsTogether:
+    """Called on the engine's thread."""
+
+    def __init__(self, elsewhere: Elsewhere, pinning: Pinning, runtime: Runtime) -> None:
+        self._elsewhere = elsewhere
+        self._pinning = pinning
+        self._runtime = runtime
+        # Pins that another member leads, and that all members are to reserve first; each with the one before it.
+        self._reserved: dict[Key, tuple[Warmup, Warmup | None]] = {}
+        self._ended: OrderedDict[Key, float] = OrderedDict()
+        # When each process was last asked for its pins, by member and boot.
+        self._asked: dict[tuple[str, int], float] = {}
+
+    # -- for clients of this member -----------------------------------------------------------------------------------
+
+    async def pin(self, pin: Warmup) -> None:
+        """As `Pinning.pin`, at all members. Raises S3Error: NoRoom if a part does not fit."""
+        self._check_all_there()
+        pin.at = max(pin.at, self._known_at(pin.owner, pin.name) + _LATER_S)
+        await self._pinning.find(pin)
+        try:
+            before = await self._pinning.reserve(pin)
+        except NoRoom as error:
+            raise NoRoom(f"The member {self._elsewhere.view.me.name}: {error.text}") from error
+        told = Command("", "put", "pin", pin.owner, pin.name, pin.body, at=pin.at)
+        answers = await self._elsewhere.ask(told)
+        try:
+            _check_reserved(answers)
+            self._check_all_there()
+        except S3Error:
+            await self._elsewhere.ask(Command("", "cancel", "pin", pin.owner, pin.name, at=pin.at))
+            await self._given_back(pin, before)
+            raise
+        self._pinning.begin(pin)
+        await self._elsewhere.ask(Command("", "begin", "pin", pin.owner, pin.name, at=pin.at))
+
+    async def unpin(self, owner: str, name: str, now: float) -> None:
+        """The pin ends at all members; one that is away hears of it later. `now`: seconds since 1970."""
+        pin = self._pinning.book.get(owner, name)
+        if pin is None:
+            return
+        at = max(now, pin.at + _LATER_S)
+        await self._end(owner, name, at)
+        await self._elsewhere.ask(Command("", "delete", "pin", owner, name, at=at))
+
+    async def told(self, pin: Warmup) -> dict[str, Any]:
+        """The progress of all members together."""
+        answers = await self._elsewhere.ask(Command("", "get", "pin", pin.owner, pin.name))
+        parts = [self._pinning.told(pin), *(_part(*answer) for answer in answers)]
+        # A part that nobody tells of is not done.
+        parts += [UNANSWERED for _ in self._away()]
+        reserved = sum(part.get("reserved_bytes", 0) for part in parts)
+        return {**warmup_sum(parts), "reserved_bytes": reserved}
+
+    def _away(self) -> list[str]:
+        view = self._elsewhere.view
+        return [each.name for each in view.ring.members if each.name not in view.alive and each.name != view.me.name]
+
+    def _check_all_there(self) -> None:
+        if away := self._away():
+            raise ServiceUnavailable(f"The member {away[0]} is away: it cannot reserve its part now.")
+
+    # -- from other members -------------------------------------------------------------------------------------------
+
+    async def take(self, pin: Warmup, leader: str) -> None:
+        """Reserve this member's part of a pin that `leader` was given. Raises S3Error."""
+        await self._learn_objects(pin, leader)
+        self._reserved[pin.owner, pin.name] = pin, await self._pinning.reserve(pin)
+
+    async def command(self, command: Command) -> dict[str, Any] | None:
+        """All commands but `put`. Raises S3Error."""
+        owner, name = command.owner, command.name
+        pin = self._pinning.book.get(owner, name)
+        if command.verb == "list":
+            return self._list()
+        if command.verb == "objects":
+            return None if pin is None else _page(pin, command.body)
+        if command.verb == "begin" and pin is not None and pin.at == command.at:
+            self._reserved.pop((owner, name), None)
+            self._pinning.begin(pin)
+        elif command.verb == "cancel" and pin is not None and pin.at == command.at:
+            _, before = self._reserved.pop((owner, name), (pin, None))
+            await self._given_back(pin, before)
+        elif command.verb == "delete":
+            await self._end(owner, name, command.at)
+        pin = self._pinning.book.get(owner, name)
+        return None if pin is None else self._pinning.told(pin, PART_NAMES_MAX)
+
+    def _list(self) -> dict[str, Any]:
+        # One that is being reserved may be given back yet.
+        kept = [pin for pin in self._pinning.book.all() if not self._pinning.is_waiting(pin)]
+        pins = [PinTold(pin.owner, pin.name, pin.at, has_ended=False) for pin in kept]
+        return pins_told([*pins, *(PinTold(*key, at, has_ended=True) for key, at in self._ended.items())])
+
+    async def _given_back(self, pin: Warmup, before: Warmup | None) -> None:
+        # A member that did not hear that all give back has the pin still, until it is told of a later account.
+        if before is None:
+            self._note_end((pin.owner, pin.name), pin.at + _LATER_S)
+        else:
+            before.at = pin.at + _LATER_S
+        await self._pinning.give_back(pin, before)
+
+    async def _end(self, owner: str, name: str, at: float) -> None:
+        self._note_end((owner, name), at)
+        self._reserved.pop((owner, name), None)
+        pin = self._pinning.book.get(owner, name)
+        if pin is not None and pin.at <= at:
+            await self._pinning.unpin(owner, name)
+
+    def _note_end(self, key: Key, at: float) -> None:
+        self._ended[key] = max(at, self._ended.pop(key, at))
+        while len(self._ended) > _ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    def _known_at(self, owner: str, name: str) -> float:
+        """The time of the latest account of the pin."""
+        pin = self._pinning.book.get(owner, name)
+        return max(0.0 if pin is None else pin.at, self._ended.get((owner, name), 0.0))
+
+    # -- pins that this member has not heard of -----------------------------------------------------------------------
+
+    def learn(self) -> None:
+        """Ask members for their pins whose turn it is. To be called after each hello."""
+        if not self._pinning.is_resumed:
+            return
+        view, now = self._elsewhere.view, self._runtime.clock()
+        there = {(state.member.name, state.boot) for state in view.states if state.is_alive and state.in_ring}
+        self._asked = {process: at for process, at in self._asked.items() if process in there}
+        for process in there:
+            if process not in self._asked or now - self._asked[process] >= _LEARN_AGAIN_S:
+                self._asked[process] = now
+                self._runtime.spawn(self._learn(process), f"pins of {process[0]}")
+
+    async def _learn(self, process: tuple[str, int]) -> None:
+        member = process[0]
+        for _, answer in await self._elsewhere.ask(Command("", "list", "pin", "", "all"), member):
+            try:
+                if answer is None or answer.told is None:
+                    self._asked.pop(process, None)
+                    continue
+                for pin in parse_pins(answer.told):
+                    await self._heard(pin, member)
+            except (WireError, S3Error) as error:
+                log.warning("pins of a member are not kept", extra={"peer": member, "error": str(error)})
+
+    async def _heard(self, told: PinTold, member: str) -> None:
+        if told.at <= self._known_at(told.owner, told.name):
+            return
+        if told.has_ended:
+            await self._end(told.owner, told.name, told.at)
+            return
+        now = self._runtime.clock()
+        pin = Warmup(
+            told.owner, "", told.name, b"", told.at, parse_list(b"s3://none/none"), lambda ref: True, Progress(now),
+            TokenBucket(0.0, now),
+        )  # fmt: skip
+        await self._learn_objects(pin, member)
+        pin.wanted = parse_list(pin.body)
+        if told.at > self._known_at(told.owner, told.name):
+            await self._pinning.adopt(pin)
+
+    async def _learn_objects(self, pin: Warmup, member: str) -> None:
+        """Fill in the pin as `member` has it. Raises ServiceUnavailable: it does not tell."""
+        more = True
+        while more:
+            start = b"%d" % len(pin.items)
+            asked = Command("", "objects", "pin", pin.owner, pin.name, start)
+            answers = [answer for _, answer in await self._elsewhere.ask(asked, member)]
+            try:
+                page = parse_page((answers[0] and answers[0].told) or {} if answers else {})
+            except WireError as error:
+                raise ServiceUnavailable(f"The member {member} does not tell what is pinned.") from error
+            if page.at != pin.at:
+                raise ServiceUnavailable("The pin was replaced meanwhile.")
+            if not pin.items:
+                pin.client, pin.body = page.client, page.body
+            pin.add((ref, size) for ref, _, size in page.objects)
+            for ref, etag, _ in page.objects:
+                pin.items[ref].etag = etag
+            more = page.more and bool(page.objects)
+
+
+def _page(pin: Warmup, body: bytes) -> dict[str, Any]:
+    """The objects from the one on whose number is in `body`."""
+    start = int(body) if body.isdigit() else 0
+    items = list(pin.items.values())
+    some = [(item.ref, item.etag, item.size) for item in items[start : start + OBJECTS_MAX]]
+    return page_told(PinPage(pin.client, pin.at, b"" if start else pin.body, some, start + len(some) < len(items)))
+
+
+def _check_reserved(answers: Sequence[tuple[str, CommandAnswer | None]]) -> None:
+    """Raises S3Error: a member did not reserve its part."""
+    short = [f"The member {name}: {answer.error}" for name, answer in answers if answer and answer.code == NoRoom.code]
+    if short:
+        raise NoRoom(" ".join(short))
+    for name, answer in answers:
+        if answer is None or answer.error:
+            why = "it does not answer" if answer is None else answer.error
+            raise ServiceUnavailable(f"The member {name} did not reserve its part: {why}.")
+
+
+def _part(member: str, answer: CommandAnswer | None) -> Any:
+    if answer is not None and answer.error:
+        return failed_part(member, answer.error)
+    # A member that does not know of the pin yet will hear of it.
+    return UNANSWERED if answer is None or answer.told is None else answer.told

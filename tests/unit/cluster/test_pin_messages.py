@@ -1,0 +1,60 @@
+"""The accounts of pins that members give each other: the same after the wire, refused where they are not of a form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outrider.core.cluster.command_messages import CommandAnswer, answer_body, parse_answer
+from outrider.core.cluster.pin_messages import (
+    OBJECTS_MAX,
+    PinPage,
+    PinTold,
+    page_told,
+    parse_page,
+    parse_pins,
+    pins_told,
+)
+from outrider.core.cluster.wire_forms import WireError
+from outrider.core.model import ObjectRef
+
+OBJECTS = (ObjectRef("b", "k\udcff"), '"etag"', 0), (ObjectRef("b", "é"), "etag", 7)
+PAGE = PinPage("team", 1.5, b"s3://b/\xff\n", OBJECTS, more=True)
+PINS = (PinTold("AKEY", "mine", 12.5, has_ended=False), PinTold("", "é", 13.0, has_ended=True))
+
+
+def sent(told: dict[str, Any]) -> dict[str, Any]:
+    answer = parse_answer(answer_body(CommandAnswer(told)))
+    assert answer.told is not None
+    return answer.told
+
+
+def test_what_is_told_arrives() -> None:
+    page = parse_page(sent(page_told(PAGE)))
+    assert replace(page, objects=tuple(page.objects)) == PAGE
+    assert tuple(parse_pins(sent(pins_told(PINS)))) == PINS
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"objects": None}, {"objects": [["b", "k", '"e"', 1]] * (OBJECTS_MAX + 1)}, {"objects": [["b", "k", '"e"']]},
+        {"objects": [["b", "", '"e"', 1]]}, {"objects": [["b", "k", 'W/"e"', 1]]}, {"objects": [["b", "k", '"e"', -1]]},
+        {"objects": [["b", "k", '"e"', True]]}, {"objects": [["b", "\ud800", '"e"', 1]]}, {"objects": ["bkes"]},
+        {"list": "-"}, {"at": -1}, {"at": None}, {"more": 1}, {"client": None},
+    ],
+)  # fmt: skip
+def test_a_page_that_is_not_of_its_form(fields: dict[str, Any]) -> None:
+    with pytest.raises(WireError):
+        parse_page(json.loads(json.dumps({**page_told(PAGE), **fields})))
+
+
+@pytest.mark.parametrize(
+    "pins", [None, {}, ["abcd"], [["", "a", 1]], [["", "a", "1", False]], [["", "a", 1, 0]], [[1, "a", 1, False]]]
+)
+def test_pins_that_are_not_of_their_form(pins: Any) -> None:
+    with pytest.raises(WireError):
+        parse_pins({"pins": pins})
