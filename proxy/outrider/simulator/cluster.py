@@ -140,11 +140,17 @@ class ClusterSimulation:
         for number, part in enumerate(lists):
             node = members[number * len(members) // len(lists)]
             shards = [self.objects[ObjectRef(job.shards.bucket, job.shards.key(index))] for index in part]
-            if job.told and node.planner is not None and part:
-                node.planner.told(node.client, [of.ref for of in shards], self.time.now)
+            if job.told and part:
+                self._tell_order(node, [of.ref for of in shards])
             buffer = Buffer(self.time, job.reader_bytes_s, self.nodes.buffered_blocks)
             reader = _DirectReader if self.way == "direct" else _Reader
             reader(node, shards, buffer, row, ended)
+
+    def _tell_order(self, node: SimNode, refs: Sequence[ObjectRef]) -> None:
+        """A client of this node tells its order, which reaches all members, as `engine.ahead.orders_of_all` does."""
+        for member in self.members.values() if self.way == "cluster" else (node,):
+            if member.planner is not None:
+                member.planner.told(node.client, refs, self.time.now, elsewhere=member is not node)
 
     def _end(self, epoch: ClusterEpoch, before: tuple[float, int, int, int]) -> None:
         began, bucket_bytes, peer_bytes, wasted_bytes = before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
@@ -164,3 +166,25 @@ def test_an_order_that_was_told_elsewhere_is_fetched_by_owners() -> None:
     planner = planner_of(0b10)
     planner.told("m/a", REFS, 1.0, total=COUNT, elsewhere=True)
     assert set(wanted(planner, 1.0).values()) == {(1,)}
+
+
+def test_reads_of_several_nodes_before_the_names_are_known_are_of_the_first_epoch() -> None:
+    """Otherwise the epoch seems to go on with the objects that they read, beside the next one."""
+    planner = Planner(1_000_000, BLOCK)
+    planner.join(lambda client, ref, size: None, lambda ref, blocks: 1)
+    for number, ref in enumerate(Random(1).sample(REFS, COUNT)):
+        if number == 5:
+            planner.listed("b", [(ref.key, SIZE) for ref in REFS], 6.0)
+        read_elsewhere(planner, ref, 1.0 + number, f"m{number % 4}")
+    (epoch,) = planner.registry.item(REFS[0])[0].epochs()
+    assert (epoch.number, len(epoch.log), epoch.left) == (1, 0, COUNT)
+
+
+def test_a_member_leaves_room_for_misses_of_all_readers() -> None:
+    """It owns one block of two, and no member knows whose blocks will be asked of it."""
+    room = 40 * BLOCK
+    planner = planner_of(0b01, capacity_bytes=room)
+    for at, ref in enumerate(Random(1).sample(REFS, 12)):
+        read_elsewhere(planner, ref, 1.0 + at)
+    found = wanted(planner, 13.0, free_bytes=room)
+    assert len(found) == 40 - 3, "blocks of one and a half objects"

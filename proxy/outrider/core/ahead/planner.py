@@ -89,6 +89,7 @@ class Planner:
         object and size. `mine`: the blocks that this node owns of an object of so many, as bits."""
         self._tell = tell
         self._candidates.mine = mine
+        self._candidates.readers_elsewhere = lambda: self.readers_elsewhere
 
     def _forget(self, dataset: Dataset) -> None:
         self._outstanding.forget(dataset)

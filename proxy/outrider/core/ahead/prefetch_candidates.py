@@ -22,6 +22,9 @@ SOONER = 0.01
 # Where the next reads are not known, so much room is kept free for the readers' own misses: as part of an object, for
 # each reader, and one object at least.
 _RESERVE = 0.3
+# A member of a cluster keeps room for so many objects at least, up to a third of its cache in place of a fourth: chance
+# places most blocks of some objects at one member, and misses of all readers may come there at once.
+_RESERVE_OF_MEMBER = 1.5
 _FARTHEST = float("inf")
 # A dataset of unknown order is fetched at so many times the pace of its readers.
 _PACE = 2
@@ -89,6 +92,8 @@ class Candidates:
         self._farthest = farthest
         self.mine: Callable[[ObjectRef, int], int] | None = None
         """See `Planner.join`; None: this node is alone."""
+        self.readers_elsewhere: Callable[[], int] = lambda: 0
+        """How many clients read at other members of the cluster."""
         self._now = 0.0
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
         self._dataset_turn = self._epoch_turn = 0
@@ -318,13 +323,20 @@ class Candidates:
                 later_than_s = (1 + SOONER) * epoch.seconds(self._now)
         else:
             # The readers' own misses need room that is not taken from prefetched objects.
-            need_bytes += min(capacity_bytes // 4, int(max(1.0, readers * _RESERVE) * object_bytes))
+            need_bytes += self._reserve_bytes(object_bytes)
             if free_bytes < need_bytes and len(self._outstanding) >= self._outstanding_max(epoch):
                 return False
             if not epoch.to_come(candidate.object_index):
                 # The object is of the next epoch: only outdated versions are evicted for it.
                 later_than_s = _FARTHEST
         return self._has_room(free_bytes, need_bytes, later_than_s)
+
+    def _reserve_bytes(self, object_bytes: int) -> int:
+        """The room that is kept free for the readers' own misses."""
+        most_bytes, least = self._space.capacity_bytes // 4, 1.0
+        if self.readers_elsewhere():
+            most_bytes, least = self._space.capacity_bytes // 3, _RESERVE_OF_MEMBER
+        return min(most_bytes, int(max(least, self._open_objects.readers * _RESERVE) * object_bytes))
 
     def _is_proven(self, epoch: Epoch) -> bool:
         """Some reads have agreed with the order. Before the first of them it may as well be another one, and what is

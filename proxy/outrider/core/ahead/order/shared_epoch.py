@@ -30,6 +30,8 @@ class SharedEpoch:
         self.spans_nodes = False
         """Some of the clients read at other members of the cluster."""
         self._is_refuted = False
+        # Reads from before it was known which objects there are: client, object and time.
+        self._unlisted: list[tuple[str, int, float]] = []
         self._begin(now)
         begun = [(job.client, job.epochs[-1]) for job in jobs if job.epochs]
         if sum(len(epoch.log) for _, epoch in begun) > _EARLIER_READS_MAX:
@@ -58,9 +60,15 @@ class SharedEpoch:
 
     def listed(self, names: Names) -> None:
         self._job.listed(names)
+        if names.listed:
+            unlisted, self._unlisted = self._unlisted, []
+            for client, index, at in unlisted:
+                self.opened(client, index, names, len(unlisted), at)
 
     def opened(self, client: str, index: int, names: Names, readers: int, now: float) -> None:
         if not names.listed:
+            if len(self._unlisted) < _EARLIER_READS_MAX:
+                self._unlisted.append((client, index, now))
             return
         if self._by_chance < _NO_CHANCE:
             self._by_chance += (self._reads.total() - self._reads[client]) / len(names.keys)
