@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import pickle
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import helm_python as helm
 import kubernetes_validate  # type: ignore[import-untyped]
@@ -74,6 +76,20 @@ def documents(chart: helm.Chart, values: Values, release: str = RELEASE) -> list
 
 def everything(chart: helm.Chart, values: Values, release: str = RELEASE) -> list[Manifest]:
     """The manifests, and the hooks."""
+    asked = f"{release} {json.dumps(values)}"
+    of_chart = _RENDERED.setdefault(chart, {})
+    if asked not in of_chart:
+        of_chart[asked] = pickle.dumps(_rendered(chart, values, release))
+    # The caller may change it.
+    found: list[Manifest] = pickle.loads(of_chart[asked])
+    return found
+
+
+# Many tests look at the same manifests. The one Secret that is made at random differs from cluster to cluster alone.
+_RENDERED: WeakKeyDictionary[helm.Chart, dict[str, bytes]] = WeakKeyDictionary()
+
+
+def _rendered(chart: helm.Chart, values: Values, release: str) -> list[Manifest]:
     texts = chart.render(values, name=release, namespace=NAMESPACE)
     return [
         document

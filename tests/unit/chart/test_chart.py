@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import helm_python as helm
@@ -58,11 +59,20 @@ def test_lint_finds_nothing_but_the_missing_icon(values: Values) -> None:
     assert [found for found in report["messages"] if found["severity"] >= WARNING] == []
 
 
+@pytest.fixture(scope="module")
+def charts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, helm.Chart]]:
+    """The chart by version of its cluster."""
+    with ExitStack() as stack:
+        directory = tmp_path_factory.mktemp("clusters")
+        yield {each: stack.enter_context(in_cluster(directory / each, kubernetes=each)) for each in KUBERNETES}
+
+
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
 @any_case
-def test_kubernetes_knows_every_field_of_every_manifest(values: Values, kubernetes: str, tmp_path: Path) -> None:
-    with in_cluster(tmp_path / "chart", kubernetes=kubernetes) as chart:
-        rendered = everything(chart, values)
+def test_kubernetes_knows_every_field_of_every_manifest(
+    charts: dict[str, helm.Chart], values: Values, kubernetes: str
+) -> None:
+    rendered = everything(charts[kubernetes], values)
     assert {manifest["kind"] for manifest in rendered} >= {"ConfigMap"}
     for manifest in rendered:
         if manifest["kind"] not in UNKNOWN_TO_KUBERNETES:
