@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from outrider.core.ahead.hints import Hint
 from outrider.core.cluster.order_messages import OrderTold
 from outrider.core.cluster.ownership import Ring
@@ -20,10 +22,11 @@ CLIENT = "10.0.0.1"
 
 
 @contextmanager
-def members(root: Path, time: Time) -> Iterator[Cluster]:
+def members(root: Path, time: Time, blocks: int = 1) -> Iterator[Cluster]:
+    """`blocks`: of each object."""
     with cluster(root, clock=time, sleep=time.sleep, policy="epoch") as nodes:
         for ref in REFS:
-            nodes.origin.put(ref, ramp(BLOCK))
+            nodes.origin.put(ref, ramp(blocks * BLOCK))
         yield nodes
 
 
@@ -47,25 +50,30 @@ def expected(node: Node, client: str) -> list[ObjectRef]:
     return [ObjectRef("train", keys[index]) for epoch in epochs for index in epoch.agenda if epoch.unread(index)]
 
 
-def here(node: Node) -> set[ObjectRef]:
+def here(node: Node) -> set[tuple[ObjectRef, int]]:
+    """The blocks on disk."""
     layout, versions = node.engine.layout, node.engine.versions
     known = ((ref, versions.stale(ref)) for ref in REFS)
     return {
-        ref for ref, version in known
-        if version is not None and node.engine.store.has(BlockKey(layout.version_id(version), 0))
+        (ref, index) for ref, version in known if version is not None for index in range(layout.count(version.size))
+        if node.engine.store.has(BlockKey(layout.version_id(version), index))
     }  # fmt: skip
 
 
-async def test_all_members_hear_of_an_order_and_fetch_what_they_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("blocks", [1, 4])
+async def test_all_members_hear_of_an_order_and_fetch_what_they_own_alone(blocks: int, tmp_path: Path) -> None:
     time = Time()
-    with members(tmp_path, time) as nodes:
+    with members(tmp_path, time, blocks) as nodes:
         await time.run(nodes.meet())
         told, *others = nodes
         tell(told)
         await time.until(time() + 0.5)
         for other in others:
             assert expected(other, f"{told.name}/{CLIENT}") == REFS
-            assert here(other) == {ref for ref in REFS if other.owns(ref)}
+            owned = {(ref, index) for ref in REFS for index in range(blocks) if other.owns(ref, index)}
+            assert here(other) <= owned
+            # Before the first sizes are known, an object may as well have one block.
+            assert {(ref, index) for ref, index in owned - here(other) if index == 0 or ref in REFS[3:]} == set()
             assert not other.wire.orders, "it does not pass on what a member passed on"
         assert {other.owns(ref) for other in others for ref in REFS} == {True, False}
 

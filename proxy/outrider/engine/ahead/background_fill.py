@@ -109,10 +109,12 @@ class BackgroundFill:
                 await opened.ended()
             return version
 
-    async def told(self, ref: ObjectRef) -> ObjectVersion:
-        """The version that the object's authority, or the origin, has now, without any of its bytes. Raises Signal,
-        S3Error."""
-        return await self._version_lookup.ask(ref, None, patient=False)
+    async def told(self, ref: ObjectRef, *, by_command: bool = False) -> ObjectVersion:
+        """The version that the object's authority, or the origin, has now, without any of its bytes, asked for behind
+        all demand. `by_command`: see `FillSlot`. Raises Signal, S3Error."""
+        scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
+        async with scheduler.slot(demand=False, by_command=by_command):
+            return await self._version_lookup.ask(ref, None, patient=False)
 
     def fill(self, version: ObjectVersion, blocks: Iterable[int], *, by_command: bool = False) -> list[Flight]:
         """Begins to fill those of the blocks that are neither here nor on their way. Returns the flights of all that

@@ -352,5 +352,10 @@ class Prefetch:
                 raise NotCacheable(want.ref, Uncached.EMPTY)
             flights.extend(self._begin(want, version))
 
-        await self._fills.opened(want.ref, begin, size=want.size)
+        if want.is_shared and 0 not in want.blocks:
+            # Each member that owns a block of the object asks. Together they would bring the first block, which is
+            # another member's, as often over the links.
+            begin(await self._fills.told(want.ref))
+        else:
+            await self._fills.opened(want.ref, begin, size=want.size)
         return flights

@@ -304,7 +304,7 @@ class WarmupRunner:
         brought = False
         if version is None and not item.counts:
             async with self._blocks:
-                version = await self._fills.told(item.ref)
+                version = await self._fills.told(item.ref, by_command=True)
         elif version is None:
             brought = not self._begins_here(item.ref)
             # The answer brings the first block: count a whole one while the size is unknown.
