@@ -169,6 +169,8 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         cluster.connect(store, versions, contents, list_cache, in_memory=in_memory)
     peers = None if cluster is None else cluster.reads
     source = BlockSource(origin_reader, peers)
+    if cluster is not None:
+        scheduler.share_line(cluster.remote_scheduler)
     flights = FlightTable(
         layout, source, store, contents, scheduler, runtime,
         remote_scheduler=None if cluster is None else cluster.remote_scheduler,

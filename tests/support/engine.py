@@ -204,6 +204,9 @@ def engine(
     list_cache = ListCache(lambda prefix: None, clock, 1 << 20, memory)
     joined = None if join is None else join.parts(layout, versions, contents, list_cache, runtime, metrics)
     source = BlockSource(origin_reader, peers if joined is None else joined.reads)
+    remote_scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
+    if joined is not None:
+        scheduler.share_line(remote_scheduler)
     flights = FlightTable(
         layout,
         source,
@@ -213,7 +216,7 @@ def engine(
         replace(runtime, sleep=reads_on),
         buffer_bytes_of=buffer_bytes,
         bulk_bytes=1 if buffer_bytes is by_threads else BULK_BYTES,
-        remote_scheduler=FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock),
+        remote_scheduler=remote_scheduler,
     )
     version_lookup = VersionLookup(
         layout, origin_reader, source, versions, flights, runtime, stale_if_error=stale_if_error,

@@ -274,7 +274,73 @@ async def test_beside_a_request_that_needs_no_slot_prefetch_is_limited_as_beside
     await queue.drain()
 
 
+async def two_on_one_line(background_limit: int = 4) -> tuple[Queue, Queue]:
+    here, remote = Queue(16, background_limit), Queue(16, background_limit)
+    here.scheduler.share_line(remote.scheduler)
+    return here, remote
+
+
+async def test_prefetch_gives_way_to_demand_of_the_other_scheduler_on_its_line() -> None:
+    here, remote = await two_on_one_line()
+    await remote.add("a")
+    await here.add("p1", "p2", "p3")
+    assert here.order == ["p1"]
+    await remote.end("a")
+    await here.settle()
+    assert here.order == ["p1", "p2", "p3"]
+    await here.drain()
+    with remote.scheduler.question():
+        await here.add("p4", "p5")
+        assert here.order[3:] == ["p4"]
+    await here.settle()
+    assert here.order[3:] == ["p4", "p5"]
+    await here.drain()
+    await remote.drain()
+
+
+async def test_prefetch_of_one_scheduler_never_waits_for_prefetch_of_the_other_on_its_line() -> None:
+    """The prefetch of two members could wait for each other."""
+    here, remote = await two_on_one_line(background_limit=1)
+    await remote.add("p1")
+    await here.add("p1")
+    assert here.order == remote.order == ["p1"]
+    await here.drain()
+    await remote.drain()
+
+
 MB = 10**6
+
+
+async def test_a_line_that_is_full_of_the_fills_of_both_schedulers_is_full() -> None:
+    """10 MB/s, most of them for one scheduler at first, and then for the other one: neither may take that for a line
+    with room."""
+    here, remote = await two_on_one_line()
+    for queue in (here, remote):
+        await queue.add("x", "p1", "p2", "p3", left_bytes=100 * MB)
+    for part in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1):
+        for queue in (here, remote):
+            queue.clock.advance(0.3)
+        here.scheduler.flowed(int(part * 3 * MB), lambda: True)
+        remote.scheduler.flowed(int((1 - part) * 3 * MB), lambda: True)
+    assert (here.background_limit.beside, remote.background_limit.beside) == (1, 1)
+    await here.drain()
+    await remote.drain()
+
+
+async def test_the_end_of_all_demand_on_the_line_is_what_prefetch_waits_for() -> None:
+    here, remote = await two_on_one_line()
+    await measured_at_10_mb_s(here)
+    await remote.add("a", left_bytes=4 * MB)
+    await here.add("p1", "p2", "p3")
+    for name in ("x", "y", "z"):
+        here.scheduler.received(4 * MB, here.of[name])
+    await here.settle()
+    assert here.order[3:] == ["p1"], "the other scheduler's demand still takes 0.4 s"
+    remote.scheduler.received(4 * MB, remote.of["a"])
+    await here.settle()
+    assert here.order[3:] == ["p1", "p2", "p3"]
+    await here.drain()
+    await remote.drain()
 
 
 async def measured_at_10_mb_s(queue: Queue) -> None:

@@ -95,6 +95,9 @@ class FillScheduler:
     Demand waits for demand alone. Prefetch leaves a quarter of the slots free and does not count where demand asks, so
     that both together may exceed the limit for a moment. A `BackgroundLimit` lets only so many prefetches run as take
     no bandwidth from demand.
+
+    Two schedulers may share a line (`share_line`). Prefetch of each gives way to the demand of both, and each judges
+    the line by the bytes of both.
     """
 
     def __init__(self, aimd: AimdLimit, background_limit: BackgroundLimit, clock: Clock) -> None:
@@ -117,6 +120,8 @@ class FillScheduler:
         self._questions = 0
         # How many fills of the demand that holds slots have a reader that is about to ask for more.
         self._expecting_more = 0
+        # The schedulers whose fills share a line, this one included.
+        self._line = [self]
         self.read_at = float("-inf")
         """When a reader was last answered with a block that is here. A plain attribute that any thread sets: each hit
         would pay for a call."""
@@ -126,6 +131,11 @@ class FillScheduler:
     ) -> FillSlot:  # fmt: skip
         return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, by_command=by_command)
 
+    def share_line(self, other: FillScheduler) -> None:
+        """The fills of `other` come over the same line. Each keeps slots of its own: prefetch of one never waits for
+        prefetch of the other."""
+        self._line = other._line = [self, other]
+
     @contextmanager
     def question(self) -> Iterator[None]:
         """A client waits meanwhile for a reply that needs no slot."""
@@ -134,7 +144,7 @@ class FillScheduler:
             yield
         finally:
             self._questions -= 1
-            self._admit()
+            self._admit_all()
 
     def written(self, count: int) -> None:
         """`count` bytes from the origin are on disk."""
@@ -150,8 +160,9 @@ class FillScheduler:
         if slot.held and slot.demand:
             self._left_bytes -= brought
             # Now, and not when they are on disk: a fill holds half a megabyte in memory, or all of a small block.
-            if self._prefetch and self._background_limit.ends_soon(self._left_bytes):
-                self._admit()
+            for scheduler in self._line:
+                if scheduler._prefetch and scheduler._demand_ends_soon:
+                    scheduler._admit()
 
     def expected(self, slot: FillSlot, left_bytes: int) -> None:
         if slot.held and slot.demand:
@@ -166,6 +177,10 @@ class FillScheduler:
         """A connection brought `count` bytes of a large body, after its first ones. `awaited`: whether a reader waits
         for bytes of any fill."""
         now = self._clock()
+        for scheduler in self._line:
+            scheduler._flowed(count, now, awaited)
+
+    def _flowed(self, count: int, now: float, awaited: Callable[[], bool]) -> None:
         if self._background_limit.is_due(now):
             self._awaited = awaited()
             self._background_limit.judge(now, awaited=self._awaited, queued=bool(self._prefetch))
@@ -188,7 +203,20 @@ class FillScheduler:
     def is_awaited(self) -> bool:
         """A client waits for bytes that have not come yet, or for a reply."""
         # Demand that waits for a slot counts, too: it waits only while other demand holds slots.
-        return self._held[True] > 0 or self._questions > 0
+        return self._demand_held > 0 or self._asking
+
+    @property
+    def _demand_held(self) -> int:
+        """How many fills of demand are under way on the line."""
+        return sum(scheduler._held[True] for scheduler in self._line)
+
+    @property
+    def _demand_ends_soon(self) -> bool:
+        return self._background_limit.ends_soon(sum(scheduler._left_bytes for scheduler in self._line))
+
+    @property
+    def _asking(self) -> bool:
+        return any(scheduler._questions for scheduler in self._line)
 
     def slow_down(self) -> None:
         """The origin answered that it gets too many requests."""
@@ -233,7 +261,7 @@ class FillScheduler:
     def returned(self, slot: FillSlot) -> None:
         slot.held = False
         self._count(slot, -1)
-        self._admit()
+        self._admit_all()
 
     def _count(self, slot: FillSlot, sign: int) -> None:
         """Add `slot` to the sums over the slots that are held, or take it out of them if `sign` is negative."""
@@ -248,7 +276,7 @@ class FillScheduler:
         was_prefetch, slot.demand, slot.ahead = not slot.demand, True, ahead
         if slot.held:
             self._count(slot, +1)
-            self._background_limit.demand_seen(self._held[True])
+            self._demand_seen()
         elif slot.waiter is not None:
             if was_prefetch:
                 self._prefetch.remove(slot)
@@ -263,6 +291,16 @@ class FillScheduler:
                 return slot
             heappop(self._demand)
         return None
+
+    def _demand_seen(self) -> None:
+        demand = self._demand_held
+        for scheduler in self._line:
+            scheduler._background_limit.demand_seen(demand)
+
+    def _admit_all(self) -> None:
+        """Demand may have ended: prefetch of each scheduler on the line may have waited for that."""
+        for scheduler in self._line:
+            scheduler._admit()
 
     def _admit(self) -> None:
         limit = self._aimd.limit
@@ -285,23 +323,24 @@ class FillScheduler:
 
     def _prefetch_limits(self, limit: int, for_prefetch: int) -> tuple[int, int]:
         """How many prefetches may hold slots now: by the AIMD limit, and by the background limit."""
-        demand = self._held[True]
-        if not (self._awaited or demand > 0 or self._questions > 0):
+        demand = self._demand_held
+        if not (self._awaited or demand > 0 or self._asking):
             return for_prefetch, self._background_limit.alone
         # The client of a question is about to want more of its object. A warm-up need not use the slots of demand that
         # ends: no reader goes on with its blocks.
-        more_follows = self._expecting_more > 0 or self._questions > 0 or self._prefetch[0].by_command
-        if demand > 0 and not more_follows and self._background_limit.ends_soon(self._left_bytes):
+        expecting_more = any(scheduler._expecting_more for scheduler in self._line)
+        more_follows = expecting_more or self._asking or self._prefetch[0].by_command
+        if demand > 0 and not more_follows and self._demand_ends_soon:
             # All demand will be served within 50 ms and no reader has more to ask for: prefetch may use the free slots.
             # Otherwise the link would idle for a round trip at the end of each shard.
-            return limit - demand, self._background_limit.after
-        return for_prefetch - demand, self._background_limit.beside
+            return limit - self._held[True], self._background_limit.after
+        return for_prefetch - self._held[True], self._background_limit.beside
 
     def _start(self, slot: FillSlot) -> None:
         assert slot.waiter is not None
         slot.held, slot.number = True, 0
         self._count(slot, +1)
         if slot.demand:
-            self._background_limit.demand_seen(self._held[True])
+            self._demand_seen()
         slot.waiter.set_result(None)
         slot.waiter = None
