@@ -23,7 +23,7 @@ app.kubernetes.io/component: operator
 - --cache={{ .Release.Namespace }}/{{ include "outrider.peersName" . }}
 - --admin-port=9481
 - --endpoint={{ include "outrider.endpoint" . }}
-- --sidecar-file=/etc/outrider/sidecar/sidecar.yaml
+- --sidecar-file=/etc/outrider/sidecar/sidecar.json
 {{- end -}}
 
 {{- /* The native sidecar that the operator puts into pods of other namespaces. It takes its settings from variables,

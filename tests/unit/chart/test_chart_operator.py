@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import helm_python as helm
+import jsonpatch
 import jsonschema  # type: ignore[import-untyped]
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
+import typer
 import yaml
-from typer.testing import CliRunner
 
 from outrider.adapters.kubernetes.api_calls import API_CALLS, Scope
 from outrider.cli import with_commands
+from outrider.cli.operator import _sidecar
+from outrider.core.operator.pod_patch import Offers, patch_of
+from outrider.core.operator.wishes import Inject, Wishes
 from outrider.settings import load
 from tests.support.chart import (
     CASES,
@@ -205,12 +210,12 @@ def test_the_namespaces_of_kubernetes_are_left_alone(made: dict[str, Manifest]) 
 # -- the pods -------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_has_the_options_that_the_chart_sets(made: dict[str, Manifest]) -> None:
-    told = CliRunner().invoke(
-        with_commands(["operator", "serve"]), ["operator", "--help"], color=False, terminal_width=200
-    )
-    assert told.exit_code == 0
-    assert all(f"--{name} " in told.output for name in options(made))
+def test_the_command_takes_the_arguments_that_the_chart_gives(made: dict[str, Manifest]) -> None:
+    command: Any = typer.main.get_command(with_commands(["operator", "serve"]))
+    name, *words = only(made)["args"]
+    told = command.commands[name].make_context(name, words).params
+    told = {option.replace("_", "-"): str(value) for option, value in told.items()}
+    assert told.items() >= options(made).items()
 
 
 def test_it_is_told_where_the_caches_are_and_signs_as_a_client(chart: helm.Chart, made: dict[str, Manifest]) -> None:
@@ -326,17 +331,25 @@ def test_prometheus_scrapes_it(chart: helm.Chart, made: dict[str, Manifest]) -> 
 
 def sidecar(made: dict[str, Manifest]) -> Manifest:
     [text] = made["ConfigMap"]["data"].values()
-    found: Manifest = yaml.safe_load(text)
+    found: Manifest = json.loads(text)
     return found
 
 
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
-def test_kubernetes_knows_every_field_of_a_pod_with_the_sidecar(made: dict[str, Manifest], kubernetes: str) -> None:
-    told = sidecar(made)
-    spec = {"initContainers": [told["container"]], "containers": [{"name": "a"}], "volumes": told["volumes"]}
+def test_the_operator_puts_the_sidecar_into_a_pod_that_kubernetes_takes(
+    made: dict[str, Manifest], kubernetes: str, tmp_path: Path
+) -> None:
+    [(name, text)] = made["ConfigMap"]["data"].items()
+    (tmp_path / name).write_text(text)
+    offers = Offers(None, _sidecar(tmp_path / name))
+    spec = {"containers": [{"name": "a", "env": [{"name": "AWS_REGION", "value": "x"}]}]}
     found = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
-    kubernetes_validate.validate(found, kubernetes, strict=True)
-    assert told["container"]["restartPolicy"] == "Always"
+    patched = jsonpatch.apply_patch(found, patch_of(found, Wishes(inject=Inject.SIDECAR), offers, ()))
+    kubernetes_validate.validate(patched, kubernetes, strict=True)
+    [made_first] = patched["spec"]["initContainers"]
+    assert (made_first["name"], made_first["restartPolicy"]) == ("outrider", "Always")
+    environ = {each["name"]: each["value"] for each in patched["spec"]["containers"][0]["env"]}
+    assert environ["AWS_ENDPOINT_URL"] == sidecar(made)["endpoint"]
 
 
 def test_the_sidecar_starts_with_its_variables(made: dict[str, Manifest], tmp_path: Path) -> None:
