@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,9 +99,10 @@ def test_webdataset_trains_on_the_same_samples_through_a_proxy(bucket: Bucket, t
         *("--shards", f"s3://{NAME}/train-{{000000..{SHARDS - 1:06}}}.tar", "--epochs", "2", "--step-ms", "0"),
     )
     keys = bucket.environment()
-    run({**keys, "AWS_ENDPOINT_URL": bucket.endpoint}, *words, "--report", str(tmp_path / "direct"))
-    with Proxy(bucket) as proxy:
-        run({**keys, "AWS_ENDPOINT_URL": proxy.endpoint}, *words, "--report", str(tmp_path / "through"))
+    with Proxy(bucket) as proxy, ThreadPoolExecutor() as pool:
+        for endpoint, name in ((bucket.endpoint, "direct"), (proxy.endpoint, "through")):
+            pool.submit(run, {**keys, "AWS_ENDPOINT_URL": endpoint}, *words, "--report", str(tmp_path / name))
+        pool.shutdown()
         proxy.settle()
         # Each shard came from the bucket once, in the first epoch.
         served = proxy.metric("outrider_served_bytes_total")
@@ -110,6 +112,35 @@ def test_webdataset_trains_on_the_same_samples_through_a_proxy(bucket: Bucket, t
     ]
     assert [report["samples"] for report in reports] == [SHARDS * SAMPLES] * 4
     assert len({report["digest"] for report in reports}) == 1
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="the pinned torch has no wheel for newer Pythons")
+def test_a_resnet_learns_and_its_losses_are_the_same_from_disk_from_the_bucket_and_through_a_proxy(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    script = str(EXAMPLES / "train_resnet.py")
+    run({}, script, "--make", str(tmp_path / "shards"), "--count", "2", "--samples", "64")
+    with closing(bucket.client()) as client:
+        for path in (tmp_path / "shards").iterdir():
+            client.put_object(Bucket=NAME, Key=f"resnet/{path.name}", Body=path.read_bytes())
+    keys, template = bucket.environment(), "train-{000000..000001}.tar"
+
+    def trained(name: str, endpoint: str | None) -> list[list[str]]:
+        shards = f"{tmp_path}/shards/{template}" if endpoint is None else f"s3://{NAME}/resnet/{template}"
+        environ = {} if endpoint is None else {**keys, "AWS_ENDPOINT_URL": endpoint}
+        run(environ, script, "--shards", shards, "--batch", "16", "--report", str(tmp_path / name))
+        return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+
+    with Proxy(bucket) as proxy, ThreadPoolExecutor() as pool:
+        places = {"disk": None, "bucket": bucket.endpoint, "proxy": proxy.endpoint}
+        disk, direct, through = pool.map(trained, places.keys(), places.values())
+        proxy.settle()
+        served = proxy.metric("outrider_served_bytes_total")
+        assert served == 2 * proxy.metric("outrider_origin_bytes_total") > 0
+    assert disk == direct == through
+    first, second = ([float.fromhex(loss) for loss in losses] for losses in disk)
+    assert len(first) == len(second) == 8
+    assert sum(second) < 0.8 * sum(first)
 
 
 def shard(number: int) -> bytes:
