@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics import MetricWrapperBase
 
+from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.metrics import Metrics, PeerMetrics, UsageMetrics
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ def all_metrics() -> dict[str, MetricWrapperBase]:
 
 
 def sample_names() -> set[str]:
-    """All names that a query may use."""
+    """All names that a query may use, those of `outrider operator` among them."""
+    families = [next(iter(metric.describe())) for metric in all_metrics().values()]
     names = set()
-    for name, metric in all_metrics().items():
-        (family,) = metric.describe()
-        endings = ("_bucket", "_count", "_sum") if family.type == "histogram" else ("",)
-        names |= {name + ending for ending in endings}
+    for family in (*families, *OperatorMetrics().registry.collect()):
+        endings = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",)}.get(family.type, ("",))
+        names |= {family.name + ending for ending in endings}
     return names
 
 
