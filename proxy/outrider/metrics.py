@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
@@ -85,6 +85,20 @@ class UsageMetrics:
             "Time that the proxy waited for readers: their sockets were full, or they sent no request.",
             ["dataset"], registry=registry,
         )  # fmt: skip
+        self.cached_bytes = Gauge(
+            "outrider_dataset_cached_bytes", "Bytes of the dataset on the disk of this node.", ["dataset"],
+            registry=registry,
+        )  # fmt: skip
+
+    def hold(self, cached: Iterable[tuple[DatasetName, int]]) -> None:
+        """The bytes on disk of all datasets that have some."""
+        sums: dict[str, int] = {}
+        for name, count in cached:
+            label = self._label(name, count)
+            sums[label] = sums.get(label, 0) + count
+        self.cached_bytes.clear()
+        for label, count in sums.items():
+            self.cached_bytes.labels(label).set(count)
 
     def update(self) -> None:
         accounts = self._usage.datasets()
@@ -117,9 +131,10 @@ class UsageMetrics:
                     metric.labels(*labels).inc(more)
             counted.sums, counted.asked, counted.came_bytes = replace(now), account.asked, account.came_bytes
 
-    def _label(self, name: DatasetName, served_bytes: int) -> str:
+    def _label(self, name: DatasetName, count: int) -> str:
+        """`count`: its bytes that were served, or are on disk."""
         label = self._labels.get(name)
-        if label is None and name[0] and served_bytes >= self._from_bytes and len(self._labels) < _LABELS_MAX:
+        if label is None and name[0] and count >= self._from_bytes and len(self._labels) < _LABELS_MAX:
             # The exposition is UTF-8 and cannot hold a lone surrogate, which is shown as an escape.
             label = f"{name[0]}/{name[1]}".encode("utf-8", "backslashreplace").decode()
             self._labels[name] = label
@@ -172,6 +187,14 @@ class PeerMetrics:
         )
         self.ring_disagreements = Counter(
             "outrider_peer_ring_disagreements", "Reads by members that see another ring.", registry=registry
+        )
+        self.duplicate_fetches = Counter(
+            "outrider_peer_duplicate_fetches",
+            "Blocks that this node asked the bucket for while another member that owns them was there; `why`: what the "
+            "member did, left_out (it was not asked), doubted (its bytes were wrong), or for_peer (a member asked this "
+            "node, and not the owner).",
+            ["why"],
+            registry=registry,
         )
         self.source_failures = Counter(
             "outrider_peer_source_failures",

@@ -133,6 +133,11 @@ class Node:
         await taken(answer)
         return answer.cache.value
 
+    def duplicates(self) -> dict[str, int]:
+        """How many blocks the bucket was asked for twice, by the reason."""
+        (family,) = self.engine.metrics.peers.duplicate_fetches.collect()
+        return {each.labels["why"]: int(each.value) for each in family.samples if each.name.endswith("_total")}
+
     def owns(self, ref: ObjectRef = REF, index: int = 0) -> bool:
         return self.membership.view.ring.owner(ref, index).name == self.name
 

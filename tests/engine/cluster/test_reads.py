@@ -29,6 +29,7 @@ async def test_all_nodes_together_read_each_block_of_the_bucket_once(tmp_path: P
             assert await node.get() == DATA
         await nodes.settle()
         assert nodes.origin.body_bytes == len(DATA)
+        assert [node.duplicates() for node in nodes] == [{}, {}, {}]
 
 
 @pytest.mark.parametrize("buffer_bytes", [as_large, by_threads])
@@ -39,6 +40,43 @@ async def test_readers_of_all_nodes_at_once_share_one_get_of_each_block(buffer_b
         assert await asyncio.gather(*(node.get() for node in nodes for _ in range(8))) == [DATA] * 24
         await nodes.settle()
         assert nodes.origin.body_bytes == len(DATA)
+
+
+DUPLICATES = [
+    (PeerFault(None, why="busy"), {"busy": 1}),
+    (PeerFault(None, why="absent"), {"absent": 1}),
+    (PeerFault(None, break_after=BLOCK // 3), {"broke": 1}),
+    # The process of the owner has gone, and the object has changed: no other member brings these bytes.
+    (PeerFault(None, why="connect"), {}),
+    (PeerFault(None, why="changed"), {}),
+]
+
+
+@pytest.mark.parametrize(("fault", "counted"), DUPLICATES)
+async def test_a_block_of_the_bucket_counts_twice_if_a_member_that_owns_it_is_there(
+    fault: PeerFault, counted: dict[str, int], tmp_path: Path
+) -> None:
+    with cluster(tmp_path, "ab") as nodes:
+        await nodes.meet()
+        ref, edge = nodes.ref_owned_by("b"), nodes["a"]
+        nodes.origin.put(ref, DATA[:BLOCK])
+        await edge.engine.reads.head(ref, {})
+        edge.wire.faults.append(fault)
+        assert await edge.get(ref) == DATA[:BLOCK]
+        await nodes.settle()
+        assert (edge.duplicates(), nodes["b"].duplicates()) == (counted, {})
+
+
+async def test_a_block_counts_twice_if_its_owner_is_not_asked(tmp_path: Path) -> None:
+    with cluster(tmp_path, "ab") as nodes:
+        await nodes.meet()
+        ref, edge = nodes.ref_owned_by("b"), nodes["a"]
+        nodes.origin.put(ref, DATA[:BLOCK])
+        await edge.engine.reads.head(ref, {})
+        edge.members.health.of("b").leave_out(nodes.clock())
+        assert await edge.get(ref) == DATA[:BLOCK]
+        await nodes.settle()
+        assert edge.duplicates() == {"left_out": 1}
 
 
 async def test_an_unknown_object_costs_one_question_of_the_bucket(tmp_path: Path) -> None:
@@ -98,6 +136,8 @@ async def test_members_that_take_each_other_for_the_owner_answer(tmp_path: Path)
             nodes[node].membership.view = with_all_at(nodes, node, other)
         assert await asyncio.gather(*(node.get() for node in nodes)) == [DATA, DATA]
         await nodes.settle()
+        counts = [node.duplicates() for node in nodes]
+        assert {why for count in counts for why in count} == {"for_peer"}
 
 
 async def test_a_read_of_a_peer_waits_for_no_question_to_a_peer(tmp_path: Path) -> None:

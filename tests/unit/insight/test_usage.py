@@ -138,3 +138,17 @@ def test_no_byte_is_counted_twice_or_lost_as_datasets_come_and_go(reads: list[tu
         assert all(told[label] >= value for label, value in last.items()), "a counter never falls"
         last = told
     assert sum(last.values()) == sum(count for _, count, _ in reads)
+
+
+def test_small_datasets_on_disk_count_as_others_and_one_that_has_gone_is_not_told() -> None:
+    registry = CollectorRegistry()
+    metrics = UsageMetrics(Usage(), registry, from_bytes=100)
+
+    def told() -> dict[str, float]:
+        (family,) = metrics.cached_bytes.collect()
+        return {sample.labels["dataset"]: sample.value for sample in family.samples}
+
+    metrics.hold([(("b", "a-{}"), 100), (("b", "c-{}"), 7), (("b", "d-{}"), 8)])
+    assert told() == {"b/a-{}": 100, "other": 15}
+    metrics.hold([(("b", "d-{}"), 8)])
+    assert told() == {"other": 8}

@@ -12,7 +12,7 @@ from outrider.core.cache.block_file import PayloadChecksum, digest_text
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead, ReadClass
 from outrider.core.errors import StoreUnavailable
-from outrider.core.model import Extent, ObjectVersion
+from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_watch import WatchedRead
 from outrider.engine.fill.content_verification import ContentMismatch
 from outrider.engine.fill.fill_scheduler import FillSlot
@@ -21,6 +21,10 @@ from outrider.ports import ByteSink, Chunks, PeerReply, PeerTransport
 
 # A reader gets the bytes of a block up to this size once all are here and have the peer's digest.
 _HELD_BYTES_MAX = 64 * 1024
+
+
+LEFT_OUT = "left_out"
+"""A member was not asked for a block, though it owns it and is there."""
 
 
 class Reads(Protocol):
@@ -44,6 +48,8 @@ class Reads(Protocol):
 
     def failed(self, member: Member, error: PeerFailed) -> None: ...
 
+    def gave_up(self, ref: ObjectRef, index: int, why: str) -> None: ...
+
     def refuted(self, version: ObjectVersion, index: int, member: Member) -> None: ...
 
 
@@ -61,6 +67,8 @@ class AskedBlock:
         self.gives = False
         self.digest = ""
         self._digest_by: Member | None = None
+        # Why the member that was asked last gave no more bytes.
+        self._why = "absent"
         # Bytes of a peer were handed on.
         self._is_used = False
         # The bytes of a whole block that `stream` handed on; None: it was asked for a part.
@@ -75,6 +83,7 @@ class AskedBlock:
     def refuted(self) -> None:
         if self._digest_by is not None:
             self._reads.refuted(self._version, self._index, self._digest_by)
+        self._why = "digest"
         self._candidates.clear()
         self.digest = ""
 
@@ -183,7 +192,7 @@ class AskedBlock:
             self._takes(begun[0], begun[1].member)
             yield begun
             return
-        failure = PeerFailed("absent")
+        failure = PeerFailed(self._why)
         while self._candidates:
             member, given = self._candidates[0], False
             try:
@@ -202,6 +211,7 @@ class AskedBlock:
                 self._drop(member)
                 if isinstance(error, PeerChanged):
                     self._candidates.clear()
+        self._reads.gave_up(self._version.ref, self._index, failure.why if self.is_remote else LEFT_OUT)
         raise failure
 
     def _read(self, extent: Extent, slot: FillSlot | None) -> PeerRead:
@@ -241,6 +251,7 @@ class AskedBlock:
             # It says nothing about the bytes, all of which come from elsewhere.
             self.digest = ""
         self._drop(member)
+        self._why = error.why
         self._reads.failed(member, error)
 
     def _drop(self, member: Member) -> None:

@@ -21,7 +21,7 @@ from outrider.core.cluster.peer_health import PeersHealth
 from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead, ReadClass
 from outrider.core.cluster.view import View
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.engine.cluster.asked_block import AskedBlock
+from outrider.engine.cluster.asked_block import LEFT_OUT, AskedBlock
 from outrider.engine.cluster.peer_watch import LATE_S, PeerWatch, WatchedRead
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.peer_block import PeerBlock
@@ -44,6 +44,9 @@ _STALL_S = 5.0
 # For how long a block is not asked of peers that came with a wrong digest.
 _REFUTED_S = 60.0
 _REFUTED_MAX = 10_000
+# Failures after which the bucket is asked for a block that no other member can bring: the object has changed, or the
+# member's process has gone.
+_NOBODY_HAS_IT = frozenset(("changed", "connect"))
 
 
 class Members(Protocol):
@@ -90,11 +93,15 @@ class PeerReads:
 
     def block(self, version: ObjectVersion, index: int) -> PeerBlock | None:
         if self._is_doubted(version, index):
+            self.gave_up(version.ref, index, "doubted")
             return None
         candidates = self._candidates(version.ref, index)
         if candidates:
             return AskedBlock(self, version, index, candidates, is_remote=True)
-        return self._previous(version, index)
+        previous = self._previous(version, index)
+        if previous is None:
+            self.gave_up(version.ref, index, LEFT_OUT)
+        return previous
 
     def previous(self, version: ObjectVersion, index: int) -> PeerBlock | None:
         """As `block`, for a read on behalf of a peer: only disks are asked."""
@@ -132,6 +139,12 @@ class PeerReads:
 
     def _may_ask(self, member: Member) -> bool:
         return self._members.health.of(member.name).may_ask(self._runtime.clock())
+
+    def gave_up(self, ref: ObjectRef, index: int, why: str) -> None:
+        """This node is about to ask the bucket for the block. It is counted if a member that owns it is there."""
+        view = self._members.view
+        if why not in _NOBODY_HAS_IT and view.taker(ref, index).name != view.me.name:
+            self._metrics.peers.duplicate_fetches.labels(why).inc()
 
     def origin_flowed(self, count: int, waited_s: float) -> None:
         self._members.health.bucket.flowed(count, waited_s, self._runtime.clock())
@@ -189,6 +202,9 @@ class PeerReads:
                 failure = error
                 if isinstance(error, PeerChanged):
                     break
+        # No member has a block of an object that the bucket does not have.
+        if extent is not None and not only_if_here and failure.why != "absent":
+            self.gave_up(ref, 0, failure.why)
         raise failure
 
     # -- one reply ----------------------------------------------------------------------------------------------------

@@ -50,11 +50,15 @@ class Members(Protocol):
         ...
 
 
-class PreviousOwners(Protocol):
-    """Tells who had a block that this member owns now."""
+class OtherOwners(Protocol):
+    """Tells who had a block that this member owns now, and counts blocks that it does not own."""
 
     def previous(self, version: ObjectVersion, index: int) -> PeerBlock | None:
         """How the block is asked of the member that had it; None: nobody is to be asked."""
+        ...
+
+    def gave_up(self, ref: ObjectRef, index: int, why: str) -> None:
+        """This member is about to ask the bucket for the block."""
         ...
 
 
@@ -63,7 +67,7 @@ class PeerService:
 
     def __init__(
         self, layout: BlockLayout, source: BlockSource, versions: VersionCache, store: BlockStore, flights: FlightTable,
-        contents: ContentVerification, version_lookup: VersionLookup, previous: PreviousOwners, members: Members,
+        contents: ContentVerification, version_lookup: VersionLookup, owners: OtherOwners, members: Members,
         metrics: Metrics, clock: Clock,
     ) -> None:  # fmt: skip
         self._layout = layout
@@ -73,7 +77,7 @@ class PeerService:
         self._flights = flights
         self._contents = contents
         self._version_lookup = version_lookup
-        self._previous = previous
+        self._owners = owners
         self._members = members
         self._metrics = metrics
         self._clock = clock
@@ -132,6 +136,8 @@ class PeerService:
             if read.only_if_here:
                 return PeerAnswer(404)
             first_byte = None if read.extent is None or read.whole_headers else read.extent.start
+            if first_byte is not None:
+                self._owners.gave_up(read.ref, read.index, "for_peer")
             confirmed = await self._confirm(read.ref, first_byte, whole_headers=read.whole_headers, is_ahead=is_ahead)
         size = confirmed.version.size
         if read.extent is None or read.extent.start >= size:
@@ -203,6 +209,8 @@ class PeerService:
                     if error.lasting or fills >= _FILLS_MAX:
                         raise
                     continue
+            if not fills:
+                self._owners.gave_up(version.ref, read.index, "for_peer")
             async with aclosing(self._relayed(version, Extent(position, extent.stop))) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -230,7 +238,8 @@ class PeerService:
         relays = self._source.ignores_ranges(version.ref.bucket) or not self._flights.admits()
         if not may_begin or relays or self._store.has(key):
             return None
-        peer = self._previous.previous(version, read.index)
+        self._owners.gave_up(version.ref, read.index, "for_peer")
+        peer = self._owners.previous(version, read.index)
         begun = self._flights.board(version, BlockRun(read.index, 1), position, peer)
         self._flights.fill(
             begun, prefetch=read.read_class is ReadClass.AHEAD, ahead=int(read.read_class is ReadClass.NEXT)

@@ -70,6 +70,9 @@ class Overview:
         metrics.before_scrape.append(self._update_metrics)
 
     def _update_metrics(self) -> None:
+        datasets = self._planner.registry.items()
+        held = ((name, dataset.kept_bytes) for name, dataset in datasets if dataset.kept_bytes > 0)
+        self._metrics.usage_metrics.hold(held)
         ratios = self._hit_ratios()
         for factor in FACTORS:
             self._metrics.ghost_hit_ratio.labels(f"{factor:g}").set(ratios[factor] if ratios else float("nan"))
