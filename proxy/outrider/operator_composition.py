@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-from outrider.adapters.kubernetes import certificates
+from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.core.operator.leadership import RENEW_S
 from outrider.core.operator.pod_patch import Offers
 from outrider.engine.operator.gates import STEP_S, Gates
@@ -18,13 +18,13 @@ from outrider.engine.operator.leader import Leader
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.http.operator.admission import Admission
 from outrider.http.operator.server import ServerCertificate, listening
-from outrider.operator_ports import Caches, Kube, KubeError
+from outrider.operator_ports import Caches, ConflictError, Kube, KubeError
 
 log = logging.getLogger(__name__)
 
 # A loop whose round failed waits longer each time, up to this.
 _PAUSE_MAX_S = 60.0
-# While there is no certificate yet, another replica may be making it.
+# Until the API server can call. Another replica may be making the certificate.
 _FIRST_S = 2.0
 
 
@@ -41,11 +41,9 @@ class Operator:
         self._leader = Leader(kube, name, me, monotonic=time.monotonic, clock=time.time)
         self._holdings = Holdings(kube, caches, *cache)
         self._gates = Gates(kube, caches, self._holdings, self._metrics, me=me, clock=time.time)
-        service = f"{name}.{kube.namespace}.svc"
         self._keeper = Keeper(
-            kube, certificates, secret=f"{name}-ca", webhook=name, names=[service, f"{service}.cluster.local"],
-            use=self._certificate.use, clock=time.time,
-        )  # fmt: skip
+            kube, X509Certifier(), self._certificate.show, name=name, monotonic=time.monotonic, wall_clock=time.time
+        )
         self._admission = Admission(offers, self._holdings.of, self._metrics)
 
     @asynccontextmanager
@@ -56,7 +54,7 @@ class Operator:
         }  # fmt: skip
         async with listening(
             self._admission, self._metrics, self._certificate, webhook=webhook, plain=plain,
-            is_ready=lambda: self._certificate.is_there,
+            is_ready=lambda: self._keeper.is_ready,
         ) as ports:  # fmt: skip
             tasks = [asyncio.create_task(self._repeat(loop, step), name=loop) for loop, step in loops.items()]
             try:
@@ -97,8 +95,11 @@ class Operator:
         return REFRESH_S
 
     async def _keep(self) -> float:
-        await self._keeper.step(is_leader=self._leader.is_leader())
-        return KEEP_S if self._certificate.is_there else _FIRST_S
+        try:
+            await self._keeper.step()
+        except ConflictError:
+            return _FIRST_S  # another operator was first
+        return KEEP_S if self._keeper.is_ready else _FIRST_S
 
     async def _open(self) -> float:
         if self._leader.is_leader():

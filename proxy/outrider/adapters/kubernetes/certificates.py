@@ -1,95 +1,147 @@
-"""The certificates of the webhook: an authority of its own, and the server's certificate that it signs."""
+"""X.509 for the webhook of `outrider operator`: makes certificates, and reads them from a Secret.
+
+Keys are ECDSA P-256: every API server takes them, those that are bound to FIPS 140 included.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+import base64
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from outrider.core.operator.certificates import AUTHORITY_S, SERVER_S, Validity
+from outrider.core.operator.certificates import Issued, Kept, Validity
 
-# Clocks of the API server and of this node may differ.
-_EARLIER = timedelta(minutes=5)
-
-
-class Pair(NamedTuple):
-    """A certificate and its private key, both in PEM."""
-
-    certificate: bytes
-    key: bytes
+_KEYS = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\s*", re.DOTALL)
 
 
-def authority(name: str, now: float) -> Pair:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-    builder = _builder(subject, subject, key, now, AUTHORITY_S)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs=True), critical=True)
-    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    return _pair(builder.sign(key, hashes.SHA256()), key)
+class X509Certifier:
+    """Implements `engine.operator.keeper.Certifier`."""
 
+    def authority(self, validity: Validity) -> Issued:
+        """A new authority, signed by itself."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        serial = x509.random_serial_number()
+        # A name of its own: two authorities are trusted at a time, and chains are built by name.
+        name = _name(f"outrider webhook authority {serial:x}"[:64])
+        builder = _builder(name, name, key.public_key(), serial, validity)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        certificate = _pem(_signed(builder, key))
+        return Issued(certificate, _key_pem(key), validity, frozenset(), issuer=certificate)
 
-def server(by: Pair, names: Sequence[str], now: float) -> Pair:
-    """A certificate for these DNS names. Raises ValueError: `by` is no authority."""
-    issuer = x509.load_pem_x509_certificate(by.certificate)
-    issuer_key = serialization.load_pem_private_key(by.key, None)
-    if not isinstance(issuer_key, ec.EllipticCurvePrivateKey):
-        raise ValueError("the key of the authority is of another kind")
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
-    lasts_s = min(SERVER_S, issuer.not_valid_after_utc.timestamp() - now)
-    builder = _builder(subject, issuer.subject, key, now, lasts_s)
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(signs=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    builder = builder.add_extension(
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
-    )
-    return _pair(builder.sign(issuer_key, hashes.SHA256()), key)
+    def server(self, names: frozenset[str], by: Issued, validity: Validity) -> Issued:
+        """A certificate for a server of these DNS names, signed by the authority `by`. It ends no later than that."""
+        validity = Validity(max(validity.begins, by.validity.begins), min(validity.ends, by.validity.ends))
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer = x509.load_pem_x509_certificate(by.certificate.encode())
+        builder = _builder(
+            _name("outrider webhook"), issuer.subject, key.public_key(), x509.random_serial_number(), validity
+        )
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in sorted(names)])
+        builder = builder.add_extension(alternatives, critical=False)
+        signed = _signed(builder, _load_key(by.key.encode()))
+        return Issued(_pem(signed), _key_pem(key), validity, names, issuer=by.certificate)
 
-
-def validity(pem: bytes) -> Validity:
-    """Raises ValueError: that is no certificate."""
-    certificate = x509.load_pem_x509_certificate(pem)
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        dns = frozenset(names.get_values_for_type(x509.DNSName))
-    except x509.ExtensionNotFound:
-        dns = frozenset()
-    begins = certificate.not_valid_before_utc + _EARLIER
-    return Validity(begins.timestamp(), certificate.not_valid_after_utc.timestamp(), dns)
+    def read(self, data: Mapping[str, Any]) -> Kept | None:
+        """The `data` of a Secret, base64; None: a part is missing or damaged, or they do not go together."""
+        try:
+            parts = {name: base64.b64decode(data[name]) for name in ("ca.crt", "ca.key", "tls.crt", "tls.key")}
+            certificates = x509.load_pem_x509_certificates(parts["ca.crt"])
+            keys = _KEYS.findall(parts["ca.key"])
+            authorities = [
+                _read(certificate, key, _pem(certificate)) for certificate, key in zip(certificates, keys, strict=True)
+            ]
+            server = x509.load_pem_x509_certificate(parts["tls.crt"])
+            issuer = next(filter(lambda candidate: _has_signed(candidate, server), certificates))
+            return Kept(tuple(authorities), _read(server, parts["tls.key"], _pem(issuer)))
+        except (KeyError, TypeError, ValueError, StopIteration, x509.ExtensionNotFound, UnsupportedAlgorithm):
+            return None
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: float, lasts_s: float
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, serial: int, validity: Validity
 ) -> x509.CertificateBuilder:
-    begins = datetime.fromtimestamp(now, UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begins - _EARLIER)
-        .not_valid_after(begins + timedelta(seconds=lasts_s))
+        .public_key(key)
+        .serial_number(serial)
+        .not_valid_before(datetime.fromtimestamp(validity.begins, UTC))
+        .not_valid_after(datetime.fromtimestamp(validity.ends, UTC))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 
-def _usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, key_cert_sign=signs, crl_sign=signs, encipher_only=False, decipher_only=False,
+def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    """`key`: the issuer's."""
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+    return builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
+
+
+def _read(certificate: x509.Certificate, key_pem: bytes, issuer: str) -> Issued:
+    """Raises ValueError: the key is that of another certificate."""
+    key = _load_key(key_pem)
+    as_bytes = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if key.public_key().public_bytes(*as_bytes) != certificate.public_key().public_bytes(*as_bytes):
+        raise ValueError("the key is that of another certificate")
+    validity = Validity(certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
+    names: frozenset[str] = frozenset()
+    if _pem(certificate) != issuer:
+        alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = frozenset(alternatives.get_values_for_type(x509.DNSName))
+    return Issued(_pem(certificate), _key_pem(key), validity, names, issuer)
+
+
+def _has_signed(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, TypeError, ValueError):
+        return False
+    return True
+
+
+def _usage(**bits: bool) -> x509.KeyUsage:
+    names = (
+        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+        "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
     )  # fmt: skip
+    return x509.KeyUsage(**{name: bits.get(name, False) for name in names})
 
 
-def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
-    return Pair(
-        certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """Raises ValueError: it is none of this kind."""
+    key = load_pem_private_key(pem, password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("not an elliptic curve key")
+    return key
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()

@@ -1,155 +1,136 @@
-"""Keeps the certificates of the webhook in a Secret, and tells the API server which authority to trust.
+"""Keeps the certificates of the webhook: in a Secret, in the webhook's configuration, and at this process's port.
 
-The Secret has the authorities from the newest to the oldest (`authorities.json`), and `tls.crt` and `tls.key` of the
-server. Any replica may make it: the first write wins, and the others read it. In this order nothing is ever refused: an
-authority is written into the webhook's configuration first, and signs later; see `core.operator.certificates`.
+Each operator does so, leader or not. They meet in the Secret, whose writes fail if it was changed since it was read.
+The chart renders neither the certificates nor the bundle. So an upgrade of the release leaves them alone; a bundle that
+something else has removed is put back at the next round.
+
+To be rid of an authority before its time: stop all operators, delete the Secret, and start them. While one runs, a
+Secret that was deleted or damaged is written again.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from outrider.core.operator import certificates
-from outrider.core.operator.certificates import Validity
-from outrider.operator_ports import ConflictError, Kube, Manifest
+from outrider.core.operator.certificates import (
+    AUTHORITY_S,
+    BACKDATED_S,
+    SERVER_S,
+    Issued,
+    Kept,
+    Trust,
+    Validity,
+    bundle_patch,
+    due,
+    secret_of,
+    signer,
+    trusts,
+    with_authority,
+)
+from outrider.operator_ports import Kube, Manifest
+from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
 
-KEEP_S = 30.0
-_AUTHORITIES, _CERTIFICATE, _KEY = "authorities.json", "tls.crt", "tls.key"
-_MANAGED = {"app.kubernetes.io/managed-by": "outrider-operator"}
+KEEP_S = 10.0
+_CONFIGURATION, _SECRET = "MutatingWebhookConfiguration", "Secret"
 
 
-class Signer(Protocol):
-    """Certificates and keys in PEM, as pairs."""
+class Certifier(Protocol):
+    def authority(self, validity: Validity) -> Issued: ...
 
-    def authority(self, name: str, now: float, /) -> tuple[bytes, bytes]: ...
+    def server(self, names: frozenset[str], by: Issued, validity: Validity) -> Issued:
+        """`by`: the authority that signs."""
+        ...
 
-    def server(self, by: Any, names: Sequence[str], now: float, /) -> tuple[bytes, bytes]: ...
-
-    def validity(self, pem: bytes, /) -> Validity:
-        """Raises ValueError."""
+    def read(self, data: Mapping[str, Any]) -> Kept | None:
+        """The `data` of a Secret; None: it is damaged."""
+        ...
 
 
 class Keeper:
-    """`use`: takes certificate and key of the server, each time that they are others. `clock`: seconds since the
-    epoch."""
+    """`name`: the webhook configuration, and the Service at which it is called; the Secret is NAME-ca. `show`: takes
+    the server's certificate for all new connections. `wall_clock`: seconds since 1970."""
 
     def __init__(
-        self, kube: Kube, signer: Signer, *, secret: str, webhook: str, names: Sequence[str],
-        use: Callable[[bytes, bytes], None], clock: Callable[[], float],
+        self, kube: Kube, certifier: Certifier, show: Callable[[Issued], None], *, name: str, monotonic: Clock,
+        wall_clock: Clock,
     ) -> None:  # fmt: skip
         self._kube = kube
-        self._signer = signer
-        self._secret = secret
-        self._webhook = webhook
-        self._names = names
-        self._use = use
-        self._clock = clock
-        self._used: tuple[bytes, bytes] | None = None
+        self._certifier = certifier
+        self._show = show
+        self._name, self._secret = name, f"{name}-ca"
+        self._names = frozenset({f"{name}.{kube.namespace}.svc"})
+        self._monotonic, self._wall_clock = monotonic, wall_clock
+        self._kept: Kept | None = None
+        self._trust = Trust()
+        self._read: tuple[Mapping[str, Any], Kept | None] = {}, None
+        self._is_missing = False
 
-    async def step(self, *, is_leader: bool) -> None:
-        """Reads the certificates, and as the leader renews them and tells the API server. Raises KubeError."""
-        found = await self._kube.get("Secret", self._secret)
-        kept = _Kept.of(found)
-        if is_leader:
-            renewed = self._renewed(kept)
-            if renewed is not None:
-                try:
-                    await self._write(found, renewed)
-                except ConflictError:
-                    return  # another replica was first
-                kept = renewed
-        if kept.server is not None and kept.server != self._used:
-            self._used = kept.server
-            self._use(*kept.server)
-        if is_leader and kept.authorities:
-            await self._tell(b"".join(certificate for certificate, _ in kept.authorities))
+    @property
+    def is_ready(self) -> bool:
+        """The API server can call: it is told to trust the authority of the certificate that is shown."""
+        return self._kept is not None and self._kept.server.issuer in self._trust
 
-    def _renewed(self, kept: _Kept) -> _Kept | None:
-        """None: nothing is due."""
-        now = self._clock()
-        authorities = [pair for pair in kept.authorities if (of := self._validity(pair[0])) and now < of.ends]
-        newest = self._validity(authorities[0][0]) if authorities else None
-        server = self._validity(kept.server[0]) if kept.server is not None else None
-        due = certificates.due(newest, server, frozenset(self._names), now)
-        if not (due.authority or due.server):
-            return None
-        if due.authority:
-            authorities.insert(0, self._signer.authority(self._secret, now))
-            log.info("webhook authority made", extra={"secret": self._secret})
-        made = kept.server
-        if due.server:
-            times = [of for certificate, _ in authorities if (of := self._validity(certificate)) is not None]
-            by = authorities[certificates.signs(times, now)]
-            made = self._signer.server(by, self._names, now)
-            log.info("webhook certificate made", extra={"secret": self._secret})
-        return _Kept(authorities, made)
+    async def step(self) -> None:
+        """One round. Raises KubeError; a ConflictError says that another operator was first."""
+        # Before the Secret: the patch fails if another operator has since put the bundle of a newer Secret there.
+        configuration = await self._kube.get(_CONFIGURATION, self._name)
+        secret = await self._kube.get(_SECRET, self._secret)
+        found = None if secret is None else self._parsed(secret.get("data") or {})
+        kept = self._renewed(found or self._kept)
+        if kept is not found:
+            await self._write(kept, secret)
+        if self._kept is None or self._kept.server != kept.server:
+            self._show(kept.server)
+        self._kept = kept
+        await self._make_trusted(configuration, kept)
 
-    def _validity(self, pem: bytes) -> Validity | None:
-        try:
-            return self._signer.validity(pem)
-        except ValueError:
-            return None
+    def _parsed(self, data: Mapping[str, Any]) -> Kept | None:
+        if data != self._read[0]:
+            self._read = data, self._certifier.read(data)
+            if self._read[1] is None:
+                log.warning("secret of the webhook is damaged and is written again", extra={"secret": self._secret})
+        return self._read[1]
 
-    async def _write(self, found: Manifest | None, kept: _Kept) -> None:
-        if found is None:
-            await self._kube.create("Secret", {
-                "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": kept.data(),
-                "metadata": {"name": self._secret, "namespace": self._kube.namespace, "labels": _MANAGED},
-            })  # fmt: skip
+    def _renewed(self, kept: Kept | None) -> Kept:
+        """The same, if nothing is due."""
+        now = self._wall_clock()
+        work = due(kept, self._names, now)
+        authorities = () if kept is None else kept.authorities
+        if work.authority:
+            new = self._certifier.authority(Validity(now - BACKDATED_S, now + AUTHORITY_S))
+            authorities = with_authority(authorities, new, now)
+            log.info("authority of the webhook was made", extra={"ends": new.validity.ends})
+        if kept is None or work.server:
+            by = signer(authorities, self._trust.settled(self._monotonic()), now)
+            server = self._certifier.server(self._names, by, Validity(now - BACKDATED_S, now + SERVER_S))
+            log.info("certificate of the webhook was made", extra={"ends": server.validity.ends})
+            return Kept(authorities, server)
+        return Kept(authorities, kept.server) if work.authority else kept
+
+    async def _write(self, kept: Kept, secret: Manifest | None) -> None:
+        manifest = secret_of(self._secret, kept, secret)
+        if secret is None:
+            await self._kube.create(_SECRET, manifest)
         else:
-            await self._kube.update("Secret", {**found, "data": kept.data()})
+            await self._kube.update(_SECRET, manifest)
 
-    async def _tell(self, bundle: bytes) -> None:
-        configuration = await self._kube.get("MutatingWebhookConfiguration", self._webhook)
+    async def _make_trusted(self, configuration: Manifest | None, kept: Kept) -> None:
+        if (configuration is None) != self._is_missing:
+            self._is_missing = configuration is None
+            log.warning("webhook configuration is missing" if self._is_missing else "webhook configuration is back")
+        bundle = kept.bundle(self._wall_clock())
+        authorities = [authority.certificate for authority in kept.authorities if authority.certificate in bundle]
+        now = self._monotonic()
+        told = [] if configuration is None else [each for each in authorities if trusts(configuration, each)]
+        self._trust.seen(told, now)
         if configuration is None:
-            log.warning("there is no such webhook configuration", extra={"webhook": self._webhook})
             return
-        told = base64.b64encode(bundle).decode()
-        patch = []
-        for index, webhook in enumerate(configuration.get("webhooks") or ()):
-            if (webhook.get("clientConfig") or {}).get("caBundle") != told:
-                path = f"/webhooks/{index}"
-                patch += [
-                    {"op": "test", "path": f"{path}/name", "value": webhook["name"]},
-                    {"op": "add", "path": f"{path}/clientConfig/caBundle", "value": told},
-                ]
+        patch = bundle_patch(configuration, bundle)
         if patch:
-            try:
-                await self._kube.patch("MutatingWebhookConfiguration", self._webhook, patch)
-            except ConflictError:
-                return  # it was changed meanwhile; the next round tells it
-            log.info("webhook authority told", extra={"webhook": self._webhook})
-
-
-class _Kept:
-    def __init__(self, authorities: Sequence[tuple[bytes, bytes]], server: tuple[bytes, bytes] | None) -> None:
-        self.authorities = list(authorities)
-        self.server = server
-
-    @classmethod
-    def of(cls, secret: Manifest | None) -> _Kept:
-        """Data that cannot be read counts as missing, and is made anew."""
-        data = (secret or {}).get("data") or {}
-        try:
-            pairs = json.loads(base64.b64decode(data.get(_AUTHORITIES, "W10=")))
-            authorities = [(pair["certificate"].encode(), pair["key"].encode()) for pair in pairs]
-            server = (
-                (base64.b64decode(data[_CERTIFICATE]), base64.b64decode(data[_KEY]))
-                if _CERTIFICATE in data and _KEY in data
-                else None
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return cls([], None)
-        return cls(authorities, server)
-
-    def data(self) -> dict[str, str]:
-        pairs = [{"certificate": cert.decode(), "key": key.decode()} for cert, key in self.authorities]
-        certificate, key = self.server or (b"", b"")
-        told = {_AUTHORITIES: json.dumps(pairs).encode(), _CERTIFICATE: certificate, _KEY: key}
-        return {name: base64.b64encode(value).decode() for name, value in told.items()}
+            await self._kube.patch(_CONFIGURATION, self._name, patch)
+            log.info("authority of the webhook is told to the API server", extra={"authorities": len(authorities)})
+        self._trust.seen(authorities, now)

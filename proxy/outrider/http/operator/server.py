@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import ssl
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from outrider.core.operator.certificates import Issued
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.http.operator.admission import Admission, ReviewError
 
@@ -20,19 +20,33 @@ _STOP_S = 5.0
 
 
 class ServerCertificate:
-    """The certificate of the https port. Connections that come after `use` get the new one."""
+    """The certificate of the https port. `context` serves as long as the process; `show` changes the certificate of new
+    connections. Those that are there go on. Until the first one every handshake fails."""
 
     def __init__(self) -> None:
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self.is_there = False
+        # A server keeps the context with which it began: at each handshake this one gives way to that of now.
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.sni_callback = self._give_way
+        # 1.3 alone would shut out API servers whose FIPS 140 module ends at 1.2.
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._shown: ssl.SSLContext | None = None
 
-    def use(self, certificate: bytes, key: bytes) -> None:
-        # The library reads files only.
-        with tempfile.NamedTemporaryFile() as file:
-            path = Path(file.name)
-            path.write_bytes(certificate + key)
-            self.context.load_cert_chain(path)
-        self.is_there = True
+    def show(self, server: Issued) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # The library reads files only. This one is in memory, and needs no directory that can be written.
+        descriptor = os.memfd_create("webhook-certificate")
+        try:
+            os.write(descriptor, (server.key + server.certificate).encode())
+            context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+        self._shown = context
+
+    def _give_way(self, connection: ssl.SSLObject, _name: str | None, _entrance: ssl.SSLContext) -> int | None:
+        if self._shown is None:
+            return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
+        connection.context = self._shown
+        return None
 
 
 @asynccontextmanager
