@@ -19,6 +19,7 @@ import pytest
 
 from outrider.adapters.process.listening import bind
 from outrider.http.s3.connection import Connection
+from tests.support.logs import logged
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask
 from tests.support.weather import Fault, FaultKind
@@ -74,10 +75,13 @@ def test_all_addresses_are_those_of_both_families(bucket: Bucket, tmp_path: Path
         "auth": "sigv4",
         "clients": str(tmp_path / "clients.toml"),
     }
-    with Proxy(bucket, **told, admin_token="open sesame", workers=workers) as running:
+    hosts = ["127.0.0.1", *(["::1"] if _has_ipv6() else [])]
+    with logged("outrider") as seen, Proxy(bucket, **told, admin_token="open sesame", workers=workers) as running:
         ports = [int(address.rpartition(":")[2]) for address in (running.outrider.listen, running.outrider.admin)]
-        for host in ("127.0.0.1", *(["::1"] if _has_ipv6() else [])):
+        for host in hosts:
             assert [ask((host, port), "GET", "/healthz").status for port in ports] == [403, 200]
+    # Not ::ffff:127.0.0.1: a log of one family stays as it was.
+    assert {vars(record)["address"] for record in seen if "address" in vars(record)} == set(hosts)
 
 
 def test_a_cache_directory_that_cannot_be_written_is_refused(bucket: Bucket, tmp_path: Path) -> None:
