@@ -38,6 +38,8 @@ from outrider.core.memo import Memo
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.engine.ahead.background_fill import BackgroundFill
+from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.cluster.beliefs import Beliefs
@@ -191,11 +193,11 @@ class Cluster:
         planner.join(told.opened, self._mine_of)
         self._service.hear_reads = prefetch.heard
 
-    def plans_of_all(self, prefetch: Prefetch) -> OrdersOfAll:
+    def plans_of_all(self, prefetch: Prefetch, fills: BackgroundFill) -> OrdersOfAll:
         """Takes the orders that clients tell, and passes them on to all members."""
-        orders = OrdersOfAll(
-            prefetch, lambda: self._membership.view, self._transport, self._runtime, boot=self._boot
-        )  # fmt: skip
+        here = HereOfAll(fills, self.view, self._transport)
+        self._service.look_here = here.answer
+        orders = OrdersOfAll(prefetch, here, self.view, self._transport, self._runtime, boot=self._boot)
         self._service.hear_orders = orders.heard
         self.members.on_hello.append(orders.send)
         return orders

@@ -212,7 +212,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     )
     if cluster is not None:
         cluster.obey(commands)
-    plans = prefetch if cluster is None else cluster.plans_of_all(prefetch)
+    plans = prefetch if cluster is None else cluster.plans_of_all(prefetch, fills)
     control = ControlBucket(
         lambda owner: outrider.status.for_client(owner), plans, commands, access, metrics, time.time
     )  # fmt: skip

@@ -257,7 +257,7 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (by("POST", READS_PATH, reads_body(ReadsTold("other", 1, ()))), 400, "garbage"),
         (by("POST", COMMAND_PATH, b"{}"), 400, "garbage"),
         (by("POST", COMMAND_PATH, command_body(Command("other", "put", "warm", "", "w"))), 400, "garbage"),
-        (by("POST", COMMAND_PATH, command_body(Command("edge", "put", "plan", "", "w"))), 400, "garbage"),
+        (by("POST", COMMAND_PATH, command_body(Command("edge", "put", "stall", "", "w"))), 400, "garbage"),
         (by("POST", COMMAND_PATH, COMMAND, **{PEER: LATER_FIELDS}), 400, "wire"),
         (
             by("POST", COMMAND_PATH, COMMAND, **{PEER: PEER_FIELDS.replace("cluster=cluster", "cluster=other")}),

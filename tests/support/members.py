@@ -15,6 +15,7 @@ from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Listed, Member
 from outrider.core.cluster.membership import Domain, Membership
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
 from outrider.engine.cluster.beliefs import Beliefs
 from outrider.engine.cluster.forgets import Forgets, Sender
@@ -108,8 +109,10 @@ class Node:
         self.wire.services[self.address] = self.service
         made.planner.join(self.told.opened, self._mine_of)
         self.service.hear_reads = made.prefetch.heard
+        here = HereOfAll(made.fills, lambda: self.membership.view, self.wire)
+        self.service.look_here = here.answer
         self.plans = OrdersOfAll(
-            made.prefetch, lambda: self.membership.view, self.wire, self._runtime, boot=self.boot
+            made.prefetch, here, lambda: self.membership.view, self.wire, self._runtime, boot=self.boot
         )  # fmt: skip
         self.service.hear_orders = self.plans.heard
         self.members.on_hello.append(self.plans.send)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.cluster.order_messages import OrderTold
 from outrider.core.cluster.ownership import Ring
@@ -60,6 +61,15 @@ def here(node: Node) -> set[tuple[ObjectRef, int]]:
     }  # fmt: skip
 
 
+async def drop(node: Node, *, near: bool = False) -> None:
+    """Drop all blocks, or those that others own."""
+    store = node.engine.store
+    found = [(key, store.version_of(key)) for key in store.present()]
+    await store.drop(
+        [key for key, version in found if version is not None and not (near and node.owns(version.ref, key.index))]
+    )
+
+
 @pytest.mark.parametrize("blocks", [1, 4])
 async def test_all_members_hear_of_an_order_and_fetch_what_they_own_alone(blocks: int, tmp_path: Path) -> None:
     time = Time()
@@ -76,6 +86,39 @@ async def test_all_members_hear_of_an_order_and_fetch_what_they_own_alone(blocks
             assert {(ref, index) for ref, index in owned - here(other) if index == 0 or ref in REFS[3:]} == set()
             assert not other.wire.orders, "it does not pass on what a member passed on"
         assert {other.owns(ref) for other in others for ref in REFS} == {True, False}
+
+
+async def test_a_plans_progress_counts_what_all_members_have(tmp_path: Path) -> None:
+    """An object is here once each of its blocks is somewhere. A member that does not answer has nothing."""
+    time = Time()
+    with members(tmp_path, time) as nodes:
+        for ref in REFS[::2]:
+            nodes.origin.put(ref, ramp(3 * BLOCK))
+        await time.run(nodes.meet())
+        told, other, _ = nodes
+        hint = tell(told)
+        await time.until(time() + 0.5)
+        for node in nodes:
+            for ref in REFS:
+                await time.run(node.get(ref))
+            await time.run(nodes.settle())
+        for node in nodes:
+            await time.run(drop(node, near=True))
+        assert await time.run(told.plans.progress(hint)) == PlanProgress(told=len(REFS), here=len(REFS))
+        assert (await time.run(told.engine.prefetch.progress(hint))).here < len(REFS)
+        del told.wire.services[other.address]
+        without = [
+            ref for number, ref in enumerate(REFS)
+            if any(other.owns(ref, index) for index in range(1 if number % 2 else 3))
+        ]  # fmt: skip
+        here = len(REFS) - len(without)
+        assert 0 < here < len(REFS)
+        progress = PlanProgress(told=len(REFS), here=here, left=len(without))
+        assert await time.run(told.plans.progress(hint)) == progress
+        told.wire.services[other.address] = other.service
+        await time.run(drop(other))
+        progress = await time.run(told.plans.progress(hint))
+        assert (progress.here, progress.left) == (here, len(without))
 
 
 async def test_an_order_is_withdrawn_everywhere(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ COMMAND_PATH = "/-/maintenance"
 COMMAND_BYTES_MAX = 6 * 1024 * 1024
 """The longest body of a command: the longest list of objects, in base64."""
 
-FOLDERS = ("warm", "pin", "evict", "verify")
+FOLDERS = ("warm", "pin", "evict", "verify", "plan")
 VERBS = ("put", "get", "cancel", "delete", "begin", "list", "objects")
 
 

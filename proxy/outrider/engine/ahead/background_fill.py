@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
@@ -21,6 +22,18 @@ from outrider.ports import BlockStore
 
 # Folders of which it is remembered whether their readers ask for checksums.
 _FOLDERS_MAX = 4096
+
+
+class BlocksHere(NamedTuple):
+    """The blocks of a version that are in the store: bit `i` of `blocks` stands for block `i` of `total`."""
+
+    version_id: bytes
+    total: int
+    blocks: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.blocks == (1 << self.total) - 1
 
 
 class BackgroundFill:
@@ -66,11 +79,18 @@ class BackgroundFill:
 
     def is_here(self, ref: ObjectRef) -> bool:
         """Whether all blocks of the version last heard of are in the store."""
+        here = self.blocks_here(ref)
+        return here is not None and here.is_whole
+
+    def blocks_here(self, ref: ObjectRef) -> BlocksHere | None:
+        """The blocks in the store of the version last heard of; None: no version is known."""
         version = self._versions.stale(ref)
         if version is None:
-            return False
-        vid = self.layout.version_id(version)
-        return all(self._store.has(BlockKey(vid, index)) for index in range(self.layout.count(version.size)))
+            return None
+        vid, count = self.layout.version_id(version), self.layout.count(version.size)
+        return BlocksHere(
+            vid, count, sum(1 << index for index in range(count) if self._store.has(BlockKey(vid, index)))
+        )
 
     async def opened(
         self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None, *, size: int = -1,

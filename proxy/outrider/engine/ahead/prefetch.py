@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -36,6 +36,9 @@ from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.tasks.runtime import Runtime
 
 log = logging.getLogger(__name__)
+
+CountHere = Callable[[Sequence[ObjectRef]], Awaitable[int]]
+"""How many of these objects are here as a whole."""
 
 # At one tick the planner is told of reads for so long, and for so long before other work has its turn. It takes 30 to
 # 100 us for each (`make bench-ahead`), ten times that for dozens of jobs of one dataset. Told all at once, these reads
@@ -192,12 +195,15 @@ class Prefetch:
         self.think()
         return count
 
-    async def progress(self, hint: Hint) -> PlanProgress:
-        """See `http.control.control_bucket.Plans`."""
+    async def progress(self, hint: Hint, count_here: CountHere | None = None) -> PlanProgress:
+        """See `http.control.control_bucket.Plans`. `count_here` None: those in the store."""
         read = here = unread = unknown = 0
         for piece in hint.told(_LOOKED_UP_AT_ONCE):
             read, unread, unknown = read + piece.read, unread + len(piece.unread), unknown + piece.unknown
-            here += sum(map(self._fills.is_here, piece.unread))
+            if count_here is None:
+                here += sum(map(self._fills.is_here, piece.unread))
+            else:
+                here += await count_here(piece.unread)
             await asyncio.sleep(0)
         return PlanProgress(read + unread + unknown, read, here, unread - here, unknown, hint.ignored)
 

@@ -85,6 +85,8 @@ class PeerService:
         """Told what clients of other members read."""
         self.take_command: Callable[[Command], Awaitable[CommandAnswer]] | None = None
         """Does this member's part of a maintenance command; None: not yet."""
+        self.look_here: Callable[[Command], Awaitable[CommandAnswer]] | None = None
+        """Tells which blocks of some objects are here; None: not yet."""
         self.hear_orders: Callable[[OrderTold], None] = lambda message: None
         """Told what clients of other members are about to read."""
 
@@ -98,9 +100,10 @@ class PeerService:
         self.hear_reads(message)
 
     async def command(self, command: Command) -> CommandAnswer:
-        if self.take_command is None:
+        take = self.look_here if command.folder == "plan" else self.take_command
+        if take is None:
             return CommandAnswer(error="the member is not ready")
-        return await self.take_command(command)
+        return await take(command)
 
     def told_order(self, message: OrderTold) -> None:
         self.hear_orders(message)

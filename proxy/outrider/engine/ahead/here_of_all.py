@@ -1,0 +1,75 @@
+"""Which objects of a plan are here as a whole, wherever in the cluster their blocks are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from outrider.core.cluster.command_messages import Command, CommandAnswer
+from outrider.core.cluster.here_messages import Blocks, blocks_told, is_whole, parse_blocks
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.order_messages import OrderTold, order_body, parse_order, parts_of
+from outrider.core.cluster.peer_messages import PeerFailed
+from outrider.core.cluster.view import View
+from outrider.core.cluster.wire_forms import WireError
+from outrider.core.model import ObjectRef
+from outrider.engine.ahead.background_fill import BackgroundFill, BlocksHere
+from outrider.ports import PeerTransport
+
+log = logging.getLogger(__name__)
+
+# So many objects are looked up before other work has its turn.
+_AT_ONCE = 100
+
+
+class HereOfAll:
+    """Called on the engine's thread."""
+
+    def __init__(self, fills: BackgroundFill, view: Callable[[], View], transport: PeerTransport) -> None:
+        self._fills = fills
+        self._view = view
+        self._transport = transport
+
+    async def count(self, refs: Sequence[ObjectRef]) -> int:
+        """How many of the objects are in the caches of the members as a whole. A member that does not answer has
+        nothing."""
+        view = self._view()
+        others = [member for name, member in view.alive.items() if name in view.takers]
+        found = dict(zip(refs, await self._look(refs), strict=True))
+        open_refs = [ref for ref, blocks in found.items() if blocks is None or not blocks.is_whole]
+        if not others or not open_refs:
+            return len(refs) - len(open_refs)
+        here = len(refs) - len(open_refs)
+        try:
+            parts = list(parts_of(OrderTold(view.me.name, 0, 0, 0, "", tuple(open_refs))))
+        except WireError:
+            return here  # no object has such a name
+        for part in parts:
+            answers = await asyncio.gather(*(self._asked(member, part) for member in others))
+            here += sum(is_whole([found[ref], *its]) for ref, *its in zip(part.refs, *answers, strict=True))
+        return here
+
+    async def _asked(self, member: Member, part: OrderTold) -> Sequence[Blocks | None]:
+        command = Command(part.sender, "get", "plan", "", "here", order_body(part))
+        try:
+            answer = await self._transport.command(member, command)
+            return parse_blocks(answer.told or {}, len(part.refs))
+        except (PeerFailed, WireError) as error:
+            log.debug("a member does not tell what is here", extra={"peer": member.name, "error": str(error)})
+            return [None] * len(part.refs)
+
+    async def answer(self, command: Command) -> CommandAnswer:
+        """What is here of the objects that another member asks about."""
+        try:
+            refs = parse_order(command.body).refs
+        except WireError as error:
+            return CommandAnswer(error=str(error))
+        return CommandAnswer(blocks_told(await self._look(refs)))
+
+    async def _look(self, refs: Sequence[ObjectRef]) -> list[BlocksHere | None]:
+        found: list[BlocksHere | None] = []
+        for first in range(0, len(refs), _AT_ONCE):
+            found += map(self._fills.blocks_here, refs[first : first + _AT_ONCE])
+            await asyncio.sleep(0)
+        return found
