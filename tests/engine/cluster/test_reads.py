@@ -128,12 +128,18 @@ async def test_where_each_read_must_ask_the_edge_asks_the_bucket(tmp_path: Path)
 
 
 async def test_members_that_take_each_other_for_the_owner_answer(tmp_path: Path) -> None:
+    """A member that is asked asks none."""
     with cluster(tmp_path, "ab") as nodes:
         nodes.origin.put(REF, DATA)
         await nodes.meet()
         # Each sees a ring in which the other one owns everything.
         for node, other in (("a", "b"), ("b", "a")):
             nodes[node].membership.view = with_all_at(nodes, node, other)
+        alone = ObjectRef("train", "alone")
+        nodes.origin.put(alone, DATA)
+        assert await nodes["a"].get(alone) == DATA
+        assert nodes["a"].wire.reads
+        assert not nodes["b"].wire.reads
         assert await asyncio.gather(*(node.get() for node in nodes)) == [DATA, DATA]
         await nodes.settle()
         counts = [node.duplicates() for node in nodes]

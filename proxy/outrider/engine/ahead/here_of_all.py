@@ -60,7 +60,7 @@ class HereOfAll:
             return [None] * len(part.refs)
 
     async def answer(self, command: Command) -> CommandAnswer:
-        """What is here of the objects that another member asks about."""
+        """The blocks that are here of the objects that another member asks about."""
         try:
             refs = parse_order(command.body).refs
         except WireError as error:
