@@ -46,6 +46,7 @@ _BANDWIDTH = 1.3
 _PACE_BYTES_S = 20e6
 _CONNECTION_SHARE = 0.6
 _QUARTER = 0.25
+_WITH_ROOM = 1.5
 _QUARTER_BLOCK = MIB
 # All data once, one copy more of what each node reads, and some of the owners have more than others.
 _TWICE = 2.2
@@ -53,6 +54,8 @@ _EIGHT = 8
 _EIGHT_BUCKET_BYTES_S = 120e6
 # Slow enough that four nodes at once leave this machine some CPU.
 _WARM_LINK_BYTES_S = 30e6
+# So that there are 2,048 blocks: few are dealt to their owners less evenly, and the fullest owner ends last.
+_WARM_BLOCK = MIB // 4
 _WARM_POLL_S = 0.02
 _WARM_DEADLINE_S = 300.0
 
@@ -79,7 +82,7 @@ def fresh(directory: Path, scale: float) -> list[Measured]:
     with ExitStack() as stack:
         bucket, simulator = _quarter_bucket(stack, data)
         deal: Deal = lambda epoch: data.dealt(epoch, _NODES)  # noqa: E731
-        reports, _ = _quarter_job(stack, directory, bucket, simulator, data, deal)
+        reports, _ = _job(stack, directory, bucket, simulator, data, deal)
     return _from_bucket("fresh", "a new order each epoch", reports, data, 0.80)
 
 
@@ -90,9 +93,8 @@ def known(row: str, directory: Path, scale: float) -> list[Measured]:
         bucket, simulator = _quarter_bucket(stack, data, directory / "files")
         beside = _beside(bucket, simulator, data, directory / "files", _NODES, _PACE_BYTES_S)
         deal: Deal = lambda epoch: data.dealt(epoch if is_told else 1, _NODES)  # noqa: E731
-        reports, served = _quarter_job(stack, directory, bucket, simulator, data, deal, is_told=is_told)
+        reports, served = _job(stack, directory, bucket, simulator, data, deal, is_told=is_told)
     order = "order told" if is_told else "order repeated"
-    shares = [_local(of) for of in served]
     excess = [beside.excess(report) for report in reports]
     return [
         *_from_bucket(row, order, reports, data, 0.78),
@@ -101,11 +103,18 @@ def known(row: str, directory: Path, scale: float) -> list[Measured]:
             detail=f"epochs 1 to 3: {_all(excess)}; direct waits {beside.direct.idle_s:.1f} s, disk "
             f"{beside.disk.idle_s:.2f} s, epoch 3 {reports[-1].idle_s:.2f} s, of {_NODES} x {reports[-1].took_s:.1f} s",
         ),
-        Measured(
-            row, "bytes that are on the asked node's disk, the less of epochs 2 and 3", min(shares[1:]), 0.98,
-            at_least=True, detail=f"epochs 1 to 3: {_all(shares)}; epoch 3: {_by_source(served[-1])}",
-        ),
+        _share_here(row, served),
     ]  # fmt: skip
+
+
+def near(directory: Path, scale: float) -> list[Measured]:
+    """Each rank tells its order as the epoch begins. There is room for all data, and for half of it again."""
+    data = Data(max(16, int(64 * scale)), 8 * MIB)
+    with ExitStack() as stack:
+        bucket, simulator = _quarter_bucket(stack, data)
+        deal: Deal = lambda epoch: data.dealt(epoch, _NODES)  # noqa: E731
+        _, served = _job(stack, directory, bucket, simulator, data, deal, held=_WITH_ROOM, is_told=True)
+    return [_share_here("near", served)]
 
 
 def static(directory: Path, scale: float) -> list[Measured]:
@@ -171,17 +180,17 @@ def warm(directory: Path, scale: float) -> list[Measured]:
         place = directory / str(count)
         place.mkdir()
         data = Data(max(8, int(64 * scale)), 8 * MIB)
-        # Few blocks are dealt to their owners less evenly than many.
-        size = data.cache_bytes(2.0, count, MIB)
+        size = data.cache_bytes(2.0, count, _WARM_BLOCK)
         with on_a_switch(
-            place, data, count, size, _WARM_LINK_BYTES_S, together=count > 1, block_bytes=MIB
+            place, data, count, size, _WARM_LINK_BYTES_S, together=count > 1, block_bytes=_WARM_BLOCK
         ) as (_, nodes):  # fmt: skip
             took[count] = _warmed_s(nodes[0], data)
+            fullest = 1.0 if count == 1 else _fullest(nodes[0], data)
     return [
         Measured(
             "warm", f"warm-up of {_NODES} nodes: time, x that of one", took[_NODES] / took[1], 0.30,
             detail=f"{took[_NODES]:.1f} s and {took[1]:.1f} s; {data.total_bytes / 1e6:.0f} MB, links of "
-            f"{_WARM_LINK_BYTES_S / 1e6:.0f} MB/s",
+            f"{_WARM_LINK_BYTES_S / 1e6:.0f} MB/s; the fullest owner has {fullest:.3f} of it",
         )
     ]  # fmt: skip
 
@@ -202,12 +211,13 @@ def _quarter_bucket(
     return bucket, stack.enter_context(simulator)
 
 
-def _quarter_job(
+def _job(
     stack: ExitStack, directory: Path, bucket: Bucket, simulator: SimulatorProcess, data: Data, deal: Deal, *,
-    is_told: bool = False,
+    held: float = _QUARTER, is_told: bool = False,
 ) -> tuple[list[EpochReport], list[Counter[str]]]:  # fmt: skip
-    """The job's epochs, and the bytes that its clients got in each, by their source."""
-    size = data.cache_bytes(_QUARTER, _NODES, _QUARTER_BLOCK)
+    """The job's epochs, and the bytes that its clients got in each, by their source. `held`: the part of the data that
+    all nodes hold together."""
+    size = data.cache_bytes(held, _NODES, _QUARTER_BLOCK)
     nodes = stack.enter_context(
         Nodes(
             bucket, directory, _NODES, origin=simulator.endpoint, block_size=str(_QUARTER_BLOCK),
@@ -264,12 +274,24 @@ def _counted(nodes: Nodes, family: str, label: str) -> Counter[str]:
     return sums
 
 
-def _local(served: Counter[str]) -> float:
-    return served["disk"] / served.total()
+def _share_here(row: str, served: list[Counter[str]]) -> Measured:
+    """The order of the job is known from the second epoch on. `served`: as `_job` tells."""
+    shares = [of["disk"] / of.total() for of in served]
+    sources = ", ".join(f"{source} {count / served[-1].total():.3f}" for source, count in served[-1].most_common())
+    return Measured(
+        row, "bytes that are on the asked node's disk, the less of epochs 2 and 3", min(shares[1:]), 0.98,
+        at_least=True, detail=f"epochs 1 to 3: {_all(shares)}; epoch 3: {sources}",
+    )  # fmt: skip
 
 
-def _by_source(served: Counter[str]) -> str:
-    return ", ".join(f"{source} {count / served.total():.3f}" for source, count in served.most_common())
+def _fullest(node: Node, data: Data) -> float:
+    """The part of the data that the owner of most of it owns."""
+    owned: Counter[str] = Counter()
+    for key in data.keys:
+        url = f"{node.admin}/cluster/who?object=s3://{BUCKET}/{key}"
+        with node.inside(), urllib.request.urlopen(url, timeout=60) as answer:
+            owned.update({name: its["bytes"] for name, its in json.load(answer)["shares"].items()})
+    return max(owned.values()) / data.total_bytes
 
 
 def _warmed_s(node: Node, data: Data) -> float:
@@ -313,6 +335,7 @@ ROWS: dict[str, Row] = {
     "fresh": fresh,
     "repeated": partial(known, "repeated"),
     "told": partial(known, "told"),
+    "near": near,
     "static": static,
     "eight": eight,
     "warm": warm,
