@@ -31,12 +31,12 @@ outrider run -- python train.py           a cache for this one command
 outrider serve --cache-dir /data/cache    a cache for many; tell each of them:
 export AWS_ENDPOINT_URL=http://127.0.0.1:9480
 outrider warm s3://my-bucket/train/       fetch it before it is read
-outrider stats                            what it does now, which side is slow, what was saved
-outrider ls                               the datasets, and how much of each is cached
-outrider cluster                          the nodes that are one cache, and how each of them does
+outrider stats                            what it does now, and what is slow
+outrider ls                               the datasets, and what is cached
+outrider cluster                          the nodes that are one cache
 outrider doctor                           what is wrong, and what to do
 outrider simulate --cache 10%,25%,50%     how large a cache a job needs
-outrider bench s3://my-bucket/train/      how fast that bucket is read with it
+outrider bench s3://my-bucket/train/      how fast that bucket is with it
 """
 
 app = typer.Typer(

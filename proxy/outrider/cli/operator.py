@@ -61,7 +61,7 @@ def operator(
     those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. docs/kubernetes.md has labels and annotations.
 
     \b
-    outrider operator --endpoint http://outrider.cache.svc:9480 --cache cache/outrider-peers
+    outrider operator --endpoint http://outrider:9480 --cache cache/outrider-peers
     """
     try:
         from outrider.adapters.kubernetes.caches import S3Caches

@@ -121,7 +121,7 @@ def simulate(
     outrider simulate --cache 10%,25%,50%
     outrider simulate --order fresh --policy epoch,lru --plot hits.png
     outrider simulate proxy.log --cache 5%,10%,20% --bandwidth 200MiB
-    outrider simulate --nodes 16 --gpus-per-node 8 --link 25Gbit --bucket 10GB/s --shards 2048 --order fresh
+    outrider simulate --nodes 16 --gpus-per-node 8 --link 25Gbit --bucket 10GB/s
 
     With --nodes the results are those of one cache of all nodes, of each node by itself, and direct from the bucket.
     GPU: the share of the epoch's time for which the GPUs compute. bucket, peers: bytes from there, as multiples of the
