@@ -23,7 +23,7 @@ from outrider.operator_ports import Caches, ConflictError, Kube, KubeError
 log = logging.getLogger(__name__)
 
 # A loop whose round failed waits longer each time, up to this.
-_PAUSE_MAX_S = 60.0
+_PAUSE_MAX_S = 15.0
 # Until the API server can call. Another replica may be making the certificate.
 _FIRST_S = 2.0
 

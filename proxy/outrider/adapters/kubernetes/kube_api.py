@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
 from lightkube import AsyncClient, KubeConfig
 from lightkube.config.kubeconfig import SERVICE_ACCOUNT
-from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.core.exceptions import ConfigError
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 from lightkube.types import PatchType
 
@@ -54,34 +55,62 @@ class KubeApi:
                 f"outrider operator needs a pod with a service account, or a kubeconfig: {error}"
             ) from error
         self.namespace = namespace or config.namespace or "default"
-        self._client = AsyncClient(config, timeout=httpx2.Timeout(_REQUEST_S))
+        self._config = config
+        self._authority_file = service_account / "ca.crt"
+        self._authority = self._authority_now()
+        self._client = self._made()
 
     async def close(self) -> None:
         await self._client.close()
 
+    def _made(self) -> AsyncClient:
+        return AsyncClient(self._config, timeout=httpx2.Timeout(_REQUEST_S))
+
+    def _authority_now(self) -> bytes:
+        """Empty: there is no such file, as outside of a pod."""
+        try:
+            return self._authority_file.read_bytes()
+        except OSError:
+            return b""
+
+    @asynccontextmanager
+    async def _calling(self) -> AsyncIterator[AsyncClient]:
+        """Raises KubeError."""
+        try:
+            yield self._client
+        except httpx2.HTTPStatusError as error:
+            code = error.response.status_code
+            # A JSON Patch whose test fails is "unprocessable": the object is not as it was.
+            kind = ConflictError if code in (_CONFLICT, _UNPROCESSABLE) else KubeError
+            raise kind(code, str(error)) from error
+        except Exception as error:
+            # The library reads the token again, and the authority of the API server never.
+            if (authority := self._authority_now()) != self._authority:
+                old, self._client, self._authority = self._client, self._made(), authority
+                await old.close()
+            raise KubeError(0, f"{type(error).__name__}: {error}") from error
+
     async def pending_pods(self, label: str, value: str | None) -> Sequence[Mapping[str, Any]]:
-        with _told():
-            listed = self._client.list(_Pod, namespace="*", labels={label: value}, fields={"status.phase": "Pending"})
+        async with self._calling() as client:
+            listed = client.list(_Pod, namespace="*", labels={label: value}, fields={"status.phase": "Pending"})
             return [pod async for pod in listed]
 
     async def patch_pod(self, namespace: str, name: str, patch: Sequence[Mapping[str, Any]]) -> None:
-        with _told():
-            await self._client.patch(_Pod, name, list(patch), namespace=namespace, patch_type=PatchType.JSON)
+        async with self._calling() as client:
+            await client.patch(_Pod, name, list(patch), namespace=namespace, patch_type=PatchType.JSON)
 
     async def emit(self, event: Mapping[str, Any]) -> None:
-        with _told():
-            await self._client.create(_Event(event), namespace=event["metadata"]["namespace"])
+        async with self._calling() as client:
+            await client.create(_Event(event), namespace=event["metadata"]["namespace"])
 
     async def endpoint_slices(self, namespace: str, service: str) -> Sequence[Mapping[str, Any]]:
-        with _told():
-            return [
-                part async for part in self._client.list(_Slices, namespace=namespace, labels={_SLICES_OF: service})
-            ]
+        async with self._calling() as client:
+            return [part async for part in client.list(_Slices, namespace=namespace, labels={_SLICES_OF: service})]
 
     async def get(self, kind: str, name: str) -> Mapping[str, Any] | None:
         try:
-            with _told():
-                found: Mapping[str, Any] = await self._client.get(_KINDS[kind].resource, name, **self._in(kind))
+            async with self._calling() as client:
+                found: Mapping[str, Any] = await client.get(_KINDS[kind].resource, name, **self._in(kind))
                 return found
         except KubeError as error:
             if error.code == _MISSING:
@@ -89,35 +118,18 @@ class KubeApi:
             raise
 
     async def create(self, kind: str, manifest: Mapping[str, Any]) -> None:
-        with _told():
-            await self._client.create(_KINDS[kind].resource(manifest), **self._in(kind))
+        async with self._calling() as client:
+            await client.create(_KINDS[kind].resource(manifest), **self._in(kind))
 
     async def update(self, kind: str, manifest: Mapping[str, Any]) -> None:
-        with _told():
-            await self._client.replace(_KINDS[kind].resource(manifest), **self._in(kind))
+        async with self._calling() as client:
+            await client.replace(_KINDS[kind].resource(manifest), **self._in(kind))
 
     async def patch(self, kind: str, name: str, patch: Sequence[Mapping[str, Any]]) -> None:
-        with _told():
-            await self._client.patch(
+        async with self._calling() as client:
+            await client.patch(
                 _KINDS[kind].resource, name, list(patch), patch_type=PatchType.JSON, **self._in(kind)
             )  # fmt: skip
 
     def _in(self, kind: str) -> dict[str, Any]:
         return {} if _KINDS[kind].is_global else {"namespace": self.namespace}
-
-
-class _told:  # noqa: N801 - a context manager, which reads as a function
-    """Raises the library's errors as KubeError."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, ApiError):
-            code = int(error.status.code or 0)
-            # A JSON Patch whose test fails is "invalid": the object is not as it was.
-            if code in (_CONFLICT, _UNPROCESSABLE):
-                raise ConflictError(code, str(error)) from error
-            raise KubeError(code, str(error)) from error
-        if isinstance(error, httpx2.HTTPError):
-            raise KubeError(0, f"{type(error).__name__}: {error}") from error
