@@ -214,9 +214,11 @@ def test_the_list_of_examples_is_complete() -> None:
     files = {
         str(path.relative_to(EXAMPLES))
         for path in EXAMPLES.rglob("*")
-        if path.suffix in (".py", ".yaml", ".sbatch") and "__pycache__" not in path.parts
+        if path.suffix in (".py", ".yaml", ".json", ".sbatch") and "__pycache__" not in path.parts
     }
     text = (EXAMPLES / "README.md").read_text()
-    assert set(re.findall(r"^\| \[\S+\]\((\S+)\)", text, re.MULTILINE)) == files
+    # A row may be of two files.
+    cells = re.findall(r"^\| (\[.*?) \|", text, re.MULTILINE)
+    assert {link for cell in cells for link in re.findall(r"\]\((\S+?)\)", cell)} == files
     for named in re.findall(r"tests/[\w/]+\.py", text):
         assert (EXAMPLES.parent / named).is_file()
