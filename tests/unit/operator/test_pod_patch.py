@@ -19,6 +19,7 @@ from tests.support.pods import Pod, near, patched, pod
 KUBERNETES = ("1.29", "1.36")
 URL = "http://outrider.cache.svc:9480"
 INSIDE = "http://127.0.0.1:9480"
+SET = ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
 SIDECAR = Sidecar(
     {"name": "outrider", "image": "outrider:1", "volumeMounts": [{"name": "outrider-cache", "mountPath": "/cache"}]},
     [{"name": "outrider-cache", "emptyDir": {"sizeLimit": "10Gi"}}],
@@ -124,7 +125,7 @@ def test_the_endpoint_is_told_to_each_container_that_names_none() -> None:
     result = admitted(manifest)["spec"]
     told = [env_of(container).get("AWS_ENDPOINT_URL") for container in result["containers"]]
     assert told == [URL, URL, "http://mine", None]
-    assert env_of(result["initContainers"][0]) == {"AWS_ENDPOINT_URL": URL}
+    assert env_of(result["initContainers"][0]) == dict.fromkeys(SET, URL)
 
 
 def test_the_sidecar_comes_with_its_volumes_and_endpoint_in_one_patch() -> None:
@@ -134,7 +135,7 @@ def test_the_sidecar_comes_with_its_volumes_and_endpoint_in_one_patch() -> None:
     assert [container["name"] for container in spec["initContainers"]] == ["outrider", "setup"]
     assert spec["initContainers"][0]["restartPolicy"] == "Always"
     assert spec["volumes"] == list(SIDECAR.volumes)
-    assert env_of(spec["containers"][0]) == env_of(spec["initContainers"][1]) == {"AWS_ENDPOINT_URL": INSIDE}
+    assert env_of(spec["containers"][0]) == env_of(spec["initContainers"][1]) == dict.fromkeys(SET, INSIDE)
     assert "env" not in spec["initContainers"][0]
 
 

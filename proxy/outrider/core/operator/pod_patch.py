@@ -16,9 +16,10 @@ from outrider.core.operator.affinity import Holding, preferred_terms
 from outrider.core.operator.wishes import Inject, Wishes
 
 GATE = "outrider.dev/warm"
-_ENDPOINT = "AWS_ENDPOINT_URL"
-# Either sends S3 calls elsewhere.
-_ENDPOINTS = (_ENDPOINT, "AWS_ENDPOINT_URL_S3")
+# Of SDKs, and of s5cmd.
+_SET = ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
+# Each of these sends S3 calls elsewhere.
+_OWN = (*_SET, "AWS_ENDPOINT_URL_S3")
 Operation = dict[str, Any]
 
 
@@ -107,8 +108,8 @@ def _with_endpoint(spec: Mapping[str, Any], url: str) -> list[Operation]:
     for kind in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(kind) or ()):
             own = container.get("env") or []
-            if not any(variable.get("name") in _ENDPOINTS for variable in own):
-                patch += _appended(f"/spec/{kind}/{index}/env", own, [{"name": _ENDPOINT, "value": url}])
+            if not any(variable.get("name") in _OWN for variable in own):
+                patch += _appended(f"/spec/{kind}/{index}/env", own, [{"name": name, "value": url} for name in _SET])
     return patch
 
 
