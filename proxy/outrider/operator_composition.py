@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # A loop whose round failed waits longer each time, up to this.
 _PAUSE_MAX_S = 15.0
+# Between two looks of one that is not the leader: it begins soon after it is.
+_FOLLOWER_S = 0.5
 # Until the API server can call. Another replica may be making the certificate.
 _FIRST_S = 2.0
 
@@ -102,6 +104,7 @@ class Operator:
         return KEEP_S if self._keeper.is_ready else _FIRST_S
 
     async def _open(self) -> float:
-        if self._leader.is_leader():
-            await self._gates.step()
+        if not self._leader.is_leader():
+            return _FOLLOWER_S
+        await self._gates.step()
         return STEP_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import jsonpatch
 import pytest
 
 from outrider.core.operator.pod_patch import GATE
+from outrider.core.operator.warm_gate import warmup_name
 from outrider.engine.operator.gates import Gates
 from outrider.engine.operator.holdings import Holdings
 from outrider.engine.operator.metrics import OperatorMetrics
@@ -73,13 +75,14 @@ class FakeKube:
 
 @dataclass
 class FakeCaches:
-    """`on_disk`: of 1,000 bytes. `refuses`: what each call gets."""
+    """`on_disk`: of 1,000 bytes. `refuses`: what each call gets. `hangs`: the warm-up whose report never comes."""
 
     on_disk: int = 0
     state: str = "running"
     begun: Counter[str] = field(default_factory=Counter)
     at: list[tuple[str, list[str]]] = field(default_factory=list)
     refuses: CacheError | None = None
+    hangs: str = ""
 
     async def warm(self, name: str, urls: Sequence[str], *, at: CachePod | None = None) -> None:
         if self.refuses is not None:
@@ -89,6 +92,8 @@ class FakeCaches:
             self.at.append((at.node, list(urls)))
 
     async def progress(self, name: str) -> Manifest | None:
+        if name == self.hangs:
+            await asyncio.Event().wait()
         if self.refuses is not None:
             raise self.refuses
         if name not in self.begun:
@@ -144,6 +149,26 @@ async def test_the_pods_of_a_job_are_warmed_once_and_opened_together_with_their_
     assert Counter(world.kube.reasons()) == {
         (f"train-{rank}", reason): 1 for rank in range(8) for reason in ("Warming", "Warm")
     }
+
+
+async def test_the_affinity_is_that_of_the_caches_as_they_are_when_the_gate_opens(world: World) -> None:
+    world.kube.add(near(warm="0.9"))
+    world.caches.on_disk = 1000
+    await world.gates.step()
+    [opened] = world.kube.pods.values()
+    [first, *_] = opened["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert first["preference"]["matchFields"][0]["values"] == ["a"]
+
+
+async def test_a_cache_that_hangs_over_one_list_keeps_no_pod_of_another(world: World) -> None:
+    world.kube.add(near("s3://hanging/a/", warm="0.9", name="other"), near(warm="0.9"))
+    world.caches.on_disk = 1000
+    world.caches.hangs = warmup_name(["s3://hanging/a/"])
+    step = asyncio.ensure_future(world.gates.step())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert world.gated() == ["other"]
+    step.cancel()
 
 
 async def test_an_operator_that_begins_anew_goes_on(world: World) -> None:

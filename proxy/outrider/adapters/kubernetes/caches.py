@@ -41,6 +41,7 @@ class S3Caches:
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_TIMEOUT_S), headers=self._headers)
         )
         self._keys = await self._session.get_credentials()
+        self._any = await self._stack.enter_async_context(self._made(self._endpoint))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -55,12 +56,11 @@ class S3Caches:
         try:
             async with self._client(None) as client:
                 answer = await client.get_object(Bucket=CONTROL_BUCKET, Key=f"warm/{name}")
-                report: Mapping[str, Any] = json.loads(await answer["Body"].read())
-                return report
+                return _report(json.loads(await answer["Body"].read()))
         except _MissingError:
             return None
-        except ValueError as error:
-            raise CacheError(f"no report of a warm-up: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CacheError(f"no report of a warm-up: {error!r}") from error
 
     async def datasets(self, pod: CachePod) -> Sequence[Mapping[str, Any]]:
         host = f"[{pod.address}]" if ":" in pod.address else pod.address
@@ -71,25 +71,26 @@ class S3Caches:
                 body = await reply.content.read(_STATUS_BYTES_MAX)
                 while not reply.content.at_eof() and len(body) < _STATUS_BYTES_MAX:
                     body += await reply.content.read(_STATUS_BYTES_MAX - len(body))
-            found: Sequence[Mapping[str, Any]] = json.loads(body)["datasets"]
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            return [_dataset(told) for told in json.loads(body)["datasets"]]
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CacheError(f"{type(error).__name__}: {error}") from error
-        return found
 
-    @asynccontextmanager
-    async def _client(self, at: CachePod | None) -> AsyncIterator[Any]:
-        endpoint = self._endpoint
-        if at is not None:
-            host = f"[{at.address}]" if ":" in at.address else at.address
-            endpoint = f"http://{host}:{self._s3_port}"
+    def _made(self, endpoint: str) -> Any:
         config = AioConfig(
             s3={"addressing_style": "path"}, retries={"max_attempts": 0}, proxies={}, connect_timeout=_TIMEOUT_S,
             read_timeout=_ANSWER_S, signature_version=UNSIGNED if self._keys is None else None,
         )  # fmt: skip
-        client = self._session.create_client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
+        return self._session.create_client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
+
+    @asynccontextmanager
+    async def _client(self, at: CachePod | None) -> AsyncIterator[Any]:
         try:
-            async with client as opened:
-                yield opened
+            if at is None:
+                yield self._any
+            else:
+                host = f"[{at.address}]" if ":" in at.address else at.address
+                async with self._made(f"http://{host}:{self._s3_port}") as client:
+                    yield client
         except ClientError as error:
             told = error.response["Error"]
             text = f"{told.get('Code', '?')}: {told.get('Message', '')}"
@@ -105,3 +106,24 @@ class S3Caches:
 
 class _MissingError(CacheRefusedError):
     """There is no such object."""
+
+
+# A cache may be of another release. Both raise ValueError, KeyError, TypeError or AttributeError: it is of no form that
+# is known here.
+
+
+def _report(told: Any) -> Mapping[str, Any]:
+    numbers = [*(told["bytes"][name] for name in ("wanted", "on_disk")), told["rate_bytes_per_s"]]
+    numbers += [told["objects"][name] for name in ("wanted", "unsized")]
+    if told["eta_s"] is not None:
+        numbers.append(told["eta_s"])
+    if not all(isinstance(number, int | float) for number in numbers) or not isinstance(told["state"], str):
+        raise ValueError("numbers are missing")
+    failures = [{"error": str(failure["error"])} for failure in told.get("failures") or ()]
+    return {**told, "failures": failures}
+
+
+def _dataset(told: Any) -> Mapping[str, Any]:
+    """Those parts that `core.operator.holdings` reads. Without `bytes` the objects are not known."""
+    shares = {name: float(told[name]) for name in ("bytes", "cached", "verified") if told.get(name) is not None}
+    return {"bucket": str(told["bucket"]), "name": str(told["name"]), **shares}

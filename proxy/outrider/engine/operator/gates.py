@@ -6,6 +6,7 @@ where this one ended.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 STEP_S = 3.0
 # Between two Events about the progress of a pod.
 _TELL_S = 60.0
+# Sets of data that are looked after at once.
+_AT_ONCE = 16
+# A pod whose data is warm waits no longer for the answers of slow caches.
+_LOOK_S = 10.0
 
 
 class Gates:
@@ -71,8 +76,14 @@ class Gates:
                 self._followed.add(uid)
                 await self._follow(node, wishes.data)
         self._metrics.gated.set(sum(map(len, waiting.values())))
-        for data, gated in waiting.items():
-            await self._judge(data, gated)
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def judge(data: Sequence[str], gated: Sequence[tuple[Manifest, Wishes]]) -> None:
+            async with limit:
+                await self._judge(data, gated)
+
+        # At once: a cache that hangs over one list keeps no pod beyond its deadline that waits for another.
+        await asyncio.gather(*(judge(data, gated) for data, gated in waiting.items()))
 
     async def _tell_invalid(self, uid: str, pod: Manifest, why: str) -> None:
         if is_gated(pod):
@@ -94,15 +105,26 @@ class Gates:
     async def _judge(self, data: Sequence[str], gated: Sequence[tuple[Manifest, Wishes]]) -> None:
         """Pods that wait for the same data, be they of one job or of several."""
         report, refusal = await self._progress(data)
-        now = self._clock()
+        now, is_fresh = self._clock(), False
         for pod, wishes in gated:
             waited_s = now - datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
             opening = opening_of(wishes, waited_s, report, refusal)
             if opening is not None:
+                if report is not None and not is_fresh:
+                    await self._look()
+                    is_fresh = True
                 await self._open(pod, data, opening)
             elif report is not None and now - self._told.get(uid := pod["metadata"]["uid"], -_TELL_S) >= _TELL_S:
                 self._told[uid] = now
                 await self._emit(pod, "Warming", progress_note(report))
+
+    async def _look(self) -> None:
+        """Ask the caches what they hold: the last answers may be from before the warm-up."""
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                await self._holdings.refresh()
+        except (KubeError, TimeoutError) as error:
+            log.info("the last answers of the caches count", extra={"why": repr(error)})
 
     async def _progress(self, data: Sequence[str]) -> tuple[Manifest | None, str | None]:
         """See `opening_of`. A warm-up that is not there is begun; so one that a restart of the cache ended, too."""

@@ -1,0 +1,123 @@
+"""`outrider operator` as a process, before an API server and a cache: a pod is admitted, waits, and starts warm."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import signal
+import ssl
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from outrider.adapters.kubernetes.api_calls import API_CALLS
+from outrider.core.operator.pod_patch import GATE
+from tests.support.bucket import Bucket
+from tests.support.child import Child
+from tests.support.fakes import ramp
+from tests.support.kube import HOST, NAME, NAMESPACE, configuration
+from tests.support.kube_server import EVENTS, LEASES, PODS, SLICES, WEBHOOKS, KubeServer, kube_server
+from tests.support.pods import near, patched, review_of
+from tests.support.proxy import Proxy, serving_environment
+
+BUCKET = "gated"
+
+
+def kubeconfig(path: Path, server: KubeServer, url: str) -> None:
+    cluster = {"server": url, "certificate-authority": str(server.account / "ca.crt")}
+    path.write_text(yaml.safe_dump({
+        "apiVersion": "v1", "kind": "Config", "current-context": "here",
+        "clusters": [{"name": "here", "cluster": cluster}],
+        "users": [{"name": "me", "user": {"token": server.token}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+    }))  # fmt: skip
+
+
+async def until(happened: Callable[[], Any], log: Path) -> Any:
+    for _ in range(600):
+        if found := happened():
+            return found
+        await asyncio.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+def ports(log: Path) -> dict[str, int]:
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+    return next((line for line in lines if line["event"] == "ready"), {})
+
+
+async def test_a_pod_waits_until_its_data_is_warm(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.make_bucket(BUCKET)
+    s3 = bucket.client()
+    for number in range(3):
+        s3.put_object(Bucket=BUCKET, Key=f"train/{number}.tar", Body=ramp(100_000, number))
+    s3.close()
+    log = tmp_path / "operator.log"
+    with Proxy(bucket) as proxy:
+        async with kube_server(tmp_path, NAMESPACE) as (server, environ):
+            server.place(WEBHOOKS, configuration())
+            labels = {"kubernetes.io/service-name": "peers"}
+            endpoints = [{"addresses": ["127.0.0.1"], "nodeName": "node-a", "zone": "zone-a", "conditions": {}}]
+            metadata = {"name": "peers-1", "namespace": NAMESPACE, "labels": labels}
+            server.place(SLICES, {"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints})
+            kubeconfig(tmp_path / "config", server, f"https://127.0.0.1:{environ['KUBERNETES_SERVICE_PORT']}")
+            flags = {
+                "--endpoint": proxy.endpoint, "--cache": f"{NAMESPACE}/peers", "--namespace": NAMESPACE,
+                "--listen": "127.0.0.1:0", "--webhook-listen": "127.0.0.1:0", "--s3-port": str(proxy.address[1]),
+                "--admin-port": proxy.admin.rpartition(":")[2],
+            }  # fmt: skip
+            argv = [sys.executable, "-m", "outrider", "operator", *(word for flag in flags.items() for word in flag)]
+            env = serving_environment(bucket) | {"KUBECONFIG": str(tmp_path / "config"), "POD_NAME": "operator-1"}
+            child = Child(argv, log=log, env=env)
+            try:
+                at = await until(lambda: ports(log), log)
+                await gated_and_opened(server, at, log)
+            finally:
+                child.process.send_signal(signal.SIGTERM)
+                status = await asyncio.to_thread(child.process.wait, 30)
+                child.stop()
+            assert status == 0, log.read_text()
+            assert server.found(LEASES, NAMESPACE, NAME)["spec"]["holderIdentity"] == ""
+            # Each right is needed, and no other. Certificates are written anew after months.
+            assert set(server.calls) == {call_of(each) for each in API_CALLS} - {("update", "", "secrets")}
+
+
+def call_of(listed: Any) -> tuple[str, str, str]:
+    return listed.verb, listed.group, listed.resource
+
+
+async def gated_and_opened(server: KubeServer, at: dict[str, int], log: Path) -> None:
+    def bundle() -> str:
+        hooks = server.found(WEBHOOKS, None, NAME)["webhooks"]
+        return base64.b64decode(hooks[0]["clientConfig"].get("caBundle", "")).decode()
+
+    tls = ssl.create_default_context(cadata=await until(bundle, log))
+    pod = near(f"s3://{BUCKET}/train/", warm="1.0")
+    async with aiohttp.ClientSession() as session:
+        url = f"https://127.0.0.1:{at['webhook_port']}/mutate"
+        async with session.post(url, data=review_of(pod), ssl=tls, server_hostname=HOST) as reply:
+            answer = (await reply.json())["response"]
+        assert answer["allowed"]
+        pod = patched(pod, json.loads(base64.b64decode(answer["patch"])))
+        assert pod["spec"]["schedulingGates"] == [{"name": GATE}]
+        async with session.get(f"http://127.0.0.1:{at['port']}/readyz") as reply:
+            assert reply.status == 200
+        pod["metadata"]["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        server.place(PODS, {**pod, "status": {"phase": "Pending"}})
+        await until(lambda: not server.found(PODS, "team", "train-0")["spec"]["schedulingGates"], log)
+        affinity = server.found(PODS, "team", "train-0")["spec"]["affinity"]["nodeAffinity"]
+        [node, zone] = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+        assert node["preference"]["matchFields"][0]["values"] == ["node-a"]
+        assert zone["preference"]["matchExpressions"][0]["values"] == ["zone-a"]
+        [told] = [event for event in await until(lambda: server.all_of(EVENTS), log) if event["reason"] == "Warm"]
+        assert told["message"] == "100 % of 300 kB are cached"
+        async with session.get(f"http://127.0.0.1:{at['port']}/metrics") as reply:
+            metrics = await reply.text()
+    assert 'outrider_operator_openings_total{reason="Warm"} 1.0' in metrics
+    assert 'outrider_operator_admissions_total{result="patched"} 1.0' in metrics
