@@ -16,7 +16,9 @@ HEAVY = {
     "matplotlib", "numpy", "opentelemetry", "requests", "rich", "urllib3", "outrider.adapters.origin.traced_origin",
     "ClusterShell", "httpx2", "lightkube", "outrider.adapters.cluster.peer_key", "outrider.adapters.cluster.peer_tls",
     "outrider.adapters.cluster.sources", "yaml",
-    "outrider.cli.bench", "outrider.cli.doctor", "outrider.cli.run", "outrider.cli.simulate",
+    "cryptography", "outrider.adapters.kubernetes", "outrider.core.operator", "outrider.engine.operator",
+    "outrider.http.operator", "outrider.operator_composition", "outrider.operator_ports",
+    "outrider.cli.bench", "outrider.cli.doctor", "outrider.cli.operator", "outrider.cli.run", "outrider.cli.simulate",
     "outrider.http.record.server_spans", "outrider.simulator",
 }  # fmt: skip
 
