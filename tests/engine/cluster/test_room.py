@@ -54,3 +54,19 @@ async def test_blocks_of_others_never_displace_own_ones_and_are_relayed_instead(
         for ref, index in near:
             await read(ref, index)
         assert (len(node.engine.store), len(node.near)) == (8, 0)
+
+
+async def test_an_owner_whose_disk_takes_nothing_passes_on_what_comes(tmp_path: Path) -> None:
+    """Its fill fails, and the edge gets the bytes from it all the same."""
+    with cluster(tmp_path, "ab") as nodes:
+        await nodes.meet()
+        edge, owner = nodes["a"], nodes["b"]
+        ref = nodes.ref_owned_by("b")
+        nodes.origin.put(ref, DATA[:BLOCK])
+        owner.engine.store.budget.capacity_bytes = 0
+        for _ in range(2):
+            assert await edge.cache_of(ref) == "PEER"
+            await nodes.settle()
+            await edge.engine.store.drop(list(edge.engine.store.present()))
+        assert edge.members.health.of("b").failures.total() == 0
+        assert len(owner.engine.store) == 0
