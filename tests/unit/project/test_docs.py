@@ -228,6 +228,13 @@ def test_every_module_that_a_page_names_exists() -> None:
     assert unknown == set()
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    """By its function alone."""
+    named = {name for page in [*pages(), *OTHERS] for name in re.findall(r"`(test_[a-z0-9_]+)`", page.read_text())}
+    found = (re.findall(r"def (test_[a-z0-9_]+)\(", path.read_text()) for path in (ROOT / "tests").rglob("test_*.py"))
+    assert named - set(chain.from_iterable(found)) == set()
+
+
 def test_every_page_names_its_audience() -> None:
     """The audience stands in the first line below the title."""
     of_docs = [page for page in pages() if page != ROOT / "README.md"]
