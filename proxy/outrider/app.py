@@ -189,6 +189,7 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
     admin = AdminServer(
         outrider.metrics, lambda: outrider.ready, outrider.status.whole, token, settings.client_timeout_s,
         None if outrider.cluster is None else outrider.cluster.owners.told,
+        None if outrider.cluster is None else outrider.cluster.map.told,
     )  # fmt: skip
     stack.push_async_callback(_shut_down, admin)
     at_admin, outrider.admin = await _listen(admin, settings.admin, None)

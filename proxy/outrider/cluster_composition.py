@@ -62,6 +62,7 @@ from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
 from outrider.engine.status.block_owners import BlockOwners
+from outrider.engine.status.cluster_map import ClusterMap, OwnShares
 from outrider.engine.status.cluster_part import ClusterPart
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
@@ -124,6 +125,7 @@ class Cluster:
         self.server: PeerServer
         self.part: ClusterPart
         self.owners: BlockOwners
+        self.map: ClusterMap
         self._service: PeerService
         # Which blocks of an object this node owns, by object and number of blocks; and the view that it is true for.
         self._mine: Memo[tuple[ObjectRef, int], int] = Memo(_MINE_OBJECTS)
@@ -192,6 +194,8 @@ class Cluster:
         told = ToldReads(lambda: self._membership.view, self._transport, self._runtime, lambda: planner.readers)
         planner.join(told.opened, self._mine_of)
         self._service.hear_reads = prefetch.heard
+        own = self._service.own_shares = OwnShares(planner, self._mine_of).told
+        self.map = ClusterMap(own, lambda: self._membership.view, self._transport, self._runtime.clock)
 
     def plans_of_all(self, prefetch: Prefetch, fills: BackgroundFill) -> OrdersOfAll:
         """Takes the orders that clients tell, and passes them on to all members."""

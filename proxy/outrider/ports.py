@@ -14,6 +14,7 @@ from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.member import Hello, Listed, Member
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead
 from outrider.core.cluster.read_messages import ReadsTold
+from outrider.core.cluster.share_messages import DatasetShare, SharesAsked
 from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.checksums import Kind
 from outrider.core.s3.form_fields import PostForm
@@ -419,6 +420,10 @@ class PeerTransport(Protocol):
 
     async def command(self, member: Member, command: Command) -> CommandAnswer:
         """Have a member do its part of a maintenance command, or tell of it. Raises PeerFailed."""
+        ...
+
+    async def shares(self, member: Member, question: SharesAsked) -> Sequence[DatasetShare]:
+        """Ask a member what it has of each dataset. Raises PeerFailed."""
         ...
 
     async def tell_order(self, member: Member, body: bytes) -> None:

@@ -14,6 +14,7 @@ from outrider.core.cluster.member import Hello, Member
 from outrider.core.cluster.order_messages import OrderTold, order_body
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead, ReadClass
 from outrider.core.cluster.read_messages import ReadsTold, ToldRead
+from outrider.core.cluster.share_messages import DatasetShare, SharesAsked
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.ports import PeerReply, PeerTransport
 from tests.support.fake_peers import FakeMember, FakePeers
@@ -259,3 +260,8 @@ async def test_nobody_at_the_address(wire: Wire) -> None:
             async with wire.transport.read(gone, PeerRead(REF, Extent(0, stop))):
                 pass
         assert failed.value.why == "connect"
+
+
+async def test_a_member_tells_what_it_has_of_each_dataset(wire: Wire) -> None:
+    wire.service.has = (DatasetShare("b", "train-{}.tar", 3, 300, 200, 50), DatasetShare("b", "\udc80", 0, 0, 1, 0))
+    assert tuple(await wire.transport.shares(wire.member, SharesAsked("edge"))) == wire.service.has

@@ -66,6 +66,9 @@ def test_a_node_alone_says_so(bucket: Bucket, command: Command) -> None:
         assert proxy.status()["cluster"] is None
         host, _, port = admin.rpartition(":")
         assert ask((host, int(port)), "GET", f"/cluster/who?object=s3://{NAME}/a").status == 404
+        listed = command.run("ls", "--cluster", "--admin", admin)
+        assert (listed.returncode, listed.stdout) == (0, done.stdout)
+        assert ask((host, int(port)), "GET", "/cluster/datasets").status == 404
         assert "cluster" not in command.run("stats", "--once", "--admin", admin).stdout
 
 
@@ -128,3 +131,23 @@ def test_the_status_and_stats_tell_of_the_cluster(nodes: Nodes, command: Command
     assert "2 of 2 members alive" in line
     answer = ask(nodes[0].address, "GET", "/_outrider/status.json")
     assert json.loads(answer.body)["cluster"]["name"] == "node-1"
+
+
+def test_the_datasets_are_shown_with_the_share_of_each_member(nodes: Nodes, command: Command) -> None:
+    told = json.loads(command.run("ls", "--cluster", "--json", "--admin", admin_of(nodes, 1)).stdout)
+    assert (told["name"], told["members"], told["silent"]) == ("node-2", ["node-1", "node-2"], [])
+    (row,) = told["datasets"]
+    assert (row["bucket"], row["bytes"], row["held"]) == (NAME, BLOCK * BLOCKS, 1.0)
+    assert row["copies_bytes"] == row["members"]["node-1"]["copies_bytes"] > 0, "the first one keeps what it read"
+    assert row["members"]["node-1"]["share"] == 1.0
+    shown = command.run("ls", "--cluster", "--admin", admin_of(nodes, 0))
+    assert shown.returncode == 0, shown.stderr
+    head, line, _, answered = shown.stdout.splitlines()
+    assert head.split() == ["dataset", "objects", "size", "held", "copies", "node-1", "node-2"]
+    share = f"{100 * row['members']['node-2']['share']:.0f}"
+    assert line.split()[-4:] == ["100", "%", share, "%"]
+    assert answered == "2 of 2 members answered."
+    assert (
+        "No member has a dataset with 'other'"
+        in command.run("ls", "other", "--cluster", "--admin", admin_of(nodes, 0)).stdout
+    )

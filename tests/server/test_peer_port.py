@@ -24,6 +24,7 @@ from outrider.core.cluster.order_messages import ORDER_PATH, OrderTold, order_bo
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, KNOWN, PEER, SEQUENCE
 from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, reads_body
+from outrider.core.cluster.share_messages import SHARES_PATH, SharesAsked, question_body
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, Piece
@@ -264,6 +265,8 @@ def with_another_body(raw: Raw) -> dict[str, str]:
             421,
             "cluster",
         ),
+        (by("POST", SHARES_PATH, b"{}"), 400, "garbage"),
+        (by("POST", SHARES_PATH, question_body(SharesAsked("other"))), 400, "garbage"),
         (by("POST", ORDER_PATH, b"{}"), 400, "garbage"),
         (by("POST", ORDER_PATH, order_body(OrderTold("other", 1, 1, 1, ""))), 400, "garbage"),
         (by("POST", peer_control.FORGET_PATH, b" " * (peer_control.BODY_BYTES_MAX + 1)), 400, "too large"),

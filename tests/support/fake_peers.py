@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -14,6 +14,7 @@ from outrider.core.cluster.member import Hello, Member
 from outrider.core.cluster.order_messages import OrderTold, parse_order
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
 from outrider.core.cluster.read_messages import ReadsTold
+from outrider.core.cluster.share_messages import DatasetShare, SharesAsked
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, FilePiece, Piece
@@ -34,6 +35,8 @@ class Answering(Protocol):
     async def command(self, command: Command) -> CommandAnswer: ...
 
     def told_order(self, message: OrderTold) -> None: ...
+
+    async def shares(self) -> Sequence[DatasetShare]: ...
 
 
 @dataclass(slots=True)
@@ -117,6 +120,8 @@ class FakePeers:
     told: list[tuple[str, ReadsTold]] = field(default_factory=list)
     commands: list[tuple[str, Command]] = field(default_factory=list)
     orders: list[tuple[str, OrderTold]] = field(default_factory=list)
+    shares_asked: list[str] = field(default_factory=list)
+    """The members that were asked for their shares of the datasets."""
     body_bytes: int = 0
     under_way: int = 0
 
@@ -153,6 +158,10 @@ class FakePeers:
     async def command(self, member: Member, command: Command) -> CommandAnswer:
         self.commands.append((member.name, command))
         return await (await self._service(member.address)).command(command)
+
+    async def shares(self, member: Member, question: SharesAsked) -> Sequence[DatasetShare]:
+        self.shares_asked.append(member.name)
+        return await (await self._service(member.address)).shares()
 
     async def tell_order(self, member: Member, body: bytes) -> None:
         message = parse_order(body)
@@ -254,6 +263,8 @@ class FakeMember:
     told: CommandAnswer = field(default_factory=CommandAnswer)
     """The answer to each command."""
     orders: list[OrderTold] = field(default_factory=list)
+    has: Sequence[DatasetShare] = ()
+    """Its shares of the datasets."""
     gate: asyncio.Event | None = None
     """The answer waits for it."""
     body_gate: asyncio.Event | None = None
@@ -311,3 +322,6 @@ class FakeMember:
     async def command(self, command: Command) -> CommandAnswer:
         self.commands.append(command)
         return self.told
+
+    async def shares(self) -> Sequence[DatasetShare]:
+        return self.has

@@ -26,6 +26,7 @@ from outrider.engine.cluster.told_reads import ToldReads
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.status.cluster_map import ClusterMap, OwnShares
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
 from tests.support.engine import REF, Engine, Joined, engine, taken
@@ -73,6 +74,7 @@ class Node:
         self.forgets: Forgets
         self.told: ToldReads
         self.plans: OrdersOfAll
+        self.map: ClusterMap
         self._runtime: Runtime
         self.near: NearBlocks
 
@@ -111,6 +113,8 @@ class Node:
         self.service.hear_reads = made.prefetch.heard
         here = HereOfAll(made.fills, lambda: self.membership.view, self.wire)
         self.service.look_here = here.answer
+        own = self.service.own_shares = OwnShares(made.planner, self._mine_of).told
+        self.map = ClusterMap(own, lambda: self.membership.view, self.wire, self.clock)
         self.plans = OrdersOfAll(
             made.prefetch, here, lambda: self.membership.view, self.wire, self._runtime, boot=self.boot
         )  # fmt: skip

@@ -15,7 +15,7 @@ from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.cli.status_client import Status, ago, shown
 from outrider.core.text import counted, in_words
 
-_ALONE = "This node caches by itself: it was started without --peers."
+ALONE = "This node caches by itself: it was started without --peers."
 _STYLES = {"alive": "green", "away": "red", "left_out": "yellow"}
 # So many blocks are shown one by one. The shares of the members say more about a larger object.
 _BLOCKS_SHOWN = 32
@@ -42,7 +42,7 @@ def cluster(
     status = status_client.status_or_exit(place, settings)
     told = status.get("cluster")
     if told is None:
-        typer.echo(json.dumps(None) if as_json else _ALONE)
+        typer.echo(json.dumps(None) if as_json else ALONE)
         return
     if url is not None:
         told = status_client.answer_or_exit(place, settings, "/cluster/who", {"object": url})
@@ -133,6 +133,9 @@ def _notes(told: Status) -> list[str]:
     ]
     if not told["is_listed"]:
         notes.append(f"This node is not in the list of {shown(told['source'])}: the others do not ask it.")
+    if twice := told.get("duplicate_fetches"):
+        whys = ", ".join(f"{why} {count:,}" for why, count in twice.items())
+        notes.append(f"Blocks that this node fetched from the bucket though another member owned them: {whys}.")
     if told["ring_disagreements"]:
         notes.append(f"{told['ring_disagreements']:,} reads came from members that see another ring.")
     return ["", *notes] if notes else []

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from outrider.cli import status_client
+from outrider.cli.cluster import ALONE
 from outrider.cli.settings_flags import Config, Flags, with_settings
-from outrider.core.text import in_words
+from outrider.core.text import counted, in_words
+from outrider.settings import Settings
+
+# So many members have a column each.
+_MEMBERS_SHOWN = 8
 
 
 @with_settings("admin")
@@ -20,15 +25,20 @@ def ls(
     config: Config = None,
     as_json: status_client.AsJson = False,
     words: Annotated[str, typer.Argument(help="Only datasets whose BUCKET/NAME contains this.")] = "",
+    of_cluster: Annotated[bool, typer.Option("--cluster", help="Show which member holds which share of each.")] = False,
 ) -> None:
     """List the datasets of the proxy at --admin, the most recently read first.
 
     \b
     outrider ls
     outrider ls train --json
+    outrider ls --cluster
     """
     url, settings = status_client.place_of(flags, config)
     status = status_client.status_or_exit(url, settings)
+    if of_cluster:
+        _show_cluster(url, settings, status, words, as_json=as_json)
+        return
     datasets = [dataset for dataset in status["datasets"] if words in f"{dataset['bucket']}/{dataset['name']}"]
     if as_json:
         typer.echo(json.dumps({"datasets": datasets, "pins": status.get("pins", [])}, indent=2))
@@ -76,3 +86,53 @@ def _table(datasets: list[status_client.Status]) -> Table:
             status_client.ago(dataset.get("silent_s")),
         )
     return table
+
+
+# -- the cluster ------------------------------------------------------------------------------------------------------
+
+
+def _show_cluster(url: str, settings: Settings, status: status_client.Status, words: str, *, as_json: bool) -> None:
+    if status.get("cluster") is None:
+        typer.echo(json.dumps(None) if as_json else ALONE)
+        return
+    told = status_client.answer_or_exit(url, settings, "/cluster/datasets", {})
+    told["datasets"] = [each for each in told["datasets"] if words in f"{each['bucket']}/{each['name']}"]
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+        return
+    if told["datasets"]:
+        status_client.console().print(_map(told))
+    else:
+        typer.echo("No member has a dataset." if not words else f"No member has a dataset with {words!r} in its name.")
+    members, silent = told["members"], told["silent"]
+    typer.echo(f"\n{len(members)} of {counted(len(members) + len(silent), 'member')} answered.")
+    for each in silent:
+        typer.echo(f"{status_client.shown(each['name'])} did not answer: {status_client.shown(each['why'])}")
+
+
+def _map(told: dict[str, Any]) -> Table:
+    """A column for each member that holds something; of many members, the one with the most and the one with the
+    least."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("dataset", overflow="fold")
+    members = told["members"]
+    are_few = len(members) <= _MEMBERS_SHOWN
+    names = [Text(status_client.shown(name)) for name in members] if are_few else ["most", "least"]
+    for name in ("objects", "size", "held", "copies", *names):
+        table.add_column(name, justify="right", no_wrap=True)
+    for dataset in told["datasets"]:
+        shares = {name: dataset["members"].get(name, {"share": 0.0})["share"] for name in members}
+        ordered = sorted(shares.items(), key=lambda each: -each[1])
+        cells = [_percent(share) for share in shares.values()]
+        if not are_few:
+            cells = [f"{status_client.shown(name)} {_percent(share)}" for name, share in (ordered[0], ordered[-1])]
+        table.add_row(
+            Text(status_client.shown(f"s3://{dataset['bucket']}/{dataset['name']}")), f"{dataset['objects']:,}",
+            in_words(dataset["bytes"]), _percent(dataset["held"]), in_words(dataset["copies_bytes"]),
+            *map(Text, cells),
+        )  # fmt: skip
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -34,6 +34,7 @@ from outrider.core.cluster.order_messages import ORDER_PATH
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
 from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, reads_body
+from outrider.core.cluster.share_messages import SHARES_PATH, DatasetShare, SharesAsked, parse_shares, question_body
 from outrider.core.cluster.wire_forms import WireError
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Extent
@@ -161,6 +162,13 @@ class PeerClient:
         )  # fmt: skip
         try:
             return parse_answer(body)
+        except WireError as error:
+            raise PeerFailed("garbage", str(error)) from error
+
+    async def shares(self, member: Member, question: SharesAsked) -> Sequence[DatasetShare]:
+        body = await self._post(member.address, SHARES_PATH, question_body(question), member)
+        try:
+            return parse_shares(body)
         except WireError as error:
             raise PeerFailed("garbage", str(error)) from error
 

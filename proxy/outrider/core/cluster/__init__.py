@@ -18,8 +18,9 @@
    a member forgets everything that it believes, which costs questions to the bucket.
 7. `read_messages` tell the other members what the clients of one read. Their planners learn the epochs of a job whose
    ranks sit on several nodes (`core.ahead`).
-8. `command_messages` pass maintenance commands on to the owners of the blocks.
-9. `replay_guard` refuses a signed request that came before.
+8. `share_messages` ask a member what it has of each dataset, for reports.
+9. `command_messages` pass maintenance commands on to the owners of the blocks.
+10. `replay_guard` refuses a signed request that came before.
 
 Nothing here needs two members to agree. Members that see different rings ask the wrong one, which answers all the same.
 """

@@ -7,7 +7,7 @@ answer each other, without a loop and without a deadlock.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from outrider.core.cluster.member import Hello
 from outrider.core.cluster.order_messages import OrderTold
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead, ReadClass
 from outrider.core.cluster.read_messages import ReadsTold
+from outrider.core.cluster.share_messages import DatasetShare
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
@@ -89,6 +90,8 @@ class PeerService:
         """Tells which blocks of some objects are here; None: not yet."""
         self.hear_orders: Callable[[OrderTold], None] = lambda message: None
         """Told what clients of other members are about to read."""
+        self.own_shares: Callable[[], Awaitable[Sequence[DatasetShare]]] | None = None
+        """Tells what this member has of each dataset; None: not yet."""
 
     def hello(self, theirs: Hello) -> Hello:
         return self._members.met(theirs)
@@ -107,6 +110,9 @@ class PeerService:
 
     def told_order(self, message: OrderTold) -> None:
         self.hear_orders(message)
+
+    async def shares(self) -> Sequence[DatasetShare]:
+        return () if self.own_shares is None else await self.own_shares()
 
     async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
         """Raises Signal, S3Error: the peer has to ask the origin itself."""

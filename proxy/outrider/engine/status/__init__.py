@@ -9,7 +9,8 @@ savings and the recent errors. It records the rates about once a second, and add
 metrics.
 
 `cluster_part.ClusterPart` is the part for the members of the cluster. `block_owners.BlockOwners` tells which of them
-own the blocks of an object. Without `--peers`, neither is there.
+own the blocks of an object, and `cluster_map.ClusterMap` which of them hold which share of each dataset. Without
+`--peers`, none of these is there.
 
 Entry points: `document.StatusDocument`, `overview.Overview`. Nothing is re-exported here.
 """

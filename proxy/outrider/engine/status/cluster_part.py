@@ -74,6 +74,9 @@ class ClusterPart:
             "members": members,
             "states": {state: sum(member["state"] == state for member in members) for state in STATES},
             "ring_disagreements": int(_by_labels(self._metrics.peers.ring_disagreements).get((), 0)),
+            "duplicate_fetches": {
+                why: int(count) for (why,), count in sorted(_by_labels(self._metrics.peers.duplicate_fetches).items())
+            },
             "near_blocks": blocks,
             "near_bytes": near_bytes,
         }

@@ -21,7 +21,10 @@ Status = dict[str, object]
 Owners = Callable[[ObjectRef], Awaitable[Status]]
 """Tells who owns the blocks of an object. Raises S3Error, Signal."""
 
-_OWNERS_PATH = "/cluster/who"
+Datasets = Callable[[], Awaitable[Status]]
+"""Tells which member holds which share of each dataset."""
+
+_OWNERS_PATH, _DATASETS_PATH = "/cluster/who", "/cluster/datasets"
 # The question is understood, and there is no answer; the text says why.
 _NO_ANSWER = 422
 _OPEN_TO_ALL = frozenset(("/healthz", "/readyz"))
@@ -36,12 +39,13 @@ class AdminServer(Server):
 
     def __init__(
         self, metrics: Metrics, ready: Callable[[], bool], status: Callable[[], Status], token: str | None,
-        client_timeout_s: float, owners: Owners | None = None,
+        client_timeout_s: float, owners: Owners | None = None, datasets: Datasets | None = None,
     ) -> None:  # fmt: skip
-        """`token` None: no token is needed. `client_timeout_s`: how long a connection may last in all. `owners` None:
-        the node is alone."""
+        """`token` None: no token is needed. `client_timeout_s`: how long a connection may last in all. `owners`,
+        `datasets` None: the node is alone."""
         super().__init__(self._handle)
         self._owners = owners
+        self._datasets = datasets
         self._token = token
         self._client_timeout_s = client_timeout_s
 
@@ -75,13 +79,16 @@ class AdminServer(Server):
     async def _handle(self, request: BaseRequest) -> StreamResponse:
         self._guard(request)
         owners = self._owners if request.path == _OWNERS_PATH else None
+        datasets = self._datasets if request.path == _DATASETS_PATH else None
         reply = self.replies.get(request.path)
-        if reply is None and owners is None:
+        if reply is None and owners is None and datasets is None:
             raise HTTPNotFound
         if request.method not in _METHODS:
             raise HTTPMethodNotAllowed(request.method, _METHODS)
         if owners is not None:
             return await _owners_of(request.query.get("object", ""), owners)
+        if datasets is not None:
+            return json_response(await datasets(), headers={"Cache-Control": "no-store"})
         assert reply is not None
         return reply()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from aiohttp.web_request import BaseRequest
@@ -25,6 +25,7 @@ from outrider.core.cluster.order_messages import ORDER_PATH, OrderTold, parse_or
 from outrider.core.cluster.peer_messages import Forget, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
 from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, parse_reads
+from outrider.core.cluster.share_messages import SHARES_PATH, DatasetShare, SharesAsked, parse_question, shares_body
 from outrider.core.cluster.wire_forms import WireError
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
@@ -59,6 +60,10 @@ class PeerService(Protocol):
         ...
 
     def told_order(self, message: OrderTold) -> None: ...
+
+    async def shares(self) -> Sequence[DatasetShare]:
+        """What this member has of each dataset."""
+        ...
 
 
 class OnPort(Protocol):
@@ -182,7 +187,7 @@ class PeerHandler:
         path = request.raw_path
         if path == COMMAND_PATH:
             return await self._command(request, wire, asker, headers, body_hash)
-        if path not in (peer_control.HELLO_PATH, peer_control.FORGET_PATH, READS_PATH, ORDER_PATH):
+        if path not in (peer_control.HELLO_PATH, peer_control.FORGET_PATH, READS_PATH, ORDER_PATH, SHARES_PATH):
             raise Refused(400, "garbage")
         body = await self._body(request, wire, body_hash)
         this = self._this()
@@ -204,6 +209,9 @@ class PeerHandler:
             raise Refused(421, "cluster")
         if message.sender != asker.name:
             raise Refused(400, "garbage")
+        if isinstance(message, SharesAsked):
+            shares = shares_body(await self._service.shares())
+            return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, shares), shares)
         self._heed(message)
         return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name))
 
@@ -260,8 +268,10 @@ class PeerHandler:
         return Reply(status, headers, wire=wire, body=body, close=close)
 
 
-def _parsed(path: str, body: bytes) -> Forget | ReadsTold | OrderTold:
+def _parsed(path: str, body: bytes) -> Forget | ReadsTold | OrderTold | SharesAsked:
     """A message that is no hello. Raises WireError."""
     if path == READS_PATH:
         return parse_reads(body)
+    if path == SHARES_PATH:
+        return parse_question(body)
     return parse_order(body) if path == ORDER_PATH else peer_control.parse_forget(body)

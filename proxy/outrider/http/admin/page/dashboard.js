@@ -2,13 +2,15 @@
 "use strict";
 
 const EVERY_MS = 1000;
+// All members are asked for what they have of each dataset: so often, and so many are shown.
+const SHARES_EVERY_MS = 5000, SHARES_SHOWN = 12;
 const ALL_SOURCES = [["disk", "Disk: hits"], ["flight", "Still arriving"], ["peer", "Other members"], ["origin", "Past the cache"]];
 const ALONE = ALL_SOURCES.filter(([name]) => name !== "peer");
 const MEMBER_STATES = {alive: "alive", away: "away", left_out: "left out"};
 const STATES = {c: "cached", R: "cached and read this epoch", o: "coming", r: "read and gone", a: "absent"};
 const TOKEN = "outrider-admin-token";
 const $ = (id) => document.getElementById(id);
-let paused = false, timer = 0, asked = 0, rates = null, cursorAt = -1, sources = ALONE;
+let paused = false, timer = 0, asked = 0, sharesAsked = 0, rates = null, cursorAt = -1, sources = ALONE;
 
 // -- words -------------------------------------------------------------------------------------------------------
 
@@ -139,6 +141,7 @@ function showCluster(cluster, served, total) {
   put("cluster-share", total ? percent(served.peer / total) : "–", total ? served.peer / total : 0);
   put("cluster-note", ["of the bytes served came from other members as they arrived",
     `${bytes(cluster.near_bytes)} of their blocks are kept here`,
+    ...Object.entries(cluster.duplicate_fetches).map(([why, count]) => `${many(count, "block")} fetched twice (${why})`),
     ...(cluster.ring_disagreements ? [`${many(cluster.ring_disagreements, "read")} by members that see another ring`] : []),
     ...(cluster.is_listed ? [] : ["this node is not listed: the others do not ask it"])].join(" · "));
   rows($("members"), cluster.members, () => {
@@ -163,6 +166,30 @@ function showCluster(cluster, served, total) {
     put(came, member.is_me || member.bytes_in === null ? "–" : bytes(member.bytes_in), member.bytes_in);
     put(sent, member.is_me || member.bytes_out === null ? "–" : bytes(member.bytes_out), member.bytes_out);
     put(wait, member.is_me || member.latency_s.p50 === null ? "–" : `${ms(member.latency_s.p50)}, ${ms(member.latency_s.p99)}`);
+  });
+}
+
+function showShares(told) {
+  $("shares-table").hidden = !told.datasets.length;
+  put("shares-note", told.silent.map((one) => `${one.name} did not tell what it has: ${one.why}`).join(" · "));
+  rows($("shares"), told.datasets.slice(0, SHARES_SHOWN), () => {
+    const row = make("tr"), on = make("td"), bar = make("span", "stack");
+    bar.setAttribute("aria-hidden", "true");
+    on.append(bar, make("small"));
+    row.append(make("td"), ...["Size", "In the cluster"].map((label) => {
+      const cell = make("td", "n");
+      cell.dataset.label = label;
+      return cell;
+    }), on);
+    return row;
+  }, (row, dataset) => {
+    const [name, size, held, on] = row.children, shares = told.members.map((member) => [member, (dataset.members[member] || {share: 0}).share]);
+    put(name, `s3://${dataset.bucket}/${dataset.name}`);
+    put(size, bytes(dataset.bytes));
+    put(held, percent(dataset.held), dataset.held_bytes);
+    rows(on.firstElementChild, shares, () => make("i"), (part, [, share]) => { part.style.flexGrow = String(share); });
+    put(on.lastElementChild, [...shares.map(([member, share]) => `${member} ${percent(share)}`),
+      ...(dataset.copies_bytes ? [`${bytes(dataset.copies_bytes)} of it are copies`] : [])].join(", "));
   });
 }
 
@@ -369,11 +396,24 @@ function tell(text, className) {
   $("state").className = className;
 }
 
+// The rest of the page is not held up by a member that does not answer.
+async function askShares(headers) {
+  if (Date.now() - sharesAsked < SHARES_EVERY_MS) return;
+  sharesAsked = Date.now();
+  try {
+    const reply = await fetch("cluster/datasets", {headers, cache: "no-store"});
+    if (reply.ok) showShares(await reply.json());
+  } catch (error) {
+    console.error(error);
+  }
+}
+
 async function ask() {
   const token = sessionStorage.getItem(TOKEN), own = ++asked;
+  const headers = token ? {Authorization: `Bearer ${token}`} : {};
   let reply;
   try {
-    reply = await fetch("status", {headers: token ? {Authorization: `Bearer ${token}`} : {}, cache: "no-store"});
+    reply = await fetch("status", {headers, cache: "no-store"});
     const status = reply.ok ? await reply.json() : null;
     // A pause, or a newer question, came before the answer.
     if (own !== asked) return;
@@ -382,6 +422,7 @@ async function ask() {
     $("login").hidden = true;
     $("board").hidden = false;
     show(status);
+    if (status.cluster) askShares(headers);
     tell(status.ready ? "live" : "stopping", status.ready ? "live" : "lost");
   } catch (error) {
     if (own !== asked) return;

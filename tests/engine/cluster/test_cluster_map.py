@@ -1,0 +1,91 @@
+"""The map of datasets over the cluster: which member holds which share of each."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from outrider.core.cluster.share_messages import DatasetShare
+from outrider.core.model import ObjectRef
+from outrider.engine.status.cluster_map import added_up
+from tests.support.engine import BLOCK
+from tests.support.fakes import RAMP
+from tests.support.members import Cluster, cluster
+
+SHARDS = [ObjectRef("train", f"shard-{number:04d}.tar") for number in range(12)]
+
+
+async def filled(nodes: Cluster, readers: str) -> None:
+    for ref in SHARDS:
+        nodes.origin.put(ref, RAMP[:BLOCK])
+    await nodes.meet()
+    for name in readers:
+        for ref in SHARDS:
+            await nodes[name].get(ref)
+    await nodes.settle()
+
+
+def only(told: dict[str, Any]) -> dict[str, Any]:
+    (row,) = told["datasets"]
+    assert (row["bucket"], row["name"], row["objects"]) == ("train", "shard-{}.tar", len(SHARDS))
+    return dict(row)
+
+
+async def test_each_member_tells_the_same_map_of_what_all_hold(tmp_path: Path) -> None:
+    with cluster(tmp_path, policy="epoch") as nodes:
+        await filled(nodes, "abc")
+        owned = {name: sum(nodes[name].owns(ref) for ref in SHARDS) for name in "abc"}
+        for node in nodes:
+            told = await node.map.told()
+            assert (told["name"], told["members"], told["silent"]) == (node.name, ["a", "b", "c"], [])
+            row = only(told)
+            assert row["held"] == 1.0
+            assert (row["bytes"], row["held_bytes"]) == (len(SHARDS) * BLOCK, len(SHARDS) * BLOCK)
+            for name, part in row["members"].items():
+                copies = part["copies_bytes"] / part["bytes"]
+                assert round(len(SHARDS) * part["share"] * (1 - copies)) == owned[name]
+            assert row["copies_bytes"] == sum(part["copies_bytes"] for part in row["members"].values()) > 0
+
+
+async def test_a_member_that_fails_and_one_that_is_away_are_named(tmp_path: Path) -> None:
+    with cluster(tmp_path, policy="epoch") as nodes:
+        await filled(nodes, "abc")
+        edge = nodes["a"]
+        before = only(await edge.map.told())
+        nodes.clock.advance(2)
+        # Its process has gone, and nobody has noticed.
+        del edge.wire.services["c:9482"]
+        told = await edge.map.told()
+        assert (told["members"], told["silent"]) == (["a", "b"], [{"name": "c", "why": "connect"}])
+        assert only(told)["members"] == {name: before["members"][name] for name in "ab"}
+        assert only(told)["held"] < 1.0
+        edge.members.lost(edge.membership.view.alive["c"])
+        nodes.clock.advance(2)
+        assert (await edge.map.told())["silent"] == [{"name": "c", "why": "away"}]
+
+
+async def test_questions_within_two_seconds_ask_the_members_once(tmp_path: Path) -> None:
+    with cluster(tmp_path, policy="epoch") as nodes:
+        await filled(nodes, "a")
+        edge = nodes["a"]
+        await asyncio.gather(*(edge.map.told() for _ in range(5)))
+        nodes.clock.advance(1)
+        await edge.map.told()
+        assert sorted(edge.wire.shares_asked) == ["b", "c"]
+        nodes.clock.advance(1)
+        await edge.map.told()
+        assert sorted(edge.wire.shares_asked) == ["b", "b", "c", "c"]
+
+
+def test_the_member_that_knows_the_most_objects_tells_the_size() -> None:
+    one, two = DatasetShare("b", "n", 2, 200, 100, 0), DatasetShare("b", "n", 10, 1000, 400, 300)
+    (row,) = added_up({"x": [one], "y": [two]})
+    assert (row["objects"], row["bytes"], row["held_bytes"], row["copies_bytes"]) == (10, 1000, 200, 300)
+    assert row["held"] == 0.2
+    assert {name: part["share"] for name, part in row["members"].items()} == {"x": 0.1, "y": 0.4}
+
+
+def test_a_dataset_of_unknown_size_has_no_share() -> None:
+    (row,) = added_up({"x": [DatasetShare("b", "n", 0, 0, 100, 0)]})
+    assert (row["held_bytes"], row["held"], row["members"]["x"]["share"]) == (100, 0.0, 0.0)
