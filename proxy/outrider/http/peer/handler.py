@@ -62,7 +62,7 @@ class PeerService(Protocol):
     def told_order(self, message: OrderTold) -> None: ...
 
     async def shares(self) -> Sequence[DatasetShare]:
-        """What this member has of each dataset."""
+        """Tell what this member has of each dataset."""
         ...
 
 
