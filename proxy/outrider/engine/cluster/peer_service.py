@@ -7,7 +7,7 @@ answer each other, without a loop and without a deadlock.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.fill.peer_block import PeerBlock
-from outrider.engine.read.body_pieces import EarlyPiece, FilePiece, Piece, file_piece, follow
+from outrider.engine.read.body_pieces import EarlyPiece, FilePiece, Piece, PrimedBody, file_piece, follow
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
@@ -184,7 +184,7 @@ class PeerService:
         body = self._pieces(read, version, extent)
         first = await anext(body)
         confirmed = Confirmed(version, confirmed.age_s + self._clock() - since, confirmed.is_settled)
-        return PeerAnswer(206, confirmed, extent, digest, _Begun(first, body))
+        return PeerAnswer(206, confirmed, extent, digest, PrimedBody(first, body))
 
     async def _pieces(self, read: PeerRead, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
         """The bytes of `extent`, from the nearest place that waits for no peer."""
@@ -268,21 +268,3 @@ class PeerService:
         finally:
             if not is_ahead:
                 flight.waiters.leave()
-
-
-class _Begun:
-    """A body whose first piece is in hand. Not a generator: closing one that never ran would not close `rest`."""
-
-    def __init__(self, first: Piece, rest: AsyncGenerator[Piece, None]) -> None:
-        self._first: Piece | None = first
-        self._rest = rest
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self
-
-    async def __anext__(self) -> Piece:
-        first, self._first = self._first, None
-        return first if first is not None else await anext(self._rest)
-
-    async def aclose(self) -> None:
-        await self._rest.aclose()

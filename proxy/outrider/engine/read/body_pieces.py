@@ -381,3 +381,22 @@ async def follow(
 def file_piece(lease: Lease, inside: Extent, source: str) -> FilePiece:
     """The bytes `inside` a block, out of its file."""
     return FilePiece(lease.block.fd, lease.block.payload_offset + inside.start, inside.length, source)
+
+
+class PrimedBody:
+    """A body whose first piece is in hand. Not a generator: closing one that never ran would not close `rest`."""
+
+    def __init__(self, first: Piece | None, rest: AsyncGenerator[Piece, None]) -> None:
+        """`first` None: the body is empty."""
+        self._first = first
+        self._rest = rest
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        first, self._first = self._first, None
+        return first if first is not None else await anext(self._rest)
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()

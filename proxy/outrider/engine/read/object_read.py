@@ -7,7 +7,7 @@ body       each byte from the nearest place that has it (`body_pieces`)
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
@@ -34,6 +34,7 @@ from outrider.engine.read.body_pieces import (
     EarlyPiece,
     FilePiece,
     Piece,
+    PrimedBody,
     ReaderCount,
 )
 from outrider.engine.read.version_answers import NotCacheable
@@ -58,24 +59,6 @@ class CacheStatus(Enum):
     PARTIAL = "PARTIAL"
     PEER = "PEER"
     BYPASS = "BYPASS"
-
-
-class _Primed:
-    """A body whose first piece is in hand. Not a generator: closing one that never ran would not close `rest`."""
-
-    def __init__(self, first: Piece | None, rest: AsyncGenerator[Piece, None]) -> None:
-        self._first = first
-        self._rest = rest
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self
-
-    async def __anext__(self) -> Piece:
-        first, self._first = self._first, None
-        return first if first is not None else await anext(self._rest)
-
-    async def aclose(self) -> None:
-        await self._rest.aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +142,7 @@ class ObjectReads:
                 raise unanswered(error) from error
             if cache is CacheStatus.MISS and isinstance(first, EarlyPiece | FilePiece) and first.source == "peer":
                 cache = CacheStatus.PEER
-            return _answer(version, extent, headers, cache, _Primed(first, body))
+            return _answer(version, extent, headers, cache, PrimedBody(first, body))
         raise NotCacheable(ref, Uncached.CHANGING)
 
     def resume(self, version: ObjectVersion, extent: Extent, since: int) -> Body:
