@@ -16,7 +16,7 @@ from outrider.core.operator.affinity import Holding, preferred_terms
 from outrider.core.operator.wishes import Inject, Wishes
 
 GATE = "outrider.dev/warm"
-# Of SDKs, and of s5cmd.
+# The variables of SDKs and of s5cmd.
 _SET = ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
 # Each of these sends S3 calls elsewhere.
 _OWN = (*_SET, "AWS_ENDPOINT_URL_S3")
