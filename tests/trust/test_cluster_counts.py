@@ -77,8 +77,10 @@ class Excused:
         return 1.0 if away > self._away else (failed - self._failed) / (OBJECTS * BLOCKS)
 
     def _count(self) -> tuple[float, int]:
-        nodes, whys = self._world.nodes.all, ("hedged", "late", "slow", "broke", "connect")
+        nodes, whys = self._world.nodes.all, ("hedged", "late", "slow", "busy", "broke", "connect")
         failed = sum(metric(node, "outrider_peer_failures_total", why=why) for node in nodes for why in whys)
+        # A reply of the bucket that is late is asked for a second time, too.
+        failed += sum(metric(node, "outrider_hedges_total") for node in nodes)
         changes = [line["change"] for node in nodes for line in node.lines("members changed")]
         return failed, changes.count("away")
 
