@@ -188,3 +188,28 @@ def test_a_member_leaves_room_for_misses_of_all_readers() -> None:
         read_elsewhere(planner, ref, 1.0 + at)
     found = wanted(planner, 13.0, free_bytes=room)
     assert len(found) == 40 - 3, "blocks of one and a half objects"
+
+
+def test_of_an_object_of_unknown_size_only_owned_blocks_are_on_their_way() -> None:
+    planner = Planner(1_000_000, BLOCK)
+    planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b0101 & ((1 << blocks) - 1))
+    planner.told("m/a", REFS, 1.0, total=COUNT, elsewhere=True)
+    (want,) = planner.wants(1.0, 1_000_000, 1)
+    planner.found(want.ref, 4 * BLOCK)
+    assert list(planner.blocks(want, 4)) == [0, 2]
+    assert planner.blocks_coming == 2
+    land(planner, want.ref, 0, 2)
+    assert planner.blocks_coming == 0
+
+
+def test_as_all_is_read_the_epoch_of_each_node_ends() -> None:
+    """Each repeats a part of its own: that is an order, which is known from its second read on."""
+    planner = planner_of()
+    order = Random(1).sample(REFS, COUNT)
+    for number, ref in enumerate(order):
+        read_elsewhere(planner, ref, 1.0 + number, f"m{number % 4}")
+    jobs = planner.registry.item(REFS[0])[0].jobs
+    for client, job in jobs.items():
+        (epoch,) = job.epochs
+        own = [planner.registry.item(ref)[1] for ref in order[int(client[1]) :: 4]]
+        assert (epoch.number, list(epoch.agenda), len(epoch.log)) == (1, own, 0)

@@ -308,3 +308,14 @@ def test_invalid_options_are_refused_by_name(words: list[str], said: str) -> Non
     result = CliRunner().invoke(SIMULATE, ["simulate", *words])
     assert result.exit_code == 2
     assert said in result.output
+
+
+def test_a_told_order_reaches_all_members_and_nothing_stays_on_its_way() -> None:
+    spec = job("fresh", readers=3)
+    nodes = replace(THREE, machine=replace(THREE.machine, capacity_bytes=20 * MIB))
+    sims = [run(nodes, "cluster", replace(spec, told=told)) for told in (False, True)]
+    unknown_s, told_s = (sum(epoch.read.stall_s for epoch in sim.epochs[1:]) for sim in sims)
+    assert told_s < 0.6 * unknown_s
+    for node in sims[1].members.values():
+        assert node.planner is not None
+        assert node.planner.blocks_coming == 0

@@ -23,6 +23,8 @@ class Prefetch:
     asked_for: bool = False
     # The hint that it was prefetched for was withdrawn since.
     excused: bool = False
+    # Only blocks that this node owns are wanted.
+    is_shared: bool = False
 
 
 class Outstanding:
@@ -53,16 +55,18 @@ class Outstanding:
     def has_any_of(self, dataset: Dataset) -> bool:
         return any(other is dataset for other, _ in self._prefetches)
 
-    def hand_out(self, item: Item, ref: ObjectRef, missing: int, block_bytes: int, now: float) -> None:
-        self._prefetches[item] = Prefetch(ref, missing, now, block_bytes)
+    def hand_out(
+        self, item: Item, ref: ObjectRef, missing: int, block_bytes: int, now: float, *, is_shared: bool = False
+    ) -> None:  # fmt: skip
+        self._prefetches[item] = Prefetch(ref, missing, now, block_bytes, is_shared=is_shared)
         self._items[ref] = item
         self._count(missing.bit_count(), block_bytes)
 
-    def found(self, prefetch: Prefetch, count: int, block_bytes: int) -> None:
-        """The object has `count` blocks of this size. Until now only its first block was known."""
+    def found(self, prefetch: Prefetch, missing: int, block_bytes: int) -> None:
+        """These blocks of the object, as bits, are wanted; they have this size. Until now its size was a guess."""
         self._count(-prefetch.missing.bit_count(), prefetch.block_bytes)
-        prefetch.missing, prefetch.block_bytes = (1 << count) - 1, block_bytes
-        self._count(count, block_bytes)
+        prefetch.missing, prefetch.block_bytes = missing, block_bytes
+        self._count(missing.bit_count(), block_bytes)
 
     def landed(self, ref: ObjectRef, bits: int, now: float) -> None:
         """These blocks of the object are on disk."""

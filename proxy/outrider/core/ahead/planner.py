@@ -308,7 +308,8 @@ class Planner:
         if prefetch is None or not unknown:
             return ()
         count = max(1, block_count(size, self._space.block_bytes))
-        self._outstanding.found(prefetch, count, self._space.disk_bytes(-(-size // count)))
+        mine = self._candidates.mine_of(dataset, index, count) if prefetch.is_shared else (1 << count) - 1
+        self._outstanding.found(prefetch, mine, self._space.disk_bytes(-(-size // count)))
         return tuple(range(1, count))
 
     def added(self, block: BlockKey, version: ObjectVersion) -> None:

@@ -221,7 +221,7 @@ class Candidates:
         if not self._is_shared(dataset, epoch):
             return False
         present, count = (0, self._likely_count(dataset, index)) if cached is None else (cached.present, cached.blocks)
-        return not self._mine_of(dataset, index, count) & ~present
+        return not self.mine_of(dataset, index, count) & ~present
 
     # -- which blocks of it ---------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Candidates:
         blocks of others fetched ahead of it."""
         return self.mine is not None and not (epoch.order_known and dataset.job_table.is_read_here(epoch))
 
-    def _mine_of(self, dataset: Dataset, index: int, count: int) -> int:
+    def mine_of(self, dataset: Dataset, index: int, count: int) -> int:
         """The blocks of an object that this node owns, as bits."""
         every = (1 << count) - 1
         if self.mine is None:
@@ -239,7 +239,7 @@ class Candidates:
 
     def is_mine(self, cached: CachedObject, block: int) -> bool:
         """Whether this node owns a block."""
-        return self.mine is None or self._mine_of(cached.dataset, cached.index, cached.blocks) >> block & 1 == 1
+        return self.mine is None or self.mine_of(cached.dataset, cached.index, cached.blocks) >> block & 1 == 1
 
     def blocks(self, want: Want, count: int) -> Sequence[int]:
         """See `Planner.blocks`."""
@@ -297,7 +297,7 @@ class Candidates:
         cached = dataset.cached.get(index)
         missing = ((1 << count) - 1) & ~(cached.present if cached is not None else 0)
         if is_shared:
-            missing &= self._mine_of(dataset, index, count)
+            missing &= self.mine_of(dataset, index, count)
         each_bytes = disk_bytes(-(-likely_bytes // count) if likely_bytes >= 0 else block_bytes)
         if not self._fits(candidate, free_bytes, count * each_bytes, missing.bit_count() * each_bytes):
             return None
@@ -305,7 +305,7 @@ class Candidates:
         if self._outstanding.of(ref) is not None:
             # It was handed out as part of the dataset that it belonged to before.
             return None
-        self._outstanding.hand_out((dataset, index), ref, missing, each_bytes, self._now)
+        self._outstanding.hand_out((dataset, index), ref, missing, each_bytes, self._now, is_shared=is_shared)
         blocks = tuple(block for block in range(count if size >= 0 else 1) if missing >> block & 1)
         return Want(ref, size, blocks, is_shared)
 

@@ -112,6 +112,9 @@ class JobTable:
             job.opened(index, names, readers, self.orders if job.is_by_chance or len(job.epochs) < 2 else list, now)
         if self.shared_epoch is not None:
             self.shared_epoch.opened(client, index, names, readers, now)
+            if self.shared_epoch.spans_nodes and self.shared_epoch.is_begun_anew:
+                for each in self.jobs.values():
+                    each.end_epoch(now)
         self.forget_epochs()
         epochs = self.epochs()
         counted = epochs if self._is_shared else job.predicting if job is not None else ()

@@ -144,6 +144,18 @@ class Job:
             newest.begin_next(now)
             self._evidence = RepeatEvidence()
 
+    def end_epoch(self, now: float) -> None:
+        """The epoch that it shares with other clients is over. So is its own, which may have read a part of the objects
+        that it seemed to expect."""
+        newest = self.epochs[-1] if self.epochs else None
+        if newest is None or not newest.log or newest.told or newest.seed_state.draw is not None or self.is_by_chance:
+            return
+        for epoch in self.epochs:
+            epoch.release_followers()
+        self.epochs = [newest]
+        newest.begin_next(now)
+        self._evidence = RepeatEvidence()
+
     def _drop_silent(self, silent: int) -> None:
         """An epoch that began with a repeat and was silent for so many reads follows nobody: a sampler that pads reads
         some objects twice."""

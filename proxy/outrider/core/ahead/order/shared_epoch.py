@@ -55,6 +55,12 @@ class SharedEpoch:
         enough = _LITTLE_CHANCE if self.spans_nodes and not self._is_refuted else _NO_CHANCE
         return self._job.predicting if self._by_chance >= enough else []
 
+    @property
+    def is_begun_anew(self) -> bool:
+        """The last read was the last one of an epoch of all clients."""
+        epochs = self.epochs
+        return len(epochs) == 1 and epochs[0].number > 0 and not epochs[0].log
+
     def grow(self, index_count: int) -> None:
         self._job.grow(index_count)
 
