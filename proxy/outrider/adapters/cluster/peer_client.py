@@ -52,6 +52,8 @@ _COMMAND_TIMEOUT_S = 10.0
 _RESERVE_TIMEOUT_S = 60.0
 # A hop to a thread for fewer bytes would cost more than their copy.
 _BULK_BYTES = 256 * 1024
+# A body of so few bytes comes with its head: a reader gets a small block as a whole, so that nothing of it waits.
+_SMALL_BYTES = 64 * 1024
 # Shorter than a member keeps an idle connection.
 _IDLE_S = 20.0
 _BUFFER_BYTES = 64 * 1024
@@ -105,8 +107,9 @@ class PeerClient:
             middlewares=(sent_once,),
         )
         self._bulk = BulkClient(
-            self._receivers, _NotCounted(), connect_timeout_s=_CONNECT_TIMEOUT_S, read_timeout_s=self._read_timeout_s
-        )
+            self._receivers, _NotCounted(), connect_timeout_s=_CONNECT_TIMEOUT_S, read_timeout_s=self._read_timeout_s,
+            small_bytes=_SMALL_BYTES,
+        )  # fmt: skip
 
     async def close(self) -> None:
         if self._session is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import re
+import select
 import socket
 import struct
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ T = TypeVar("T")
 # Far above the head of any reply of S3.
 _HEAD_BYTES_MAX = 256 * 1024
 _HEAD_READ_BYTES = 16 * 1024
+# The rest of a small body is waited for no longer with the head. The reader of a body has bounds of its own.
+_SMALL_WAIT_S = 0.02
 _HEAD = re.compile(rb"HTTP/1\.[01] [1-5][0-9]{2}[^\r\n\0]*\r\n(?:[!-9;-~]+:[^\r\n\0]*\r\n)*\r\n")
 _FRAMING = re.compile(rb"\r\n(?:content-length|transfer-encoding):", re.IGNORECASE)
 
@@ -39,9 +42,10 @@ class Exchange:
     def __init__(
         self, key: tuple[str, str], connection: http.client.HTTPConnection, method: str, path: str,
         headers: Mapping[str, str], connect_timeout_s: float, read_timeout_s: float, *, is_used: bool,
-        body: BodyInThread | None,
+        body: BodyInThread | None, small_bytes: int = 0,
     ) -> None:  # fmt: skip
-        """`is_used`: another request came before on this connection. `body` None: no body."""
+        """`is_used`: another request came before on this connection. `body` None: no body. `small_bytes`: the body of
+        the reply, up to this size, is received with the head if it comes at once."""
         self.key = key
         self.connection = connection
         self._method = method
@@ -51,6 +55,7 @@ class Exchange:
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
         self._is_used = is_used
+        self._small_bytes = small_bytes
         self._aborted = False
         # `http.client` forgets the socket of a reply that ends its connection.
         self._socket: socket.socket | None = connection.sock
@@ -103,6 +108,8 @@ class Exchange:
         assert isinstance(response, Response)
         if not is_whole:
             response.will_close = True
+        if (response.length or 0) <= self._small_bytes:
+            response.hold()
         return response
 
     def abort(self) -> None:
@@ -135,6 +142,21 @@ class Response(http.client.HTTPResponse):
             # As `http.client` does after the last byte.
             self._close_conn()  # type: ignore[attr-defined]
         return count
+
+    def hold(self) -> None:
+        """Receive the body, to be taken later, as far as it comes within a moment. Only for a body whose length was
+        told. In a thread. Errors are left for the next read to meet."""
+        if self.length and not self.chunked:
+            self.stream.hold(self.length, _SMALL_WAIT_S)
+
+    def take_held(self) -> bytes:
+        """The next bytes of the body that were received already; empty: there are none, or they have to be read another
+        way. Waits for nothing."""
+        if not self.length or self.chunked:
+            return b""
+        held = self.stream.take(self.length)
+        self.length -= len(held)
+        return held
 
 
 class _Stream(io.RawIOBase):
@@ -184,6 +206,23 @@ class _Stream(io.RawIOBase):
         # first of several lengths.
         if self._head and not (_HEAD.fullmatch(self._head) and len(_FRAMING.findall(self._head)) <= 1):
             raise http.client.HTTPException("a head that is read elsewhere")
+
+    def hold(self, count: int, wait_s: float) -> None:
+        """Receive until `count` bytes of the body are here, or nothing has come for `wait_s`."""
+        pieces, missing = [self._body], count - len(self._body)
+        look = select.poll()
+        look.register(self._socket, select.POLLIN)
+        with suppress(OSError):
+            while missing > 0 and look.poll(wait_s * 1e3):
+                if not (more := self._socket.recv(missing, socket.MSG_DONTWAIT)):
+                    break
+                pieces.append(more)
+                missing -= len(more)
+        self._body = b"".join(pieces)
+
+    def take(self, count_max: int) -> bytes:
+        taken, self._body = self._body[:count_max], self._body[count_max:]
+        return taken
 
     def receive_into(self, buffer: memoryview) -> int:
         held = min(len(buffer), len(self._body))

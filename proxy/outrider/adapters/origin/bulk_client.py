@@ -47,8 +47,11 @@ _BUFFERS_BYTES = 8 * 1024 * 1024
 class BulkClient:
     """Owns the threads and the idle connections. Called on the event loop's thread."""
 
-    def __init__(self, threads: int, counts: Counts, *, connect_timeout_s: float, read_timeout_s: float) -> None:
-        """`threads`: how many requests may be under way. One more is refused, and never waits for a thread."""
+    def __init__(
+        self, threads: int, counts: Counts, *, connect_timeout_s: float, read_timeout_s: float, small_bytes: int = 0
+    ) -> None:  # fmt: skip
+        """`threads`: how many requests may be under way. One more is refused, and never waits for a thread.
+        `small_bytes`: bodies up to this size are received with the head of their reply, by one hop to a thread."""
         self._counts = counts
         self._free = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="outrider-receive")
@@ -56,6 +59,7 @@ class BulkClient:
         self._senders_free = _SENDERS
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
+        self._small_bytes = small_bytes
         self._idle: dict[tuple[str, str], list[tuple[http.client.HTTPConnection, float]]] = {}
         self._closing: asyncio.TimerHandle | None = None
         self._unfit: TTLCache[str, None] = TTLCache(_ENDPOINTS_MAX, _UNFIT_S)
@@ -128,7 +132,8 @@ class BulkClient:
         if target.proxy.url is not None:
             path = f"{target.base}{path}"
         return Exchange(
-            key, connection, method, path, headers, self._connect_timeout_s, timeout_s, is_used=is_used, body=body
+            key, connection, method, path, headers, self._connect_timeout_s, timeout_s, is_used=is_used, body=body,
+            small_bytes=self._small_bytes,
         )  # fmt: skip
 
     async def _reply(self, target: Endpoint, exchange: Exchange, head: asyncio.Future[Response]) -> BulkReply:

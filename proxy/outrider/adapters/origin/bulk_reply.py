@@ -89,6 +89,10 @@ class BulkReply(Reply):
     async def _read_some(self) -> bytes:
         if self._response.isclosed():
             return b""
+        if held := self._response.take_held():
+            # They came with the head: no thread is asked.
+            self._close_if_whole()
+            return held
         # One read of the socket: it returns what is here. Each costs two changes of thread.
         asked_bytes = self._read_bytes
         reading = self._begin(lambda: self._response.read1(asked_bytes))

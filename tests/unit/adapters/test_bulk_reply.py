@@ -1,0 +1,155 @@
+"""A body that is read in chunks comes with its head, or by reads that grow where the line is fast."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import socket
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from outrider.adapters.origin.blocking_exchange import Exchange, Response
+from outrider.adapters.origin.bulk_reply import READ_BYTES_FIRST, BulkReply
+from outrider.core.errors import OriginBroke
+from outrider.metrics import Metrics
+from tests.support.fakes import RAMP
+
+T = TypeVar("T")
+
+_KIB = 2**10
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+
+
+class Threads:
+    """The owner of the threads, which has none: it does the work at once, and counts it."""
+
+    receiving = 0
+    buffer_bytes = 512 * _KIB
+
+    def __init__(self) -> None:
+        self.hops = 0
+        self.kept = 0
+
+    def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        self.hops += 1
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        try:
+            done.set_result(work())
+        except OSError as error:
+            done.set_exception(error)
+        return done
+
+    def give_back(self) -> None:
+        pass
+
+    def keep(self, key: tuple[str, str], connection: http.client.HTTPConnection) -> None:
+        self.kept += 1
+
+
+class Line:
+    """A socket on which the body comes at `pace` bytes a read, or as many as are asked for (None). `asked`: how many
+    those were."""
+
+    def __init__(self, head: bytes, body: bytes, pace: int | None = None) -> None:
+        self.head = head
+        self.body = body
+        self.pace = pace
+        self.asked: list[int] = []
+
+    def makefile(self, *_: object, **__: object) -> io.BytesIO:
+        return io.BytesIO()
+
+    def recv(self, count: int) -> bytes:
+        head, self.head = self.head, b""
+        return head
+
+    def recv_into(self, buffer: memoryview) -> int:
+        self.asked.append(len(buffer))
+        piece = self.body[: min(len(buffer), self.pace or len(buffer))]
+        self.body = self.body[len(piece) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def reply_on(line: object, threads: Threads, *, holds: bool = False) -> BulkReply:
+    connection = http.client.HTTPConnection("peer")
+    exchange = Exchange(("", ""), connection, "GET", "/", {}, 1, 1, is_used=False, body=None)
+    response = Response(cast(Any, line), method="GET")
+    response.begin()
+    if holds:
+        response.hold()
+    return BulkReply(threads, ("", ""), exchange, response, Metrics())
+
+
+async def chunks_of(reply: BulkReply) -> list[bytes]:
+    async with aclosing(reply.chunks()) as chunks:
+        return [bytes(chunk) async for chunk in chunks]
+
+
+async def test_reads_grow_while_they_are_filled() -> None:
+    body = RAMP[: 1600 * _KIB]
+    line, threads = Line(HEAD % len(body), body), Threads()
+    chunks = await chunks_of(reply_on(line, threads))
+    assert b"".join(chunks) == body
+    assert [asked // _KIB for asked in line.asked] == [64, 128, 256, 512, 512, 128]
+    assert threads.hops == len(line.asked)
+
+
+async def test_reads_do_not_grow_where_fewer_bytes_are_here() -> None:
+    body = RAMP[:100_000]
+    line = Line(HEAD % len(body), body, pace=10_000)
+    assert b"".join(await chunks_of(reply_on(line, Threads()))) == body
+    assert max(line.asked) == READ_BYTES_FIRST
+
+
+async def test_bytes_that_came_with_the_head_cost_no_change_of_thread() -> None:
+    body = RAMP[:100_000]
+    line, threads = Line(HEAD % len(body) + body[:10_000], body[10_000:]), Threads()
+    chunks = await chunks_of(reply_on(line, threads))
+    assert [len(chunk) for chunk in chunks] == [10_000, 64 * _KIB, 90_000 - 64 * _KIB]
+    assert threads.hops == 2
+
+
+async def test_a_small_body_is_received_with_its_head() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        # Fewer bytes than any socket holds.
+        far.sendall(HEAD % 20_000 + RAMP[:20_000])
+        threads = Threads()
+        reply = reply_on(near, threads, holds=True)
+        assert reply.content_length == 20_000
+        assert b"".join(await chunks_of(reply)) == RAMP[:20_000]
+        reply.close()
+        assert (threads.hops, threads.kept) == (0, 1)
+
+
+async def test_a_small_body_that_stops_does_not_hold_its_head_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.adapters.origin.blocking_exchange._SMALL_WAIT_S", 0.0)
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(HEAD % 20_000 + RAMP[:9_000])
+        threads = Threads()
+        reply = reply_on(near, threads, holds=True)
+        async with aclosing(reply.chunks()) as chunks:
+            assert await anext(chunks) == RAMP[:9_000]
+            assert threads.hops == 0
+            far.sendall(RAMP[9_000:20_000])
+            assert b"".join([bytes(chunk) async for chunk in chunks]) == RAMP[9_000:20_000]
+        reply.close()
+        assert threads.kept == 1
+
+
+async def test_a_small_body_that_breaks_is_broken_for_its_reader() -> None:
+    near, far = socket.socketpair()
+    with near:
+        with far:
+            far.sendall(HEAD % 20_000 + RAMP[:9_000])
+        reply = reply_on(near, Threads(), holds=True)
+        async with aclosing(reply.chunks()) as chunks:
+            assert await anext(chunks) == RAMP[:9_000]
+            with pytest.raises(OriginBroke):
+                await anext(chunks)
