@@ -35,13 +35,12 @@ test: install
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # What another Python may change: `make test-python PYTHON=python3.13 VENV=.venv313`. What no Python changes is left out:
-# long arithmetic of the planner and the simulator, chart, pages, image, and the clients, which talk to the proxy over a
-# socket.
-PYTHON_TESTS := tests/unit tests/engine tests/contract tests/server/test_imports.py tests/server/test_lifecycle.py \
-	tests/server/test_reads.py tests/server/test_run.py tests/server/test_workers.py tests/server/test_writes.py \
-	$(patsubst %,--ignore=tests/unit/%,chart project simulator ahead/test_eviction_alone.py ahead/test_goals.py \
-	ahead/test_properties.py ahead/dataset/test_templates.py ahead/order/test_order_search.py \
-	ahead/order/test_same_order.py ahead/order/test_torch_sampler.py ahead/order/test_webdataset_shuffle.py)
+# the arithmetic of the planner and of the simulator, but for the draws of Python's own `random`; chart, pages, image, and
+# the clients, which talk to the proxy over a socket.
+PYTHON_TESTS := tests/unit tests/unit/ahead/order/test_webdataset_draws.py tests/engine tests/contract \
+	tests/server/test_imports.py tests/server/test_lifecycle.py tests/server/test_reads.py tests/server/test_run.py \
+	tests/server/test_workers.py tests/server/test_writes.py \
+	$(patsubst %,--ignore=tests/unit/%,ahead chart project simulator)
 test-python: install
 	$(MAKE) test PYTEST="$(PYTHON_TESTS)"
 
