@@ -36,11 +36,10 @@ test: install
 
 # What another Python may change: `make test-python PYTHON=python3.13 VENV=.venv313`. What no Python changes is left out:
 # the arithmetic of the planner and of the simulator, but for the draws of Python's own `random`; chart, pages, image, and
-# the clients, which talk to the proxy over a socket.
-PYTHON_TESTS := $(filter-out $(addprefix tests/unit/,ahead chart project simulator __%),$(wildcard tests/unit/*)) \
-	tests/unit/ahead/order/test_webdataset_draws.py tests/engine tests/contract \
-	tests/server/test_imports.py tests/server/test_lifecycle.py tests/server/test_reads.py tests/server/test_run.py \
-	tests/server/test_workers.py tests/server/test_writes.py
+# the clients, which talk to the proxy over a socket. So are the longest files; `make test PYTHON=... VENV=...` runs all.
+PYTHON_TESTS := $(filter-out $(addprefix tests/unit/,ahead cache chart project simulator __%),$(wildcard tests/unit/*)) \
+	tests/unit/ahead/order/test_webdataset_draws.py tests/engine --ignore tests/engine/test_cancellations.py \
+	tests/contract tests/server/test_imports.py tests/server/test_reads.py tests/server/test_workers.py
 test-python: install
 	$(MAKE) test PYTEST="$(PYTHON_TESTS)"
 

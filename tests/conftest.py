@@ -29,7 +29,6 @@ USUAL_SECONDS = {
     "tests/unit/ahead/order/test_webdataset_shuffle.py": 60.0,
     "tests/server/test_prefetch.py": 50.0,
     "tests/unit/ahead/order/test_order_search.py": 45.0,
-    "tests/server/test_bench.py": 35.0,
     "tests/server/test_reads.py": 35.0,
     "tests/trust/test_cluster_faults.py": 35.0,
     "tests/trust/test_stop.py": 35.0,
