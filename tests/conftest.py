@@ -43,7 +43,6 @@ USUAL_SECONDS = {
     "tests/server/test_run.py": 25.0,
     "tests/trust/test_load.py": 25.0,
     "tests/trust/test_origin_faults.py": 25.0,
-    "tests/unit/ahead/test_goals.py": 25.0,
     "tests/server/test_areas.py": 20.0,
     "tests/server/test_dashboard.py": 20.0,
     "tests/server/test_fast_path.py": 20.0,

@@ -24,6 +24,7 @@ from tests.support.shellpage import (
     speaks_to_a_cluster,
     steps_of,
 )
+from tests.support.trials import SCALE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,8 +63,14 @@ LONG = {
 }
 
 
+def named(page: Path) -> object:
+    """The page of simulations takes as long as all others together."""
+    marks = [pytest.mark.skipif(SCALE == 1, reason="for `make soak`")] if page.name == "sizing.md" else []
+    return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
 @pytest.mark.timeout(DEADLINE_S + 60)
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", map(named, WITH_COMMANDS))
 def test_the_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> None:
     ran = run(page, tmp_path, world=page not in FROM_NOTHING)
     assert ran == {block for block in shell_blocks(page) if possible(block)}

@@ -9,7 +9,7 @@ from array import array
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.ahead.order.torch_sampler import (
@@ -25,6 +25,7 @@ from outrider.core.ahead.order.torch_sampler import (
     turn_of,
 )
 from tests.support.sampled import beside_each_other
+from tests.support.trials import rounds
 
 COUNT = 5000
 TORCH_0 = [4, 1, 7, 5, 3, 9, 0, 8, 6, 2]
@@ -83,6 +84,7 @@ def test_the_first_reads_of_all_workers_are_not_taken_for_a_share() -> None:
     assert at_once(SEEDS.found([order[16 * worker] for worker in range(16)], COUNT)) is None
 
 
+@settings(max_examples=rounds(30))
 @given(st.randoms(use_true_random=False), st.sampled_from([200, 1000, 20_000]), st.sampled_from([16, 48, 144]))
 def test_no_seed_is_found_for_random_reads(chance: Random, count: int, reads: int) -> None:
     assert at_once(SEEDS.found(chance.sample(range(count), reads), count)) is None
