@@ -59,7 +59,7 @@ SOAK ?= 30
 TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py \
 	tests/engine/cluster/test_histories.py \
 	tests/server/test_bench.py tests/server/test_docs.py tests/server/test_fresh_clone.py \
-	tests/unit/ahead/order/test_same_order.py \
+	tests/unit/ahead/order/test_same_order.py tests/unit/ahead/order/test_torch_sampler.py \
 	tests/unit/ahead/order/test_webdataset_shuffle.py tests/unit/ahead/test_goals.py \
 	tests/unit/ahead/test_properties.py
 soak: install
