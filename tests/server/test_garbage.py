@@ -31,8 +31,8 @@ BODY = bytes(range(256)) * 1024
 _BESIDE = 40
 _TIMES = 50
 _FAILURES = 3
-# After some other tests "another version" leaves 22 objects a failure; why is not known. A cycle with a traceback and its
-# frames has hundreds.
+# After some other tests, "another version" leaves 22 objects a failure; why is not known. A cycle with a traceback has
+# hundreds.
 _FAILED = 100
 
 
