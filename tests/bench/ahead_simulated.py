@@ -30,10 +30,9 @@ class Row:
     measure: Callable[[int], float]
     why: str = ""
 
-    def met(self, measured: float, slack: float = 0.0) -> bool:
-        """`slack` is subtracted from a lower bound and added to an upper one."""
+    def met(self, measured: float) -> bool:
         sign, _, bound = self.goal.partition(" ")
-        return measured <= float(bound) + slack if sign == "<=" else measured >= float(bound) - slack
+        return measured <= float(bound) if sign == "<=" else measured >= float(bound)
 
     def worst(self, seeds: tuple[int, ...] = SEEDS) -> float:
         found = [self.measure(seed) for seed in seeds]
