@@ -121,6 +121,7 @@ def test_the_numbers_are_those_of_the_metrics_and_follow_them(
         raw(page, "#disk", proxy.metric("outrider_store_bytes"))
     saved = 6 * len(SHARD)
     raw(page, "#saved", saved)
+    assert "spent" not in page.locator("#saved-note").inner_text()
     assert page.locator("#saved").inner_text().startswith("$")
     assert page.locator("#state").inner_text() == "live"
     assert page.locator("#board").is_visible()
@@ -292,6 +293,8 @@ def test_a_warmup_and_a_pin_are_shown(
     client.put_object(Bucket="_outrider", Key="pin/base", Body=b"s3://to-warm/{0..1}.bin")
     warmed = page.locator(".job", has_text="4 of 5 objects, 400 kB of 400 kB, 1 failed")
     warmed.wait_for()
+    spent = page.locator("#saved-note", has_text="spent 400 kB ahead; repays from epoch 2, ")
+    spent.wait_for()
     assert "<b>val<b>" in warmed.inner_text()
     assert warmed.locator("[role=progressbar]").get_attribute("aria-valuenow") == "100"
     page.locator(".job", has_text="200 kB of 200 kB here, 2").wait_for()

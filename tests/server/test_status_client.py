@@ -75,6 +75,18 @@ def test_ls_shows_the_cached_part_of_each_dataset(proxy: Proxy, command: Command
     assert "has 'nothing'" in command.run("ls", "--admin", proxy.outrider.admin, "nothing").stdout
 
 
+def test_a_warm_up_is_shown_as_spent_ahead_until_it_is_repaid(bucket: Bucket, command: Command) -> None:
+    with Proxy(bucket, verify_origin="off") as proxy:
+        command.environ["OUTRIDER_STATUS_URL"] = proxy.admin
+        Client(proxy.endpoint, proxy.admin).warm(f"s3://{NAME}/train-{{000000..000003}}.tar")
+        assert f"s3://{NAME}/train-{{}}.tar: spent 400 kB ahead; repays from epoch 2\n" in command.run("ls").stdout
+        for _ in range(2):
+            for number in range(4):
+                assert ask(proxy.address, "GET", f"/{NAME}/train-{number:06d}.tar").status == 200
+                proxy.settle()
+        assert "spent" not in command.run("ls").stdout
+
+
 def test_stats_shows_waiting_times_and_savings(proxy: Proxy, command: Command) -> None:
     done = command.run("stats", "--once", "--admin", proxy.outrider.admin)
     assert done.returncode == 0, done.stderr

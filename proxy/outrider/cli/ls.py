@@ -47,6 +47,10 @@ def ls(
         typer.echo("No dataset was read yet." if not words else f"No dataset that was read has {words!r} in its name.")
     else:
         status_client.console().print(_table(datasets))
+        for dataset in datasets:
+            # An older proxy does not tell it.
+            if spent := dataset["saved"].get("spent"):
+                typer.echo(f"{_name(dataset)}: {spent}")
     hidden = status["datasets_known"] - len(status["datasets"])
     if hidden > 0:
         typer.echo(f"And {hidden:,} more that were read longer ago.")
@@ -61,6 +65,10 @@ def _verified(dataset: status_client.Status) -> str:
     return f"{int(100 * dataset['verified'])} %" if dataset.get("cached_bytes") and "verified" in dataset else "-"
 
 
+def _name(dataset: status_client.Status) -> str:
+    return status_client.shown(f"s3://{dataset['bucket']}/{dataset['name']}" if dataset["bucket"] else dataset["name"])
+
+
 def _table(datasets: list[status_client.Status]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("dataset", overflow="fold")
@@ -71,11 +79,7 @@ def _table(datasets: list[status_client.Status]) -> Table:
         epoch = dataset.get("read_this_epoch")
         hits = f"{100 * dataset['hits'] / dataset['requests']:.0f} %" if dataset["requests"] else "-"
         table.add_row(
-            Text(
-                status_client.shown(
-                    f"s3://{dataset['bucket']}/{dataset['name']}" if dataset["bucket"] else dataset["name"]
-                )
-            ),
+            Text(_name(dataset)),
             f"{dataset['objects']:,}" if known else "-",
             in_words(dataset["bytes"]) if known else "-",
             f"{100 * dataset['cached']:.0f} %" if known else "-",

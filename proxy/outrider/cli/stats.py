@@ -117,7 +117,8 @@ def _facts(status: status_client.Status) -> Table:
     ahead, disk = status["prefetch"], status["disk"]
     sizes = "  ".join(f"{size}x {100 * ratio:.0f} %" for size, ratio in status["hit_ratio_by_size"].items())
     table.add_row("hits", hits)
-    table.add_row("saved", f"{in_words(saved['egress_bytes'])}, {saved['gets']:,} GETs and HEADs{money}")
+    size = saved.get("spent") or in_words(saved["egress_bytes"])
+    table.add_row("saved", f"{size}, {saved['gets']:,} GETs and HEADs{money}")
     table.add_row("disk", f"{in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}")
     table.add_row(
         "ahead",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -152,3 +153,20 @@ def test_small_datasets_on_disk_count_as_others_and_one_that_has_gone_is_not_tol
     assert told() == {"b/a-{}": 100, "other": 15}
     metrics.hold([(("b", "d-{}"), 8)])
     assert told() == {"other": 8}
+
+
+@pytest.mark.parametrize(("spent_bytes", "data_bytes", "are_read", "told"), [
+    (47_100_000, 47_100_000, False, "spent 47.1 MB ahead; repays from epoch 2"),
+    (20, 47, False, "spent 20 B ahead; repays from epoch 2"),
+    (150, 47, False, "spent 150 B ahead; repays from epoch 4"),
+    (20, 47, True, "spent 20 B ahead; repays within 1 epoch"),
+    (48, 47, True, "spent 48 B ahead; repays within 2 epochs"),
+    (20, 0, False, "spent 20 B ahead"),
+    (0, 47, False, None),
+    (-20, 47, True, None),
+])  # fmt: skip
+def test_bytes_that_came_ahead_say_when_they_are_repaid(
+    spent_bytes: int, data_bytes: int, are_read: bool, told: str | None
+) -> None:
+    account = DatasetAccount(wanted_bytes=1000, came_bytes=1000 + spent_bytes)
+    assert Saved.of(account, Prices()).spent(data_bytes, are_read=are_read) == told

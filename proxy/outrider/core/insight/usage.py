@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil, floor
 
 from outrider.core.ahead.dataset.templates import Templates
+from outrider.core.text import counted, in_words
 
 DatasetName = tuple[str, str]
 """A bucket and a key template (see `core.ahead.dataset.templates`)."""
@@ -248,3 +250,18 @@ class Saved:
         gets = account.wanted - account.asked
         count = account.wanted_bytes - account.came_bytes
         return cls(gets, count, gets / 1000 * prices.per_1000_gets, count / 1e9 * prices.per_gb)
+
+    def spent(self, data_bytes: int, *, are_read: bool) -> str | None:
+        """In words, the bytes that came ahead of any read, and when hits have repaid them; None: more were saved.
+
+        `data_bytes`: of the data that this is about, 0 if nobody knows. `are_read`: a part of them was read before.
+        """
+        if self.egress_bytes >= 0:
+            return None
+        spent = f"spent {in_words(-self.egress_bytes)} ahead"
+        if data_bytes <= 0:
+            return spent
+        epochs = -self.egress_bytes / data_bytes
+        # An epoch that begins with a part of the data in the cache gets the rest from the bucket: it saves nothing.
+        when = f"within {counted(ceil(epochs), 'epoch')}" if are_read else f"from epoch {max(2, 1 + floor(epochs))}"
+        return f"{spent}; repays {when}"

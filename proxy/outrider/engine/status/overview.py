@@ -106,11 +106,12 @@ class Overview:
         larger = larger_cache(ratios, self._capacity_bytes, again)
         readers, recent = self._readers(larger)
         saved = Saved.of(self._usage.total, self._prices)
+        data = sum(data_bytes(row.known) for row in rows if row.known is not None)
         return {
             "verdict": asdict(bottleneck_of(recent, larger, self._origin_wait())),
             "larger_cache": None if larger is None else asdict(larger),
             "throughput": {"step_s": STEP_S, **self._rates.rates()},
-            "saved": asdict(saved),
+            "saved": _saved(saved, data, self._usage.total.sums),
             "prices": asdict(self._prices),
             "reads": _told(self._usage.total.sums),
             "datasets": [self._dataset(row) for row in rows[:_DATASETS_SHOWN]],
@@ -138,14 +139,16 @@ class Overview:
 
     def _dataset(self, row: _Row) -> dict[str, Any]:
         bucket, template = row.name
+        dataset, sums = row.known, row.account.sums
+        whole = 0 if dataset is None else data_bytes(dataset)
         told: dict[str, Any] = {
-            "bucket": bucket, "name": template, **_told(row.account.sums), "bucket_gets": row.account.asked,
-            "bucket_bytes": row.account.came_bytes, "saved": asdict(Saved.of(row.account, self._prices)),
+            "bucket": bucket, "name": template, **_told(sums), "bucket_gets": row.account.asked,
+            "bucket_bytes": row.account.came_bytes,
+            "saved": _saved(Saved.of(row.account, self._prices), whole, sums),
         }  # fmt: skip
-        dataset = row.known
         if dataset is None:
             return told
-        whole, here = data_bytes(dataset), dataset.kept_bytes
+        here = dataset.kept_bytes
         names = len(dataset.names.keys)
         # One or two objects of many, read over and over, are no epoch to a person; nor are reads that the planner does
         # not trust to be an epoch.
@@ -211,6 +214,10 @@ def _told(sums: Sums) -> Mapping[str, Any]:
         "served_bytes": {"disk": sums.disk_bytes, "flight": sums.flight_bytes, "origin": sums.origin_bytes},
         "wait_s": round(sums.wait_s, 3), "away_s": round(sums.away_s, 3),
     }  # fmt: skip
+
+
+def _saved(saved: Saved, whole_bytes: int, sums: Sums) -> Mapping[str, Any]:
+    return {**asdict(saved), "spent": saved.spent(whole_bytes, are_read=sums.requests > 0)}
 
 
 def _rounded(part: float | None) -> float | None:

@@ -87,7 +87,7 @@ function show(status) {
   const saved = status.saved, money = saved.egress_dollars + saved.request_dollars;
   const priced = status.prices.per_gb > 0 || status.prices.per_1000_gets > 0;
   put("saved", priced ? dollars(money) : bytes(saved.egress_bytes), saved.egress_bytes);
-  put("saved-note", `${priced ? `${bytes(saved.egress_bytes)}, ` : ""}${whole(Math.abs(saved.gets))} ${saved.gets < 0
+  put("saved-note", `${saved.spent ? `${saved.spent}, ` : priced ? `${bytes(saved.egress_bytes)}, ` : ""}${whole(Math.abs(saved.gets))} ${saved.gets < 0
     ? "GETs and HEADs more than readers asked for" : "GETs and HEADs not asked of the bucket"}`);
   const disk = status.disk;
   put("disk", bytes(disk.used_bytes), disk.used_bytes);
