@@ -2,8 +2,8 @@
 
 1. `main` opens the standard files, imports the module of the given command, and lets typer run it. A command is the
    function of its own name in the module or package of its own name.
-2. Commands that start a proxy (`serve`, `run`, `bench`) and `doctor` take settings as flags. `settings_flags` makes the
-   flags from the settings model; `load_settings` merges flags, environment and file, and finds the origin by
+2. Commands that start a proxy (`serve`, `run`, `mount`, `bench`) and `doctor` take settings as flags. `settings_flags`
+   makes the flags from the settings model; `load_settings` merges flags, environment and file, and finds the origin by
    `aws_environment`.
 3. Commands for a running proxy talk to it: `warm`, `pin`, `unpin`, `evict` and `verify` through its control bucket
    (`control_client`), `ls`, `stats` and `cluster` through its admin port (`status_client`, `admin_port`).
@@ -28,6 +28,7 @@ _EXAMPLES = """Examples:
 
 \b
 outrider run -- python train.py           a cache for this one command
+outrider mount s3://my-bucket/ ./data     a bucket as files, through a cache
 outrider serve --cache-dir /data/cache    a cache for many; tell each of them:
 export AWS_ENDPOINT_URL=http://127.0.0.1:9480
 outrider warm s3://my-bucket/train/       fetch it before it is read
@@ -46,10 +47,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-# Options after the child command of `run` belong to that command, with or without `--`.
+# Options after the child command of `run` or `mount` belong to that command, with or without `--`.
 _COMMANDS: dict[str, dict[str, Any]] = {
     "serve": {},
     "run": {"context_settings": {"allow_interspersed_args": False}},
+    "mount": {"context_settings": {"allow_interspersed_args": False}},
     "warm": {},
     "pin": {},
     "unpin": {},

@@ -31,11 +31,12 @@ class CannotStart(Exception):
 class Signals:
     """Between `install` and `remove`, signals of this process are passed on to the child.
 
-    A signal that would end a process, and comes before the child was started, sets `ended_by`.
+    A signal that would end a process, and comes before the child was started, sets `ended_by` and `ending`.
     """
 
     def __init__(self) -> None:
         self.ended_by: signal.Signals | None = None
+        self.ending = asyncio.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._installed: list[signal.Signals] = []
 
@@ -66,6 +67,7 @@ class Signals:
                 self._send(number)
         elif number in _ENDING and self.ended_by is None:
             self.ended_by = number
+            self.ending.set()
 
     def _send(self, number: signal.Signals) -> None:
         assert self._child is not None

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Literal
 
+from outrider.cli.run.stderr import say, write
 from outrider.core.text import in_words
 from outrider.metrics import SOURCES, Metrics
+
+SummaryForm = Literal["text", "json", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +54,10 @@ class Summary:
 
     def json(self) -> str:
         return json.dumps({**asdict(self), "hit_ratio": self.hit_ratio, "saved_bytes": self.saved_bytes})
+
+
+def tell(summary: Summary, form: SummaryForm) -> None:
+    if form == "text":
+        say(summary.text())
+    elif form == "json":
+        write(summary.json())

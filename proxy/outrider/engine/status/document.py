@@ -143,6 +143,8 @@ class StatusDocument:
         any client may see. In loopback mode clients are not told apart, so each of them sees all datasets, readers
         and members."""
         document = {name: value for name, value in self._service().items() if name in _FOR_CLIENTS}
+        # Clients that keep what they read, such as a mount, need to know how long they may.
+        document["freshness"] = self._settings.freshness
         if self._settings.auth == "loopback":
             document.update(self._overview.document())
             document.update(self._of_cluster())

@@ -1,0 +1,60 @@
+"""`outrider mount` with rclone and a real kernel; left out where FUSE is not to be had."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.cli.mount.missing import complaint, facts
+from outrider.cli.mount.mounting import is_mounted
+from outrider.cli.mount.running_proxy import Who, asked
+from tests.support.child import program
+from tests.support.command import Command
+from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from tests.support.bucket import Bucket
+
+IMAGE = bytes(range(251)) * 440
+
+
+def lacks() -> str | None:
+    try:
+        program("rclone")
+    except FileNotFoundError as error:
+        return str(error)
+    return complaint(facts())
+
+
+@pytest.mark.skipif(lacks() is not None, reason=str(lacks()))
+def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Bucket, tmp_path: Path) -> None:
+    name = bucket.make_bucket("mounted")
+    client = bucket.client()
+    client.put_object(Bucket=name, Key="train/cat/0.jpg", Body=IMAGE)
+    client.close()
+    command = Command(bucket, tmp_path)
+    command.environ["OUTRIDER_ORIGIN"] = bucket.endpoint
+    place = tmp_path / "mount"
+    place.mkdir()
+    with Proxy(bucket, freshness="ttl:7") as proxy:
+        there = asked(proxy.endpoint, {})
+        assert (there.who, there.freshness) == (Who.OUTRIDER, "ttl:7")
+        words = ("--endpoint", proxy.endpoint, f"s3://{name}/train", place)
+        done = command.run("mount", *words, "--", "sh", "-c", f"sha256sum < {place}/cat/0.jpg; exit 3")
+    assert (done.returncode, done.stdout.split()[:1]) == (3, [hashlib.sha256(IMAGE).hexdigest()]), done.stderr
+    assert not is_mounted(str(place))
+
+    with command.start("mount", f"s3://{name}", place) as process:
+        assert process.stderr is not None
+        assert "Ctrl-C" in process.stderr.readline()
+        assert (place / "train" / "cat" / "0.jpg").read_bytes() == IMAGE
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert process.wait() == 1
+        assert "all reads of the mount fail" in process.stderr.read()
+    assert not is_mounted(str(place))
