@@ -173,11 +173,13 @@ def engine(
     patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, prefetch_blocks: int = 64,
     prefetch_bytes_s: float = 0.0, buffer_bytes: Callable[[int], int] = as_large,
     reads_on: Callable[[float], Awaitable[object]] = at_once, later: Later = called_at_once,
-    peers: PeerReader | None = None, verify_origin: bool = False, join: Join | None = None,
+    cpu: Callable[[], float] | None = None, peers: PeerReader | None = None, verify_origin: bool = False,
+    join: Join | None = None,
 ) -> Iterator[Engine]:  # fmt: skip
     """`buffer_bytes`: `as_large`, `as_small`, where each block is written whole, or `by_threads`. `reads_on`: the sleep
-    for which the disk work of a small block waits. `later`: makes the calls that may wait until a reader has requested
-    more. `join`: makes the engine a member of a cluster."""
+    for which the disk work of a small block waits. `cpu`: the CPU time of the engine's thread; None: the fake clock.
+    `later`: makes the calls that may wait until a reader has requested more. `join`: makes the engine a member of a
+    cluster."""
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
@@ -237,7 +239,7 @@ def engine(
         metrics,
         TokenBucket(prefetch_bytes_s, clock()),
     )
-    prefetching = PrefetchPolicy(lambda _: prefetch, prefetch_blocks, policy == "epoch", later)
+    prefetching = PrefetchPolicy(lambda _: prefetch, prefetch_blocks, policy == "epoch", later, cpu or clock)
     ahead = Prefetch(planner, fills, enumerator, scheduler, runtime, prefetching)
     warmup_runner = WarmupRunner(
         layout, versions, store, fills, enumerator, pins, runtime, blocks_at_once=prefetch_blocks,

@@ -15,6 +15,7 @@ import pytest
 from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
+from outrider.core.ahead.prefetch_candidates import Want
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.fill.fill_scheduler import READS_ON_S
@@ -512,8 +513,8 @@ async def test_a_samplers_order_is_prefetched_after_its_first_reads(
             room.prefetch.asked(CLIENT, version, Extent(0, 100), checksums=False)
             room.prefetch.sent(CLIENT, refs[number])
         monkeypatch.undo()
-        # Each reading of the clock takes a millisecond, so each step is followed by a pause of ten milliseconds.
-        monkeypatch.setattr(room.prefetch, "_clock", later)
+        # Each reading of the CPU time takes a millisecond, so each step is followed by a pause of ten milliseconds.
+        monkeypatch.setattr(room.prefetch, "_cpu", later)
         monkeypatch.setattr("outrider.engine.ahead.prefetch.asyncio.sleep", sleep)
         await room.tasks.settle()
         monkeypatch.undo()
@@ -523,6 +524,29 @@ async def test_a_samplers_order_is_prefetched_after_its_first_reads(
     # Other code yields to the loop, too.
     assert sum(pause_s > 0.009 for pause_s in pauses) >= 5
     assert {round(pause_s, 2) for pause_s in pauses} == {0.0, 0.01}
+
+
+@pytest.mark.parametrize(("computed_s", "asked"), [(0.0, 12), (0.003, 2)])
+async def test_prefetch_rests_after_long_thoughts_but_not_after_interrupted_ones(
+    making: Making, monkeypatch: pytest.MonkeyPatch, computed_s: float, asked: int
+) -> None:
+    """On a machine that is busy, a thought lasts long and computes little. Twelve of them follow one another."""
+    cpu_s = 0.0
+    with making(cpu=lambda: cpu_s) as room:
+        thoughts = []
+
+        def wants(now: float, free_bytes: int, blocks: int) -> list[Want]:
+            nonlocal cpu_s
+            cpu_s += computed_s
+            room.clock.advance(0.003)
+            thoughts.append(now)
+            return []
+
+        monkeypatch.setattr(room.planner, "wants", wants)
+        for _ in range(12):
+            room.prefetch.think()
+            room.clock.advance(0.001)
+    assert len(thoughts) == asked
 
 
 async def test_a_bug_in_a_long_computation_ends_no_other_one(

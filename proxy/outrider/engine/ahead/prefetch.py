@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.tasks.runtime import Runtime
+from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +51,9 @@ _LOOKED_UP_AT_ONCE = 1000
 # The rest of prefetch after a failed fill; it doubles with each failure in a row.
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 _LOG_PAUSE_S = 60.0
-# A call of the planner that takes longer than this holds all readers up. Then it rests for ten times as long as the
-# call took.
+# A call of the planner that computes for longer than this holds all readers up. Then it rests for ten times as long as
+# the call computed. The thread's own CPU time counts: on a busy machine it is interrupted amid a call, and if prefetch
+# rested for that, it would rest just where readers wait longest.
 _LONG_S, _REST = 0.002, 10.0
 # The planner's long computations run for so long at once, with the same rests.
 _STEPS_S = 0.0005
@@ -90,12 +93,14 @@ def _later(after_s: float, act: Callable[[], None]) -> None:
 class PrefetchPolicy:
     """How much is prefetched. `mode_of` is the mode for an object. At most `blocks` prefetched blocks are on their way
     at any time. `evicts`: the planner is the cache's eviction policy, so it hears of all reads in any mode. `later`
-    makes the call that begins prefetch after a request; tests replace it."""
+    makes the call that begins prefetch after a request, and `cpu` tells the seconds for which this thread has computed;
+    tests replace both."""
 
     mode_of: Callable[[ObjectRef], Mode]
     blocks: int
     evicts: bool
     later: Later = _later
+    cpu: Clock = time.thread_time
 
 
 class Prefetch:
@@ -122,6 +127,7 @@ class Prefetch:
         self._blocks = policy.blocks
         self._evicts = policy.evicts
         self._later = policy.later
+        self._cpu = policy.cpu
         # Readers of objects in the mode `object`, where the planner does not hear of them.
         self._readers = Readers()
         self._hits = ReadLog()
@@ -266,7 +272,7 @@ class Prefetch:
 
     def think(self) -> None:
         """Asks the planner what it wants now, and begins it."""
-        now = self._clock()
+        now, began_s = self._clock(), self._cpu()
         with self._harmless():
             if not self._is_stepping and self._planner.step():
                 self._is_stepping = True
@@ -276,21 +282,21 @@ class Prefetch:
             return
         for want in self._wants(now):
             self._spawn(self._bring(want), f"prefetch {want.ref}")
-        before_s, self._took_s = self._took_s, self._clock() - now
-        # The last two calls: one alone may have been long because the thread was interrupted.
+        before_s, self._took_s = self._took_s, self._cpu() - began_s
+        # The last two calls: one alone is no habit.
         if (took_s := min(before_s, self._took_s)) > _LONG_S:
             self._rested_at = now + _REST * took_s
 
     async def _take_steps(self) -> None:
         """Runs the planner's long computations: on a tenth of a core at most, and briefly enough at once that no reader
         notices."""
-        began = self._clock()
+        began_s = self._cpu()
         try:
             with self._harmless():
                 while self._planner.step():
-                    if (took_s := self._clock() - began) >= _STEPS_S:
+                    if (took_s := self._cpu() - began_s) >= _STEPS_S:
                         await asyncio.sleep(_REST * took_s)
-                        began = self._clock()
+                        began_s = self._cpu()
         finally:
             self._is_stepping = False
         self.think()
