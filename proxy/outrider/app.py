@@ -32,6 +32,7 @@ from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import ROUND_S, ScrubPace
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.patience import Patience
+from outrider.engine.status.held_datasets import HeldDatasets
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import background
 from outrider.http.admin.server import AdminServer
@@ -188,7 +189,7 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
     admin = AdminServer(
         outrider.metrics, lambda: outrider.ready, outrider.status.whole, token, settings.client_timeout_s,
-        None if outrider.cluster is None else outrider.cluster.owners.told,
+        HeldDatasets(outrider.planner).told, None if outrider.cluster is None else outrider.cluster.owners.told,
         None if outrider.cluster is None else outrider.cluster.map.told,
     )  # fmt: skip
     stack.push_async_callback(_shut_down, admin)

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from outrider.adapters.kubernetes.caches import S3Caches
-from outrider.core.operator.holdings import NodeDatasets, holdings_of
+from outrider.core.operator.holdings import Held, NodeDatasets
 from outrider.core.operator.warm_gate import opening_of, progress_note, share_of
 from outrider.core.operator.wishes import Wishes
 from outrider.operator_ports import CacheError, CachePod, CacheRefusedError
@@ -51,9 +51,24 @@ async def test_a_warmup_is_begun_told_and_seen_in_what_the_cache_holds(proxy: Pr
         found = await ended(caches, "a")
         assert share_of(found) == 1.0
         assert progress_note(found).startswith("warm: 100 % of 150 kB")
-        [held] = holdings_of([DATA], [NodeDatasets("node-a", None, await caches.datasets(HERE))])
+        [held] = Held([NodeDatasets("node-a", None, await caches.datasets(HERE))]).of([DATA])
         assert held.share == 1.0
         await caches.warm("a", [DATA], at=HERE)
+
+
+async def test_a_dataset_that_was_warmed_and_not_read_is_told_however_many_were_read(proxy: Proxy) -> None:
+    s3 = proxy.client()
+    for number in range(14):
+        s3.put_object(Bucket=BUCKET, Key=f"read-{chr(97 + number)}/0.tar", Body=b"x")
+        s3.get_object(Bucket=BUCKET, Key=f"read-{chr(97 + number)}/0.tar")["Body"].read()
+    s3.close()
+    admin = int(proxy.admin.rpartition(":")[2])
+    async with S3Caches(proxy.endpoint, s3_port=proxy.address[1], admin_port=admin, admin_token=None) as caches:
+        await caches.warm("d", [DATA])
+        await ended(caches, "d")
+        [held] = Held([NodeDatasets("node-a", None, await caches.datasets(HERE))]).of([DATA])
+    assert held.share == 1.0
+    assert len(proxy.status()["datasets"]) == 12
 
 
 async def ended(caches: S3Caches, name: str) -> Any:

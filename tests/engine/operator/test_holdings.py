@@ -60,6 +60,11 @@ async def test_a_cache_that_is_away_holds_nothing_and_without_the_api_server_the
     await holdings.refresh()
     told = [Holding("a", None, 0.5), Holding("b", None, 0.0)]
     assert holdings.of(urls) == told
+    assert holdings.of(urls) is holdings.of(urls), "the pods of a job are answered from memory"
+    caches.away = set()
+    await holdings.refresh()
+    told = [Holding("a", None, 0.5), Holding("b", None, 0.5)]
+    assert holdings.of(urls) == told
     kube.away = True
     with pytest.raises(KubeError):
         await holdings.refresh()

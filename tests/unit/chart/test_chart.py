@@ -181,6 +181,10 @@ def test_names_are_no_longer_than_a_service_allows(chart: helm.Chart, release: s
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", manifest["metadata"]["name"])
 
 
+async def nothing_held() -> dict[str, object]:
+    return {"datasets": []}
+
+
 async def test_the_ports_and_probes_are_those_of_the_proxy(chart: helm.Chart, tmp_path: Path) -> None:
     settings = started(chart, {}, tmp_path)
     only = container(chart, {})
@@ -189,7 +193,7 @@ async def test_the_ports_and_probes_are_those_of_the_proxy(chart: helm.Chart, tm
         name: int(at.rpartition(":")[2])
         for name, at in {"s3": settings.listen, "admin": settings.admin, "peer": str(settings.peer_listen_at)}.items()
     }
-    served = AdminServer(Metrics(), lambda: True, dict, "token", 60.0).replies
+    served = AdminServer(Metrics(), lambda: True, dict, "token", 60.0, nothing_held).replies
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert only[probe]["httpGet"] == {"path": path, "port": "admin"}
         assert path in served

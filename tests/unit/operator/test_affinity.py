@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.core.operator.affinity import Holding, preferred_terms
-from outrider.core.operator.holdings import NodeDatasets, holdings_of
+from outrider.core.operator.holdings import Held, NodeDatasets
 
 
 def weights(holdings: list[Holding], weight_max: int | None = None) -> dict[str, int]:
@@ -49,6 +49,8 @@ def dataset(name: str, size: int | None = 100, cached: float = 1.0, verified: fl
         ("s3://b/train/images/", [0.6, 0.1]),
         ("s3://b/train/shard-{00..99}.tar", [0.6, 0.1]),
         ("s3://b/", [0.5, 0.25]),
+        ("s3://b/t", [0.6, 0.1]),
+        ("s3://b/train", [0.6, 0.1]),
         ("s3://b/other/", []),
         ("s3://c/train/", []),
     ],
@@ -58,11 +60,11 @@ def test_shares_are_of_all_that_any_node_knows(url: str, shares: list[float]) ->
         NodeDatasets("a", None, [dataset("train/", 200, 0.75, 0.8), dataset("val/", 40, 0.0)]),
         NodeDatasets("b", None, [dataset("train/", 100, 0.2), dataset("val/", 40), dataset("new/", None)]),
     ]
-    found = [holding.share for holding in holdings_of([url], nodes)]
+    found = [holding.share for holding in Held(nodes).of([url])]
     assert found == pytest.approx(shares)
 
 
 def test_a_dataset_that_is_named_by_a_template_is_found_by_its_prefix_and_by_a_shard() -> None:
     nodes = [NodeDatasets("a", "z", [dataset("train/shard-{000000..000099}.tar")])]
     for url in ("s3://b/train/", "s3://b/train/shard-000007.tar", "s3://b/train/shard-{000000..000049}.tar"):
-        assert holdings_of([url], nodes) == [Holding("a", "z", 1.0)]
+        assert Held(nodes).of([url]) == [Holding("a", "z", 1.0)]

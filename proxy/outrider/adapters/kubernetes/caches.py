@@ -1,4 +1,5 @@
-"""The caches that the operator talks to: warm-ups by S3, as `outrider warm` does, and what each holds by its status."""
+"""The caches that the operator talks to: warm-ups by S3, as `outrider warm` does, and what each holds by its admin
+port."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from outrider.core.s3.operation import CONTROL_BUCKET
 from outrider.operator_ports import CacheError, CachePod, CacheRefusedError
 
-_STATUS_BYTES_MAX = 64 * 2**20
+# A cache tells 256 datasets at most.
+_DATASETS_BYTES_MAX = 4 * 2**20
 _TIMEOUT_S = 5.0
 # A warm-up of a prefix is answered at once; one of a list after a look at each object's name.
 _ANSWER_S = 30.0
@@ -65,12 +67,12 @@ class S3Caches:
     async def datasets(self, pod: CachePod) -> Sequence[Mapping[str, Any]]:
         host = f"[{pod.address}]" if ":" in pod.address else pod.address
         try:
-            async with self._http.get(f"http://{host}:{self._admin_port}/status") as reply:
+            async with self._http.get(f"http://{host}:{self._admin_port}/datasets") as reply:
                 if reply.status != 200:
                     raise CacheError(f"its admin port answers {reply.status}")
-                body = await reply.content.read(_STATUS_BYTES_MAX)
-                while not reply.content.at_eof() and len(body) < _STATUS_BYTES_MAX:
-                    body += await reply.content.read(_STATUS_BYTES_MAX - len(body))
+                body = await reply.content.read(_DATASETS_BYTES_MAX)
+                while not reply.content.at_eof() and len(body) < _DATASETS_BYTES_MAX:
+                    body += await reply.content.read(_DATASETS_BYTES_MAX - len(body))
             return [_dataset(told) for told in json.loads(body)["datasets"]]
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CacheError(f"{type(error).__name__}: {error}") from error

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.core.operator.affinity import Holding
-from outrider.core.operator.holdings import NodeDatasets, holdings_of
+from outrider.core.operator.holdings import Held, NodeDatasets
 from outrider.operator_ports import CacheError, CachePod, Caches, Kube
 
 log = logging.getLogger(__name__)
@@ -16,10 +16,12 @@ log = logging.getLogger(__name__)
 REFRESH_S = 15.0
 # Caches that are asked at once.
 _AT_ONCE = 16
+# Lists of URLs whose answer is kept until the caches are asked again: the pods of a job have one.
+_ANSWERS_MAX = 1024
 
 
 class Holdings:
-    """All on one loop."""
+    """All on one loop, apart from `of`, which any thread may ask."""
 
     def __init__(self, kube: Kube, caches: Caches, namespace: str, service: str) -> None:
         """The Service has the pods of the cache; headless or not."""
@@ -27,11 +29,18 @@ class Holdings:
         self._caches = caches
         self._of = namespace, service
         self._pods: dict[str, CachePod] = {}
-        self._datasets: dict[str, NodeDatasets] = {}
+        # Replaced together.
+        self._held: tuple[Held, dict[tuple[str, ...], list[Holding]]] = Held(()), {}
 
-    def of(self, urls: Sequence[str]) -> list[Holding]:
+    def of(self, urls: Sequence[str]) -> Sequence[Holding]:
         """Empty: no cache knows the data, or none was asked yet."""
-        return holdings_of(urls, self._datasets.values())
+        held, answers = self._held
+        found = answers.get(asked := tuple(urls))
+        if found is None:
+            found = held.of(urls)
+            if len(answers) < _ANSWERS_MAX:
+                answers[asked] = found
+        return found
 
     def pod_on(self, node: str) -> CachePod | None:
         return self._pods.get(node)
@@ -50,7 +59,7 @@ class Holdings:
                     return NodeDatasets(pod.node, pod.zone, ())
 
         told = await asyncio.gather(*map(ask, self._pods.values()))
-        self._datasets = {each.node: each for each in told}
+        self._held = await asyncio.to_thread(Held, told), {}
 
 
 def pods_of(slices: Sequence[Mapping[str, Any]]) -> list[CachePod]:

@@ -8,6 +8,8 @@ service (cache, requests, counters, prefetch), the warm-ups and pins, the overvi
 savings and the recent errors. It records the rates about once a second, and adds its gauges to each scrape of the
 metrics.
 
+`held_datasets.HeldDatasets` tells `outrider operator` what this node has of each dataset.
+
 `cluster_part.ClusterPart` is the part for the members of the cluster. `block_owners.BlockOwners` tells which of them
 own the blocks of an object, and `cluster_map.ClusterMap` which of them hold which share of each dataset. Without
 `--peers`, none of these is there.

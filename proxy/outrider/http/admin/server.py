@@ -22,9 +22,9 @@ Owners = Callable[[ObjectRef], Awaitable[Status]]
 """Tells who owns the blocks of an object. Raises S3Error, Signal."""
 
 Datasets = Callable[[], Awaitable[Status]]
-"""Tells which member holds which share of each dataset."""
+"""Tells the shares of datasets that one or all members hold."""
 
-_OWNERS_PATH, _DATASETS_PATH = "/cluster/who", "/cluster/datasets"
+_OWNERS_PATH, _DATASETS_PATH, _HELD_PATH = "/cluster/who", "/cluster/datasets", "/datasets"
 # The question is understood, and there is no answer; the text says why.
 _NO_ANSWER = 422
 _OPEN_TO_ALL = frozenset(("/healthz", "/readyz"))
@@ -39,13 +39,13 @@ class AdminServer(Server):
 
     def __init__(
         self, metrics: Metrics, ready: Callable[[], bool], status: Callable[[], Status], token: str | None,
-        client_timeout_s: float, owners: Owners | None = None, datasets: Datasets | None = None,
+        client_timeout_s: float, held: Datasets, owners: Owners | None = None, datasets: Datasets | None = None,
     ) -> None:  # fmt: skip
-        """`token` None: no token is needed. `client_timeout_s`: how long a connection may last in all. `owners`,
-        `datasets` None: the node is alone."""
+        """`token` None: no token is needed. `client_timeout_s`: how long a connection may last in all. `held`: what
+        this node has. `owners`, `datasets`: what all members have; None: the node is alone."""
         super().__init__(self._handle)
         self._owners = owners
-        self._datasets = datasets
+        self._shares = {_HELD_PATH: held} if datasets is None else {_HELD_PATH: held, _DATASETS_PATH: datasets}
         self._token = token
         self._client_timeout_s = client_timeout_s
 
@@ -79,16 +79,16 @@ class AdminServer(Server):
     async def _handle(self, request: BaseRequest) -> StreamResponse:
         self._guard(request)
         owners = self._owners if request.path == _OWNERS_PATH else None
-        datasets = self._datasets if request.path == _DATASETS_PATH else None
+        shares = self._shares.get(request.path)
         reply = self.replies.get(request.path)
-        if reply is None and owners is None and datasets is None:
+        if reply is None and owners is None and shares is None:
             raise HTTPNotFound
         if request.method not in _METHODS:
             raise HTTPMethodNotAllowed(request.method, _METHODS)
         if owners is not None:
             return await _owners_of(request.query.get("object", ""), owners)
-        if datasets is not None:
-            return json_response(await datasets(), headers={"Cache-Control": "no-store"})
+        if shares is not None:
+            return json_response(await shares(), headers={"Cache-Control": "no-store"})
         assert reply is not None
         return reply()
 
