@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager, suppress
 from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.core.operator.leadership import RENEW_S
 from outrider.core.operator.pod_patch import Offers
-from outrider.engine.operator.gates import STEP_S, Gates
+from outrider.engine.operator.gates import Gates
 from outrider.engine.operator.holdings import REFRESH_S, Holdings
 from outrider.engine.operator.keeper import KEEP_S, Keeper
 from outrider.engine.operator.leader import Leader
 from outrider.engine.operator.metrics import OperatorMetrics
+from outrider.engine.operator.rights import CHECK_S, Rights
 from outrider.http.operator.admission import Admission
 from outrider.http.operator.server import ServerCertificate, listening
 from outrider.operator_ports import Caches, ConflictError, Kube, KubeError
@@ -46,13 +47,16 @@ class Operator:
         self._keeper = Keeper(
             kube, X509Certifier(), self._certificate.show, name=name, monotonic=time.monotonic, wall_clock=time.time
         )
-        self._admission = Admission(offers, self._holdings.of, self._metrics)
+        self._rights = Rights(kube, name, monotonic=time.monotonic)
+        self._is_checked = asyncio.Event()
+        self._admission = Admission(offers, self._holdings.of, self._rights.may_open, self._metrics)
 
     @asynccontextmanager
     async def running(self, webhook: tuple[str, int], plain: tuple[str, int]) -> AsyncIterator[tuple[int, int]]:
         """Yields the ports. Raises OSError: one of them cannot be listened on."""
         loops = {
-            "leader": self._lead, "holdings": self._ask, "certificates": self._keep, "gates": self._open,
+            "leader": self._lead, "rights": self._check, "holdings": self._ask, "certificates": self._keep,
+            "gates": self._open,
         }  # fmt: skip
         async with listening(
             self._admission, self._metrics, self._certificate, webhook=webhook, plain=plain,
@@ -92,11 +96,20 @@ class Operator:
             self._metrics.leader.set(self._leader.is_leader())
         return RENEW_S
 
+    async def _check(self) -> float:
+        try:
+            await self._rights.step()
+        finally:
+            self._is_checked.set()
+        return CHECK_S
+
     async def _ask(self) -> float:
         await self._holdings.refresh()
         return REFRESH_S
 
     async def _keep(self) -> float:
+        # The first pod is asked about when it is known whether it may be held back.
+        await self._is_checked.wait()
         try:
             await self._keeper.step()
         except ConflictError:
@@ -106,5 +119,4 @@ class Operator:
     async def _open(self) -> float:
         if not self._leader.is_leader():
             return _FOLLOWER_S
-        await self._gates.step()
-        return STEP_S
+        return await self._gates.step()

@@ -42,6 +42,10 @@ class Kube(Protocol):
     async def patch_pod(self, namespace: str, name: str, patch: Sequence[Manifest]) -> None:
         """A JSON Patch. Raises ConflictError: a test in it failed."""
 
+    async def may(self, verb: str, group: str, resource: str, *, namespace: str = "", name: str = "") -> bool:
+        """Whether the API server allows this process that call. `namespace` empty: in all of them. `name` empty: for
+        all objects of the kind."""
+
     async def emit(self, event: Manifest) -> None: ...
 
     async def endpoint_slices(self, namespace: str, service: str) -> Sequence[Manifest]: ...
@@ -75,4 +79,4 @@ class Caches(Protocol):
         """Its report (`Progress.told`); None: there is no such warm-up."""
 
     async def datasets(self, pod: CachePod) -> Sequence[Manifest]:
-        """The datasets of that cache, as its status tells them."""
+        """The shares of datasets that that cache has (`HeldDatasets.told`)."""

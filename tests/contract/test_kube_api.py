@@ -75,6 +75,13 @@ async def test_a_pod_that_is_gone_is_no_conflict(api: KubeApi, server: KubeServe
     assert raised.value.code == 404
 
 
+async def test_it_knows_which_calls_it_may_make(api: KubeApi, server: KubeServer) -> None:
+    server.refused = {("patch", "", "pods")}
+    assert await api.may("list", "", "pods")
+    assert not await api.may("patch", "", "pods")
+    assert await api.may("update", "coordination.k8s.io", "leases", namespace=NAMESPACE, name=NAME)
+
+
 async def test_an_event_is_told_in_the_namespace_of_its_pod(api: KubeApi, server: KubeServer) -> None:
     for _ in range(2):
         await api.emit(event_of(pod(), "Warm", "is warm", is_warning=False, time="2026-01-01T00:00:00Z", by="me"))

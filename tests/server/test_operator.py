@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import json
 import signal
 import ssl
@@ -25,7 +26,7 @@ from tests.support.fakes import ramp
 from tests.support.kube import HOST, NAME, NAMESPACE, configuration
 from tests.support.kube_server import EVENTS, LEASES, PODS, SLICES, WEBHOOKS, KubeServer, kube_server
 from tests.support.maintenance_commands import wait_until
-from tests.support.pods import near, patched, review_of
+from tests.support.pods import Pod, near, patched, review_of
 from tests.support.proxy import Proxy, serving_environment
 
 BUCKET = "gated"
@@ -75,6 +76,12 @@ async def test_a_pod_waits_until_its_data_is_known_to_be_warm(bucket: Bucket, tm
             endpoints = [{"addresses": ["127.0.0.1"], "nodeName": "node-a", "zone": "zone-a", "conditions": {}}]
             metadata = {"name": "peers-1", "namespace": NAMESPACE, "labels": labels}
             server.place(SLICES, {"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints})
+            # It waits when the operator comes, which looks after it in its first round.
+            pod = near(f"s3://{BUCKET}/train/", warm="1.0")
+            gated = copy.deepcopy(pod) | {"status": {"phase": "Pending"}}
+            gated["spec"]["schedulingGates"] = [{"name": GATE}]
+            gated["metadata"]["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            server.place(PODS, gated)
             kubeconfig(tmp_path / "config", server, f"https://127.0.0.1:{environ['KUBERNETES_SERVICE_PORT']}")
             flags = {
                 "--endpoint": proxy.endpoint, "--cache": f"{NAMESPACE}/peers", "--namespace": NAMESPACE,
@@ -86,7 +93,7 @@ async def test_a_pod_waits_until_its_data_is_known_to_be_warm(bucket: Bucket, tm
             child = Child(argv, log=log, env=env)
             try:
                 at = await until(lambda: ports(log), log)
-                await gated_and_opened(server, at, log)
+                await gated_and_opened(server, at, log, pod)
             finally:
                 child.process.send_signal(signal.SIGTERM)
                 status = await asyncio.to_thread(child.process.wait, 30)
@@ -101,22 +108,19 @@ def call_of(listed: Any) -> tuple[str, str, str]:
     return listed.verb, listed.group, listed.resource
 
 
-async def gated_and_opened(server: KubeServer, at: dict[str, int], log: Path) -> None:
+async def gated_and_opened(server: KubeServer, at: dict[str, int], log: Path, pod: Pod) -> None:
     def bundle() -> str:
         hooks = server.found(WEBHOOKS, None, NAME)["webhooks"]
         return base64.b64decode(hooks[0]["clientConfig"].get("caBundle", "")).decode()
 
     tls = ssl.create_default_context(cadata=await until(bundle, log))
-    pod = near(f"s3://{BUCKET}/train/", warm="1.0")
     async with aiohttp.ClientSession() as session:
         url = f"https://127.0.0.1:{at['webhook_port']}/mutate"
         async with session.post(url, data=review_of(pod), ssl=tls, server_hostname=HOST) as reply:
             answer = (await reply.json())["response"]
         assert answer["allowed"]
-        pod = patched(pod, json.loads(base64.b64decode(answer["patch"])))
-        assert pod["spec"]["schedulingGates"] == [{"name": GATE}]
-        pod["metadata"]["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        server.place(PODS, {**pod, "status": {"phase": "Pending"}})
+        held_back = patched(pod, json.loads(base64.b64decode(answer["patch"])))
+        assert held_back["spec"]["schedulingGates"] == [{"name": GATE}]
         await until(lambda: not server.found(PODS, "team", "train-0")["spec"]["schedulingGates"], log)
         affinity = server.found(PODS, "team", "train-0")["spec"]["affinity"]["nodeAffinity"]
         [node, zone] = affinity["preferredDuringSchedulingIgnoredDuringExecution"]

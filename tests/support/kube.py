@@ -59,6 +59,10 @@ class FakeKube:
         [bundle] = self.bundles()
         return bundle
 
+    async def may(self, verb: str, group: str, resource: str, *, namespace: str = "", name: str = "") -> bool:
+        self._ask("ask", resource)
+        return f"{verb} {resource}" not in self.refuses
+
     async def get(self, kind: str, name: str) -> Manifest | None:
         self._ask("get", kind)
         return copy.deepcopy(self.objects.get((kind, name)))

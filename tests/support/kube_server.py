@@ -23,6 +23,7 @@ from tests.support.certificate import certify
 PODS, EVENTS, SECRETS = resource("v1/pods"), resource("v1/events"), resource("v1/secrets")
 LEASES = resource("coordination.k8s.io/v1/leases")
 SLICES = resource("discovery.k8s.io/v1/endpointslices")
+REVIEWS = resource("authorization.k8s.io/v1/selfsubjectaccessreviews")
 WEBHOOKS = resource("admissionregistration.k8s.io/v1/mutatingwebhookconfigurations")
 _VERBS = {action.FETCH: "get", action.LIST: "list", action.WATCH: "watch", action.CREATE: "create"}
 
@@ -37,7 +38,7 @@ class KubeServer(KubernetesEmulator):
         self.calls: list[tuple[str, str, str]] = []
         self.refused: set[tuple[str, str, str]] = set()
         self._version = 0
-        for kind in (PODS, EVENTS, SECRETS, LEASES, SLICES, WEBHOOKS):
+        for kind in (PODS, EVENTS, SECRETS, LEASES, SLICES, WEBHOOKS, REVIEWS):
             self.resources[kind] = ResourceInfo()
 
     def place(self, kind: resource, manifest: dict[str, Any]) -> None:
@@ -80,6 +81,10 @@ class KubeServer(KubernetesEmulator):
         if verb in ("update", "patch") and key in self.objects:
             self._store(key, self._written(request, dict(self.objects[key].raw)))
             return web.json_response(dict(self.objects[key].raw))
+        if of == REVIEWS:
+            asked = request.data["spec"]["resourceAttributes"]
+            is_allowed = (asked["verb"], asked["group"], asked["resource"]) not in self.refused
+            return web.json_response({**request.data, "status": {"allowed": is_allowed}}, status=201)
         if verb == "create":
             self._version += 1
             metadata = request.data["metadata"]

@@ -25,11 +25,12 @@ NOW = datetime(2026, 1, 1, 0, 0, 0, tzinfo=UTC).timestamp()
 
 @dataclass
 class FakeKube:
-    """Pods by name. `refuses`: the error that the next patch gets."""
+    """Pods by name. `refuses`: the error that the next patch gets. `hangs`: the pod whose patch is never answered."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     events: list[Manifest] = field(default_factory=list)
     refuses: KubeError | None = None
+    hangs: str = ""
     namespace: str = "cache"
 
     def add(self, *pods: Pod, gated: bool = True) -> None:
@@ -45,8 +46,13 @@ class FakeKube:
         if self.refuses is not None:
             refused, self.refuses = self.refuses, None
             raise refused
+        if name == self.hangs:
+            await asyncio.Event().wait()
         assert namespace == "team"
         self.pods[name] = jsonpatch.JsonPatch(list(patch)).apply(self.pods[name])
+
+    async def may(self, verb: str, group: str, resource: str, *, namespace: str = "", name: str = "") -> bool:
+        raise AssertionError
 
     async def emit(self, event: Manifest) -> None:
         self.events.append(event)
@@ -119,9 +125,9 @@ class World:
         self.holdings = Holdings(self.kube, self.caches, "cache", "peers")
         self.gates = Gates(self.kube, self.caches, self.holdings, self.metrics, me="me", clock=lambda: self.now)
 
-    async def step(self) -> None:
+    async def step(self) -> float:
         await self.holdings.refresh()
-        await self.gates.step()
+        return await self.gates.step()
 
     def gated(self) -> list[str]:
         return [name for name, each in self.kube.pods.items() if each["spec"].get("schedulingGates")]
@@ -165,9 +171,8 @@ async def test_a_cache_that_hangs_over_one_list_keeps_no_pod_of_another(world: W
     world.caches.on_disk = 1000
     world.caches.hangs = warmup_name(["s3://hanging/a/"])
     step = asyncio.ensure_future(world.gates.step())
-    for _ in range(20):
+    while world.gated() != ["other"]:
         await asyncio.sleep(0)
-    assert world.gated() == ["other"]
     step.cancel()
 
 
@@ -255,6 +260,32 @@ async def test_progress_is_told_once_a_minute(world: World) -> None:
     assert [event["message"] for event in world.kube.events] == [
         f"warm: {percent} % of 1.0 kB, 5 B/s" for percent in (0, 30, 60)
     ]
+
+
+async def test_of_thousands_of_pods_each_is_told_of_less_often(world: World) -> None:
+    world.kube.add(*(near(warm="0.9", name=f"train-{rank}") for rank in range(610)))
+    told = []
+    for second in (0, 60, 61):
+        world.now = NOW + second
+        await world.step()
+        told.append(len(world.kube.events))
+    assert told == [610, 610, 1220], "ten a second at most"
+
+
+async def test_data_that_is_warm_already_is_looked_after_soon(world: World) -> None:
+    world.kube.add(near(warm="0.9"))
+    first, second = await world.step(), await world.step()
+    assert first < 1 < second
+
+
+async def test_a_slow_answer_to_one_pod_of_a_job_holds_no_other(world: World) -> None:
+    world.kube.add(near(warm="0.9", name="slow"), *(near(warm="0.9", name=f"train-{rank}") for rank in range(3)))
+    world.caches.on_disk = 1000
+    world.kube.hangs = "slow"
+    step = asyncio.ensure_future(world.gates.step())
+    while world.gated() != ["slow"]:
+        await asyncio.sleep(0)
+    step.cancel()
 
 
 async def test_the_cache_of_the_node_where_a_pod_was_placed_is_told_once(world: World) -> None:

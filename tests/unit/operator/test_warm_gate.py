@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from outrider.core.operator.warm_gate import Opening, opening_of, progress_note, warmup_name
 from outrider.core.operator.wishes import Wishes
+from tests.support.pages import ROOT
 
 WISHES = Wishes(("s3://b/train/",), is_near=True, warm=0.95, deadline_s=900)
 
@@ -66,3 +68,16 @@ def test_progress_is_told_as_share_rate_and_time_left() -> None:
 def test_the_same_data_has_the_same_warmup() -> None:
     assert warmup_name(("s3://a/", "s3://b/")) == warmup_name(["s3://a/", "s3://b/"])
     assert warmup_name(("s3://a/",)) != warmup_name(("s3://b/",))
+
+
+def test_the_page_shows_the_events_as_they_are() -> None:
+    def of_200_gb(percent: int) -> Any:
+        here = percent * 2 * 10**9
+        sizes = {"wanted": 200 * 10**9, "on_disk": here, "fetched": here}
+        return report(rate_bytes_per_s=240 * 10**6, eta_s=(200 * 10**9 - here) / 240e6, bytes=sizes)
+
+    warm = opening_of(WISHES, 0, of_200_gb(95), None)
+    assert warm is not None
+    told = [progress_note(of_200_gb(61)), progress_note(of_200_gb(68)), warm.note]
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    assert re.findall(r"^  Normal .* outrider-operator  (.*)$", page, re.MULTILINE) == told

@@ -27,6 +27,10 @@ class ApiCall(NamedTuple):
 API_CALLS = (
     ApiCall("list", "", "pods", Scope.CLUSTER, False, "finds pending pods that carry the labels"),
     ApiCall("patch", "", "pods", Scope.CLUSTER, False, "opens the gate of a pod and sets its affinity"),
+    ApiCall(
+        "create", "authorization.k8s.io", "selfsubjectaccessreviews", Scope.CLUSTER, False,
+        "asks whether it may open gates, before it closes one",
+    ),
     ApiCall("create", "", "events", Scope.CLUSTER, False, "tells progress and reasons, beside the pod"),
     ApiCall("list", "discovery.k8s.io", "endpointslices", Scope.CACHE, False, "finds the caches, nodes and zones"),
     ApiCall("get", "coordination.k8s.io", "leases", Scope.OWN, True, "sees which replica acts"),

@@ -26,6 +26,7 @@ _Event = create_namespaced_resource("", "v1", "Event", "events")
 _Secret = create_namespaced_resource("", "v1", "Secret", "secrets")
 _Lease = create_namespaced_resource("coordination.k8s.io", "v1", "Lease", "leases")
 _Slices = create_namespaced_resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+_Review = create_global_resource("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews")
 _Webhook = create_global_resource(
     "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations"
 )
@@ -98,6 +99,15 @@ class KubeApi:
     async def patch_pod(self, namespace: str, name: str, patch: Sequence[Mapping[str, Any]]) -> None:
         async with self._calling() as client:
             await client.patch(_Pod, name, list(patch), namespace=namespace, patch_type=PatchType.JSON)
+
+    async def may(self, verb: str, group: str, resource: str, *, namespace: str = "", name: str = "") -> bool:
+        asked = {"verb": verb, "group": group, "resource": resource, "namespace": namespace, "name": name}
+        async with self._calling() as client:
+            answer = await client.create(_Review({
+                "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {},
+                "spec": {"resourceAttributes": asked},
+            }))  # fmt: skip
+            return bool((answer.get("status") or {}).get("allowed"))
 
     async def emit(self, event: Mapping[str, Any]) -> None:
         async with self._calling() as client:

@@ -40,8 +40,10 @@ class Offers:
     sidecar: Sidecar | None = None
 
 
-def patch_of(pod: Mapping[str, Any], wishes: Wishes, offers: Offers, holdings: Iterable[Holding]) -> list[Operation]:
-    """`holdings`: where the pod's data is."""
+def patch_of(
+    pod: Mapping[str, Any], wishes: Wishes, offers: Offers, holdings: Iterable[Holding], *, may_gate: bool = True
+) -> list[Operation]:
+    """`holdings`: where the pod's data is. `may_gate` False: no pod is held back."""
     spec: Mapping[str, Any] = pod.get("spec") or {}
     patch: list[Operation] = []
     if wishes.inject is Inject.ENDPOINT and offers.endpoint is not None:
@@ -50,7 +52,7 @@ def patch_of(pod: Mapping[str, Any], wishes: Wishes, offers: Offers, holdings: I
         patch += _with_sidecar(spec, offers.sidecar)
     # A pod that names its node is not scheduled.
     if wishes.is_near and not spec.get("nodeName"):
-        if wishes.warm is not None:
+        if wishes.warm is not None and may_gate:
             patch += _gated(spec)
         else:
             patch += affinity_patch(spec, holdings)

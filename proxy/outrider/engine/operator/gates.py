@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from math import inf
 
 from outrider.core.operator.events import event_of
 from outrider.core.operator.pod_patch import is_gated, opened
@@ -30,9 +31,13 @@ from outrider.operator_ports import (
 log = logging.getLogger(__name__)
 
 STEP_S = 3.0
+# After a round that has begun a warm-up: that of data which is there already has ended by then.
+_SOON_S = 0.5
 # Between two Events about the progress of a pod.
 _TELL_S = 60.0
-# Sets of data that are looked after at once.
+# All pods together get no more. The API server keeps each Event for an hour.
+_EVENTS_PER_S = 10
+# Sets of data that are looked after at once, and pods for which the API server is called at once.
 _AT_ONCE = 16
 # A pod whose data is warm waits no longer for the answers of slow caches.
 _LOOK_S = 10.0
@@ -55,9 +60,13 @@ class Gates:
         self._told: dict[str, float] = {}
         self._invalid: set[str] = set()
         self._followed: set[str] = set()
+        self._calling = asyncio.Semaphore(_AT_ONCE)
+        self._tell_s = _TELL_S
+        self._has_begun = False
 
-    async def step(self) -> None:
-        """One round over all pods. Raises KubeError: they could not be listed."""
+    async def step(self) -> float:
+        """One round over all pods. Returns the seconds until the next one. Raises KubeError: no pods were listed."""
+        self._has_begun = False
         pods = {pod["metadata"]["uid"]: pod for pod in await self._kube.pending_pods(SCHEDULE, None)}
         pods.update({pod["metadata"]["uid"]: pod for pod in await self._kube.pending_pods(INJECT, None)})
         for kept in (self._invalid, self._followed):
@@ -75,7 +84,9 @@ class Gates:
             elif wishes.is_near and uid not in self._followed and (node := pod["spec"].get("nodeName")):
                 self._followed.add(uid)
                 await self._follow(node, wishes.data)
-        self._metrics.gated.set(sum(map(len, waiting.values())))
+        gated = sum(map(len, waiting.values()))
+        self._metrics.gated.set(gated)
+        self._tell_s = max(_TELL_S, gated / _EVENTS_PER_S)
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def judge(data: Sequence[str], gated: Sequence[tuple[Manifest, Wishes]]) -> None:
@@ -83,7 +94,8 @@ class Gates:
                 await self._judge(data, gated)
 
         # At once: a cache that hangs over one list keeps no pod beyond its deadline that waits for another.
-        await asyncio.gather(*(judge(data, gated) for data, gated in waiting.items()))
+        await asyncio.gather(*(judge(data, pods) for data, pods in waiting.items()))
+        return _SOON_S if self._has_begun else STEP_S
 
     async def _tell_invalid(self, uid: str, pod: Manifest, why: str) -> None:
         if is_gated(pod):
@@ -105,18 +117,23 @@ class Gates:
     async def _judge(self, data: Sequence[str], gated: Sequence[tuple[Manifest, Wishes]]) -> None:
         """Pods that wait for the same data, be they of one job or of several."""
         report, refusal = await self._progress(data)
-        now, is_fresh = self._clock(), False
+        now = self._clock()
+        ready: list[tuple[Manifest, Opening]] = []
+        told: list[Manifest] = []
         for pod, wishes in gated:
             waited_s = now - datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
             opening = opening_of(wishes, waited_s, report, refusal)
             if opening is not None:
-                if report is not None and not is_fresh:
-                    await self._look()
-                    is_fresh = True
-                await self._open(pod, data, opening)
-            elif report is not None and now - self._told.get(uid := pod["metadata"]["uid"], -_TELL_S) >= _TELL_S:
+                ready.append((pod, opening))
+            elif report is not None and now - self._told.get(uid := pod["metadata"]["uid"], -inf) >= self._tell_s:
                 self._told[uid] = now
-                await self._emit(pod, "Warming", progress_note(report))
+                told.append(pod)
+        if ready and report is not None:
+            await self._look()
+        await asyncio.gather(
+            *(self._open(pod, data, opening) for pod, opening in ready),
+            *(self._emit(pod, "Warming", progress_note(report or {})) for pod in told),
+        )
 
     async def _look(self) -> None:
         """Ask the caches what they hold: the last answers may be from before the warm-up."""
@@ -133,6 +150,7 @@ class Gates:
             report = await self._caches.progress(name)
             if report is None:
                 await self._caches.warm(name, data)
+                self._has_begun = True
                 report = await self._caches.progress(name)
         except CacheRefusedError as error:
             return None, str(error)
@@ -144,7 +162,9 @@ class Gates:
     async def _open(self, pod: Manifest, data: Sequence[str], opening: Opening) -> None:
         metadata = pod["metadata"]
         try:
-            await self._kube.patch_pod(metadata["namespace"], metadata["name"], opened(pod, self._holdings.of(data)))
+            async with self._calling:
+                patch = opened(pod, self._holdings.of(data))
+                await self._kube.patch_pod(metadata["namespace"], metadata["name"], patch)
         except ConflictError:
             return  # the next round sees the pod as it is now
         except KubeError as error:
@@ -162,6 +182,7 @@ class Gates:
         """Without it the pod runs as well."""
         time = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
-            await self._kube.emit(event_of(pod, reason, note, is_warning=is_warning, time=time, by=self._me))
+            async with self._calling:
+                await self._kube.emit(event_of(pod, reason, note, is_warning=is_warning, time=time, by=self._me))
         except KubeError as error:
             log.warning("an event was not told", extra={"reason": reason, "why": str(error)})

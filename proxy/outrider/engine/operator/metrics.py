@@ -12,6 +12,9 @@ class OperatorMetrics:
             "outrider_operator_admissions", "Pods that the webhook was asked about, by result.", ["result"],
             registry=self.registry,
         )  # fmt: skip
+        for result in ("patched", "unpatched", "invalid", "failed", "late"):
+            # From 0 on, so that the first one is an increase.
+            self.admissions.labels(result)
         self.openings = Counter(
             "outrider_operator_openings", "Gates that were opened, by reason.", ["reason"], registry=self.registry
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
@@ -10,13 +11,16 @@ from typing import Any
 
 from outrider.core.operator.affinity import Holding
 from outrider.core.operator.pod_patch import Offers, patch_of
-from outrider.core.operator.wishes import WishError, wishes_of
+from outrider.core.operator.wishes import WishError, Wishes, wishes_of
 from outrider.engine.operator.metrics import OperatorMetrics
 
 log = logging.getLogger(__name__)
 
+# The API server waits for 2 s (`timeoutSeconds` in the chart). The rest is for the way.
+DECIDE_S = 1.0
 # Longer warnings are cut by the API server, all of a request at 4,096 characters.
 _WARNING_CHARS = 256
+_NOT_GATED = "the pod does not wait for its data, since the operator may not open gates; its log has the reason"
 
 
 class ReviewError(ValueError):
@@ -24,16 +28,20 @@ class ReviewError(ValueError):
 
 
 class Admission:
-    """`holdings`: where data is; see `Holdings.of`."""
+    """`holdings`: where data is; see `Holdings.of`. It is asked by another thread. `may_gate`: see `Rights.may_open`.
+    `decide_s`: a pod whose patch is not made by then is admitted as it is."""
 
     def __init__(
-        self, offers: Offers, holdings: Callable[[Sequence[str]], Sequence[Holding]], metrics: OperatorMetrics
-    ) -> None:
+        self, offers: Offers, holdings: Callable[[Sequence[str]], Sequence[Holding]], may_gate: Callable[[], bool],
+        metrics: OperatorMetrics, *, decide_s: float = DECIDE_S,
+    ) -> None:  # fmt: skip
         self._offers = offers
         self._holdings = holdings
+        self._may_gate = may_gate
         self._metrics = metrics
+        self._decide_s = decide_s
 
-    def answer(self, body: bytes) -> dict[str, Any]:
+    async def answer(self, body: bytes) -> dict[str, Any]:
         """The AdmissionReview to send back. Raises ReviewError."""
         try:
             review = json.loads(body)
@@ -43,8 +51,14 @@ class Admission:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ReviewError(f"no AdmissionReview with a request and an object: {error}") from error
         response: dict[str, Any] = {"uid": uid, "allowed": True}
+        may_gate = self._may_gate()
         try:
-            patch = self._patch(pod)
+            # On a thread: other pods need not wait, and the deadline holds.
+            async with asyncio.timeout(self._decide_s):
+                wishes, patch = await asyncio.to_thread(self._decide, pod, may_gate)
+        except TimeoutError:
+            log.warning("a pod was admitted as it is, since its patch took too long")
+            result = "late"
         except WishError as error:
             result = "invalid"
             response["warnings"] = [f"outrider: {error}"[:_WARNING_CHARS]]
@@ -54,13 +68,16 @@ class Admission:
             result = "failed"
         else:
             result = "patched" if patch else "unpatched"
+            if wishes.warm is not None and not may_gate:
+                response["warnings"] = [f"outrider: {_NOT_GATED}"]
             if patch:
                 response["patchType"] = "JSONPatch"
                 response["patch"] = base64.b64encode(json.dumps(patch).encode()).decode()
         self._metrics.admissions.labels(result).inc()
         return {"apiVersion": version, "kind": "AdmissionReview", "response": response}
 
-    def _patch(self, pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _decide(self, pod: Mapping[str, Any], may_gate: bool) -> tuple[Wishes, list[dict[str, Any]]]:
         metadata = pod.get("metadata") or {}
         wishes = wishes_of(metadata.get("labels") or {}, metadata.get("annotations") or {})
-        return patch_of(pod, wishes, self._offers, self._holdings(wishes.data) if wishes.data else ())
+        holdings = self._holdings(wishes.data) if wishes.data else ()
+        return wishes, patch_of(pod, wishes, self._offers, holdings, may_gate=may_gate)

@@ -58,7 +58,7 @@ async def listening(
 
     async def mutate(request: web.Request) -> web.Response:
         try:
-            return web.json_response(admission.answer(await request.read()))
+            return web.json_response(await admission.answer(await request.read()))
         except ReviewError as error:
             return web.Response(status=400, text=f"{error}\n")
 
