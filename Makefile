@@ -19,11 +19,12 @@ BENCH ?=
 
 install: $(VENV)/installed
 
+# `--no-compile` halves the time of it: Python compiles what is imported, when it is.
 $(VENV)/installed: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]" --editable sdk
-	$(BIN)/python -m pip install --quiet --no-deps --requirement tests/clients/no-deps.txt
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[$(EXTRAS)]" --editable sdk
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement tests/clients/no-deps.txt
 	touch $@
 
 # `make test PYTEST="-x tests/engine"` hands words on. JOBS processes share the files out, each with an S3 server of its
@@ -110,7 +111,7 @@ bench: $(VENV)/bench-installed
 
 # Outrider is measured with what it requires and no more, as in its image: some libraries import what they find.
 $(VENV)/bench-installed: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --editable ".[bench]"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[bench]"
 	$(PYTHON) -m venv $(VENV)/alone
 	$(VENV)/alone/bin/python -m pip install --quiet --editable .
 	touch $@
