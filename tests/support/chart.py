@@ -31,6 +31,7 @@ kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.
 
 # The oldest Kubernetes version that Chart.yaml promises, and the newest that the schemas know.
 KUBERNETES = ("1.29", kubernetes_validate.latest_version())
+BETWEEN = tuple(f"1.{minor}" for minor in range(30, int(KUBERNETES[-1].split(".")[1])))
 
 CASES: dict[str, Values] = {
     path.name.removesuffix("-values.yaml"): yaml.safe_load(path.read_text())

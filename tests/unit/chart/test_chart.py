@@ -16,6 +16,7 @@ from outrider.http.admin.server import AdminServer
 from outrider.metrics import Metrics
 from outrider.settings import SettingsError, load
 from tests.support.chart import (
+    BETWEEN,
     CASES,
     CHART,
     KUBERNETES,
@@ -79,6 +80,16 @@ def test_kubernetes_knows_every_field_of_every_manifest(
             kubernetes_validate.validate(manifest, kubernetes, strict=True)
         wanted = None if manifest["kind"] in OF_THE_CLUSTER else NAMESPACE
         assert manifest["metadata"].get("namespace") == wanted
+
+
+@pytest.mark.parametrize("kubernetes", BETWEEN)
+def test_each_kubernetes_between_them_knows_every_field(kubernetes: str, tmp_path: Path) -> None:
+    """The value files of the parts whose manifests depend on the version; the others differ in settings alone."""
+    with in_cluster(tmp_path / "chart", kubernetes=kubernetes) as chart:
+        for case in ("defaults", "operator", "inject-endpoint", "warm"):
+            for manifest in everything(chart, CASES[case]):
+                if manifest["kind"] not in UNKNOWN_TO_KUBERNETES:
+                    kubernetes_validate.validate(manifest, kubernetes, strict=True)
 
 
 def test_the_oldest_kubernetes_tried_here_is_the_oldest_allowed_also_in_managed_clusters(chart: helm.Chart) -> None:

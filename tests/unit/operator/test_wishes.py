@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from outrider.core.operator.wishes import DEADLINE_S, Inject, WishError, Wishes, wishes_of
+from tests.support.pages import ROOT, blocks_of
 
 SCHEDULE = {"outrider.dev/schedule": "true"}
 DATA = {"outrider.dev/data": "s3://bucket/train/"}
@@ -59,3 +61,10 @@ def test_shares(text: str, share: float) -> None:
 def test_what_makes_no_sense_is_named(labels: dict[str, str], annotations: dict[str, str], said: str) -> None:
     with pytest.raises(WishError, match=said.replace("(", r"\(")):
         wishes_of(labels, annotations)
+
+
+def test_the_lines_on_the_page_are_a_wish() -> None:
+    page = ROOT / "docs/kubernetes.md"
+    [block] = [each for each in blocks_of(page) if each.language == "yaml"]
+    told = yaml.safe_load(block.text)["metadata"]
+    assert wishes_of(told["labels"], told["annotations"]) == Wishes(("s3://corpus/train/",), is_near=True, warm=0.95)
