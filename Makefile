@@ -87,8 +87,10 @@ $(VENV)/tools/installed: $(VENV)/installed
 	$(VENV)/tools/bin/python -m pip install --quiet pip-audit uv
 	touch $@
 
+# `make demo DEMO=--real` really trains.
+DEMO ?=
 demo: install
-	$(BIN)/python -m tests.bench.demo
+	$(BIN)/python -m tests.bench.demo $(DEMO)
 
 # The simulated goals, what an event costs, and the live ones; `make bench-ahead BENCH="--only webdataset"`.
 bench-ahead: install

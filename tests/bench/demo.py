@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from tests.bench import demo_real
 from tests.bench.dataset import Shard, write_shards
 from tests.bench.table import Row, footnotes, table
 from tests.support.bucket import Bucket
@@ -232,6 +233,22 @@ def run_all(demo: Demo, directory: Path, bucket: Bucket) -> list[Row]:
     return rows
 
 
+def run_real(directory: Path, bucket: Bucket, console: Console) -> None:
+    """Raises DemoError: the losses differ."""
+    training = demo_real.Training(directory, bucket, shards=8)
+    with SimulatorProcess(
+        bucket.address, ttfb_s=TTFB_S, connection_bytes_s=CONNECTION_BYTES_S, total_bytes_s=TOTAL_BYTES_S
+    ) as simulator:
+        rows = training.run("(a) bucket", simulator.endpoint, simulator)
+        with outrider(simulator.endpoint, directory, bucket.environment()) as (endpoint, _):
+            rows += training.run("(b) Outrider", endpoint, simulator)
+        rows += training.run("(c) local disk", None, simulator)
+    console.print(demo_real.table(rows))
+    if not demo_real.same(rows):
+        raise DemoError("the losses differ")
+    console.print("The losses of all steps were the same, bit for bit, in all three.")
+
+
 def check(rows: list[Row], samples: int, digest: str) -> None:
     """Check that each epoch read every sample once, bit for bit.
 
@@ -248,6 +265,9 @@ def check(rows: list[Row], samples: int, digest: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.demo", description=__doc__)
     parser.add_argument("--short", action="store_true", help="a small dataset, for CI: the figures mean little")
+    parser.add_argument(
+        "--real", action="store_true", help="train a small ResNet, in place of the emulated accelerator"
+    )
     parser.add_argument("--opener", choices=["s5cmd", "aws", "boto3", "curl"], default="s5cmd")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     parser.add_argument("--keep", action="store_true", help="keep shards, cache and logs")
@@ -260,6 +280,9 @@ def main() -> int:
         signal.signal(number, _interrupted)
     try:
         with _directory(console, keep=chosen.keep) as directory, Bucket() as bucket:
+            if chosen.real:
+                run_real(directory, bucket, console)
+                return 0
             demo = Demo(SHORT if chosen.short else Plan(), chosen.opener, directory, bucket, console)
             rows = run_all(demo, directory, bucket)
         console.print(table(rows, demo.dataset_bytes))

@@ -92,4 +92,5 @@ def test_the_first_commands_need_nothing_but_tracked_files(clone: Path) -> None:
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_the_first_commands_run_on_a_fresh_machine(clone: Path) -> None:
     assert "the same, bit for bit, in all four" in " ".join(make(clone, "demo").split())
+    assert "the same, bit for bit, in all three" in " ".join(make(clone, "demo", "DEMO=--real").split())
     assert "tests/unit/s3/test_ranges.py::" in make(clone, "test", *COLLECT)

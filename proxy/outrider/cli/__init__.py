@@ -7,7 +7,8 @@
    `aws_environment`.
 3. Commands for a running proxy talk to it: `warm`, `pin`, `unpin`, `evict` and `verify` through its control bucket
    (`control_client`), `ls`, `stats` and `cluster` through its admin port (`status_client`, `admin_port`).
-4. `simulate` runs without a proxy. `operator` is another program: it places pods in Kubernetes.
+4. `simulate` runs without a proxy, and `demo` brings a bucket and a job along. `operator` is another program: it places
+   pods in Kubernetes.
 
 Exit codes: 0 done, 1 failed, 2 wrong use or settings.
 """
@@ -38,6 +39,7 @@ outrider cluster                          the nodes that are one cache
 outrider doctor                           what is wrong, and what to do
 outrider simulate --cache 10%,25%,50%     how large a cache a job needs
 outrider bench s3://my-bucket/train/      how fast that bucket is with it
+outrider demo                             all of it, with a bucket of its own
 """
 
 app = typer.Typer(
@@ -64,6 +66,7 @@ _COMMANDS: dict[str, dict[str, Any]] = {
     "stats": {},
     "cluster": {},
     "operator": {},
+    "demo": {},
 }
 
 

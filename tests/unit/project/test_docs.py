@@ -101,6 +101,7 @@ def test_no_block_is_left_out() -> None:
 INLINE = {
     "docker build --tag registry.example.org/outrider:0.1.0 .": "test_the_image_has_the_charts_tag",
     'pip install ".[examples]"': "test_everything_that_pip_is_told_to_install_exists",
+    "pip install '.[demo]'": "test_everything_that_pip_is_told_to_install_exists",
     "pip install '.[plot]'": "test_everything_that_pip_is_told_to_install_exists",
     "pip install --require-hashes -r requirements.lock": "test_everything_that_pip_is_told_to_install_exists",
     "pip install .": "tests/server/test_image.py",
