@@ -15,7 +15,7 @@ TEST_TOOLS := chromium kubectl prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test test-python test-tools soak audit lock chart-readme bench bench-ahead bench-tools demo demo-short bench-cluster cluster-demo lint clean
+.PHONY: install test test-python test-tools soak audit lock chart-readme bench bench-ahead bench-tools demo demo-short bench-cluster cluster-demo papers lint clean
 
 install: $(VENV)/installed
 
@@ -100,6 +100,10 @@ bench-ahead: install
 # The goals of many nodes; `make bench-cluster BENCH="--only join,write --json run.json"`.
 bench-cluster: install
 	$(BIN)/python -m tests.bench.cluster $(BENCH)
+
+# DELI, TDCS and iGear beside Outrider: docs/papers.md; `make papers BENCH="--only deli --plot docs"`.
+papers: $(VENV)/bench-installed
+	$(BIN)/python -m tests.bench.papers $(BENCH)
 
 # One training job on four nodes: each cache by itself, and all as one.
 cluster-demo: install

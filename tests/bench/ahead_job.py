@@ -67,7 +67,7 @@ class Samples(Dataset[int]):  # type: ignore[misc]
         if self._connection is None:
             assert url.hostname is not None
             self._connection = HTTPConnection(url.hostname, url.port)
-        self._connection.request("GET", f"{url.path}?{url.query}")
+        self._connection.request("GET", url._replace(scheme="", netloc="").geturl())
         with self._connection.getresponse() as answer:
             body = answer.read()
         if answer.status != 200:

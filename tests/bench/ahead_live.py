@@ -89,13 +89,16 @@ class RunFailed(Exception):
 class Live:
     """One world's data in a bucket and on local disk, and jobs over it."""
 
-    def __init__(self, world: World, bucket: Bucket, directory: Path, told: Callable[[str], None]) -> None:
+    def __init__(
+        self, world: World, bucket: Bucket, directory: Path, told: Callable[[str], None], *, name: str = ""
+    ) -> None:  # fmt: skip
+        """`name`: of this world, where a bucket has several of one kind."""
         self.world = world
         self.digest = 0
         self._bucket = bucket
         self._directory = directory
         self._told = told
-        self._name = f"ahead-{world.kind}"
+        self._name = f"ahead-{name or world.kind}"
         self._stolen_s = 0.0
 
     def make(self) -> None:

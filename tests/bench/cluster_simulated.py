@@ -14,9 +14,10 @@ from tests.bench.cluster_world import Row
 from tests.support.simulator_process import REPOSITORY
 
 # ResNet50 on 16 nodes of 8 GPUs: each takes 1,100 images of 110 kB a second, 15.5 GB/s in all.
-_PLACE = ("--nodes", "16", "--gpus-per-node", "8", "--link", "25Gbit", "--bucket", "10GB/s")
-_IMAGES, _IMAGE_BYTES = "1100", 110_000
-_SHARD_BYTES = 64 * 2**20
+_PLACE = ("--nodes", "16", "--gpus-per-node", "8", "--link", "25Gbit")
+_BUCKET = "10GB/s"
+_IMAGES, IMAGE_BYTES = "1100", 110_000
+SHARD_BYTES = 64 * 2**20
 # All caches together hold the data, and some of the owners have more than others.
 _CACHE = "120%"
 _MINUTE_S = 60.0
@@ -26,22 +27,25 @@ def simulated(directory: Path, scale: float) -> list[Measured]:
     """128 GPUs before a bucket that gives two thirds of what they take. The images are in shards, or are objects of
     their own, as in the work that the speed is compared with."""
     shards, images = max(512, int(2048 * scale)), max(1024, int(20480 * scale))
-    in_shards, took_s = _simulated(shards, _SHARD_BYTES, epochs=3)
-    alone, alone_s = _simulated(images, _IMAGE_BYTES, epochs=2)
+    in_shards, took_s = simulate(shards, SHARD_BYTES, epochs=3)
+    alone, alone_s = simulate(images, IMAGE_BYTES, epochs=2)
     return [
-        *_last(f"16 x 8 GPUs, {shards} shards of {_SHARD_BYTES / 1e6:.0f} MB", in_shards),
+        *_last(f"16 x 8 GPUs, {shards} shards of {SHARD_BYTES / 1e6:.0f} MB", in_shards),
         *_last(f"16 x 8 GPUs, {images} images, an object each", alone),
         Measured(
-            "simulated", f"seconds to simulate {shards * _SHARD_BYTES / 1e9:.0f} GB, three epochs", took_s, _MINUTE_S,
+            "simulated", f"seconds to simulate {shards * SHARD_BYTES / 1e9:.0f} GB, three epochs", took_s, _MINUTE_S,
             unit="s", detail=f"the images in {alone_s:.0f} s",
         ),
     ]  # fmt: skip
 
 
-def _simulated(count: int, size_bytes: int, *, epochs: int) -> tuple[list[dict[str, Any]], float]:
-    """The rows of the simulation, and the seconds that it took."""
+def simulate(
+    count: int, size_bytes: int, *, epochs: int, bucket: str = _BUCKET
+) -> tuple[list[dict[str, Any]], float]:  # fmt: skip
+    """The rows of the simulation, and the seconds that it took. `bucket`: its bandwidth, as on the command line."""
     argv = [
-        sys.executable, "-m", "outrider", "simulate", *_PLACE, "--images", _IMAGES, "--image-size", str(_IMAGE_BYTES),
+        sys.executable, "-m", "outrider", "simulate", *_PLACE, "--bucket", bucket, "--images", _IMAGES,
+        "--image-size", str(IMAGE_BYTES),
         "--shards", str(count), "--size", str(size_bytes), "--order", "fresh", "--cache", _CACHE,
         "--epochs", str(epochs), "--json",
     ]  # fmt: skip

