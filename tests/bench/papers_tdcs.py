@@ -19,12 +19,12 @@ from tests.bench.papers_table import Cells, Figure, Line, Table
 # 128 GPUs take 1,100 images of 110 kB a second: 15.5 GB/s.
 _SIMULATED_BUCKET = "6.2GB/s"
 _NODES = 8
-# Each node takes an eighth of what this machine can carry twice, for its readers and its nodes.
+# As in the row `eight` of `tests.bench.cluster`: two cores carry it for readers, nodes and bucket.
 _TAKEN_BYTES_S = 92e6
 _BUCKET_BYTES_S = 0.4 * _TAKEN_BYTES_S
 # A link carries 3.2 times what its node takes, as 25 Gbit/s do before eight GPUs.
 _LINK_BYTES_S = 3.2 * _TAKEN_BYTES_S / _NODES
-# All caches together, of the data. Of few blocks some owners have more than others.
+# All caches together, of the data. There are few blocks, so some owners have more than others.
 _HELD = 1.5
 _EPOCHS = (1, 2, 3)
 
