@@ -15,7 +15,7 @@ TEST_TOOLS := chromium kubectl prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test test-python test-tools soak audit lock chart-readme bench bench-ahead bench-tools demo demo-short bench-cluster cluster-demo papers lint clean
+.PHONY: install test test-python test-tools soak frameworks audit lock chart-readme bench bench-ahead bench-tools demo demo-short bench-cluster cluster-demo papers lint clean
 
 install: $(VENV)/installed
 
@@ -76,6 +76,12 @@ LOCKED := uv pip compile --quiet --universal --python-version 3.11 --upgrade --g
 lock: $(VENV)/tools/installed
 	$(VENV)/tools/bin/$(LOCKED) --extra kubernetes --extra operator --extra tracing --output-file requirements.lock pyproject.toml
 	echo 'hatchling>=1.27' | $(VENV)/tools/bin/$(LOCKED) --output-file requirements-build.lock -
+
+# The code of docs/frameworks.md, with each framework in an environment of its own below .venv-frameworks: gigabytes, and
+# half an hour the first time. `make frameworks FRAMEWORKS="polars or duckdb"` runs these alone.
+FRAMEWORKS ?=
+frameworks: install
+	$(BIN)/python -m pytest tests/frameworks/each_framework.py $(if $(FRAMEWORKS),-k "$(FRAMEWORKS)")
 
 # The table of values in charts/outrider/README.md.
 chart-readme: install

@@ -31,7 +31,11 @@ def example_manifests() -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. `marks`: `no-run`, `if=COMMAND` or `template`, from behind the language; `line`: of its fence."""
+    """A fenced block.
+
+    `marks`: from behind the language, `no-run`, `template`, `if=COMMAND`, `run=FRAMEWORK`, `writes=PREFIX`; `line`: of
+    its fence.
+    """
 
     page: Path
     line: int

@@ -22,7 +22,7 @@ from tests.support.pages import ROOT, Block, blocks_of
 
 SHELLS = ("sh", "console")
 QUICK_START, SETTINGS = ROOT / "docs" / "quickstart.md", ROOT / "docs" / "settings.md"
-NO_RUN, IF = "no-run", "if="
+NO_RUN, IF, RUN = "no-run", "if=", "run="
 # A page takes some ten seconds, and far more on a busy machine.
 DEADLINE_S = 280.0
 _ADDRESS = re.compile(r"127\.0\.0\.1:(94[0-9]{2})\b")
@@ -54,9 +54,12 @@ def shell_blocks(page: Path) -> list[Block]:
 
 
 def possible(block: Block) -> bool:
-    """Whether the block is run here: it is not marked `no-run`, and the thing that an `if=` names exists."""
-    return NO_RUN not in block.marks and all(
-        _exists(mark.removeprefix(IF)) for mark in block.marks if mark.startswith(IF)
+    """Whether the block is run here: it is not marked `no-run`, tests/frameworks does not run it, and the thing that an
+    `if=` names exists."""
+    return (
+        NO_RUN not in block.marks
+        and not any(mark.startswith(RUN) for mark in block.marks)
+        and all(_exists(mark.removeprefix(IF)) for mark in block.marks if mark.startswith(IF))
     )
 
 

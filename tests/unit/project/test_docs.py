@@ -37,6 +37,7 @@ METRIC_ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_bu
 KUBERNETES_PAGE = ROOT / "docs" / "kubernetes.md"
 LANGUAGES = {"sh", "console", "text", "python", "toml", "json", "yaml", "mermaid", "promql"}
 KNOWN_MARKS = {"no-run", "template"}
+KNOWN_BEGINNINGS = ("if=", "run=", "writes=")
 
 any_page = pytest.mark.parametrize("page", [*pages(), *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -64,7 +65,7 @@ def test_every_page_is_in_the_index() -> None:
 def test_every_block_names_its_language_and_is_valid(page: Path) -> None:
     for block in blocks_of(page):
         assert block.language in LANGUAGES, block.name
-        assert all(mark in KNOWN_MARKS or mark.startswith("if=") for mark in block.marks), block.name
+        assert all(mark in KNOWN_MARKS or mark.startswith(KNOWN_BEGINNINGS) for mark in block.marks), block.name
         if block.language == "python":
             compile(block.text, block.name, "exec", flags=ast.PyCF_ONLY_AST)
         elif block.language == "toml":

@@ -31,6 +31,7 @@ def for_child(
     if endpoint.startswith("http://"):
         # Rust's object_store refuses http otherwise.
         child.setdefault("AWS_ALLOW_HTTP", "true")
+    child.update(_for_tools(endpoint, region))
     if needs_keys:
         child["AWS_ACCESS_KEY_ID"] = child["AWS_SECRET_ACCESS_KEY"] = "outrider-accepts-any"  # noqa: S105 - no secret
     if any(environ.get(name) for name in _PROXIES):
@@ -40,6 +41,18 @@ def for_child(
         hosts = "*" if set(listed) == {"*"} else ",".join(dict.fromkeys([*listed, "127.0.0.1", "localhost"]))
         child.update(dict.fromkeys(_NO_PROXY, hosts))
     return child
+
+
+def _for_tools(endpoint: str, region: str | None) -> dict[str, str]:
+    """The variables of libraries that read none of the SDKs', or need one more. docs/frameworks.md tells of each."""
+    scheme, _, address = endpoint.partition("://")
+    remote = {"TYPE": "s3", "PROVIDER": "Other", "ENDPOINT": endpoint, "ENV_AUTH": "true", "REGION": region or ""}
+    return {
+        "DUCKDB_S3_ENDPOINT": address,
+        "DUCKDB_S3_USE_SSL": "true" if scheme == "https" else "false",
+        # A remote `outrider:`. RCLONE_S3_ENDPOINT would win over the endpoints in the user's own file of remotes.
+        **{f"RCLONE_CONFIG_OUTRIDER_{name}": value for name, value in remote.items() if value},
+    }
 
 
 def _hosts_without_proxy(environ: Mapping[str, str]) -> list[str]:
