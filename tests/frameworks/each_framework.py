@@ -65,7 +65,7 @@ def ran(command: Command, block: Block, directory: Path) -> dict[str, Any]:
     directory.mkdir()
     file = directory / "block"
     file.write_text(block.text)
-    shell = ["bash", "-eu", file] if block.language == "sh" else ["python", file]
+    shell: list[str | Path] = ["bash", "-eu", file] if block.language == "sh" else ["python", file]
     with command.start("run", "--summary", "json", "--", *IN_DIRECTORY, directory, *shell) as process:
         out, err = process.communicate(timeout=RUN_S)
     assert process.returncode == 0, f"{block.name}\n{out[-4000:]}\n{err[-8000:]}"
