@@ -29,7 +29,7 @@ def commands_of(name: str) -> Path:
     if not done.exists() or done.read_text() != asked:
         shutil.rmtree(environment, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", environment], check=True, timeout=INSTALL_S)
-        pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", *requirements]
+        pip: list[str | Path] = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", *requirements]
         installed = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=INSTALL_S)
         assert installed.returncode == 0, f"pip install {' '.join(requirements)}:\n{installed.stderr}"
         done.write_text(asked)
