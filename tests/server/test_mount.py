@@ -1,4 +1,4 @@
-"""`outrider mount` with rclone and a real kernel; left out where FUSE is not to be had."""
+"""`outrider mount` with a real kernel, by rclone and by its own client; left out where FUSE is not to be had."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 IMAGE = bytes(range(251)) * 440
+SHARD = bytes(range(251)) * 40_000
 
 
 def lacks() -> str | None:
@@ -36,6 +37,7 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
     name = bucket.make_bucket("mounted")
     client = bucket.client()
     client.put_object(Bucket=name, Key="train/cat/0.jpg", Body=IMAGE)
+    client.put_object(Bucket=name, Key="train/big.tar", Body=SHARD)
     client.close()
     command = Command(bucket, tmp_path)
     command.environ["OUTRIDER_ORIGIN"] = bucket.endpoint
@@ -44,7 +46,7 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
     with Proxy(bucket, freshness="ttl:7") as proxy:
         there = asked(proxy.endpoint, {})
         assert (there.who, there.freshness) == (Who.OUTRIDER, "ttl:7")
-        words = ("--endpoint", proxy.endpoint, f"s3://{name}/train", place)
+        words = ("--client", "rclone", "--endpoint", proxy.endpoint, f"s3://{name}/train", place)
         done = command.run("mount", *words, "--", "sh", "-c", f"sha256sum < {place}/cat/0.jpg; exit 3")
     assert (done.returncode, done.stdout.split()[:1]) == (3, [hashlib.sha256(IMAGE).hexdigest()]), done.stderr
     assert not is_mounted(str(place))
@@ -52,7 +54,11 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
     with command.start("mount", f"s3://{name}", place) as process:
         assert process.stderr is not None
         assert "Ctrl-C" in process.stderr.readline()
+        assert sorted(path.name for path in (place / "train").iterdir()) == ["big.tar", "cat"]
         assert (place / "train" / "cat" / "0.jpg").read_bytes() == IMAGE
+        assert (place / "train" / "big.tar").read_bytes() == SHARD
+        with pytest.raises(OSError, match="Read-only"):
+            (place / "new").touch()
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(children[0]), signal.SIGKILL)
         assert process.wait() == 1

@@ -35,6 +35,9 @@ def words_of(name: str, **changed: object) -> str:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("outrider", "-m outrider.mount {"),
+        ("outrider", '"bucket": "pets", "prefix": "train/", "directory": "/mnt/pets"'),
+        ("outrider", '"believed_s": 60'),
         ("rclone", "mount2 outrider:pets/train /mnt/pets"),
         ("rclone", "RCLONE_CONFIG_OUTRIDER_ENDPOINT=http://127.0.0.1:9480 "),
         ("rclone", "--attr-timeout 60s --dir-cache-time 60s"),
@@ -55,6 +58,7 @@ def test_each_client_is_told_the_place_and_how_long_attributes_hold(name: str, s
 @pytest.mark.parametrize(
     ("name", "of_the_bucket", "others", "never"),
     [
+        ("outrider", '"prefix": "", "directory": "/mnt/pets"', '"allow_other": true', '"believed_s": 31536000'),
         ("rclone", "outrider:pets /mnt/pets", "--allow-other", "--attr-timeout 31536000s"),
         ("mount-s3", "pets /mnt/pets", "--allow-other", "--metadata-ttl indefinite"),
         ("s3fs", "pets /mnt/pets", "-o allow_other", "-o attr_timeout=31536000"),

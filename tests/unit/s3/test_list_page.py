@@ -73,7 +73,7 @@ def test_a_size_that_is_no_number_is_unknown(size: str) -> None:
 
 def test_common_prefixes_show_that_keys_are_left_out() -> None:
     body = page([("a", 1)]).replace(ENCODED, b"<CommonPrefixes><Prefix>b/</Prefix></CommonPrefixes>" + ENCODED)
-    assert parse_page(body) == ListPage((as_listed("a", 1),), has_groups=True, is_encoded=True)
+    assert parse_page(body) == ListPage((as_listed("a", 1),), groups=("b/",), is_encoded=True)
 
 
 def test_an_object_is_the_version_that_has_its_bytes_and_its_date() -> None:

@@ -42,7 +42,7 @@ from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef
 from outrider.settings import Settings, SettingsError
 
-ClientName = Literal["rclone", "mount-s3", "s3fs"]
+ClientName = Literal["outrider", "rclone", "mount-s3", "s3fs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def mount(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- CMD]", help="A command to run while it is mounted.")
     ] = None,
-    client: Annotated[ClientName | None, typer.Option(help="Default: the first that is installed.")] = None,
+    client: Annotated[ClientName, typer.Option(help="The FUSE client. Default: Outrider's own.")] = "outrider",
     endpoint: Annotated[
         str | None,
         typer.Option(help="S3 port of a running Outrider; default: AWS_ENDPOINT_URL, if one is there.", metavar="URL"),
@@ -123,7 +123,7 @@ def _bucket_and_prefix(url: str) -> tuple[str, str]:
     return bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
 
-def _ready(name: str | None, place: str) -> tuple[FuseClient, str, str]:
+def _ready(name: str, place: str) -> tuple[FuseClient, str, str]:
     """The client, its program, and the program that unmounts.
 
     Raises:
@@ -138,18 +138,19 @@ def _ready(name: str | None, place: str) -> tuple[FuseClient, str, str]:
         mounting.unmount(place, facts.helper)
     if (why := missing.complaint_about(Path(place))) is not None:
         raise CannotMount(why)
-    wanted = [client for client in FUSE_CLIENTS if name in (None, client.name)]
-    for client in wanted:
-        if (program := _program(client.name)) is not None:
-            return client, program, facts.helper
-    sources = ", ".join(f"{client.name} ({client.source})" for client in wanted)
-    raise CannotMount(f"there is no FUSE client. Install {'one of ' if name is None else ''}{sources}.")
+    client = next(client for client in FUSE_CLIENTS if client.name == name)
+    program = _program(client)
+    if program is None:
+        raise CannotMount(f"there is no {name} ({client.source}). Without --client, Outrider's own is taken.")
+    return client, program, facts.helper
 
 
-def _program(name: str) -> str | None:
+def _program(client: FuseClient) -> str | None:
+    if client.source is None:
+        return sys.executable
     # A wheel puts its programs beside the interpreter, which needs no activated environment to be found.
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+    beside = Path(sys.executable).with_name(client.name)
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which(client.name)
 
 
 def _running_at(endpoint: str | None, flags: Flags) -> There | None:

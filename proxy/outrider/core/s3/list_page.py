@@ -48,14 +48,15 @@ class ListPage:
     """`objects` in the order of the LIST. `is_truncated`: this is not the last page.
 
     `next_token` continues a LIST of version 2, and `next_marker` one of version 1; None: the page has none.
-    `has_groups`: the page shows some keys only as a common prefix. `is_encoded`: its keys came encoded.
+    `groups`: the common prefixes, which stand for keys that the page does not show. `is_encoded`: its keys came
+    encoded.
     """
 
     objects: tuple[Listed, ...]
     is_truncated: bool = False
     next_token: str | None = None
     next_marker: str | None = None
-    has_groups: bool = False
+    groups: tuple[str, ...] = ()
     is_encoded: bool = False
 
 
@@ -85,7 +86,7 @@ class _Reader:
         self._entries: list[dict[str, str]] = []
         # The children of the root that have no children themselves.
         self._values: dict[str, str] = {}
-        self._has_groups = False
+        self._groups: list[str] = []
         self._path: list[str] = []
         self._entry: dict[str, str] = {}
 
@@ -106,7 +107,8 @@ class _Reader:
                 self._entries.append(self._entry)
                 self._entry = {}
             case "ListBucketResult/CommonPrefixes/Prefix":
-                self._has_groups |= value != ""
+                if value:
+                    self._groups.append(value)
             case _ if path == f"ListBucketResult/Contents/{name}":
                 self._entry[name] = value
             case _ if len(self._path) == 1:
@@ -124,7 +126,7 @@ class _Reader:
             is_truncated,
             token or None,
             _decoded(marker) if marker and is_encoded else marker or None,
-            self._has_groups,
+            tuple(_decoded(group) if is_encoded else group for group in self._groups),
             is_encoded,
         )
 

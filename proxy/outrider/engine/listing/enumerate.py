@@ -147,7 +147,7 @@ class _Steps:
 
     def take(self, page: ListPage) -> None:
         """Raises OriginBroke: the page is one of the pages before, or does not show all keys."""
-        if page.has_groups:
+        if page.groups:
             raise OriginBroke("its LIST hides keys under common prefixes, without a delimiter in the request")
         if not page.objects:
             return

@@ -1,0 +1,77 @@
+"""`python -m outrider.mount`: the FUSE client that `outrider mount` starts. Its one argument is JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.origin.http_origin import HttpOrigin
+from outrider.adapters.process.system import (
+    keep_collections_short,
+    keep_memory_small,
+    new_event_loop,
+    raise_open_files_limit,
+    set_up_logs,
+)
+from outrider.metrics import Metrics
+from outrider.mount import device
+from outrider.mount.bucket import Bucket
+from outrider.mount.file_system import FileSystem
+from outrider.mount.messages import READ_BYTES_MAX
+
+# Readers that wait at the same time. A FUSE client with fewer would hold back readers that the proxy could serve.
+_CONNECTIONS = 128
+# Source: linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+
+
+async def serve(told: Mapping[str, str], helper: str) -> None:
+    """Mount, and serve until it is unmounted, or at SIGTERM."""
+    proxy = HttpOrigin(
+        told["endpoint"], told["region"], AwsCredentials(), Metrics(), time.time, connections=_CONNECTIONS
+    )
+    await proxy.open()
+    directory = told["directory"]
+    options = ["ro", "nosuid", "nodev", f"fsname=s3://{told['bucket']}", "subtype=outrider", "default_permissions"]
+    fd = device.mount(helper, directory, [*options, *(["allow_other"] if told["allow_other"] else [])])
+    try:
+        files = FileSystem(fd, Bucket(proxy, told["bucket"]), told["prefix"], float(told["believed_s"]))
+
+        def stop() -> None:
+            subprocess.Popen([helper, "-u", "-z", directory], stderr=subprocess.DEVNULL)
+            files.ended.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        files.start()
+        device.read_ahead(directory, READ_BYTES_MAX)
+        await files.ended.wait()
+    finally:
+        os.close(fd)
+        await proxy.close()
+
+
+def main() -> None:
+    # A mount whose command was killed must not stay behind.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    told = json.loads(sys.argv[1])
+    set_up_logs("warning", None)
+    keep_memory_small()
+    keep_collections_short()
+    raise_open_files_limit()
+    helper = shutil.which("fusermount3") or shutil.which("fusermount") or "fusermount3"
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(serve(told, helper))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Answers the kernel's requests: names and attributes from LISTs and HEADs, bytes from GETs.
+
+The kernel keeps what it is told: names and attributes as long as they are believed, and pages until a file's time or
+size changes. It is told that OPEN is not known, after which it opens files by itself. So a file that was read before is
+read again without any request here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import sys
+import time
+from collections.abc import Coroutine
+from itertools import count
+from typing import Any
+
+from outrider.mount import messages
+from outrider.mount.bucket import Bucket, Stale
+from outrider.mount.messages import HEADER, READ, Op, Owner
+from outrider.mount.nodes import Directory, File, Listing, Node, Nodes, is_name
+from outrider.mount.reads import Reads
+from outrider.ports import Clock
+
+log = logging.getLogger(__name__)
+
+# A reader that looks up one name after the other gets the whole directory: a LIST for a thousand names costs less than
+# as many HEADs.
+_LOOKUPS_UNLISTED = 8
+# Requests that are read before other tasks get their turn.
+_AT_ONCE = 16
+_SILENT = (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT)
+_NOTICES = (*_SILENT, Op.RELEASEDIR, Op.DESTROY)
+
+
+class FileSystem:
+    """Serves one mount on the event loop. `ended` is set when it is unmounted."""
+
+    def __init__(self, fd: int, bucket: Bucket, prefix: str, believed_s: float, clock: Clock = time.monotonic) -> None:
+        """`fd`: a descriptor of /dev/fuse, which does not block. `believed_s`: how long names and attributes hold."""
+        self.ended = asyncio.Event()
+        self._fd = fd
+        self._bucket = bucket
+        self._believed_s = believed_s
+        self._clock = clock
+        self._nodes = Nodes(prefix)
+        self._owner = Owner(os.getuid(), os.getgid())
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # The requests that are not answered yet, by the kernel's number for them.
+        self._waiting: dict[int, asyncio.Task[None]] = {}
+        self._reads = Reads(bucket, self._spawn)
+        self._listings: dict[int, asyncio.Task[None]] = {}
+        self._handles = count(1)
+        self._opened: dict[int, list[tuple[str, Node]]] = {}
+        self._request = bytearray(messages.REQUEST_BYTES_MAX)
+
+    def start(self) -> None:
+        asyncio.get_running_loop().add_reader(self._fd, self._readable)
+
+    def _readable(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                size = os.readv(self._fd, [self._request])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EINTR, errno.ENOENT):
+                    continue  # the request was interrupted before it was read
+                asyncio.get_running_loop().remove_reader(self._fd)
+                self.ended.set()
+                return
+            self._take(memoryview(self._request)[:size])
+
+    def _take(self, request: memoryview) -> None:
+        _, op, unique, number, _, _, _, _, _ = HEADER.unpack_from(request)
+        body = request[HEADER.size :]
+        if op == Op.READ:
+            _, start, size, _, _, _, _ = READ.unpack_from(body)
+            self._later(unique, self._read(number, start, size))
+            return
+        try:
+            answer = self._at_once(op, number, body)
+        except OSError as error:
+            self._reply(unique, error=error.errno or errno.EIO)
+            return
+        except KeyError:
+            self._reply(unique, error=errno.ESTALE)
+            return
+        if isinstance(answer, Coroutine):
+            self._later(unique, answer)
+        elif op not in _SILENT:
+            self._reply(unique, answer)
+
+    def _at_once(self, op: int, number: int, body: memoryview) -> bytes | Coroutine[Any, Any, bytes]:
+        """The answer, or how to get it. An unknown request is one that the kernel then does by itself."""
+        match op:
+            case Op.LOOKUP:
+                return self._lookup(self._directory(number), os.fsdecode(bytes(body).rstrip(b"\0")))
+            case Op.GETATTR:
+                return self._attributes(self._nodes[number])
+            case Op.OPENDIR:
+                return self._open_directory(self._directory(number))
+            case Op.READDIR | Op.READDIRPLUS:
+                handle, offset, size, _, _, _, _ = READ.unpack_from(body)
+                return self._entries(number, handle, offset, size, plus=op == Op.READDIRPLUS)
+            case Op.STATFS:
+                return messages.statfs_reply()
+            case Op.INIT:
+                return messages.init_reply(body)
+            case _ if op in _NOTICES:
+                self._noted(op, number, int.from_bytes(body[:8], sys.byteorder))
+                return b""
+            case _:
+                raise OSError(errno.ENOSYS, "not known")
+
+    def _noted(self, op: int, number: int, first: int) -> None:
+        """`first`: the first field of the notice."""
+        if op == Op.RELEASEDIR:
+            self._opened.pop(first, None)
+        elif op == Op.FORGET:
+            self._nodes.forgotten(number)
+        elif op == Op.INTERRUPT and (task := self._waiting.get(first)) is not None:
+            task.cancel()
+
+    def _directory(self, number: int) -> Directory:
+        node = self._nodes[number]
+        if not isinstance(node, Directory):
+            raise OSError(errno.ENOTDIR, "no directory")
+        return node
+
+    # -- names and attributes ----------------------------------------------------------------------------------
+
+    def _lookup(self, parent: Directory, name: str) -> bytes | Coroutine[Any, Any, bytes]:
+        node = parent.children.get(name)
+        if self._holds(parent.listed_at):
+            return self._entry(node, parent)
+        if isinstance(node, File) and self._holds(node.checked_at):
+            return self._entry(node, parent)
+        return self._looked_up(parent, name)
+
+    async def _looked_up(self, parent: Directory, name: str) -> bytes:
+        if not is_name(name):
+            return messages.absent_reply(self._believed_s)
+        if parent.listed_at is not None and self._believed_s > 0:
+            await asyncio.shield(self._list(parent))
+            return self._entry(parent.children.get(name), parent)
+        parent.lookups += 1
+        if parent.lookups == _LOOKUPS_UNLISTED and self._believed_s > 0:
+            self._list(parent)
+        if (told := await self._bucket.head(parent.prefix + name)) is not None:
+            file = self._nodes.file(parent, name)
+            file.learn(*told, self._clock())
+            return self._entry(file, parent)
+        if await self._bucket.has_any(f"{parent.prefix}{name}/"):
+            return self._entry(self._nodes.directory(parent, name), parent)
+        parent.children.pop(name, None)
+        return messages.absent_reply(0.0)
+
+    def _entry(self, node: Node | None, parent: Directory) -> bytes:
+        if node is None:
+            return messages.absent_reply(self._left_s(parent.listed_at))
+        checked_at = node.checked_at if isinstance(node, File) else parent.listed_at
+        return messages.entry_reply(node.attributes, self._owner, self._left_s(checked_at))
+
+    def _attributes(self, node: Node) -> bytes | Coroutine[Any, Any, bytes]:
+        if isinstance(node, Directory):
+            return messages.attributes_reply(node.attributes, self._owner, self._believed_s)
+        if self._holds(node.checked_at):
+            return messages.attributes_reply(node.attributes, self._owner, self._left_s(node.checked_at))
+        return self._checked(node)
+
+    async def _checked(self, file: File) -> bytes:
+        told = await self._bucket.head(file.key)
+        if told is None:
+            raise OSError(errno.ENOENT, "it is gone")
+        file.learn(*told, self._clock())
+        return messages.attributes_reply(file.attributes, self._owner, self._believed_s)
+
+    def _holds(self, checked_at: float | None) -> bool:
+        return checked_at is not None and self._left_s(checked_at) > 0
+
+    def _left_s(self, checked_at: float | None) -> float:
+        """How long what was learnt at `checked_at` is still believed."""
+        if checked_at is None:
+            return 0.0
+        return max(0.0, checked_at + self._believed_s - self._clock())
+
+    def _list(self, directory: Directory) -> asyncio.Task[None]:
+        """One LIST of a directory at a time."""
+        task = self._listings.get(directory.number)
+        if task is None:
+            task = self._listings[directory.number] = self._spawn(self._listed(directory))
+            task.add_done_callback(lambda ended: self._no_longer_listed(directory, ended))
+        return task
+
+    def _no_longer_listed(self, directory: Directory, ended: asyncio.Task[None]) -> None:
+        del self._listings[directory.number]
+        # Nobody may have waited for it.
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.debug("directory not listed", extra={"prefix": directory.prefix, "error": str(error)})
+
+    async def _listed(self, directory: Directory) -> None:
+        listing = Listing(self._nodes, directory, self._clock())
+        async for page in self._bucket.pages(directory.prefix):
+            listing.take(page.objects, page.groups)
+        listing.done()
+
+    # -- directories -------------------------------------------------------------------------------------------
+
+    async def _open_directory(self, directory: Directory) -> bytes:
+        if not self._holds(directory.listed_at):
+            await asyncio.shield(self._list(directory))
+        handle = next(self._handles)
+        self._opened[handle] = [(".", directory), ("..", directory), *directory.children.items()]
+        return messages.opened_reply(handle)
+
+    def _entries(self, number: int, handle: int, offset: int, size: int, *, plus: bool) -> bytes:
+        entries, parent, body = self._opened.get(handle, []), self._directory(number), bytearray()
+        for place in range(offset, len(entries)):
+            name, node = entries[place]
+            # Node 0: the kernel learns nothing of the two dots.
+            entry = None if not plus else messages.absent_reply(0.0) if place < 2 else self._entry(node, parent)
+            packed = messages.directory_entry(os.fsencode(name), node.attributes, place + 1, entry)
+            if len(body) + len(packed) > size:
+                break
+            body += packed
+        return bytes(body)
+
+    # -- bytes -------------------------------------------------------------------------------------------------
+
+    async def _read(self, number: int, start: int, size: int) -> memoryview:
+        node = self._nodes[number]
+        if not isinstance(node, File):
+            raise OSError(errno.EISDIR, "a directory")
+        try:
+            return await self._reads.read(node, start, size)
+        except Stale:
+            # The next look asks anew, and the kernel then drops the pages.
+            node.checked_at = node.parent.listed_at = -self._believed_s
+            self._write([messages.dropped_pages(number)])
+            raise OSError(errno.ESTALE, "it was written anew") from None
+
+    # -- replies -----------------------------------------------------------------------------------------------
+
+    def _later(self, unique: int, answer: Coroutine[Any, Any, bytes | memoryview]) -> None:
+        task = self._waiting[unique] = self._spawn(self._answered(unique, answer))
+        task.add_done_callback(lambda _: self._waiting.pop(unique))
+
+    async def _answered(self, unique: int, answer: Coroutine[Any, Any, bytes | memoryview]) -> None:
+        try:
+            self._reply(unique, await answer)
+        except asyncio.CancelledError:
+            self._reply(unique, error=errno.EINTR)
+            raise
+        except OSError as error:
+            log.debug("request of the kernel failed", extra={"error": str(error)})
+            self._reply(unique, error=error.errno or errno.EIO)
+        except KeyError:
+            self._reply(unique, error=errno.ESTALE)
+        except Exception:
+            log.exception("request of the kernel broke")
+            self._reply(unique, error=errno.EIO)
+
+    def _reply(self, unique: int, body: bytes | memoryview = b"", error: int = 0) -> None:
+        self._write([messages.reply_head(unique, len(body), error), body])
+
+    def _write(self, parts: list[bytes | memoryview]) -> None:
+        try:
+            os.writev(self._fd, parts)
+        except OSError as error:
+            # ENOENT: the reader was interrupted, and waits no more. ENODEV: it is unmounted.
+            log.debug("reply not taken", extra={"error": str(error)})
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

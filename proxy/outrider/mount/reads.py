@@ -1,0 +1,126 @@
+"""The reads of open files: ranges as they are asked for, and a stream for each reader that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+
+from outrider.mount.bucket import Bucket, Target
+from outrider.mount.nodes import File
+
+# As large as the proxy's blocks: one request for each of them.
+STREAM_BYTES = 8 * 1024 * 1024
+# Streams that nobody reads on make room for others. The kernel keeps what was read.
+_STREAMS_MAX = 32
+# READs ahead of a reader come several at once, and not always in order.
+_OUT_OF_ORDER_BYTES = 4 * 1024 * 1024
+
+
+class _Stream(Target):
+    """A part of a file, on its way."""
+
+    def __init__(self, start: int, size: int) -> None:
+        super().__init__(size)
+        self.start = start
+        self.read_bytes = 0
+        self.failure: Exception | None = None
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.bytes)
+
+    def take(self, chunk: bytes | bytearray | memoryview) -> None:
+        super().take(chunk)
+        self._wake()
+
+    def failed(self, error: Exception) -> None:
+        self.failure = error
+        self._wake()
+
+    async def until(self, count: int) -> None:
+        """Wait until the first `count` bytes are here."""
+        while self.came < count:
+            if self.failure is not None:
+                raise self.failure
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((count, future))
+            await future
+
+    def _wake(self) -> None:
+        still = []
+        for count, future in self._waiting:
+            if self.came < count and self.failure is None:
+                still.append((count, future))
+            elif not future.done():
+                future.set_result(None)
+        self._waiting = still
+
+
+class Reads:
+    def __init__(self, bucket: Bucket, spawn: Callable[..., object]) -> None:
+        """`spawn` starts a task and keeps it."""
+        self._bucket = bucket
+        self._spawn = spawn
+        # By the file's number and the start of the part, the one that was read last at the end.
+        self._streams: OrderedDict[tuple[int, int], _Stream] = OrderedDict()
+
+    async def read(self, file: File, start: int, size: int) -> memoryview:
+        """The bytes of `file`, fewer at its end.
+
+        Raises:
+            OSError, Stale
+        """
+        stop = min(start + size, file.size)
+        if start >= stop:
+            return memoryview(b"")
+        goes_on = start == 0 or abs(start - file.reads_at) <= _OUT_OF_ORDER_BYTES
+        file.reads_at = stop
+        if stream := self._stream_at(file, start, stop, begins=goes_on and stop - start < file.size):
+            return await self._from(file, stream, start, stop)
+        target = Target(stop - start)
+        await self._bucket.read_into(target, file.key, start, file.etag)
+        return memoryview(target.bytes)
+
+    def _stream_at(self, file: File, start: int, stop: int, *, begins: bool) -> _Stream | None:
+        part = start // STREAM_BYTES * STREAM_BYTES
+        stream = self._streams.get((file.number, part))
+        if stream is None and begins:
+            stream = self._begun(file, part)
+        if stream is None or stop > stream.stop:
+            return None
+        return stream
+
+    def _begun(self, file: File, part: int) -> _Stream:
+        stream = _Stream(part, min(STREAM_BYTES, file.size - part))
+        self._streams[file.number, part] = stream
+        while len(self._streams) > _STREAMS_MAX:
+            self._streams.popitem(last=False)
+        self._spawn(self._fill(file, stream))
+        return stream
+
+    async def _fill(self, file: File, stream: _Stream) -> None:
+        try:
+            await self._bucket.read_into(stream, file.key, stream.start, file.etag)
+        except Exception as error:  # noqa: BLE001 - its readers raise it
+            self._forget(file, stream)
+            stream.failed(error)
+
+    async def _from(self, file: File, stream: _Stream, start: int, stop: int) -> memoryview:
+        key = (file.number, stream.start)
+        if key in self._streams:
+            self._streams.move_to_end(key)
+        # The next part is on its way before this one has been read.
+        half = stop - stream.start > len(stream.bytes) // 2
+        if half and stream.stop < file.size and (file.number, stream.stop) not in self._streams:
+            self._begun(file, stream.stop)
+        await stream.until(stop - stream.start)
+        stream.read_bytes += stop - start
+        if stream.read_bytes >= len(stream.bytes):
+            self._forget(file, stream)
+        return memoryview(stream.bytes)[start - stream.start : stop - stream.start]
+
+    def _forget(self, file: File, stream: _Stream) -> None:
+        if self._streams.get((file.number, stream.start)) is stream:
+            del self._streams[file.number, stream.start]

@@ -1,0 +1,359 @@
+"""The file system of `outrider mount` before a fake proxy; a socket stands in for the kernel's device."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+import struct
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from outrider.core.model import ObjectRef
+from outrider.mount.bucket import Bucket
+from outrider.mount.file_system import FileSystem
+from outrider.mount.messages import HEADER, READ, Op
+from outrider.mount.nodes import ROOT
+from outrider.mount.reads import STREAM_BYTES
+from tests.support.fakes import FakeClock, FakeOrigin, FakeReply, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from outrider.core.model import Headers
+    from outrider.ports import OriginRequest
+
+MIB = 1024 * 1024
+FLUSH = 25
+TUESDAY: Headers = (("last-modified", "Tue, 06 Jan 2026 00:00:00 GMT"),)
+TUESDAY_S = 1767657600
+
+
+@dataclass
+class Proxy(FakeOrigin):
+    """`FakeOrigin` that also answers LISTs, `page` keys and groups at a time."""
+
+    page: int = 1000
+
+    def _read(self, request: OriginRequest, ref: ObjectRef, fault: Fault | None) -> FakeReply:
+        if ref.key:
+            return super()._read(request, ref, fault)
+        asked = dict(request.query)
+        prefix, delimiter = asked["prefix"], asked.get("delimiter")
+        rows: dict[str, str] = {}
+        for (_, key), stored in sorted(self.objects.items()):
+            name, slash, _ = key.removeprefix(prefix).partition("/")
+            if not key.startswith(prefix):
+                continue
+            if delimiter and slash:
+                group = f"{prefix}{name}/"
+                rows[group] = f"<CommonPrefixes><Prefix>{group}</Prefix></CommonPrefixes>"
+            else:
+                rows[key] = (
+                    f"<Contents><Key>{key}</Key><Size>{len(stored.data)}</Size><ETag>{stored.etag}</ETag>"
+                    "<LastModified>2026-01-06T00:00:00.519Z</LastModified></Contents>"
+                )
+        begin = int(asked.get("continuation-token", "0"))
+        end = begin + int(asked.get("max-keys", self.page))
+        more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < len(rows) else ""
+        told = f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>{more}"
+        body = f"<ListBucketResult>{told}{''.join(list(rows.values())[begin:end])}</ListBucketResult>".encode()
+        return FakeReply(200, (), len(body), body, fault, self)
+
+    @property
+    def lists(self) -> int:
+        return sum(request.method == "GET" and not request.key for request in self.log)
+
+
+class Answer(NamedTuple):
+    error: int
+    body: bytes
+
+
+class Entry(NamedTuple):
+    number: int
+    valid_s: float
+    size: int
+    time_ns: int
+    is_directory: bool
+
+
+def entry_of(body: bytes) -> Entry:
+    number, _, _, valid_s, _, rest = struct.unpack_from("=QQQQII", body)
+    return Entry(number, valid_s + rest / 1e9, *attributes_of(body[40:]))
+
+
+def attributes_of(body: bytes) -> tuple[int, int, bool]:
+    _, size, _, _, seconds, _, _, rest, _, mode = struct.unpack_from("=QQQQQQIIII", body)
+    return size, seconds * 10**9 + rest, stat.S_ISDIR(mode)
+
+
+class Kernel:
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self.unique = 0
+        self.notices: list[bytes] = []
+
+    async def send(self, op: int, number: int, body: bytes) -> None:
+        head = HEADER.pack(HEADER.size + len(body), op, self.unique, number, 0, 0, 0, 0, 0)
+        await asyncio.get_running_loop().sock_sendall(self._end, head + body)
+
+    async def ask(self, op: int, number: int, body: bytes = b"") -> Answer:
+        self.unique += 1
+        unique = self.unique
+        await self.send(op, number, body)
+        while True:
+            reply = await asyncio.get_running_loop().sock_recv(self._end, 2 * MIB)
+            length, error, of = struct.unpack_from("=IiQ", reply)
+            assert length == len(reply)
+            if of:
+                assert of == unique
+                return Answer(-error, reply[16:])
+            self.notices.append(reply)
+
+    async def look(self, name: str, parent: int = ROOT) -> Entry | None:
+        error, body = await self.ask(Op.LOOKUP, parent, os.fsencode(name) + b"\0")
+        assert error == 0
+        return entry_of(body) if entry_of(body).number else None
+
+    async def found(self, name: str, parent: int = ROOT) -> Entry:
+        entry = await self.look(name, parent)
+        assert entry is not None
+        return entry
+
+    async def read(self, number: int, start: int, size: int) -> Answer:
+        return await self.ask(Op.READ, number, READ.pack(0, start, size, 0, 0, 0, 0))
+
+    async def names(self, number: int = ROOT, size: int = 4096) -> dict[str, Entry]:
+        error, body = await self.ask(Op.OPENDIR, number, bytes(8))
+        assert error == 0
+        handle, offset, found = struct.unpack_from("=Q", body)[0], 0, {}
+        while part := (await self.ask(Op.READDIRPLUS, number, READ.pack(handle, offset, size, 0, 0, 0, 0))).body:
+            at = 0
+            while at < len(part):
+                _, offset, length, _ = struct.unpack_from("=QQII", part, at + 128)
+                name = os.fsdecode(part[at + 152 : at + 152 + length])
+                found[name] = entry_of(part[at:])
+                at += (152 + length + 7) // 8 * 8
+        return found
+
+
+class World(NamedTuple):
+    proxy: Proxy
+    kernel: Kernel
+    clock: FakeClock
+
+    def put(self, key: str, data: bytes = b"image") -> None:
+        self.proxy.put(ObjectRef("pets", key), data, TUESDAY)
+
+    @property
+    def requests(self) -> int:
+        return len(self.proxy.log)
+
+
+@asynccontextmanager
+async def mounted(believed_s: float = 60.0, prefix: str = "train/") -> AsyncIterator[World]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MIB)
+    with ours, theirs:
+        proxy, clock = Proxy(chunk_bytes=256 * 1024), FakeClock()
+        FileSystem(ours.fileno(), Bucket(proxy, "pets"), prefix, believed_s, clock).start()
+        yield World(proxy, Kernel(theirs), clock)
+        asyncio.get_running_loop().remove_reader(ours.fileno())
+
+
+async def test_a_name_is_found_without_a_list_and_then_believed() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg")
+        entry = await world.kernel.found("cat.jpg")
+        assert (entry.size, entry.is_directory, entry.valid_s) == (5, False, 60.0)
+        assert entry.time_ns // 10**9 == TUESDAY_S
+        assert [request.method for request in world.proxy.log] == ["HEAD"]
+        world.clock.advance(20)
+        assert (await world.kernel.found("cat.jpg")).valid_s == pytest.approx(40.0)
+        assert world.requests == 1
+        assert await world.kernel.look("dog.jpg") is None
+
+
+async def test_a_directory_is_a_prefix_of_keys() -> None:
+    async with mounted() as world:
+        world.put("train/cats/1.jpg")
+        cats = await world.kernel.found("cats")
+        assert cats.is_directory
+        assert (await world.kernel.found("1.jpg", cats.number)).size == 5
+
+
+async def test_a_listed_directory_answers_by_itself() -> None:
+    async with mounted() as world:
+        world.proxy.page = 7
+        for number in range(40):
+            world.put(f"train/{number:02}.jpg", bytes(number))
+        world.put("train/more/x")
+        names = await world.kernel.names()
+        assert sorted(names) == [".", "..", *(f"{number:02}.jpg" for number in range(40)), "more"]
+        assert names["more"].is_directory
+        assert names["21.jpg"].size == 21
+        asked = world.requests
+        assert await world.kernel.found("21.jpg") == names["21.jpg"]
+        assert await world.kernel.look("absent") is None
+        assert world.requests == asked
+
+
+async def test_names_that_no_path_can_have_are_left_out() -> None:
+    async with mounted() as world:
+        for key in ("train/", "train//x", "train/./x", "train/both", "train/both/x", "train/" + 300 * "n"):
+            world.put(key)
+        names = await world.kernel.names()
+        assert sorted(names) == [".", "..", "both"]
+        assert names["both"].is_directory
+
+
+async def test_one_lookup_after_the_other_gets_the_directory_listed() -> None:
+    async with mounted() as world:
+        for number in range(20):
+            world.put(f"train/{number}")
+        for number in range(20):
+            assert await world.kernel.look(str(number)) is not None
+        assert world.proxy.lists == 1
+        assert world.proxy.count("HEAD") < 20
+
+
+async def test_the_kernel_opens_files_by_itself() -> None:
+    """After ENOSYS the kernel asks no more, and keeps a file's pages over its opens."""
+    async with mounted() as world:
+        for op in (Op.OPEN, FLUSH):
+            assert (await world.kernel.ask(op, ROOT, bytes(8))).error == errno.ENOSYS
+
+
+async def test_a_file_in_one_read_takes_one_request() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg", b"0123456789")
+        number = (await world.kernel.found("cat.jpg")).number
+        assert await world.kernel.read(number, 0, 131072) == Answer(0, b"0123456789")
+        assert await world.kernel.read(number, 10, 131072) == Answer(0, b"")
+        assert world.proxy.count("GET") == 1
+
+
+async def test_a_reader_that_goes_on_takes_one_request_for_each_part() -> None:
+    body = bytes(range(251)) * (STREAM_BYTES // 251 + 9000)
+    async with mounted() as world:
+        world.put("train/1.tar", body)
+        number = (await world.kernel.found("1.tar")).number
+        read = b"".join([(await world.kernel.read(number, start, MIB)).body for start in range(0, len(body), MIB)])
+        assert read == body
+        assert len(world.proxy.ranges) == 2
+
+
+async def test_a_read_far_away_takes_no_more_than_it_asks_for() -> None:
+    body = bytes(3 * STREAM_BYTES)
+    async with mounted() as world:
+        world.put("train/data.mdb", body)
+        number = (await world.kernel.found("data.mdb")).number
+        assert (await world.kernel.read(number, 17 * MIB, 4096)).body == bytes(4096)
+        assert world.proxy.ranges == [f"bytes={17 * MIB}-{17 * MIB + 4095}"]
+
+
+async def test_a_version_of_the_same_second_and_size_has_another_time() -> None:
+    """By its time the kernel knows that its pages are old."""
+    async with mounted() as world:
+        world.put("train/cat.jpg", b"old")
+        old = await world.kernel.found("cat.jpg")
+        world.put("train/cat.jpg", b"new")
+        assert await world.kernel.found("cat.jpg") == old
+        world.clock.advance(60)
+        new = await world.kernel.found("cat.jpg")
+        assert (new.number, new.size, new.time_ns // 10**9) == (old.number, old.size, TUESDAY_S)
+        assert new.time_ns != old.time_ns
+
+
+async def test_a_list_and_a_head_tell_the_same_time() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg")
+        assert (await world.kernel.found("cat.jpg")).time_ns == (await world.kernel.names())["cat.jpg"].time_ns
+
+
+async def test_a_read_never_mixes_versions() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg", b"old")
+        number = (await world.kernel.found("cat.jpg")).number
+        world.put("train/cat.jpg", b"new")
+        assert (await world.kernel.read(number, 0, 4096)).error == errno.ESTALE
+        assert len(world.kernel.notices) == 1
+        assert (await world.kernel.found("cat.jpg")).number == number
+        assert (await world.kernel.read(number, 0, 4096)).body == b"new"
+
+
+async def test_an_object_that_is_gone_is_no_file_when_it_is_looked_at_again() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg")
+        number = (await world.kernel.found("cat.jpg")).number
+        world.proxy.delete(ObjectRef("pets", "train/cat.jpg"))
+        world.clock.advance(60)
+        assert (await world.kernel.ask(Op.GETATTR, number, bytes(16))).error == errno.ENOENT
+        assert await world.kernel.look("cat.jpg") is None
+
+
+async def test_freshness_always_asks_each_time() -> None:
+    async with mounted(believed_s=0.0) as world:
+        world.put("train/cat.jpg")
+        for _ in range(20):
+            assert (await world.kernel.found("cat.jpg")).valid_s == 0.0
+        assert (world.proxy.count("HEAD"), world.proxy.lists) == (20, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Fault(status=403), errno.EACCES),
+        (Fault(status=500), errno.EIO),
+        (Fault(refuse=True), errno.EIO),
+        (Fault(bug=RuntimeError("ours")), errno.EIO),
+    ],
+)
+async def test_a_failure_is_an_error_of_the_call(fault: Fault, error: int) -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg", bytes(9 * MIB))
+        number = (await world.kernel.found("cat.jpg")).number
+        world.proxy.faults = [fault]
+        assert (await world.kernel.read(number, 0, 4096)).error == error
+        world.proxy.faults = []
+        assert (await world.kernel.read(number, 0, 4096)).body == bytes(4096)
+
+
+async def test_a_node_that_is_not_there_is_stale() -> None:
+    async with mounted() as world:
+        assert (await world.kernel.ask(Op.GETATTR, 999, bytes(16))).error == errno.ESTALE
+        assert (await world.kernel.read(999, 0, 1)).error == errno.ESTALE
+
+
+async def test_the_kernel_is_told_of_the_version_and_of_large_reads() -> None:
+    async with mounted() as world:
+        error, body = await world.kernel.ask(Op.INIT, 0, struct.pack("=IIII", 7, 45, 131072, 0xFFFFFFFF))
+        major, minor, _, flags = struct.unpack_from("=IIII", body)
+        assert (error, major, minor, len(body)) == (0, 7, 31, 64)
+        assert flags & 1 << 12, "pages are dropped when the time changes"
+        assert struct.unpack_from("=H", body, 28)[0] == MIB // 4096
+        old = await world.kernel.ask(Op.INIT, 0, struct.pack("=IIII", 7, 19, 131072, 0))
+        assert old.error == errno.EPROTO
+
+
+async def test_a_reader_that_is_killed_waits_for_nothing() -> None:
+    async with mounted() as world:
+        world.put("train/1.tar", bytes(9 * MIB))
+        number = (await world.kernel.found("1.tar")).number
+        gate = asyncio.Event()
+        world.proxy.faults = [Fault(gate=gate)]
+        reading = asyncio.create_task(world.kernel.read(number, 0, 4096))
+        while world.proxy.under_way == 0:
+            await asyncio.sleep(0)
+        await world.kernel.send(Op.INTERRUPT, 0, struct.pack("=Q", world.kernel.unique))
+        assert (await reading).error == errno.EINTR
+        gate.set()
+        assert (await world.kernel.read(number, 0, 4096)).body == bytes(4096), "others that wait for it still get it"
