@@ -59,13 +59,13 @@ class Bucket:
         except (OriginBroke, OriginBusy) as error:
             raise OSError(errno.EIO, str(error)) from error
 
-    async def read_into(self, buffer: Target, key: str, start: int, etag: str) -> None:
-        """Fill `buffer` with the bytes from `start` on.
+    async def read_into(self, buffer: Target, key: str, start: int, etag: str, *, whole: bool) -> None:
+        """Fill `buffer` with the bytes from `start` on. `whole`: they are the whole object, which takes no Range.
 
         Raises:
             Stale: they are not those of the version `etag`.
         """
-        headers: Headers = (("range", f"bytes={start}-{start + buffer.room - 1}"),)
+        headers: Headers = () if whole else (("range", f"bytes={start}-{start + buffer.room - 1}"),)
         try:
             async with self._proxy.send(OriginRequest("GET", self._name, key, headers=headers)) as reply:
                 _check(reply, start, etag)

@@ -80,7 +80,7 @@ class Reads:
         if stream := self._stream_at(file, start, stop, begins=goes_on and stop - start < file.size):
             return await self._from(file, stream, start, stop)
         target = Target(stop - start)
-        await self._bucket.read_into(target, file.key, start, file.etag)
+        await self._bucket.read_into(target, file.key, start, file.etag, whole=target.room == file.size)
         return memoryview(target.bytes)
 
     def _stream_at(self, file: File, start: int, stop: int, *, begins: bool) -> _Stream | None:
@@ -102,7 +102,8 @@ class Reads:
 
     async def _fill(self, file: File, stream: _Stream) -> None:
         try:
-            await self._bucket.read_into(stream, file.key, stream.start, file.etag)
+            whole = stream.room == file.size
+            await self._bucket.read_into(stream, file.key, stream.start, file.etag, whole=whole)
         except Exception as error:  # noqa: BLE001 - its readers raise it
             self._forget(file, stream)
             stream.failed(error)

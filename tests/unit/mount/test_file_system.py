@@ -238,7 +238,7 @@ async def test_a_file_in_one_read_takes_one_request() -> None:
         number = (await world.kernel.found("cat.jpg")).number
         assert await world.kernel.read(number, 0, 131072) == Answer(0, b"0123456789")
         assert await world.kernel.read(number, 10, 131072) == Answer(0, b"")
-        assert world.proxy.count("GET") == 1
+        assert world.proxy.ranges == [""], "the whole object, as any job reads it"
 
 
 async def test_a_reader_that_goes_on_takes_one_request_for_each_part() -> None:
@@ -249,6 +249,17 @@ async def test_a_reader_that_goes_on_takes_one_request_for_each_part() -> None:
         read = b"".join([(await world.kernel.read(number, start, MIB)).body for start in range(0, len(body), MIB)])
         assert read == body
         assert len(world.proxy.ranges) == 2
+
+
+async def test_the_next_part_is_on_its_way_before_it_is_read() -> None:
+    async with mounted() as world:
+        world.put("train/1.tar", bytes(2 * STREAM_BYTES))
+        number = (await world.kernel.found("1.tar")).number
+        await world.kernel.read(number, 0, MIB)
+        assert len(world.proxy.ranges) == 1
+        await world.kernel.read(number, STREAM_BYTES // 2, MIB)
+        await world.kernel.names()
+        assert len([asked for asked in world.proxy.ranges if asked]) == 2
 
 
 async def test_a_read_far_away_takes_no_more_than_it_asks_for() -> None:
@@ -298,6 +309,12 @@ async def test_an_object_that_is_gone_is_no_file_when_it_is_looked_at_again() ->
         world.clock.advance(60)
         assert (await world.kernel.ask(Op.GETATTR, number, bytes(16))).error == errno.ENOENT
         assert await world.kernel.look("cat.jpg") is None
+        world.put("train/dog.jpg")
+        await world.kernel.names()
+        world.proxy.delete(ObjectRef("pets", "train/dog.jpg"))
+        world.clock.advance(60)
+        assert await world.kernel.look("dog.jpg") is None
+        assert sorted(await world.kernel.names()) == [".", ".."]
 
 
 async def test_freshness_always_asks_each_time() -> None:
@@ -306,6 +323,9 @@ async def test_freshness_always_asks_each_time() -> None:
         for _ in range(20):
             assert (await world.kernel.found("cat.jpg")).valid_s == 0.0
         assert (world.proxy.count("HEAD"), world.proxy.lists) == (20, 0)
+        await world.kernel.names()
+        await world.kernel.found("cat.jpg")
+        assert (world.proxy.count("HEAD"), world.proxy.lists) == (21, 1)
 
 
 @pytest.mark.parametrize(
@@ -357,3 +377,19 @@ async def test_a_reader_that_is_killed_waits_for_nothing() -> None:
         assert (await reading).error == errno.EINTR
         gate.set()
         assert (await world.kernel.read(number, 0, 4096)).body == bytes(4096), "others that wait for it still get it"
+
+
+async def test_a_listing_goes_on_for_the_others_when_one_of_those_that_wait_is_killed() -> None:
+    async with mounted() as world:
+        world.put("train/1.jpg")
+        gate = asyncio.Event()
+        world.proxy.faults = [Fault(gate=gate)]
+        opening = asyncio.create_task(world.kernel.ask(Op.OPENDIR, ROOT, bytes(8)))
+        while world.proxy.under_way == 0:
+            await asyncio.sleep(0)
+        first = world.kernel.unique
+        await world.kernel.send(Op.INTERRUPT, 0, struct.pack("=Q", first))
+        assert (await opening).error == errno.EINTR
+        gate.set()
+        assert "1.jpg" in await world.kernel.names()
+        assert world.proxy.lists == 1
