@@ -59,7 +59,7 @@ test-tools:
 SOAK ?= 30
 TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py \
 	tests/engine/cluster/test_histories.py \
-	tests/server/test_bench.py tests/server/test_docs.py tests/server/test_fresh_clone.py \
+	tests/server/test_bench.py tests/server/test_built_image.py tests/server/test_docs.py tests/server/test_fresh_clone.py \
 	tests/unit/ahead/order/test_same_order.py tests/unit/ahead/order/test_torch_sampler.py \
 	tests/unit/ahead/order/test_webdataset_shuffle.py tests/unit/ahead/test_goals.py \
 	tests/unit/ahead/test_properties.py
@@ -82,6 +82,15 @@ lock: $(VENV)/tools/installed
 FRAMEWORKS ?=
 frameworks: install
 	$(BIN)/python -m pytest tests/frameworks/each_framework.py $(if $(FRAMEWORKS),-k "$(FRAMEWORKS)")
+
+# The image, by the first of these builders that works here; `make image IMAGE=registry.example.org/outrider:0.2.0`.
+# BUILDAH_FORMAT is for podman and buildah: their own format has no health check.
+BUILDER ?= $(shell for tool in docker podman buildah; do $$tool info >/dev/null 2>&1 && echo $$tool && break; done)
+IMAGE ?= outrider
+.PHONY: image
+image:
+	@builder="$(BUILDER)"; test -n "$$builder" || { echo "no builder here: install docker, podman or buildah" >&2; exit 1; }; \
+	set -x; BUILDAH_FORMAT=docker $$builder build --tag $(IMAGE) .
 
 # The table of values in charts/outrider/README.md.
 chart-readme: install
