@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from outrider.core.cache.pins import SavedPin
 from outrider.core.model import ObjectRef
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.operation import Kind, Operation
@@ -42,8 +43,10 @@ class Commands:
         self.book = Book()
         self.verification = Verification(made.store, made.tasks.spawn)
 
-        async def save(saved: object) -> None:
-            pass
+        self.saved: Sequence[SavedPin] = ()
+
+        async def save(saved: Sequence[SavedPin]) -> None:
+            self.saved = saved
 
         elsewhere = CommandsElsewhere(lambda: node.membership.view, node.wire)
         self.pinning = Pinning(made.warmup_runner, made.fills, made.version_lookup, save)

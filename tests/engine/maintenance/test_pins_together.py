@@ -229,6 +229,22 @@ async def test_a_member_hears_of_pins_that_it_lost_or_missed_the_end_of(tmp_path
         assert set(reserved(here).values()) == {0}
 
 
+async def test_the_end_of_a_pin_outlives_a_start_of_all_members_that_heard_of_it(tmp_path: Path) -> None:
+    with room(tmp_path) as here:
+        await here.time.run(here.nodes.meet())
+        await pinned(here)
+        del here.nodes["a"].wire.services[here.nodes["c"].address]
+        await here.time.run(here.of["a"].send("DELETE", "pin"))
+        for name in "ab":
+            pinning, saved = here.of[name].pinning, here.of[name].saved
+            pinning.ended.clear()
+            pinning.restore(saved, 10 * DISK_BYTES)
+            pinning.resume()
+        here.nodes["a"].wire.services[here.nodes["c"].address] = here.nodes["c"].service
+        await met(here, "abc", 61)
+        assert set(reserved(here).values()) == {0}, "the member that was away does not bring it back"
+
+
 async def test_a_member_without_room_for_its_part_says_so(tmp_path: Path) -> None:
     """It keeps the pin, and reserves the part once that has become small enough."""
     with room(tmp_path) as here:

@@ -39,7 +39,7 @@ def _pin_of(fields: dict[str, Any]) -> SavedPin:
     objects = tuple((ObjectRef(_text(bucket), _text(key)), _etag(etag), _size(size))
                     for (bucket, key), etag, size in fields["objects"])  # fmt: skip
     owner, client, name, body = (_text(fields[field]) for field in ("owner", "client", "name", "body"))
-    return SavedPin(owner, client, name, body, float(fields["at"]), objects)
+    return SavedPin(owner, client, name, body, float(fields["at"]), objects, fields.get("has_ended") is True)
 
 
 def _text(value: object) -> str:

@@ -22,7 +22,8 @@ PinKey = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class SavedPin:
     """A pin as it is stored over a restart. `body`: the list as the client sent it. `at`: when it was pinned, in
-    seconds since 1970. `objects`: the pinned objects with their ETags and sizes."""
+    seconds since 1970. `objects`: the pinned objects with their ETags and sizes. `has_ended`: it is over since `at`,
+    and the cluster remembers that."""
 
     owner: str
     client: str
@@ -30,6 +31,7 @@ class SavedPin:
     body: str
     at: float
     objects: tuple[tuple[ObjectRef, str, int], ...]
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,8 @@ class Pinning:
         self._waiting: set[tuple[str, str]] = set()
         self._waited: set[tuple[str, str]] = set()
         self._is_dividing = False
+        self.ended: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """Pins that are over, by owner and name, and when they ended: saved with the pins (see `PinsTogether`)."""
         self.is_resumed = True
         """The store knows which blocks its directory has. Nothing is brought before."""
         if warmup_runner.kept_part() is not None:
@@ -161,6 +164,9 @@ class Pinning:
         theirs is evicted."""
         self.is_resumed = False
         for entry in saved:
+            if entry.has_ended:
+                self.ended[entry.owner, entry.name] = entry.at
+                continue
             now = self._warmup_runner.clock()
             body = entry.body.encode("utf-8", "surrogateescape")
             pin = Warmup(entry.owner, entry.client, entry.name, body, entry.at, parse_list(body), lambda ref: True,
@@ -335,7 +341,8 @@ class Pinning:
     async def _write(self) -> None:
         # One save at a time, each with the pins that there are when it begins: the last one has all of them.
         async with self._saving:
-            await self._save([_saved(pin) for pin in self.book.all()])
+            ended = [SavedPin(owner, "", name, "", at, (), has_ended=True) for (owner, name), at in self.ended.items()]
+            await self._save([*map(_saved, self.book.all()), *ended])
 
 
 def _version(item: Item) -> ObjectVersion:

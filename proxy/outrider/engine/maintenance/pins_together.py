@@ -8,7 +8,6 @@ one that was away hears of those that were given or ended meanwhile. The later o
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +54,6 @@ class PinsTogether:
         self._runtime = runtime
         # Pins that another member leads, and that all members are to reserve first; each with the one before it.
         self._reserved: dict[Key, tuple[Warmup, Warmup | None]] = {}
-        self._ended: OrderedDict[Key, float] = OrderedDict()
         # When each process was last asked for its pins, by member and boot.
         self._asked: dict[tuple[str, int], float] = {}
 
@@ -138,7 +136,7 @@ class PinsTogether:
         # One that is being reserved may be given back yet.
         kept = [pin for pin in self._pinning.book.all() if not self._pinning.is_waiting(pin)]
         pins = [PinTold(pin.owner, pin.name, pin.at, has_ended=False) for pin in kept]
-        return pins_told([*pins, *(PinTold(*key, at, has_ended=True) for key, at in self._ended.items())])
+        return pins_told([*pins, *(PinTold(*key, at, has_ended=True) for key, at in self._pinning.ended.items())])
 
     async def _given_back(self, pin: Warmup, before: Warmup | None) -> None:
         # A member that did not hear that all give back has the pin still, until it is told of a later account.
@@ -156,14 +154,14 @@ class PinsTogether:
             await self._pinning.unpin(owner, name)
 
     def _note_end(self, key: Key, at: float) -> None:
-        self._ended[key] = max(at, self._ended.pop(key, at))
-        while len(self._ended) > _ENDED_MAX:
-            self._ended.popitem(last=False)
+        self._pinning.ended[key] = max(at, self._pinning.ended.pop(key, at))
+        while len(self._pinning.ended) > _ENDED_MAX:
+            self._pinning.ended.popitem(last=False)
 
     def _known_at(self, owner: str, name: str) -> float:
         """The time of the latest account of the pin."""
         pin = self._pinning.book.get(owner, name)
-        return max(0.0 if pin is None else pin.at, self._ended.get((owner, name), 0.0))
+        return max(0.0 if pin is None else pin.at, self._pinning.ended.get((owner, name), 0.0))
 
     # -- pins that this member has not heard of -----------------------------------------------------------------------
 
