@@ -99,8 +99,13 @@ chart-readme: install
 # Apart from the rest: these tools bring requirements of their own.
 $(VENV)/tools/installed: $(VENV)/installed
 	$(PYTHON) -m venv $(VENV)/tools
-	$(VENV)/tools/bin/python -m pip install --quiet pip-audit uv
+	$(VENV)/tools/bin/python -m pip install --quiet pip-audit twine uv
 	touch $@
+
+# Both packages and the chart in dist/, checked, and a list to sign off. Nothing is published.
+.PHONY: release
+release: $(VENV)/tools/installed
+	$(BIN)/python -m tests.support.release $(VENV)/tools/bin/twine
 
 # `make demo DEMO=--real` really trains.
 DEMO ?=

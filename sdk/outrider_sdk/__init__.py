@@ -10,4 +10,4 @@ from outrider_sdk.urls import expand
 from outrider_sdk.warming import Warmed
 
 __all__ = ["Client", "ProxyNotFound", "ProxyRefused", "StallMeter", "Status", "Warmed", "expand"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
