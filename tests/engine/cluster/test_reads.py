@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from outrider.core.cluster.ownership import Ring
 from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
 from outrider.core.cluster.view import View
+from outrider.core.errors import VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.fill.origin_reader import OriginRefused
 from tests.support.engine import BLOCK, REF, as_large, by_threads
@@ -207,6 +209,47 @@ async def test_a_peer_that_fails_never_fails_a_read(fault: PeerFault, buffer_byt
         await nodes.settle()
 
 
+@pytest.mark.parametrize("buffer_bytes", [as_large, by_threads])
+async def test_a_refusal_of_the_bucket_to_the_owner_is_not_the_answer_of_a_known_version(
+    buffer_bytes: object, tmp_path: Path
+) -> None:
+    """No question about the version comes first: the source of the block's bytes asks the bucket itself."""
+    with cluster(tmp_path, "ab", buffer_bytes=buffer_bytes) as nodes:
+        await nodes.meet()
+        ref, edge = nodes.ref_owned_by("b"), nodes["a"]
+        nodes.origin.put(ref, DATA[:BLOCK])
+        await edge.engine.reads.head(ref, {})
+        nodes.origin.log.clear()
+        nodes.origin.faults.append(Fault(status=403))
+        assert await edge.get(ref) == DATA[:BLOCK]
+        await nodes.settle()
+        assert nodes.origin.ranges == [f"bytes=0-{BLOCK - 1}"] * 2
+        assert edge.duplicates() == {"absent": 1}
+
+
+@pytest.mark.parametrize("heeds_if_match", [True, False])
+async def test_an_object_that_is_overwritten_amid_a_body_gives_one_version_or_a_cut(
+    heeds_if_match: bool, tmp_path: Path
+) -> None:
+    """Each block of another owner. A bucket that ignores If-Match is found out by the ETag of its reply."""
+    with cluster(tmp_path) as nodes:
+        nodes.origin.ignore_if_match = not heeds_if_match
+        nodes.origin.put(REF, DATA)
+        await nodes.meet()
+        for node in nodes:
+            answer = await node.engine.reads.get(REF, {})
+            assert answer.body is not None
+            async with aclosing(answer.body) as pieces:
+                await anext(aiter(pieces))
+                nodes.origin.put(REF, bytes(len(DATA)))
+                with pytest.raises(VersionChanged):
+                    async for _ in pieces:
+                        pass
+            await nodes.settle()
+            nodes.origin.put(REF, DATA)
+            nodes.clock.advance(1000)
+
+
 @pytest.mark.usefixtures("as_it_comes")
 async def test_a_body_that_breaks_goes_on_at_its_offset_at_the_stand_in(tmp_path: Path) -> None:
     with cluster(tmp_path) as nodes:
@@ -241,6 +284,25 @@ async def test_a_client_that_leaves_early_takes_the_block_from_nobody(tmp_path: 
         gate.set()
         await nodes.settle()
         assert await owner.cache_of() == await edge.cache_of() == "HIT"
+        assert nodes.origin.body_bytes == BLOCK
+
+
+async def test_a_member_that_leaves_early_takes_the_block_from_nobody(tmp_path: Path) -> None:
+    """A flight is filled by a task of its own. It fails if that task is cancelled with the reader."""
+    with cluster(tmp_path) as nodes:
+        nodes.origin.put(REF, DATA[:BLOCK])
+        await nodes.meet()
+        owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+        await edge.engine.reads.head(REF, {})
+        version = owner.engine.versions.fresh(REF)
+        assert version is not None
+        nodes.origin.faults.append(Fault(body_gate=(gate := asyncio.Event()), gate_after=1000))
+        answer = await owner.service.read(PeerRead(REF, Extent(0, BLOCK), 0, Confirmed(version, 0.0)), edge.name)
+        assert answer.body is not None
+        await answer.body.aclose()
+        gate.set()
+        await nodes.settle()
+        assert await owner.cache_of() == "HIT"
         assert nodes.origin.body_bytes == BLOCK
 
 
@@ -286,6 +348,38 @@ async def test_a_new_owner_asks_the_previous_one_before_the_bucket(size: int, tm
                 assert await nodes[name].get(ref) == DATA[:size]
         await nodes.settle()
         assert (nodes.origin.count(), nodes.origin.body_bytes) == asked
+
+
+@pytest.mark.parametrize("freshness", ["ttl:60", "immutable"])
+async def test_a_previous_owner_gives_its_blocks_once_the_bucket_confirmed_their_version(
+    freshness: str, tmp_path: Path
+) -> None:
+    """After each restart of a member, all others take what they know for doubtful. A new process doubts nothing."""
+    with cluster(tmp_path, freshness=freshness) as nodes:
+        for name in "ab":
+            nodes[name].members.ready()
+            await nodes[name].list("ab")
+        await nodes["a"].list("ab")
+        await nodes.settle()
+        nodes.clock.advance(1)
+        owned = (ObjectRef("train", f"{number}.tar") for number in range(100))
+        ring = Ring([node.membership.view.me for node in nodes])
+        same, new = [ref for ref in owned if ring.owner(ref, 0).name == "c"][:2]
+        for ref in (same, new):
+            nodes.origin.put(ref, DATA[:BLOCK])
+            await nodes["a"].get(ref)
+            await nodes["b"].get(ref)
+        await nodes.settle()
+        for name in "ab":
+            nodes[name].engine.versions.forget_all()
+        nodes.origin.put(new, DATA[1 : 1 + BLOCK])
+        nodes.clock.advance(1)
+        await nodes.meet()
+        nodes.origin.log.clear()
+        assert await nodes["c"].get(same) == DATA[:BLOCK]
+        assert [request.method for request in nodes.origin.log] == ["HEAD"]
+        assert await nodes["c"].get(new) == DATA[1 : 1 + BLOCK]
+        await nodes.settle()
 
 
 async def test_members_of_a_young_cluster_are_not_asked_for_what_they_cannot_have(tmp_path: Path) -> None:

@@ -272,6 +272,14 @@ def test_a_version_alone_is_no_answer_where_there_are_bytes() -> None:
             parse_answer(read, 200, RIGHT[:2], length, "owner")
 
 
+def test_a_version_alone_is_an_answer_of_a_member_that_is_only_asked_for_what_it_has() -> None:
+    read = PeerRead(REF, Extent(0, 10), only_if_here=True)
+    assert parse_answer(read, 200, RIGHT[:2], 0, "owner").extent is None
+    for asked, length in ((read, 2), (replace(KNOWN_READ, only_if_here=True), 0)):
+        with pytest.raises(WireError):
+            parse_answer(asked, 200, RIGHT[:2], length, "owner")
+
+
 def test_no_bytes_are_no_part_of_an_object() -> None:
     told = (*RIGHT[:2], ("content-range", "bytes 10-9/10"))
     with pytest.raises(WireError):

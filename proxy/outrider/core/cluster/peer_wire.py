@@ -198,7 +198,9 @@ def parse_answer(read: PeerRead, status: int, headers: Headers, length: int | No
             raise WireError("nobody asked whether a version is current")
     elif status != 200:
         raise WireError("the status is not one of an answer")
-    elif read.extent is not None and (read.known is not None or read.extent.start < confirmed.version.size):
+    elif read.extent is not None and (
+        read.known is not None or (not read.only_if_here and read.extent.start < confirmed.version.size)
+    ):
         raise WireError("the answer has no bytes")
     elif read.extent is not None and length != 0:
         raise WireError("the answer has bytes that nobody asked for")

@@ -30,7 +30,7 @@ from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.fill.peer_block import PeerBlock
 from outrider.engine.read.body_pieces import EarlyPiece, FilePiece, Piece, PrimedBody, file_piece, follow
 from outrider.engine.read.version_answers import NotCacheable
-from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Chunks, Clock
@@ -143,7 +143,7 @@ class PeerService:
         confirmed = self._versions.confirmed(read.ref)
         if confirmed is None or (read.whole_headers and not confirmed.version.whole_headers):
             if read.only_if_here:
-                return PeerAnswer(404)
+                return self._doubted(read.ref)
             first_byte = None if read.extent is None or read.whole_headers else read.extent.start
             if first_byte is not None:
                 self._owners.gave_up(read.ref, read.index, "for_peer")
@@ -156,6 +156,14 @@ class PeerService:
         elif not self._store.has(self._layout.key(confirmed.version, 0)):
             return PeerAnswer(200, confirmed)
         return await self._with_body(read, confirmed, Extent(read.extent.start, min(read.extent.stop, size)))
+
+    def _doubted(self, ref: ObjectRef) -> PeerAnswer:
+        """The first block is on disk, and the version has to be confirmed by the bucket, as after each restart of a
+        member. The peer asks about that alone, and then for the block."""
+        likely = self._versions.likely(ref)
+        if likely is None or not self._store.has(self._layout.key(likely, 0)):
+            return PeerAnswer(404)
+        return PeerAnswer(200, Confirmed(likely, AGE_UNKNOWN_S))
 
     async def _confirm(
         self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool, is_ahead: bool

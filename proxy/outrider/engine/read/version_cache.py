@@ -21,7 +21,8 @@ from outrider.ports import Clock
 _DOUBT_S = 600.0
 _DOUBTS_MAX = 10_000
 _DROPPED_MAX = 10_000
-_AGE_UNKNOWN_S = 1e9
+AGE_UNKNOWN_S = 1e9
+"""The age of a version that nobody is to believe without a question to the origin."""
 # LISTs confirm a version for this many times its time to live; then the object is asked about by a HEAD. A LIST comes
 # after three quarters of each time to live, and a page of 1,000 names costs as much as a dozen HEADs (S3's price list):
 # one HEAD for each name after so many LISTs costs the same again.
@@ -158,8 +159,8 @@ class VersionCache:
         """The seconds since the origin confirmed the version, as far as is known."""
         entry = self._entries.get(version.ref)
         if entry is None or entry.mark is None or entry.version.etag != version.etag:
-            return _AGE_UNKNOWN_S
-        return min(self._clock() - entry.mark.at, _AGE_UNKNOWN_S)
+            return AGE_UNKNOWN_S
+        return min(self._clock() - entry.mark.at, AGE_UNKNOWN_S)
 
     def confirmed(self, ref: ObjectRef) -> Confirmed | None:
         """The version to tell another member without asking; None: ask first."""

@@ -12,7 +12,7 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerFailed
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.peer_block import PeerBlock
-from outrider.engine.read.version_cache import Mark, VersionCache
+from outrider.engine.read.version_cache import AGE_UNKNOWN_S, Mark, VersionCache
 
 Learn = Callable[[ObjectVersion, Mark, bool], None]
 """Called with a version, the mark of its confirmation, and whether it is settled."""
@@ -92,6 +92,8 @@ class VersionFromPeers:
                 ref, extent, whole_headers=whole_headers, is_ahead=is_ahead, only_if_here=only_if_here
             ) as told:
                 version, mark = told.confirmed.version, self._versions.mark_at(asked_at - told.confirmed.age_s)
+                if told.confirmed.age_s >= AGE_UNKNOWN_S:
+                    return None
                 # A write that this node was told of may have come in between, or the peer be less strict.
                 if not self._versions.will_be_fresh(ref, mark):
                     if self._versions.likely(ref) is None:
