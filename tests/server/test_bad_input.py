@@ -133,6 +133,11 @@ DOUBTFUL = {
     "two Hosts": HEAD + "host: y\r\n\r\n",
     "no Host": HEAD.replace("host: x\r\n", "") + "\r\n",
     "the absolute form": HEAD.replace("GET /", "GET http://elsewhere/") + "\r\n",
+    "the absolute form, beside no host": HEAD.replace("GET /", "GET http:///").replace("host: x", "host: ") + "\r\n",
+    "the absolute form, with a user": HEAD.replace("GET /", "GET http://u@x/") + "\r\n",
+    "the absolute form, on another port": HEAD.replace("GET /", "GET http://x:81/") + "\r\n",
+    "the absolute form, with two Hosts": HEAD.replace("GET /", "GET http://x/") + "host: y\r\n\r\n",
+    "the absolute form of another scheme": HEAD.replace("GET /", "GET ftp://x/") + "\r\n",
     "the asterisk form": HEAD.replace(f"GET /{NAME}/key", "OPTIONS *") + "\r\n",
     "a CONNECT": "CONNECT elsewhere:443 HTTP/1.1\r\nhost: elsewhere:443\r\n\r\n",
     "a CONNECT to a key": HEAD.replace("GET", "CONNECT") + "content-length: 0\r\n\r\n",
@@ -167,6 +172,18 @@ def test_an_ambiguous_head_ends_the_connection(proxy: Proxy, case: str) -> None:
     assert_s3_error(answer, "BadRequest")
     assert answer.headers.get("connection") == "close"
     assert closed
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_url_of_the_host_that_is_asked_is_its_path(proxy: Proxy, scheme: str) -> None:
+    """Clients on the AWS CRT send it to an endpoint of their own."""
+    wire = HEAD.replace("GET /", f"GET {scheme}://x/") + "range: bytes=2-4\r\n\r\n"
+    with RawConnection(proxy.address) as connection:
+        connection.send(wire.encode())
+        answer = connection.read_answer()
+        assert (answer.status, answer.body) == (206, b"234")
+        connection.send(NEXT.replace("/key", "/key?x-id=GetObject").replace("GET /", f"GET {scheme}://x/").encode())
+        assert connection.read_answer().body == b"0123456789"
 
 
 @pytest.mark.parametrize("name", ["x-amz-meta-a/b", "x-amz-meta-(a)", 'x-amz-meta-a"b', "x-amz-meta-a b"])

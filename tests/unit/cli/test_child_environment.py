@@ -20,6 +20,14 @@ def test_duckdb_gets_the_address_without_its_scheme(endpoint: str, tls: str) -> 
     assert (made["DUCKDB_S3_ENDPOINT"], made["DUCKDB_S3_USE_SSL"]) == (endpoint.partition("://")[2], tls)
 
 
+def test_run_ai_addresses_buckets_by_path() -> None:
+    assert child()["RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"] == "0"
+
+
+def test_tensorflow_gets_the_endpoint_with_its_scheme() -> None:
+    assert child()["S3_ENDPOINT"] == "http://127.0.0.1:9480"
+
+
 def test_rclone_gets_a_remote_of_its_own_and_keeps_the_users() -> None:
     theirs = {"RCLONE_CONFIG_STORE_ENDPOINT": "https://store", "RCLONE_S3_ENDPOINT": "https://other"}
     made = child(theirs)

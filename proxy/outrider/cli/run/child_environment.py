@@ -48,6 +48,10 @@ def _for_tools(endpoint: str, region: str | None) -> dict[str, str]:
     scheme, _, address = endpoint.partition("://")
     remote = {"TYPE": "s3", "PROVIDER": "Other", "ENDPOINT": endpoint, "ENV_AUTH": "true", "REGION": region or ""}
     return {
+        # TensorFlow I/O, TensorBoard.
+        "S3_ENDPOINT": endpoint,
+        # Run:ai's model streamer would look for the host BUCKET.127.0.0.1.
+        "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0",
         "DUCKDB_S3_ENDPOINT": address,
         "DUCKDB_S3_USE_SSL": "true" if scheme == "https" else "false",
         # A remote `outrider:`. RCLONE_S3_ENDPOINT would win over the endpoints in the user's own file of remotes.

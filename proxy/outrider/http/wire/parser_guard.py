@@ -81,7 +81,25 @@ def _aimed(message: RawRequestMessage) -> RawRequestMessage:
     url = cast(URL | None, message.url)
     try:
         if url is not None and (not url.absolute or url.host is not None):
-            return message
+            return _in_origin_form(message) if url.absolute else message
     except ValueError:
         pass
     return message._replace(path="", url=_NOWHERE)
+
+
+def _in_origin_form(message: RawRequestMessage) -> RawRequestMessage:
+    """The message with a path as its target, if the target was a URL of the very host that its one Host header names.
+
+    Every server takes such a URL (RFC 9112, 3.2.2), and clients on the AWS CRT with an endpoint of their own send it.
+    Other URLs stay as they are, and are refused for that: two HTTP stacks might take two hosts for the one that is
+    meant.
+    """
+    hosts = message.headers.getall("Host", ())
+    scheme, mark, rest = message.path.partition("://")
+    if len(hosts) != 1 or not mark or scheme not in ("http", "https") or not rest.startswith(f"{hosts[0]}/"):
+        return message
+    target = rest.removeprefix(hosts[0])
+    before, _, fragment = target.partition("#")
+    path, _, query = before.partition("?")
+    url = URL.build(path=path, query_string=query, fragment=fragment, encoded=True)
+    return message._replace(path=target, url=url)
