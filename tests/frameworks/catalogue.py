@@ -22,9 +22,24 @@ REQUIREMENTS: dict[str, tuple[str, ...] | None] = {
     "s5cmd": None,
     "aws": None,
     "s3torchconnector": ("s3torchconnector[dcp]==1.5.0", "torch==2.13.0", "numpy"),
+    "datasets": ("datasets==5.2.0", "s3fs==2026.9.0"),
+    "ray": ("ray[data]==2.60.0",),
+    "torchdata": ("torchdata==0.11.0", "torch==2.13.0", "s3fs==2026.9.0"),
+    "tensorflow": ("tensorflow-io==0.37.1", "tensorflow-cpu==2.16.2"),
+    "safetensors": ("safetensors==0.8.0", "numpy", "s3fs==2026.9.0"),
+    "runai": ("runai-model-streamer==0.17.0", "runai-model-streamer-s3==0.17.1", "torch==2.13.0", "numpy"),
+    "wids": ("wids==0.1.11", "torch==2.13.0", "numpy", "braceexpand"),
+    "dali": ("nvidia-dali-cuda120==2.4.0", "numpy"),
+    "litdata": None,
+    "mosaicml-streaming": None,
     "duckdb": ("duckdb==1.5.5", "duckdb-extension-httpfs==1.5.5"),
     "polars": ("polars==2.1.0",),
 }
+
+# Run through https.
+TLS = frozenset({"litdata"})
+# Run with tests/frameworks/torchvision_on_cpu before them on PYTHONPATH.
+NEED_TORCHVISION = frozenset({"mosaicml-streaming"})
 
 
 def blocks(name: str) -> list[Block]:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.frameworks import data
-from tests.frameworks.catalogue import REQUIREMENTS, WRITES, blocks, printed, value
+from tests.frameworks.catalogue import NEED_TORCHVISION, REQUIREMENTS, TLS, WRITES, blocks, printed, value
 from tests.frameworks.environments import INSTALL_S, commands_of
 from tests.support.command import Command
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.bucket import Bucket
+    from tests.support.certificate import Certificate
     from tests.support.pages import Block
 
 RUN_S = 600.0
@@ -38,13 +38,20 @@ def filled(bucket: Bucket) -> None:
 @pytest.mark.timeout(INSTALL_S + 6 * RUN_S)
 @pytest.mark.parametrize("name", REQUIREMENTS)
 def test_the_code_of_the_page_goes_through_the_proxy(
-    name: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, bucket: Bucket, certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in [each for each in os.environ if each.startswith(FOREIGN)]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("PATH", f"{commands_of(name)}{os.pathsep}{commands_of('boto3')}{os.pathsep}{os.environ['PATH']}")
     command = Command(bucket, tmp_path)
     command.environ |= {"OUTRIDER_ORIGIN": bucket.endpoint, "OUTRIDER_REGION": "us-east-1"}
+    if name in TLS:
+        command.environ |= {"OUTRIDER_TLS_CERT": str(certificate.chain), "OUTRIDER_TLS_KEY": str(certificate.key)}
+        command.environ |= dict.fromkeys(("AWS_CA_BUNDLE", "SSL_CERT_FILE"), str(certificate.authority))
+    if name in NEED_TORCHVISION:
+        command.environ["PYTHONPATH"] = (
+            f"{Path(__file__).parent / 'torchvision_on_cpu'}:{command.environ['PYTHONPATH']}"
+        )
     for number, block in enumerate(blocks(name)):
         cold = ran(command, block, tmp_path / f"{number}-cold")
         assert cold["reads"] + cold["origin_requests"] > 0, "nothing went through the proxy"
