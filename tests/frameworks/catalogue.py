@@ -28,7 +28,7 @@ REQUIREMENTS: dict[str, tuple[str, ...] | None] = {
     "tensorflow": ("tensorflow-io==0.37.1", "tensorflow-cpu==2.16.2"),
     "safetensors": ("safetensors==0.8.0", "numpy", "s3fs==2026.9.0"),
     "runai": ("runai-model-streamer==0.17.0", "runai-model-streamer-s3==0.17.1", "torch==2.13.0", "numpy"),
-    "wids": ("wids==0.1.11", "torch==2.13.0", "numpy", "braceexpand"),
+    "wids": ("wids==0.1.11", "torch==2.13.0", "numpy", "braceexpand", "pillow"),
     "dali": ("nvidia-dali-cuda120==2.4.0", "numpy"),
     "litdata": None,
     "mosaicml-streaming": None,
