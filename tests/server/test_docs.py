@@ -59,6 +59,7 @@ LONG = {
     "bench-cluster",
     "bench-tools",
     "lint",
+    "papers",
     "image",
 }
 
