@@ -26,13 +26,27 @@ from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
 
-# A reader that looks up one name after the other gets the whole directory: a LIST for a thousand names costs less than
-# as many HEADs.
-_LOOKUPS_UNLISTED = 8
 # Requests that are read before other tasks get their turn.
 _AT_ONCE = 16
 _SILENT = (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT)
 _NOTICES = (*_SILENT, Op.RELEASEDIR, Op.DESTROY)
+
+
+class _Listed:
+    """A LIST under way. A reader that is killed waits no more; the LIST goes on for the others."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self) -> None:
+        self.has_page = asyncio.Event()
+
+    async def page(self) -> None:
+        """Wait for the first page, or for a failure."""
+        await self.has_page.wait()
+
+    async def end(self) -> None:
+        """Raises OSError: it failed."""
+        await asyncio.shield(self.task)
 
 
 class FileSystem:
@@ -51,7 +65,7 @@ class FileSystem:
         # The requests that are not answered yet, by the kernel's number for them.
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._reads = Reads(bucket, self._spawn)
-        self._listings: dict[int, asyncio.Task[None]] = {}
+        self._listings: dict[int, _Listed] = {}
         self._handles = count(1)
         self._opened: dict[int, list[tuple[str, Node]]] = {}
         self._request = bytearray(messages.REQUEST_BYTES_MAX)
@@ -143,12 +157,15 @@ class FileSystem:
     async def _looked_up(self, parent: Directory, name: str) -> bytes:
         if not is_name(name):
             return messages.absent_reply(self._believed_s)
-        if parent.listed_at is not None and self._believed_s > 0:
-            await asyncio.shield(self._list(parent))
-            return self._entry(parent.children.get(name), parent)
-        parent.lookups += 1
-        if parent.lookups == _LOOKUPS_UNLISTED and self._believed_s > 0:
-            self._list(parent)
+        if self._believed_s > 0 and parent.is_listable:
+            # A page of a LIST tells of a thousand names what a HEAD tells of one. Names of a directory with more of
+            # them are not held up by its other pages.
+            await self._list(parent).page()
+            if self._holds(parent.listed_at):
+                return self._entry(parent.children.get(name), parent)
+            node = parent.children.get(name)
+            if isinstance(node, File) and self._holds(node.checked_at):
+                return self._entry(node, parent)
         if (told := await self._bucket.head(parent.prefix + name)) is not None:
             file = self._nodes.file(parent, name)
             file.learn(*told, self._clock())
@@ -187,13 +204,14 @@ class FileSystem:
             return 0.0
         return max(0.0, checked_at + self._believed_s - self._clock())
 
-    def _list(self, directory: Directory) -> asyncio.Task[None]:
+    def _list(self, directory: Directory) -> _Listed:
         """One LIST of a directory at a time."""
-        task = self._listings.get(directory.number)
-        if task is None:
-            task = self._listings[directory.number] = self._spawn(self._listed(directory))
-            task.add_done_callback(lambda ended: self._no_longer_listed(directory, ended))
-        return task
+        listed = self._listings.get(directory.number)
+        if listed is None:
+            listed = self._listings[directory.number] = _Listed()
+            listed.task = self._spawn(self._listed(directory, listed.has_page))
+            listed.task.add_done_callback(lambda ended: self._no_longer_listed(directory, ended))
+        return listed
 
     def _no_longer_listed(self, directory: Directory, ended: asyncio.Task[None]) -> None:
         del self._listings[directory.number]
@@ -201,17 +219,24 @@ class FileSystem:
         if not ended.cancelled() and (error := ended.exception()) is not None:
             log.debug("directory not listed", extra={"prefix": directory.prefix, "error": str(error)})
 
-    async def _listed(self, directory: Directory) -> None:
-        listing = Listing(self._nodes, directory, self._clock())
-        async for page in self._bucket.pages(directory.prefix):
-            listing.take(page.objects, page.groups)
-        listing.done()
+    async def _listed(self, directory: Directory, has_page: asyncio.Event) -> None:
+        directory.is_listable = False
+        try:
+            listing = Listing(self._nodes, directory, self._clock())
+            async for page in self._bucket.pages(directory.prefix):
+                listing.take(page.objects, page.groups)
+                directory.is_listable = True
+                if page.is_truncated:
+                    has_page.set()
+            listing.done()
+        finally:
+            has_page.set()
 
     # -- directories -------------------------------------------------------------------------------------------
 
     async def _open_directory(self, directory: Directory) -> bytes:
         if not self._holds(directory.listed_at):
-            await asyncio.shield(self._list(directory))
+            await self._list(directory).end()
         handle = next(self._handles)
         self._opened[handle] = [(".", directory), ("..", directory), *directory.children.items()]
         return messages.opened_reply(handle)

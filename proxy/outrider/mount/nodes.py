@@ -43,7 +43,7 @@ class File:
 
 
 class Directory:
-    __slots__ = ("children", "listed_at", "lookups", "number", "prefix")
+    __slots__ = ("children", "is_listable", "listed_at", "number", "prefix")
 
     def __init__(self, number: int, prefix: str) -> None:
         self.number = number
@@ -51,7 +51,8 @@ class Directory:
         self.children: dict[str, Node] = {}
         # None: never, so `children` are those that were looked up.
         self.listed_at: float | None = None
-        self.lookups = 0
+        # Not if its last LIST failed.
+        self.is_listable = True
 
     @property
     def attributes(self) -> Attributes:

@@ -152,6 +152,11 @@ class World(NamedTuple):
         self.proxy.put(ObjectRef("pets", key), data, TUESDAY)
 
     @property
+    def reads(self) -> list[str]:
+        """The Range of each GET of an object."""
+        return [dict(sent.headers).get("range", "") for sent in self.proxy.log if sent.method == "GET" and sent.key]
+
+    @property
     def requests(self) -> int:
         return len(self.proxy.log)
 
@@ -169,17 +174,39 @@ async def mounted(believed_s: float = 60.0, prefix: str = "train/") -> AsyncIter
         asyncio.get_running_loop().remove_reader(ours.fileno())
 
 
-async def test_a_name_is_found_without_a_list_and_then_believed() -> None:
+async def test_a_name_is_found_and_then_believed() -> None:
     async with mounted() as world:
         world.put("train/cat.jpg")
         entry = await world.kernel.found("cat.jpg")
         assert (entry.size, entry.is_directory, entry.valid_s) == (5, False, 60.0)
         assert entry.time_ns // 10**9 == TUESDAY_S
-        assert [request.method for request in world.proxy.log] == ["HEAD"]
         world.clock.advance(20)
         assert (await world.kernel.found("cat.jpg")).valid_s == pytest.approx(40.0)
-        assert world.requests == 1
         assert await world.kernel.look("dog.jpg") is None
+        assert (world.proxy.lists, world.requests) == (1, 1)
+
+
+async def test_a_name_does_not_wait_for_the_other_pages_of_its_directory() -> None:
+    async with mounted() as world:
+        world.proxy.page = 10
+        for number in range(100, 200):
+            world.put(f"train/{number}")
+        gate = asyncio.Event()
+        world.proxy.faults = [Fault(gate=gate, while_=lambda: world.proxy.lists == 2)]
+        assert (await world.kernel.found("105")).size == 5
+        assert (await world.kernel.found("195")).size == 5
+        assert [request.key for request in world.proxy.log if request.method == "HEAD"] == ["train/195"]
+        gate.set()
+
+
+async def test_names_are_found_by_head_where_a_list_is_refused() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg")
+        world.proxy.faults = [Fault(status=403)]
+        assert (await world.kernel.found("cat.jpg")).size == 5
+        world.clock.advance(60)
+        assert (await world.kernel.found("cat.jpg")).size == 5
+        assert (world.proxy.lists, world.proxy.count("HEAD")) == (1, 2)
 
 
 async def test_a_directory_is_a_prefix_of_keys() -> None:
@@ -215,16 +242,6 @@ async def test_names_that_no_path_can_have_are_left_out() -> None:
         assert names["both"].is_directory
 
 
-async def test_one_lookup_after_the_other_gets_the_directory_listed() -> None:
-    async with mounted() as world:
-        for number in range(20):
-            world.put(f"train/{number}")
-        for number in range(20):
-            assert await world.kernel.look(str(number)) is not None
-        assert world.proxy.lists == 1
-        assert world.proxy.count("HEAD") < 20
-
-
 async def test_the_kernel_opens_files_by_itself() -> None:
     """After ENOSYS the kernel asks no more, and keeps a file's pages over its opens."""
     async with mounted() as world:
@@ -238,7 +255,7 @@ async def test_a_file_in_one_read_takes_one_request() -> None:
         number = (await world.kernel.found("cat.jpg")).number
         assert await world.kernel.read(number, 0, 131072) == Answer(0, b"0123456789")
         assert await world.kernel.read(number, 10, 131072) == Answer(0, b"")
-        assert world.proxy.ranges == [""], "the whole object, as any job reads it"
+        assert world.reads == [""], "the whole object, as any job reads it"
 
 
 async def test_a_reader_that_goes_on_takes_one_request_for_each_part() -> None:
@@ -248,7 +265,7 @@ async def test_a_reader_that_goes_on_takes_one_request_for_each_part() -> None:
         number = (await world.kernel.found("1.tar")).number
         read = b"".join([(await world.kernel.read(number, start, MIB)).body for start in range(0, len(body), MIB)])
         assert read == body
-        assert len(world.proxy.ranges) == 2
+        assert len(world.reads) == 2
 
 
 async def test_the_next_part_is_on_its_way_before_it_is_read() -> None:
@@ -256,10 +273,10 @@ async def test_the_next_part_is_on_its_way_before_it_is_read() -> None:
         world.put("train/1.tar", bytes(2 * STREAM_BYTES))
         number = (await world.kernel.found("1.tar")).number
         await world.kernel.read(number, 0, MIB)
-        assert len(world.proxy.ranges) == 1
+        assert len(world.reads) == 1
         await world.kernel.read(number, STREAM_BYTES // 2, MIB)
         await world.kernel.names()
-        assert len([asked for asked in world.proxy.ranges if asked]) == 2
+        assert len(world.reads) == 2
 
 
 async def test_a_read_far_away_takes_no_more_than_it_asks_for() -> None:
@@ -268,7 +285,7 @@ async def test_a_read_far_away_takes_no_more_than_it_asks_for() -> None:
         world.put("train/data.mdb", body)
         number = (await world.kernel.found("data.mdb")).number
         assert (await world.kernel.read(number, 17 * MIB, 4096)).body == bytes(4096)
-        assert world.proxy.ranges == [f"bytes={17 * MIB}-{17 * MIB + 4095}"]
+        assert world.reads == [f"bytes={17 * MIB}-{17 * MIB + 4095}"]
 
 
 async def test_a_version_of_the_same_second_and_size_has_another_time() -> None:
@@ -287,7 +304,11 @@ async def test_a_version_of_the_same_second_and_size_has_another_time() -> None:
 async def test_a_list_and_a_head_tell_the_same_time() -> None:
     async with mounted() as world:
         world.put("train/cat.jpg")
-        assert (await world.kernel.found("cat.jpg")).time_ns == (await world.kernel.names())["cat.jpg"].time_ns
+        by_list = await world.kernel.found("cat.jpg")
+        world.clock.advance(60)
+        error, body = await world.kernel.ask(Op.GETATTR, by_list.number, bytes(16))
+        assert (error, world.proxy.count("HEAD")) == (0, 1)
+        assert attributes_of(body[16:])[1] == by_list.time_ns
 
 
 async def test_a_read_never_mixes_versions() -> None:
