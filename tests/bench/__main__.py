@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from tests.bench import clients, line, pipeline, report, upkeep
+from tests.bench import clients, files, line, pipeline, report, upkeep
 from tests.bench.goals import NAMES, PIPELINE, UPKEEP
 from tests.bench.line import LineLoad
-from tests.bench.loads import LOADS
+from tests.bench.loads import LOADS, Load
 from tests.bench.peers import ALL
 from tests.bench.plot import plot
 from tests.bench.results import Results
@@ -96,7 +96,22 @@ def run(chosen: argparse.Namespace, console: Console) -> tuple[Results, list[str
         line_loads = [load for load in line.LOADS if load.name in chosen.only]
         for kind in dict.fromkeys(load.kind for load in line_loads):
             _run_line(kind, [load for load in line_loads if load.kind == kind], bucket, chosen, console, results, notes)
+        if file_loads := [load for load in files.LOADS if load.name in chosen.only]:
+            _run_files(file_loads, bucket, chosen, console, results, notes)
     return results, notes
+
+
+def _run_files(
+    loads: list[Load], bucket: Bucket, chosen: argparse.Namespace, console: Console, results: Results, notes: list[str]
+) -> None:
+    flags = shlex.split(chosen.outrider_flags)
+    with (
+        files.world_of(bucket, flags, images=chosen.images, short=chosen.short) as world,
+        Runner(world, console, results, notes) as runner,
+    ):
+        runner.start([target for target in files.ALL if target.slug in chosen.targets])
+        for load in loads:
+            runner.measure(load, chosen.rounds or (1 if chosen.short else 3))
 
 
 def _run_line(
@@ -116,7 +131,7 @@ def _run_line(
 
 
 def _tell(results: Results, notes: list[str], chosen: argparse.Namespace, console: Console) -> None:
-    loads = [load for load in (*LOADS, *line.LOADS) if results.targets(load.name)]
+    loads = [load for load in (*LOADS, *line.LOADS, *files.LOADS) if results.targets(load.name)]
     grids = [*(report.load_grid(load, results) for load in loads), *report.figure_grids(results)]
     grids.append(report.goals_grid(results, chosen.only))
     machine = report.machine()
@@ -138,10 +153,11 @@ def _tell(results: Results, notes: list[str], chosen: argparse.Namespace, consol
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    known = list(dict.fromkeys(target.slug for target in (*ALL, *line.ALL)))
+    known = list(dict.fromkeys(target.slug for target in (*ALL, *line.ALL, *files.ALL)))
     parser.add_argument("--only", type=_names(NAMES), default=None, metavar="LOAD,...", help=", ".join(NAMES))
     parser.add_argument("--targets", type=_names(known), default=known, metavar="TARGET,...", help=", ".join(known))
     parser.add_argument("--rounds", type=int, default=None, help="default: 3; with --short 1")
+    parser.add_argument("--images", type=int, default=None, help="images of the loads files-*; default: 10000")
     parser.add_argument("--short", action="store_true", help="small data, no pipeline: tests the harness, not speed")
     parser.add_argument("--outrider-flags", default="", metavar="FLAGS", help="further flags of `outrider serve`")
     parser.add_argument("--markdown", action="store_true", help="tables as Markdown, the progress to stderr")

@@ -186,6 +186,20 @@ def _run_together(world: World, modules: list[list[str]]) -> tuple[float, int]:
         return time.monotonic() - begun, sum(int(line or 0) for line in lines)
 
 
+def files(world: World, paths: Sequence[Path], readers: int) -> Took:
+    """Read files whole, dealt to `readers` processes. Their start-up is neither in the time nor in the counts.
+
+    Raises:
+        BenchError: a file could not be read.
+    """
+    lists = []
+    for number, part in enumerate(pieces([str(path) for path in paths], readers)):
+        lists.append(world.directory / f"files-{number}")
+        lists[-1].write_text("\n".join(part))
+    seconds, read = _run_together(world, [["tests.bench.file_reader", str(listed)] for listed in lists])
+    return Took(seconds, read, len(paths))
+
+
 def aws_program() -> Path | None:
     """The aws CLI; None: not installed."""
     program = Path(os.environ.get("OUTRIDER_TEST_AWS", Path(sys.executable).with_name("aws")))

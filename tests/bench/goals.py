@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.bench import line, pipeline, upkeep
+from tests.bench import files, line, pipeline, upkeep
 from tests.bench.loads import LOADS
+from tests.bench.mounts import JuiceFSMount, OutriderMount
+from tests.bench.peers import S3fs
 from tests.bench.targets import DIRECT, JUICEFS, NGINX_CACHE, OUTRIDER, RCLONE, SIGV4, STATIC
 from tests.bench.world import TOTAL_BYTES_S
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from tests.bench.results import Results
 
 PIPELINE, UPKEEP = "pipeline", "memory"
-NAMES = [*(load.name for load in LOADS), *line.NAMES, PIPELINE, UPKEEP]
+NAMES = [*(load.name for load in LOADS), *line.NAMES, *files.NAMES, PIPELINE, UPKEEP]
 _MB = 1e6
 
 
@@ -35,7 +37,9 @@ class Goal:
 def goals(results: Results, of: Collection[str]) -> list[Goal]:
     """Every goal of these loads, in order, measured or not."""
     return [
-        goal for goal in (*_warm(results), *_cold(results), *_line(results), *_by_itself(results)) if goal.load in of
+        goal
+        for goal in (*_warm(results), *_cold(results), *_line(results), *_files(results), *_by_itself(results))
+        if goal.load in of
     ]
 
 
@@ -100,6 +104,15 @@ def _line(results: Results) -> list[Goal]:
     rows.append(_at_least(results, "upload in parts", "upload", "mb_s", 0.95, DIRECT))
     rows.append(_at_most(results, "upload in parts, CPU s/GB", "upload", "cpu_s_gb", 1.3, line.REVERSE))
     rows.append(_at_most(results, "objects that are not cached, CPU s/GB", "relay", "cpu_s_gb", 1.3, line.REVERSE))
+    return rows
+
+
+def _files(results: Results) -> list[Goal]:
+    rows = []
+    ours, warm, cold = OutriderMount.name, JuiceFSMount.name, S3fs.name
+    for load, figure, what in (("files", "req_s", "images as files"), ("file-shards", "mb_s", "shards as files")):
+        rows.append(_at_least(results, f"{what}, second epoch", f"{load}-warm", figure, 1.0, warm, ours))
+        rows.append(_at_least(results, f"{what}, first epoch", f"{load}-cold", figure, 1.5, cold, ours))
     return rows
 
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 
+from tests.bench.mounts import JuiceFSMount, OutriderMount, RcloneMount
 from tests.bench.papers_table import Cells, Figure, Line, Table
-from tests.bench.peers import JuiceFS, Mount, Rclone
 from tests.bench.targets import Direct, Outrider, Target
 from tests.bench.world import CONNECTION_BYTES_S, NAME, SHORT, TOTAL_BYTES_S, TTFB_S, World, make_bucket
-from tests.support.child import Child, clean_environment, program
-from tests.support.proxy import serving_environment
+from tests.support.child import Child, clean_environment
 from tests.support.simulator_process import REPOSITORY, SimulatorProcess
 
 _BATCH, _WORKERS = 128, 8
@@ -64,68 +61,20 @@ class _Far(Direct):
     name, far = DIRECT, True
 
 
-class _RcloneMount(Mount, Rclone):
-    """As its users start it, without a cache on disk."""
-
-    name, slug = FUSE, "rclone-mount"
-
-    @classmethod
-    def lacks(cls) -> str | None:
-        return Mount.lacks() or Rclone.lacks()
-
-    def argv(self) -> list[str | Path]:
-        words = ("--read-only", "--dir-cache-time", "1h", "--config", os.devnull)
-        return [program("rclone"), "mount", f"origin:{NAME}", self.mount, *words]
+class _RcloneMount(RcloneMount):
+    name = FUSE
 
 
-class _JuiceFSMount(JuiceFS, Mount):
-    name, slug = JUICEFS, "juicefs-mount"
-
-    @classmethod
-    def lacks(cls) -> str | None:
-        return Mount.lacks() or JuiceFS.lacks()
-
-    def argv(self) -> list[str | Path]:
-        return [
-            *(program("juicefs"), "mount", self.meta, self.mount, "--no-usage-report", "--backup-meta", "0"),
-            *("--cache-dir", self.cache, "--cache-size", "100G", "--free-space-ratio", "0.01"),
-            *("--attr-cache", "3600", "--entry-cache", "3600", "--dir-entry-cache", "3600", "--open-cache", "3600"),
-            *("--metrics", f"127.0.0.1:{self.admin_port}"),
-        ]
-
-    def url(self, key: str) -> str:
-        return Mount.url(self, key)
-
-    def populate(self) -> None:
-        def write(key: str, body: bytes) -> None:
-            path = self.mount / key
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(body)
-
-        self.world.each_object(write)
-        self.clear()
+class _JuiceFSMount(JuiceFSMount):
+    name = JUICEFS
 
 
 class _Ours(Outrider):
     name = OURS
 
 
-class _OurMount(Mount):
-    name, slug = MOUNT, "outrider-mount"
-
-    @classmethod
-    def lacks(cls) -> str | None:
-        return super().lacks() or (None if find_spec("outrider.cli.mount") else "this Outrider has no `mount`")
-
-    def argv(self) -> list[str | Path]:
-        return [
-            *(sys.executable, "-m", "outrider", "mount", "--origin", self.world.simulator.endpoint),
-            *("--cache-dir", self.cache, "--cache-size", "2TiB", "--min-free", "0", "--freshness", "ttl:3600"),
-            *("--log-level", "warning", f"s3://{NAME}", self.mount),
-        ]
-
-    def env(self) -> dict[str, str]:
-        return serving_environment(self.world.bucket)
+class _OurMount(OutriderMount):
+    name = MOUNT
 
 
 def table(directory: Path, scale: float, told: Callable[[str], None]) -> Table:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 import outrider
-from tests.bench import pipeline, upkeep
+from tests.bench import files, pipeline, upkeep
 from tests.bench.goals import Goal, goals
 from tests.bench.peers import ALL
 from tests.bench.targets import OUTRIDER
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.bench.loads import Load
 from tests.bench.results import Results
 
-_PEERS = tuple(target.name for target in ALL if target.peer)
+_PEERS = tuple(dict.fromkeys(target.name for target in (*ALL, *files.ALL) if target.peer))
 _MET = {True: "yes", False: "no", None: "not measured"}
 
 

@@ -86,8 +86,8 @@ async def mounted(
 
 
 def _started(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C is for the command that reads, and its files must be there until it has ended.
-    return subprocess.Popen(argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+    # A process group of its own: Ctrl-C is for the command that reads, and its files must be there until it has ended.
+    return subprocess.Popen(argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=2, process_group=0)
 
 
 async def _until_mounted(client: Client, program: str, directory: str) -> None:
