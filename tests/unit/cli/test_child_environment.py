@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import os
+import subprocess
 
 import pytest
 
 from outrider.cli.run.child_environment import for_child
-from tests.support.pages import ROOT
+from tests.frameworks.catalogue import PAGE
+from tests.support.pages import blocks_of
 
 
 def child(environ: dict[str, str] | None = None, endpoint: str = "http://127.0.0.1:9480") -> dict[str, str]:
@@ -41,9 +43,16 @@ def test_rclone_gets_a_remote_of_its_own_and_keeps_the_users() -> None:
     }
 
 
-def test_the_page_names_each_variable_that_a_library_reads() -> None:
-    told = (ROOT / "docs" / "frameworks.md").read_text()
-    names = {re.sub(r"^RCLONE_CONFIG_OUTRIDER_.*", "RCLONE_CONFIG_OUTRIDER_", name) for name in child()}
-    # Services that stay where they were, and Outrider's own.
-    beside = {name for name in names if name.startswith(("AWS_ENDPOINT_URL_S", "OUTRIDER_"))}
-    assert {name for name in names - beside if name not in told} == set()
+def test_the_page_exports_the_same_variables() -> None:
+    """But for the services that stay where they were, and Outrider's own."""
+    [block] = [block for block in blocks_of(PAGE) if block.text.startswith("export AWS_ENDPOINT_URL=")]
+    shell = subprocess.run(
+        ["bash", "-euc", f"{block.text}\nenv"], env={"PATH": os.environ["PATH"]}, check=True, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    exported = dict(line.split("=", 1) for line in shell.stdout.splitlines())
+    made = for_child({}, endpoint="http://127.0.0.1:9480", admin="http://a", region=None, needs_keys=False)
+    beside = ("AWS_ENDPOINT_URL_S", "OUTRIDER_")
+    for name in ("PATH", "PWD", "SHLVL", "_"):
+        exported.pop(name, None)
+    assert exported == {name: value for name, value in made.items() if not name.startswith(beside)}

@@ -157,7 +157,7 @@ def test_every_flag_and_variable_that_the_proxy_or_a_page_names_exists() -> None
     unknown |= {
         f"{path.name}: OUTRIDER_{name}"
         for path, text in told.items()
-        for name in re.findall(r"OUTRIDER_([A-Z0-9_]*[A-Z])", text)
+        for name in re.findall(r"(?<!_)OUTRIDER_([A-Z0-9_]*[A-Z])", text)
         # The exceptions are knobs of the tests, a placeholder for any name, and two names that a page shows as wrong.
         if name not in variables
         and not name.startswith(("TEST_", "DIFFERENTIAL"))
