@@ -101,6 +101,7 @@ def test_no_block_is_left_out() -> None:
 # tests/server/test_docs.py runs `kubectl` and `helm`.
 INLINE = {
     "docker build --tag registry.example.org/outrider:0.2.0 .": "test_the_image_has_the_charts_tag",
+    "docker run --device /dev/fuse --cap-add SYS_ADMIN": "needs a container engine",
     'pip install ".[examples]"': "test_everything_that_pip_is_told_to_install_exists",
     "pip install '.[demo]'": "test_everything_that_pip_is_told_to_install_exists",
     "pip install '.[plot]'": "test_everything_that_pip_is_told_to_install_exists",
