@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -29,6 +30,7 @@ from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, Piece
 from outrider.http.peer import connection
+from outrider.http.wire import sender
 from outrider.metrics import Metrics
 from tests.support.fake_peers import FakeMember
 from tests.support.fakes import ramp
@@ -329,6 +331,21 @@ async def test_bytes_that_are_no_http_are_refused() -> None:
     async with asked_raw() as (raw, wire, _):
         assert await Raw(raw.address, method="G T").ask({"host": "x"}) == 400
         assert refusals(wire) == {"garbage": 1}
+
+
+async def test_the_send_buffer_of_a_nearby_member_is_larger_than_that_of_a_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sender, "_NEAR_S", 60.0)
+    async with peer_wire(member_with(ramp(SMALL))) as wire:
+        await read_whole(wire, SMALL)
+        (held,) = wire.server.connections
+        with socket.socket() as usual:
+            # The kernel may allow less than that.
+            usual.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * sender._NEAR_BUFFER_BYTES)
+            wanted = usual.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert held.transport is not None
+        assert held.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == wanted
 
 
 async def test_a_head_without_an_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,10 @@ _FIELD_BYTES_MAX = 64 * 1024
 _HEADERS_MAX = 64
 # A head comes in one piece, as a rule.
 _HEAD_TIMEOUT_S = 10.0
+# A member takes bytes in bursts, as it writes them to its disk meanwhile. With twice the buffer of a client its owner
+# waits for room half as often, which takes a fifth of the CPU time of a body. With four times as much, the pages leave
+# the processor's cache.
+_NEAR_BUFFER_BYTES = 512 * 1024
 # After a refusal the rest of the body is read and dropped for so long: a reset could lose the refusal.
 _LINGER_S = 1.0
 
@@ -75,7 +79,7 @@ class PeerConnection(RequestHandler):
         self.is_ending = self.port.is_ending
         super().connection_made(transport)
         # A cast, not an assertion: uvloop's transports are no subclasses of asyncio's.
-        self.wire = wire_of(cast(asyncio.Transport, transport), self.port.readers)
+        self.wire = wire_of(cast(asyncio.Transport, transport), self.port.readers, _NEAR_BUFFER_BYTES)
         if is_one_too_many:
             self.wire.abort()
         else:

@@ -92,7 +92,10 @@ class Sender(Protocol):
 class SocketSender:
     """Plain TCP."""
 
-    def __init__(self, transport: asyncio.Transport, readers: Executor) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, readers: Executor, near_bytes: int = _NEAR_BUFFER_BYTES
+    ) -> None:  # fmt: skip
+        """`near_bytes`: the send buffer for a client that is near."""
         self._transport: asyncio.Transport | None = transport
         original = transport.get_extra_info("socket")
         self._readers = readers
@@ -110,7 +113,7 @@ class SocketSender:
             return
         self._socket.setblocking(False)
         if 0 < _round_trip_s(self._socket) < _NEAR_S:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_BUFFER_BYTES)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, near_bytes)
 
     @property
     def has_unsent(self) -> bool:
@@ -331,10 +334,12 @@ def _address_of(transport: asyncio.Transport) -> str:
     return str(peer[0]).removeprefix("::ffff:") if isinstance(peer, tuple) and peer else ""
 
 
-def wire_of(transport: asyncio.Transport, readers: Executor) -> SocketSender | TlsSender:
-    """`readers`: the threads that wait for the disk."""
+def wire_of(
+    transport: asyncio.Transport, readers: Executor, near_bytes: int = _NEAR_BUFFER_BYTES
+) -> SocketSender | TlsSender:  # fmt: skip
+    """`readers`: the threads that wait for the disk. `near_bytes`: see `SocketSender`."""
     tls: ssl.SSLContext | None = transport.get_extra_info("sslcontext")
-    return SocketSender(transport, readers) if tls is None else TlsSender(transport, readers)
+    return SocketSender(transport, readers, near_bytes) if tls is None else TlsSender(transport, readers)
 
 
 async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
