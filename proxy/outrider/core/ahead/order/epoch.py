@@ -196,6 +196,9 @@ class Epoch:
             if upcoming is not None and self.order_known:
                 again = upcoming.place[index] if index < len(upcoming.place) else -1
                 return (self.left + again) / size if again >= 0 else 1.0
+            if self.told_order is not None and not self.repeats:
+                # The next order is another one: half of it on average, after all that is left of this one.
+                return self.left / size + 0.5
             return 1.0 + (done - len(self.log)) / size
         place = self.place[index]
         if place < 0 and len(self.agenda) > 0:
@@ -316,7 +319,7 @@ class Epoch:
         self._expected_read = 0
         self.period_s, self.began = now - self.began, now
         self.release_followers()
-        self.frontier.restart()
+        self.frontier.restart(known=self.order_known)
         self.confidence = self.next_confidence
         self.number += 1
         self.handle.ended, self.handle = True, EpochHandle(self.handle.number + 1)

@@ -44,11 +44,14 @@ class Frontier:
         recent = self._recent
         recent.append(place)
         middle = len(recent) // 2
-        self.place = sorted(recent)[middle] + middle
+        self.place = sorted(recent)[middle] + len(recent) - 1 - middle
 
-    def restart(self) -> None:
+    def restart(self, *, known: bool = True) -> None:
+        """`known` False: the reads so far were in another order than that of the agenda."""
         self._recent.clear()
         self.place = 0
+        if not known:
+            self.drift = 0.0
 
     def relocate(self, places: Iterable[int], count: int) -> None:
         """The agenda has changed, and these are now the places of the last reads."""
@@ -60,7 +63,7 @@ class Frontier:
             self.restart()
             return
         middle = len(self._recent) // 2
-        self.place = sorted(self._recent)[middle] + middle
+        self.place = sorted(self._recent)[middle] + len(self._recent) - 1 - middle
 
     def agrees(self, place: int, count: int) -> bool:
         """A read at this place agrees with the agenda's order: it is near the frontier, or near it around the end of
