@@ -192,7 +192,7 @@ class Cluster:
     def read_ahead_together(self, planner: Planner, prefetch: Prefetch) -> None:
         """The planners of all members hear what clients of any member read, and each fetches ahead what it owns."""
         told = ToldReads(lambda: self._membership.view, self._transport, self._runtime, lambda: planner.readers)
-        planner.join(told.opened, self._mine_of)
+        planner.join(told.opened, self._mine_of, lambda: self._near.bytes)
         self._service.hear_reads = prefetch.heard
         own = self._service.own_shares = OwnShares(planner, self._mine_of).told
         self.map = ClusterMap(own, lambda: self._membership.view, self._transport, self._runtime.clock)

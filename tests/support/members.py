@@ -79,8 +79,11 @@ class Node:
         self.near: NearBlocks
 
     def near_first(self, policy: EvictionPolicy) -> EvictionPolicy:
-        self.near = NearBlocks(policy, self._is_near)
+        self.near = NearBlocks(policy, self._is_near, self._size_of)
         return self.near
+
+    def _size_of(self, version: ObjectVersion, index: int) -> int:
+        return self.engine.layout.extent(index, version.size).length
 
     def _is_near(self, version: ObjectVersion, index: int) -> bool:
         return not self.membership.view.is_mine(version.ref, index)
@@ -109,7 +112,7 @@ class Node:
             self.reads, self.members, made.metrics, self.clock,
         )  # fmt: skip
         self.wire.services[self.address] = self.service
-        made.planner.join(self.told.opened, self._mine_of)
+        made.planner.join(self.told.opened, self._mine_of, lambda: self.near.bytes)
         self.service.hear_reads = made.prefetch.heard
         here = HereOfAll(made.fills, lambda: self.membership.view, self.wire)
         self.service.look_here = here.answer

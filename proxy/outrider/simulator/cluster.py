@@ -183,7 +183,7 @@ class SimNode(SimProxy):
         # Reads of this node's clients of which the others have not heard: client, object, size and time.
         self._untold: list[tuple[str, ObjectRef, int, float]] = []
         if self.planner is not None and cluster.way == "cluster":
-            self.planner.join(self._tell, self._mine_of)
+            self.planner.join(self._tell, self._mine_of, self._near_bytes)
 
     @property
     def received_bytes(self) -> int:
@@ -194,7 +194,16 @@ class SimNode(SimProxy):
         return self.out.sent_bytes
 
     def _evicts(self, policy: EvictionPolicy) -> EvictionPolicy:
-        return NearBlocks(policy, self._is_near) if self.cluster.way == "cluster" else policy
+        if self.cluster.way != "cluster":
+            return policy
+        self._near = NearBlocks(policy, self._is_near, self._size_of)
+        return self._near
+
+    def _size_of(self, version: ObjectVersion, index: int) -> int:
+        return self.layout.extent(index, version.size).length
+
+    def _near_bytes(self) -> int:
+        return self._near.bytes
 
     def _is_near(self, version: ObjectVersion, index: int) -> bool:
         return self.cluster.owner(self.cluster.objects[version.ref], index) is not self

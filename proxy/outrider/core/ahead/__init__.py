@@ -25,7 +25,9 @@ out its decisions. The mechanism, from the ground up:
 
 In a cluster, the planner hears of reads at the other members (`Planner.opened_elsewhere`), and takes them for reads of
 further clients, which may share an epoch with those here. It fetches the blocks that its node owns. A node that knows
-the order of its own reader fetches all blocks of the next objects (`Planner.join`).
+the order of its own reader fetches all blocks of the next objects, where there is room for those of other members
+(`Planner.join`). Where others must go for them, the blocks of an object are fetched one by one, just before its reader
+comes to them. An object that is read elsewhere in a known order is held until its reader begins the next one.
 
 Long computations run in steps of about 0.1 ms (`Planner.step`).
 """

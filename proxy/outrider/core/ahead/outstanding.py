@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.registry import Item
 from outrider.core.model import ObjectRef
+
+
+@dataclass(slots=True)
+class Part:
+    """Blocks that were handed out at one time. `missing`: those that have not landed, as bits."""
+
+    missing: int
+    began_at: float
 
 
 @dataclass(slots=True)
@@ -17,8 +25,10 @@ class Prefetch:
     ref: ObjectRef
     # The blocks that have not landed, as bits.
     missing: int
-    began_at: float
     block_bytes: int
+    parts: list[Part] = field(default_factory=list)
+    # More of its blocks are to be handed out.
+    goes_on: bool = False
     # A client has asked for the object since.
     asked_for: bool = False
     # The hint that it was prefetched for was withdrawn since.
@@ -56,16 +66,25 @@ class Outstanding:
         return any(other is dataset for other, _ in self._prefetches)
 
     def hand_out(
-        self, item: Item, ref: ObjectRef, missing: int, block_bytes: int, now: float, *, is_shared: bool = False
+        self, item: Item, ref: ObjectRef, missing: int, block_bytes: int, now: float, *, is_shared: bool = False,
+        goes_on: bool = False, asked_for: bool = False,
     ) -> None:  # fmt: skip
-        self._prefetches[item] = Prefetch(ref, missing, now, block_bytes, is_shared=is_shared)
-        self._items[ref] = item
-        self._count(missing.bit_count(), block_bytes)
+        """These blocks, as bits, are to be fetched, none of which is on its way. `goes_on`: and later more of them."""
+        prefetch = self._prefetches.get(item)
+        if prefetch is None:
+            prefetch = self._prefetches[item] = Prefetch(ref, 0, block_bytes, is_shared=is_shared)
+            self._items[ref] = item
+        prefetch.missing |= missing
+        prefetch.parts.append(Part(missing, now))
+        prefetch.goes_on = goes_on
+        prefetch.asked_for |= asked_for
+        self._count(missing.bit_count(), prefetch.block_bytes)
 
     def found(self, prefetch: Prefetch, missing: int, block_bytes: int) -> None:
         """These blocks of the object, as bits, are wanted; they have this size. Until now its size was a guess."""
         self._count(-prefetch.missing.bit_count(), prefetch.block_bytes)
         prefetch.missing, prefetch.block_bytes = missing, block_bytes
+        prefetch.parts = [Part(missing, prefetch.parts[0].began_at)]
         self._count(missing.bit_count(), block_bytes)
 
     def landed(self, ref: ObjectRef, bits: int, now: float) -> None:
@@ -75,16 +94,25 @@ class Outstanding:
             return
         self._count(-(prefetch.missing & bits).bit_count(), prefetch.block_bytes)
         prefetch.missing &= ~bits
+        for part in prefetch.parts:
+            if part.missing & bits:
+                part.missing &= ~bits
+                if not part.missing:
+                    took_s = now - part.began_at
+                    self.spread_s += (abs(took_s - self.fill_s) - self.spread_s) / 8
+                    self.fill_s += (took_s - self.fill_s) / 8
         if not prefetch.missing:
             del self._prefetches[self._items.pop(ref)]
-            took_s = now - prefetch.began_at
-            self.spread_s += (abs(took_s - self.fill_s) - self.spread_s) / 8
-            self.fill_s += (took_s - self.fill_s) / 8
 
-    def drop(self, ref: ObjectRef) -> None:
-        """The missing blocks of the object will not come."""
-        prefetch = self._prefetches.pop(self._items.pop(ref))
-        self._count(-prefetch.missing.bit_count(), prefetch.block_bytes)
+    def drop(self, ref: ObjectRef, bits: int = -1) -> None:
+        """These of the missing blocks of the object will not come: all of them by default."""
+        prefetch = self._prefetches[self._items[ref]]
+        self._count(-(prefetch.missing & bits).bit_count(), prefetch.block_bytes)
+        prefetch.missing &= ~bits
+        for part in prefetch.parts:
+            part.missing &= ~bits
+        if not prefetch.missing:
+            del self._prefetches[self._items.pop(ref)]
 
     def move(self, items: Mapping[Item, Item]) -> None:
         """Objects belong to other datasets now."""

@@ -84,16 +84,22 @@ class Planner:
         self.wasted_bytes = 0
         """Bytes that were prefetched and evicted before a client asked for them."""
 
-    def join(self, tell: Callable[[str, ObjectRef, int], None], mine: Callable[[ObjectRef, int], int]) -> None:
+    def join(
+        self, tell: Callable[[str, ObjectRef, int], None], mine: Callable[[ObjectRef, int], int],
+        near_bytes: Callable[[], int],
+    ) -> None:  # fmt: skip
         """This node belongs to a cluster. `tell` is called when a client of this node begins to read an object: client,
-        object and size. `mine`: the blocks that this node owns of an object of so many, as bits."""
+        object and size. `mine`: the blocks that this node owns of an object of so many, as bits. `near_bytes`: what the
+        blocks take here that others own, which may go for other such blocks."""
         self._tell = tell
         self._candidates.mine = mine
+        self._candidates.near_bytes = near_bytes
         self._candidates.readers_elsewhere = lambda: self.readers_elsewhere
 
     def _forget(self, dataset: Dataset) -> None:
         self._outstanding.forget(dataset)
         self._open_objects.forget(dataset)
+        self._elsewhere.forget(dataset)
         self._waste_bytes.pop(dataset, None)
         self._candidates.forget(dataset)
 
@@ -101,6 +107,7 @@ class Planner:
         """These objects belong to another dataset now, and have other indexes."""
         self._outstanding.move(items)
         self._open_objects.move(items)
+        self._elsewhere.move(items)
         self._readers.move(items)
         for (old, _), (new, _) in items.items():
             if waste_bytes := self._waste_bytes.pop(old, 0.0):
@@ -130,22 +137,39 @@ class Planner:
         """A client of another member of the cluster began to read an object, of which some blocks may be here.
         `client`: its name in the whole cluster. `readers`: how many clients read at that member."""
         self._now = now
-        self._elsewhere.heard(member, readers, now)
         item = self.registry.item(ref)
         dataset, index = item
         dataset.names.sizes[index] = dataset.usual_bytes = size
         cached = dataset.cached.get(index)
-        served = 0 if cached is None else cached.served
+        served = 0 if cached is None or item not in self._open_objects else cached.served
+        ended = self._elsewhere.heard(member, item, readers, now)
         self._expect(client, ref, item)
+        if cached is not None:
+            # Blocks that a client here has read of it stay read.
+            cached.served = served
+        if not any(epoch.order_known for epoch in dataset.epochs()):
+            # Where the next reads are not known, room is kept free for the readers' misses, and is missed elsewhere.
+            ended.append(item)
+        else:
+            self._candidates.begun_elsewhere(item)
+        self._close_elsewhere(ended)
         if (job := dataset.job_table.jobs.get(client)) is not None:
             job.is_elsewhere = True
         if (shared := dataset.job_table.shared_epoch) is not None:
             shared.spans_nodes = True
-        if cached is not None:
-            # No client here reads it for that.
-            cached.reading, cached.served = item in self._open_objects, served
         if (prefetch := self._outstanding.of(ref)) is not None:
             prefetch.asked_for = True
+
+    def _close_elsewhere(self, items: Iterable[Item]) -> None:
+        """No client of another member reads these objects any more."""
+        for item in items:
+            self._candidates.ended_elsewhere(item)
+            dataset, index = item
+            cached = dataset.cached.get(index)
+            if cached is not None and item not in self._open_objects:
+                cached.reading, cached.served = False, 0
+                if cached.broken:
+                    dataset.next_use.lost_block(cached, self._now)
 
     def _opened(self, client: str, ref: ObjectRef, item: Item) -> None:
         self._open_objects.opened(item, self._now)
@@ -154,6 +178,7 @@ class Planner:
     def _expect(self, client: str, ref: ObjectRef, item: Item) -> None:
         """Expects other reads than before, since a client began to read this object."""
         dataset, index = item
+        self._close_elsewhere(self._elsewhere.silent(self._now))
         if dataset in self._waste_bytes:
             self._waste_bytes[dataset] *= 1 - _FORGIVEN
         dataset.opened(client, index, self.readers + self.readers_elsewhere, self._now)
@@ -337,7 +362,7 @@ class Planner:
             dataset, index, block.version_id, count, block_bytes, self._now, self._now,
             ahead=prefetch is not None and not prefetch.asked_for,
             excused=prefetch is not None and prefetch.excused,
-            reading=item in self._open_objects,
+            reading=item in self._open_objects or item in self._elsewhere,
         )  # fmt: skip
         self._cached[block.version_id] = cached
         if (old := dataset.cached.get(index)) is not None:
@@ -348,12 +373,16 @@ class Planner:
         dataset.next_use.add(cached, self._now)
         return cached
 
-    def dropped(self, ref: ObjectRef, *, again: bool = True, missing: bool = False) -> None:
-        """The missing blocks of a wanted object will not come. `again`: a later try may bring them. `missing`: there is
-        no such object, or the origin refuses it."""
+    def dropped(
+        self, ref: ObjectRef, blocks: Iterable[int] | None = None, *, again: bool = True, missing: bool = False
+    ) -> None:  # fmt: skip
+        """Those of the `blocks` of a wanted object that are not here will not come; None: none of it that is not here
+        will. `again`: a later try may bring them. `missing`: there is no such object, or the origin refuses it."""
         dataset, index = self.registry.item(ref)
-        if self._outstanding.of(ref) is not None:
-            self._outstanding.drop(ref)
+        bits = -1 if blocks is None else sum(1 << block for block in blocks)
+        prefetch = self._outstanding.of(ref)
+        if prefetch is not None and prefetch.missing & bits:
+            self._outstanding.drop(ref, bits)
             if again:
                 self._fetch_again(dataset, index)
             elif missing:

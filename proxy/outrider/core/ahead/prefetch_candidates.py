@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from outrider.core.ahead.dataset.dataset import CachedObject, Dataset, may_go
-from outrider.core.ahead.dataset.registry import DatasetRegistry
+from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
 from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.epoch import ORDER_LIKELY, Epoch
 from outrider.core.ahead.outstanding import Outstanding
@@ -92,13 +92,19 @@ class Candidates:
         self._farthest = farthest
         self.mine: Callable[[ObjectRef, int], int] | None = None
         """See `Planner.join`; None: this node is alone."""
+        self.near_bytes: Callable[[], int] = lambda: 0
+        """See `Planner.join`."""
         self.readers_elsewhere: Callable[[], int] = lambda: 0
         """How many clients read at other members of the cluster."""
         self._now = 0.0
+        # As the last call of `wants` was told.
+        self._free_bytes = 0
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
         self._dataset_turn = self._epoch_turn = 0
         # Epochs whose next object the last call of `wants` has not found among `_PASSED_BY` objects.
         self._unfinished: list[tuple[Dataset, Epoch]] = []
+        # Objects that clients of other members have begun to read. Some of their blocks may not be on their way yet.
+        self._begun: dict[Item, None] = {}
         # In one call of `wants`: so many bytes found no room in place of objects that are needed later than that.
         self._no_room = _FARTHEST, _FARTHEST
 
@@ -106,7 +112,16 @@ class Candidates:
         if dataset not in self._read_last:
             self._read_last.append(dataset)
 
+    def begun_elsewhere(self, item: Item) -> None:
+        """A client of another member has begun to read the object, which was expected."""
+        self._begun[item] = None
+
+    def ended_elsewhere(self, item: Item) -> None:
+        """No client of another member reads the object any more."""
+        self._begun.pop(item, None)
+
     def forget(self, dataset: Dataset) -> None:
+        self._begun = {item: None for item in self._begun if item[0] is not dataset}
         if dataset in self._read_last:
             self._read_last = deque((other for other in self._read_last if other is not dataset), _ATTENDED)
         self._unfinished = [pair for pair in self._unfinished if pair[0] is not dataset]
@@ -114,11 +129,14 @@ class Candidates:
     def wants(self, now: float, free_bytes: int, blocks: int) -> list[Want]:
         """See `Planner.wants`."""
         self._now = now
+        self._free_bytes = free_bytes
         self._no_room = _FARTHEST, _FARTHEST
         self._unfinished.clear()
         wants: list[Want] = []
         if self._outstanding.blocks >= blocks:
             return wants
+        wants += filter(None, [self._rest(item, free_bytes) for item in self._begun])
+        self._begun.clear()
         active = self._active()
         candidates: list[_Candidate] = []
         asked = active
@@ -133,7 +151,8 @@ class Candidates:
                 want = self._want(candidate, free_bytes)
                 if want is not None:
                     wants.append(want)
-                    candidate.epoch.cursor.advance(candidate.epoch.agenda)
+                    if not self._goes_on(candidate):
+                        candidate.epoch.cursor.advance(candidate.epoch.agenda)
                     # Other epochs over the same dataset may have had the same candidate.
                     asked = [pair for pair in active if pair[0] is candidate.dataset]
                     candidates = [other for other in candidates if other.dataset is not candidate.dataset]
@@ -213,22 +232,31 @@ class Candidates:
 
     def _is_here(self, dataset: Dataset, epoch: Epoch, index: int) -> bool:
         """The object is on disk, as far as it is to be here, on its way, or known to be missing."""
-        if (dataset, index) in self._outstanding or index in dataset.discovery.missing:
+        prefetch = self._outstanding.get((dataset, index))
+        if (prefetch is not None and not prefetch.goes_on) or index in dataset.discovery.missing:
             return True
         cached = dataset.cached.get(index)
-        if cached is not None and (cached.reading or cached.present.bit_count() == cached.blocks):
+        if (dataset, index) in self._open_objects or (
+            cached is not None and cached.present.bit_count() == cached.blocks
+        ):
             return True
-        if not self._is_shared(dataset, epoch):
+        if not self._is_shared(dataset, epoch, index):
             return False
         present, count = (0, self._likely_count(dataset, index)) if cached is None else (cached.present, cached.blocks)
         return not self.mine_of(dataset, index, count) & ~present
 
     # -- which blocks of it ---------------------------------------------------------------------------------------
 
-    def _is_shared(self, dataset: Dataset, epoch: Epoch) -> bool:
+    def _is_shared(self, dataset: Dataset, epoch: Epoch, index: int) -> bool:
         """Each member of the cluster fetches what it owns. Only where a reader of this node has a known order are the
-        blocks of others fetched ahead of it."""
-        return self.mine is not None and not (epoch.order_known and dataset.job_table.is_read_here(epoch))
+        blocks of others fetched ahead of it, as long as there is room for them: they displace no owned ones."""
+        if self.mine is None:
+            return False
+        if not (epoch.order_known and dataset.job_table.is_read_here(epoch)):
+            return True
+        room_bytes = self._free_bytes - self._outstanding.bytes + self.near_bytes()
+        size = dataset.names.sizes[index]
+        return room_bytes < self._space.disk_bytes(size if size >= 0 else max(dataset.usual_bytes, 1))
 
     def mine_of(self, dataset: Dataset, index: int, count: int) -> int:
         """The blocks of an object that this node owns, as bits."""
@@ -293,21 +321,58 @@ class Candidates:
             return None
         block_bytes, disk_bytes = self._space.block_bytes, self._space.disk_bytes
         count = self._likely_count(dataset, index)
-        is_shared = self._is_shared(dataset, epoch)
+        is_shared = self._is_shared(dataset, epoch, index)
         cached = dataset.cached.get(index)
         missing = ((1 << count) - 1) & ~(cached.present if cached is not None else 0)
         if is_shared:
             missing &= self.mine_of(dataset, index, count)
+        item, ref = (dataset, index), ObjectRef(dataset.bucket, dataset.names.keys[index])
+        prefetch = self._outstanding.of(ref)
+        if prefetch is not None:
+            if self._outstanding.get(item) is not prefetch:
+                # It was handed out as part of the dataset that it belonged to before.
+                return None
+            missing &= ~prefetch.missing
         each_bytes = disk_bytes(-(-likely_bytes // count) if likely_bytes >= 0 else block_bytes)
+        wanted = missing
         if not self._fits(candidate, free_bytes, count * each_bytes, missing.bit_count() * each_bytes):
-            return None
-        ref = ObjectRef(dataset.bucket, dataset.names.keys[index])
-        if self._outstanding.of(ref) is not None:
-            # It was handed out as part of the dataset that it belonged to before.
-            return None
-        self._outstanding.hand_out((dataset, index), ref, missing, each_bytes, self._now, is_shared=is_shared)
-        blocks = tuple(block for block in range(count if size >= 0 else 1) if missing >> block & 1)
+            wanted = self._due_now(candidate, missing, count)
+            if size < 0 and wanted:
+                # How many blocks it has will be known once the first one comes.
+                wanted = missing
+            later_than_s = candidate.due_s + SOONER * epoch.seconds(self._now)
+            need_bytes = self._outstanding.bytes + wanted.bit_count() * each_bytes
+            if not wanted or not self._has_room(free_bytes, need_bytes, later_than_s):
+                return None
+        self._outstanding.hand_out(
+            item, ref, wanted, each_bytes, self._now, is_shared=is_shared, goes_on=wanted != missing
+        )  # fmt: skip
+        blocks = tuple(block for block in range(count if size >= 0 else 1) if wanted >> block & 1)
         return Want(ref, size, blocks, is_shared)
+
+    def _rest(self, item: Item, free_bytes: int) -> Want | None:
+        """The blocks of an object that a reader will come to soon; None: they are here or on their way, or there is no
+        room for them."""
+        dataset, index = item
+        ref, size = ObjectRef(dataset.bucket, dataset.names.keys[index]), dataset.names.sizes[index]
+        count, prefetch = self._likely_count(dataset, index), self._outstanding.of(ref)
+        cached = dataset.cached.get(index)
+        missing = self.mine_of(dataset, index, count) & ~(0 if cached is None else cached.present)
+        if prefetch is not None:
+            missing = missing & ~prefetch.missing if prefetch is self._outstanding.get(item) else 0
+        if not (missing and self._may_fetch(dataset) and self._fetches(ref)):
+            return None
+        each_bytes = self._space.disk_bytes(-(-size // count))
+        soon_s = SOONER * min((epoch.seconds(self._now) for epoch in dataset.epochs()), default=0.0)
+        if not self._has_room(free_bytes, self._outstanding.bytes + missing.bit_count() * each_bytes, soon_s):
+            return None
+        self._outstanding.hand_out(item, ref, missing, each_bytes, self._now, is_shared=True, asked_for=True)
+        return Want(ref, size, tuple(block for block in range(count) if missing >> block & 1), True)
+
+    def _goes_on(self, candidate: _Candidate) -> bool:
+        """Only a part of the object was handed out."""
+        prefetch = self._outstanding.get((candidate.dataset, candidate.object_index))
+        return prefetch is not None and prefetch.goes_on
 
     def _fits(self, candidate: _Candidate, free_bytes: int, object_bytes: int, missing_bytes: int) -> bool:
         """Whether there is room for the missing bytes of an object, or victims that are needed later."""
@@ -317,10 +382,9 @@ class Candidates:
         need_bytes = self._outstanding.bytes + missing_bytes
         later_than_s = candidate.due_s + SOONER * epoch.seconds(self._now)
         if epoch.order_known:
-            if not (self._is_proven(epoch) and self._is_just_in_time(candidate)):
-                # Each object that waits here for its reader takes the room of one that would have been a hit. Only what
-                # nobody needs for an epoch may go.
-                later_than_s = (1 + SOONER) * epoch.seconds(self._now)
+            # Each object that waits here for its reader takes the room of one that would have been a hit. Only what
+            # nobody needs for an epoch may go (but see `_due_now`).
+            later_than_s = (1 + SOONER) * epoch.seconds(self._now)
         else:
             # The readers' own misses need room that is not taken from prefetched objects.
             need_bytes += self._reserve_bytes(object_bytes)
@@ -343,21 +407,39 @@ class Candidates:
         evicted for its first objects was as likely to be read."""
         return epoch.told or epoch.confidence > ORDER_LIKELY
 
-    def _is_just_in_time(self, candidate: _Candidate) -> bool:
-        """A fill that began later might not be complete when a reader opens the object.
+    def _due_now(self, candidate: _Candidate, missing: int, count: int) -> int:
+        """Those of the missing blocks, as bits, for which objects may go that are needed later in this epoch: a fill
+        that began later might not be complete when a reader comes to the block.
 
-        A reader that has opened nothing for a while is nearer to its next object by that time, up to its longest pause:
-        after that, the job may have ended. Readers that have drifted apart open objects sooner than their places tell.
-        A hundredth of an epoch is always fetched, as it costs no more traffic.
-        While nobody has begun to read a told order, no fill is too early.
+        A reader takes as long for an object as passes until all readers beside it have opened one. One that has opened
+        nothing for a while is nearer to its next object by that time, up to its longest pause: after that, the job may
+        have ended. Readers that have drifted apart open objects sooner than their places tell.
+        A hundredth of an epoch is always fetched, as it costs no more traffic, and so is the head of the next object.
+        While nobody has begun to read a told order, no fill is too early, except where other clients may be about to
+        tell or to read the objects that would go.
         """
         epoch, outstanding = candidate.epoch, self._outstanding
+        if not self._is_proven(epoch):
+            return 0
         places = candidate.until * epoch.size
-        if epoch.gap_s <= 0 or (epoch.told and epoch.left == len(epoch.agenda)):
-            return True
+        if epoch.gap_s <= 0:
+            return missing
+        if epoch.told and epoch.left == len(epoch.agenda):
+            return missing if len(candidate.dataset.jobs) == 1 or places < 1.0 else 0
         rest_s = min(self._now - epoch.last, epoch.pause_s)
         lead_s = outstanding.fill_s + _SPREADS * outstanding.spread_s + rest_s
-        return places <= max(1.0, lead_s / epoch.gap_s + _SPREADS * epoch.frontier.drift + SOONER * epoch.size)
+        before = max(1.0, lead_s / epoch.gap_s + _SPREADS * epoch.frontier.drift + SOONER * epoch.size)
+        if places > before:
+            return 0
+        if self.mine_of(candidate.dataset, candidate.object_index, count) == (1 << count) - 1:
+            # A node by itself has the whole object there when a reader opens it.
+            return missing
+        table = candidate.dataset.job_table
+        is_here = table.is_read_here(epoch)
+        readers = self._open_objects.readers if is_here else self.readers_elsewhere()
+        clients = sum(job.is_elsewhere is not is_here for job in table.jobs.values())
+        beside = max(1.0, readers / max(1, clients))
+        return missing & ((1 << min(count, int((before - places) * count / beside) + 1)) - 1)
 
     def _has_room(self, free_bytes: int, need_bytes: int, later_than_s: float) -> bool:
         if free_bytes >= need_bytes:

@@ -334,7 +334,8 @@ class Prefetch:
             missing = status in UNAVAILABLE_STATUSES
             log.debug("prefetch given up", extra={"object": str(want.ref), "error": repr(error)})
         finally:
-            self._planner.dropped(want.ref, again=again, missing=missing)
+            blocks = None if want.size < 0 else want.blocks
+            self._planner.dropped(want.ref, blocks, again=again, missing=missing)
         self._pause(again)
         self.think()
 
