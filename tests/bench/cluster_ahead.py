@@ -1,7 +1,9 @@
 """Rows of `tests.bench.cluster`: nodes that fetch ahead together, and what their jobs wait for.
 
 A job's excess wait is the time for which its accelerators had nothing to do, less that of the same job over files, as
-a part of the excess wait of the same job straight from the bucket.
+a part of the excess wait of the same job straight from the bucket. The loader of each rank reads 2 MiB ahead, in all
+three: a `DataLoader` with workers has some batches ready, two of each worker by default, and `outrider simulate
+--nodes` has two blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +31,7 @@ from tests.bench.cluster_world import (
     Data,
     Direct,
     EpochReport,
+    Inside,
     Place,
     Row,
     RowError,
@@ -45,6 +48,8 @@ _EPOCHS = (1, 2, 3)
 _BANDWIDTH = 1.3
 _PACE_BYTES_S = 20e6
 _CONNECTION_SHARE = 0.6
+# A loader has read so much ahead of its accelerator: two blocks, as in `outrider simulate --nodes`.
+_BUFFER_BYTES = 2 * MIB
 _QUARTER = 0.25
 _WITH_ROOM = 1.5
 _QUARTER_BLOCK = MIB
@@ -54,8 +59,9 @@ _EIGHT = 8
 _EIGHT_BUCKET_BYTES_S = 120e6
 # Slow enough that four nodes at once leave this machine some CPU.
 _WARM_LINK_BYTES_S = 30e6
-# So that there are 2,048 blocks: few are dealt to their owners less evenly, and the fullest owner ends last.
-_WARM_BLOCK = MIB // 4
+# So that there are 512 blocks: few are dealt to their owners less evenly, and the fullest owner, which ends last, would
+# have 0.31 of 64 blocks of the default 8 MiB. Requests for many more keep this machine's two cores busy.
+_WARM_BLOCK = MIB
 _WARM_POLL_S = 0.02
 _WARM_DEADLINE_S = 300.0
 
@@ -152,13 +158,10 @@ def eight(directory: Path, scale: float) -> list[Measured]:
         nodes,
     ):
         inside = [node.inside for node in nodes.all]
-        disk = checked(run_epoch(simulator, data, [files] * _EIGHT, data.dealt(1, _EIGHT), pace_bytes_s=pace))
+        disk = _epoch(simulator, data, [files] * _EIGHT, data.dealt(1, _EIGHT), pace)
         reports = [
-            checked(
-                run_epoch(
-                    simulator, data, [node.endpoint for node in nodes.all], data.dealt(epoch, _EIGHT),
-                    pace_bytes_s=pace, inside=inside,
-                )
+            _epoch(
+                simulator, data, [node.endpoint for node in nodes.all], data.dealt(epoch, _EIGHT), pace, inside
             )
             for epoch in _EPOCHS
         ]  # fmt: skip
@@ -232,7 +235,7 @@ def _job(
             for rank, (node, order) in enumerate(zip(nodes.all, orders, strict=True)):
                 _put(node, f"plan/rank-{rank}", json.dumps({"reads": [f"s3://{BUCKET}/{key}" for key in order]}))
         places = [node.endpoint for node in nodes.all]
-        reports.append(checked(run_epoch(simulator, data, places, orders, pace_bytes_s=_PACE_BYTES_S)))
+        reports.append(_epoch(simulator, data, places, orders, _PACE_BYTES_S))
         served.append(_counted(nodes, "outrider_served_bytes", "source") - before)
     return reports, served
 
@@ -253,11 +256,18 @@ def _beside(
     bucket: Bucket, simulator: SimulatorProcess, data: Data, files: Path, ranks: int, pace_bytes_s: float
 ) -> _Beside:  # fmt: skip
     places: list[Place] = [files, Direct(bucket, simulator.endpoint, data)]
-    disk, direct = (
-        checked(run_epoch(simulator, data, [place] * ranks, data.dealt(1, ranks), pace_bytes_s=pace_bytes_s))
-        for place in places
-    )
+    disk, direct = (_epoch(simulator, data, [place] * ranks, data.dealt(1, ranks), pace_bytes_s) for place in places)
     return _Beside(disk, direct)
+
+
+def _epoch(
+    simulator: SimulatorProcess, data: Data, places: Sequence[Place], orders: list[list[str]], pace_bytes_s: float,
+    inside: Sequence[Inside] = (),
+) -> EpochReport:  # fmt: skip
+    """Raises RowError: a read failed."""
+    return checked(
+        run_epoch(simulator, data, places, orders, pace_bytes_s=pace_bytes_s, inside=inside, buffer_bytes=_BUFFER_BYTES)
+    )
 
 
 def _counted(nodes: Nodes, family: str, label: str) -> Counter[str]:

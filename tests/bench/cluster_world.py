@@ -160,10 +160,12 @@ Row = Callable[[Path, float], list[Measured]]
 
 
 class Pace:
-    """An accelerator that takes `bytes_s` (None: as fast as they come)."""
+    """An accelerator that takes `bytes_s` (None: as fast as they come). `buffer_bytes` are read while those before are
+    worked on, as a data loader's workers do."""
 
-    def __init__(self, bytes_s: float | None) -> None:
+    def __init__(self, bytes_s: float | None, buffer_bytes: int = _PIECE_BYTES) -> None:
         self._bytes_s = bytes_s
+        self._buffer_bytes = buffer_bytes
         self._free_at = time.perf_counter()
         self.idle_s = 0.0
 
@@ -174,8 +176,7 @@ class Pace:
         now = time.perf_counter()
         self.idle_s += max(0.0, now - self._free_at)
         self._free_at = max(now, self._free_at) + count / self._bytes_s
-        # One piece is read while the one before is worked on.
-        ahead_s = self._free_at - now - _PIECE_BYTES / self._bytes_s
+        ahead_s = self._free_at - now - self._buffer_bytes / self._bytes_s
         if ahead_s > 0:
             time.sleep(ahead_s)
 
@@ -211,10 +212,11 @@ Place = str | Direct | Path
 def run_epoch(
     simulator: SimulatorProcess, data: Data, places: Sequence[Place], orders: Sequence[Sequence[str]],
     *, pace_bytes_s: float | None = None, at_half: Callable[[], object] | None = None,
-    inside: Sequence[Inside] = (),
+    inside: Sequence[Inside] = (), buffer_bytes: int = _PIECE_BYTES,
 ) -> EpochReport:  # fmt: skip
     """Each rank reads its shards from its node. `at_half`: called once, when half of all shards have been read.
-    `inside`: the hosts of the ranks, where they are on a switch."""
+    `inside`: the hosts of the ranks, where they are on a switch. `buffer_bytes`: what a rank reads ahead of its
+    accelerator."""
     simulator.reset()
     left = sum(map(len, orders)) // 2
     lock = threading.Lock()
@@ -229,7 +231,7 @@ def run_epoch(
 
     def one(rank: int) -> RankReport:
         with inside[rank]() if inside else nullcontext():
-            return _read_all(data, _source_of(places[rank]), orders[rank], Pace(pace_bytes_s), one_more)
+            return _read_all(data, _source_of(places[rank]), orders[rank], Pace(pace_bytes_s, buffer_bytes), one_more)
 
     with ThreadPoolExecutor(len(orders)) as pool:
         ranks = list(pool.map(one, range(len(orders))))
