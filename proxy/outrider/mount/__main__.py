@@ -30,6 +30,8 @@ from outrider.mount.messages import READ_BYTES_MAX
 
 # Readers that wait at the same time. A FUSE client with fewer would hold back readers that the proxy could serve.
 _CONNECTIONS = 128
+# The proxy itself waits for a minute where the bucket is away, and knows better than its clients for how long.
+_REPLY_S = 120.0
 # Source: linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 
@@ -37,8 +39,9 @@ _PR_SET_PDEATHSIG = 1
 async def serve(told: Mapping[str, str], helper: str) -> None:
     """Mount, and serve until it is unmounted, or at SIGTERM."""
     proxy = HttpOrigin(
-        told["endpoint"], told["region"], AwsCredentials(), Metrics(), time.time, connections=_CONNECTIONS
-    )
+        told["endpoint"], told["region"], AwsCredentials(), Metrics(), time.time, connections=_CONNECTIONS,
+        read_timeout_s=_REPLY_S,
+    )  # fmt: skip
     await proxy.open()
     directory = told["directory"]
     options = ["ro", "nosuid", "nodev", f"fsname=s3://{told['bucket']}", "subtype=outrider", "default_permissions"]

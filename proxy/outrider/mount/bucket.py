@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import datetime
+from functools import partial
+from typing import TypeVar
 
-from outrider.core.errors import OriginBroke, OriginBusy
+from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.s3.conditions import parse_http_date
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListPage, parse_page
 from outrider.core.s3.operation import Query
 from outrider.ports import Buffer, Origin, OriginReply, OriginRequest
 
+T = TypeVar("T")
 _DENIED = (401, 403)
+_BUSY = 429
+# A proxy that is started anew is back within seconds. Training code gives up at the first error of a file.
+_PAUSES_S = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 class Stale(Exception):
@@ -23,17 +30,18 @@ class Stale(Exception):
 
 class Bucket:
     """Errors are those of a file system: each call raises OSError, EACCES where the proxy or the store refuses, and EIO
-    for all else."""
+    for all else, after half a minute of further tries where the proxy is away or busy."""
 
-    def __init__(self, proxy: Origin, name: str) -> None:
+    def __init__(self, proxy: Origin, name: str, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         self._proxy = proxy
         self._name = name
+        self._sleep = sleep
 
     async def pages(self, prefix: str) -> AsyncGenerator[ListPage, None]:
         """The objects and directories under `prefix`, without those in its directories."""
         token: Query = ()
         while True:
-            page = await self._page(prefix, (("delimiter", "/"), *token))
+            page = await self._patiently(partial(self._page, prefix, (("delimiter", "/"), *token)))
             yield page
             if not page.is_truncated:
                 return
@@ -43,21 +51,12 @@ class Bucket:
 
     async def has_any(self, prefix: str) -> bool:
         """Whether any key begins with `prefix`."""
-        page = await self._page(prefix, (("max-keys", "1"),))
+        page = await self._patiently(partial(self._page, prefix, (("max-keys", "1"),)))
         return bool(page.objects or page.groups)
 
     async def head(self, key: str) -> tuple[int, str, datetime | None] | None:
         """Size, ETag and time of an object; None: there is none."""
-        try:
-            async with self._proxy.send(OriginRequest("HEAD", self._name, key)) as reply:
-                if reply.status == 404:
-                    return None
-                if reply.status != 200 or reply.content_length is None:
-                    raise _refused(reply.status)
-                told = dict(reply.headers)
-                return reply.content_length, told.get("etag", ""), parse_http_date(told.get("last-modified"))
-        except (OriginBroke, OriginBusy) as error:
-            raise OSError(errno.EIO, str(error)) from error
+        return await self._patiently(partial(self._head, key))
 
     async def read_into(self, buffer: Target, key: str, start: int, etag: str, *, whole: bool) -> None:
         """Fill `buffer` with the bytes from `start` on. `whole`: they are the whole object, which takes no Range.
@@ -65,32 +64,54 @@ class Bucket:
         Raises:
             Stale: they are not those of the version `etag`.
         """
-        headers: Headers = () if whole else (("range", f"bytes={start}-{start + buffer.room - 1}"),)
-        try:
-            async with self._proxy.send(OriginRequest("GET", self._name, key, headers=headers)) as reply:
-                _check(reply, start, etag)
-                async with aclosing(reply.chunks()) as chunks:
-                    async for chunk in chunks:
-                        buffer.take(chunk)
-        except (OriginBroke, OriginBusy) as error:
-            raise OSError(errno.EIO, str(error)) from error
+        await self._patiently(partial(self._read_on, buffer, key, start, etag, whole))
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                return await call()
+            except OriginBroke as error:
+                if pause_s is None or error.lasting:
+                    raise OSError(errno.EIO, str(error)) from error
+                await self._sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    async def _head(self, key: str) -> tuple[int, str, datetime | None] | None:
+        async with self._proxy.send(OriginRequest("HEAD", self._name, key)) as reply:
+            if reply.status == 404:
+                return None
+            if reply.status != 200 or reply.content_length is None:
+                raise _refused(reply.status)
+            told = dict(reply.headers)
+            return reply.content_length, told.get("etag", ""), parse_http_date(told.get("last-modified"))
+
+    async def _read_on(self, buffer: Target, key: str, start: int, etag: str, whole: bool) -> None:
+        """Goes on where a body broke off."""
+        if not buffer.room:
+            return
+        first = start + buffer.came
+        headers: Headers = ()
+        if not (whole and buffer.came == 0):
+            headers = (("range", f"bytes={first}-{first + buffer.room - 1}"),)
+        async with self._proxy.send(OriginRequest("GET", self._name, key, headers=headers)) as reply:
+            _check(reply, first, etag)
+            async with aclosing(reply.chunks()) as chunks:
+                async for chunk in chunks:
+                    buffer.take(chunk)
         if buffer.room:
-            raise OSError(errno.EIO, "the body was too short")
+            raise OriginBroke("the body was too short")
 
     async def _page(self, prefix: str, more: Query) -> ListPage:
         query = (*more, ("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix))
-        try:
-            async with self._proxy.send(OriginRequest("GET", self._name, "", query=query)) as reply:
-                if reply.status != 200:
-                    raise _refused(reply.status)
-                body = bytearray()
-                async with aclosing(reply.chunks()) as chunks:
-                    async for chunk in chunks:
-                        body += chunk
-                        if len(body) > PAGE_BYTES_MAX:
-                            raise OSError(errno.EIO, "a page of the LIST is too long")
-        except (OriginBroke, OriginBusy) as error:
-            raise OSError(errno.EIO, str(error)) from error
+        async with self._proxy.send(OriginRequest("GET", self._name, "", query=query)) as reply:
+            if reply.status != 200:
+                raise _refused(reply.status)
+            body = bytearray()
+            async with aclosing(reply.chunks()) as chunks:
+                async for chunk in chunks:
+                    body += chunk
+                    if len(body) > PAGE_BYTES_MAX:
+                        raise OSError(errno.EIO, "a page of the LIST is too long")
         page = parse_page(bytes(body))
         if page is None:
             raise OSError(errno.EIO, "the reply to a LIST is no page of a LIST")
@@ -126,5 +147,7 @@ def _check(reply: OriginReply, start: int, etag: str) -> None:
             raise Stale
 
 
-def _refused(status: int) -> OSError:
+def _refused(status: int) -> Exception:
+    if status >= 500 or status == _BUSY:
+        return OriginBroke(f"the proxy answers {status}")
     return OSError(errno.EACCES if status in _DENIED else errno.EIO, f"the proxy answers {status}")

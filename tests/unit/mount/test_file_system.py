@@ -161,6 +161,10 @@ class World(NamedTuple):
         return len(self.proxy.log)
 
 
+async def _at_once(_: float) -> None:
+    await asyncio.sleep(0)
+
+
 @asynccontextmanager
 async def mounted(believed_s: float = 60.0, prefix: str = "train/") -> AsyncIterator[World]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -169,7 +173,8 @@ async def mounted(believed_s: float = 60.0, prefix: str = "train/") -> AsyncIter
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MIB)
     with ours, theirs:
         proxy, clock = Proxy(chunk_bytes=256 * 1024), FakeClock()
-        FileSystem(ours.fileno(), Bucket(proxy, "pets"), prefix, believed_s, clock).start()
+        bucket = Bucket(proxy, "pets", _at_once)
+        FileSystem(ours.fileno(), bucket, prefix, believed_s, clock).start()
         yield World(proxy, Kernel(theirs), clock)
         asyncio.get_running_loop().remove_reader(ours.fileno())
 
@@ -353,8 +358,8 @@ async def test_freshness_always_asks_each_time() -> None:
     ("fault", "error"),
     [
         (Fault(status=403), errno.EACCES),
-        (Fault(status=500), errno.EIO),
-        (Fault(refuse=True), errno.EIO),
+        (Fault(status=500, times=None), errno.EIO),
+        (Fault(refuse=True, times=None), errno.EIO),
         (Fault(bug=RuntimeError("ours")), errno.EIO),
     ],
 )
@@ -366,6 +371,19 @@ async def test_a_failure_is_an_error_of_the_call(fault: Fault, error: int) -> No
         assert (await world.kernel.read(number, 0, 4096)).error == error
         world.proxy.faults = []
         assert (await world.kernel.read(number, 0, 4096)).body == bytes(4096)
+
+
+async def test_a_proxy_that_is_started_anew_is_waited_for() -> None:
+    async with mounted() as world:
+        world.put("train/1.tar", bytes(range(250)) * 20_000)
+        world.proxy.faults = [Fault(refuse=True, times=3), Fault(status=503, times=2)]
+        number = (await world.kernel.found("1.tar")).number
+        world.proxy.faults = [Fault(refuse=True), Fault(break_after=3_000_000)]
+        await world.kernel.read(number, 0, 4096)
+        assert (await world.kernel.read(number, 4 * MIB, 100_000)).body == (bytes(range(250)) * 20_000)[4 * MIB :][
+            :100_000
+        ]
+        assert world.reads[-1] == "bytes=3000000-4999999", "what came is not asked for again"
 
 
 async def test_a_node_that_is_not_there_is_stale() -> None:
