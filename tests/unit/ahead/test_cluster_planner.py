@@ -333,3 +333,21 @@ def test_as_all_is_read_the_epoch_of_each_node_ends() -> None:
         (epoch,) = job.epochs
         own = [planner.registry.item(ref)[1] for ref in order[int(client[1]) :: 4]]
         assert (epoch.number, list(epoch.agenda), len(epoch.log)) == (1, own, 0)
+
+
+def test_an_object_is_fetched_near_as_a_whole_just_before_it_is_read() -> None:
+    """Only copies of other members' blocks go for it."""
+    planner = Planner(48 * BLOCK, BLOCK)
+    planner.join(
+        lambda client, ref, size: None, lambda ref, blocks: 0b01010101 & ((1 << blocks) - 1), lambda: 16 * BLOCK
+    )
+    planner.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS], 0.0)
+    planner.told("a", REFS, 0.0, total=COUNT)
+    for number in range(9):
+        planner.asked("a", REFS[number], 8 * BLOCK, Extent(0, 8 * BLOCK), 8.0 * number)
+        planner.sent("a", REFS[number], 8.0 * number)
+    for ref in REFS[-6:]:
+        land_of_eight(planner, ref, *range(8))
+    assert wanted(planner, 64.0, free_bytes=0) == {REFS[9]: tuple(range(8))}
+    land_of_eight(planner, REFS[9], *range(8))
+    assert wanted(planner, 64.0, free_bytes=0) == {}

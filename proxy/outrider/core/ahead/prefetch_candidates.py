@@ -254,7 +254,7 @@ class Candidates:
             return False
         if not (epoch.order_known and dataset.job_table.is_read_here(epoch)):
             return True
-        room_bytes = self._free_bytes - self._outstanding.bytes + self.near_bytes()
+        room_bytes = self._free_bytes + self.near_bytes()
         size = dataset.names.sizes[index]
         return room_bytes < self._space.disk_bytes(size if size >= 0 else max(dataset.usual_bytes, 1))
 
@@ -336,7 +336,7 @@ class Candidates:
         each_bytes = disk_bytes(-(-likely_bytes // count) if likely_bytes >= 0 else block_bytes)
         wanted = missing
         if not self._fits(candidate, free_bytes, count * each_bytes, missing.bit_count() * each_bytes):
-            wanted = self._due_now(candidate, missing, count)
+            wanted = self._due_now(candidate, missing, count, is_shared=is_shared)
             if size < 0 and wanted:
                 # How many blocks it has will be known once the first one comes.
                 wanted = missing
@@ -407,7 +407,7 @@ class Candidates:
         evicted for its first objects was as likely to be read."""
         return epoch.told or epoch.confidence > ORDER_LIKELY
 
-    def _due_now(self, candidate: _Candidate, missing: int, count: int) -> int:
+    def _due_now(self, candidate: _Candidate, missing: int, count: int, *, is_shared: bool) -> int:
         """Those of the missing blocks, as bits, for which objects may go that are needed later in this epoch: a fill
         that began later might not be complete when a reader comes to the block.
 
@@ -431,8 +431,8 @@ class Candidates:
         before = max(1.0, lead_s / epoch.gap_s + _SPREADS * epoch.frontier.drift + SOONER * epoch.size)
         if places > before:
             return 0
-        if self.mine_of(candidate.dataset, candidate.object_index, count) == (1 << count) - 1:
-            # A node by itself has the whole object there when a reader opens it.
+        if not is_shared or self.mine_of(candidate.dataset, candidate.object_index, count) == (1 << count) - 1:
+            # The whole object is to be here when a reader of this node opens it.
             return missing
         table = candidate.dataset.job_table
         is_here = table.is_read_here(epoch)
