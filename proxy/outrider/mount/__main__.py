@@ -38,15 +38,15 @@ _PR_SET_PDEATHSIG = 1
 
 async def serve(told: Mapping[str, str], helper: str) -> None:
     """Mount, and serve until it is unmounted, or at SIGTERM."""
+    directory = told["directory"]
+    options = ["ro", "nosuid", "nodev", f"fsname=s3://{told['bucket']}", "subtype=outrider", "default_permissions"]
+    fd = device.mount(helper, directory, [*options, *(["allow_other"] if told["allow_other"] else [])])
     proxy = HttpOrigin(
         told["endpoint"], told["region"], AwsCredentials(), Metrics(), time.time, connections=_CONNECTIONS,
         read_timeout_s=_REPLY_S,
     )  # fmt: skip
-    await proxy.open()
-    directory = told["directory"]
-    options = ["ro", "nosuid", "nodev", f"fsname=s3://{told['bucket']}", "subtype=outrider", "default_permissions"]
-    fd = device.mount(helper, directory, [*options, *(["allow_other"] if told["allow_other"] else [])])
     try:
+        await proxy.open()
         files = FileSystem(fd, Bucket(proxy, told["bucket"]), told["prefix"], float(told["believed_s"]))
 
         def stop() -> None:
@@ -72,8 +72,11 @@ def main() -> None:
     keep_collections_short()
     raise_open_files_limit()
     helper = shutil.which("fusermount3") or shutil.which("fusermount") or "fusermount3"
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(serve(told, helper))
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(serve(told, helper))
+    except device.NotMounted:
+        sys.exit(1)  # fusermount3 has told why
 
 
 if __name__ == "__main__":

@@ -13,11 +13,15 @@ from pathlib import Path
 _COMMFD = "_FUSE_COMMFD"
 
 
+class NotMounted(OSError):
+    """fusermount3 did not mount; it has told why on stderr."""
+
+
 def mount(helper: str, directory: str, options: Sequence[str]) -> int:
     """Mount at `directory`. Returns a descriptor of /dev/fuse, which does not block.
 
     Raises:
-        OSError: fusermount3 did not mount; it has told why on stderr.
+        NotMounted
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
@@ -28,14 +32,14 @@ def mount(helper: str, directory: str, options: Sequence[str]) -> int:
             check=False,
         )
         if done.returncode:
-            raise OSError(f"{helper} ended with status {done.returncode}")
+            raise NotMounted(f"{helper} ended with status {done.returncode}")
         _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(array.array("i").itemsize))
     received = array.array("i")
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             received.frombytes(data[: received.itemsize])
     if not received:
-        raise OSError(f"{helper} sent no descriptor")
+        raise NotMounted(f"{helper} sent no descriptor")
     os.set_blocking(received[0], False)
     os.set_inheritable(received[0], False)
     return received[0]

@@ -15,7 +15,8 @@ from outrider.cli.mount.missing import CannotMount
 from outrider.cli.run import child_process
 from outrider.cli.run.stderr import say
 
-_MOUNTED_WAIT_S = 30.0
+# A client that cannot mount ends, and is not waited for.
+_MOUNTED_WAIT_S = 120.0
 _POLL_S = 0.02
 # A client whose mount is gone ends within milliseconds, unless a reader still has a file open.
 _END_WAIT_S = 5.0
@@ -78,7 +79,7 @@ async def mounted(
     """
     client = Client(_started(argv, environ))
     try:
-        await _until_mounted(client, argv[0], directory)
+        await _until_mounted(client, directory)
         yield client
     finally:
         await asyncio.to_thread(_end, client.process, directory, helper)
@@ -90,15 +91,17 @@ def _started(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Pope
     return subprocess.Popen(argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=2, process_group=0)
 
 
-async def _until_mounted(client: Client, program: str, directory: str) -> None:
+async def _until_mounted(client: Client, directory: str) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MOUNTED_WAIT_S):
             while not is_mounted(directory):
                 if client.ended.done():
-                    raise CannotMount(f"{program} ended with status {client.ended.result()} before it had mounted.")
+                    raise CannotMount(
+                        f"the FUSE client ended with status {client.ended.result()} before it had mounted."
+                    )
                 await asyncio.sleep(_POLL_S)
             return
-    raise CannotMount(f"{program} has not mounted after {_MOUNTED_WAIT_S:.0f} s.")
+    raise CannotMount(f"the FUSE client has not mounted after {_MOUNTED_WAIT_S:.0f} s.")
 
 
 def _end(process: subprocess.Popen[bytes], directory: str, helper: str) -> None:
