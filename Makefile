@@ -117,6 +117,11 @@ bench-ahead: install
 	$(BIN)/python -m tests.bench.ahead_events
 	$(BIN)/python -m tests.bench.ahead $(BENCH)
 
+# How much later a command in the image says its first word with `outrider run --` in front of it.
+.PHONY: bench-start
+bench-start: install
+	$(BIN)/python -m tests.bench.entry_point $(BENCH)
+
 # The goals of many nodes; `make bench-cluster BENCH="--only join,write --json run.json"`.
 bench-cluster: install
 	$(BIN)/python -m tests.bench.cluster $(BENCH)

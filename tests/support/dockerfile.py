@@ -77,7 +77,7 @@ class Built:
     `python` is the base image's interpreter, which its users run. pip is this environment's own.
     """
 
-    def __init__(self, root: Path, context: Path, python: str) -> None:
+    def __init__(self, root: Path, context: Path, python: str, *, compiled: bool = False) -> None:
         self._root, self._context = root, context
         self.environment: dict[str, str] = {}
         self.user = 0
@@ -88,8 +88,10 @@ class Built:
         shim = f'#!/bin/sh\n[ "$2" = venv ] && exec {python} "$@"\nexec {sys.executable} "$@"\n'
         (programs / "python").write_text(shim)
         (programs / "python").chmod(0o755)
-        # Compiled files would make a start faster, but this test slower.
-        self._of_build = {**_bare(), "PATH": f"{programs}:{os.defpath}", "PIP_NO_COMPILE": "1"}
+        self._of_build = {**_bare(), "PATH": f"{programs}:{os.defpath}"}
+        if not compiled:
+            # Compiled files would make a start faster, but a test slower.
+            self._of_build["PIP_NO_COMPILE"] = "1"
 
     def moved(self, text: str) -> str:
         """`text` with the image's paths placed below `root`."""
