@@ -18,7 +18,7 @@ from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from outrider.core.ahead.prefetch_candidates import Want
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.ahead.prefetch import Mode
-from outrider.engine.fill.fill_scheduler import READS_ON_S
+from outrider.engine.fill.fill_scheduler import READS_ON_S, FillSlot
 from tests.support.engine import BLOCK, Engine, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 
@@ -547,6 +547,27 @@ async def test_prefetch_rests_after_long_thoughts_but_not_after_interrupted_ones
             room.prefetch.think()
             room.clock.advance(0.001)
     assert len(thoughts) == asked
+
+
+@pytest.mark.parametrize("size", [2 * BLOCK, -1])
+@pytest.mark.parametrize("is_guess", [True, False])
+async def test_guesses_are_fetched_unhurried(
+    room: Engine, monkeypatch: pytest.MonkeyPatch, is_guess: bool, size: int
+) -> None:
+    slots: list[FillSlot] = []
+    granted, blocks = room.scheduler.grant, (0, 1) if size > 0 else (0,)
+
+    async def grant(slot: FillSlot) -> None:
+        slots.append(slot)
+        await granted(slot)
+
+    monkeypatch.setattr(room.scheduler, "grant", grant)
+    wants = iter([[Want(REFS[0], size, blocks, is_guess=is_guess)]])
+    monkeypatch.setattr(room.planner, "wants", lambda now, free_bytes, blocks: next(wants, []))
+    room.prefetch.think()
+    await room.tasks.settle()
+    assert slots
+    assert {slot.unhurried for slot in slots} == {is_guess}
 
 
 async def test_a_bug_in_a_long_computation_ends_no_other_one(

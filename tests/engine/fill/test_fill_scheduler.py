@@ -26,10 +26,10 @@ class Queue:
         self.done: dict[str, asyncio.Event] = {}
         self.of: dict[str, FillSlot] = {}
 
-    async def add(self, *names: str, ahead: int = 0, left_bytes: int = 0, by_command: bool = False) -> None:
+    async def add(self, *names: str, ahead: int = 0, left_bytes: int = 0, unhurried: bool = False) -> None:
         """A name that begins with `p` is a prefetch."""
         for name in names:
-            slot = self.scheduler.slot(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, by_command=by_command)
+            slot = self.scheduler.slot(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, unhurried=unhurried)
             self.of[name], self.done[name] = slot, asyncio.Event()
             self.tasks[name] = asyncio.create_task(self._run(name))
         await self.settle()
@@ -75,6 +75,15 @@ async def test_demand_overtakes_waiting_prefetch() -> None:
     await queue.end("b")
     assert queue.order == ["a", "b", "p1"]
     await queue.drain()
+
+
+async def test_prefetch_for_readers_overtakes_what_nobody_is_about_to_want() -> None:
+    queue = Queue(1)
+    await queue.add("a")
+    await queue.add("p1", "p2", unhurried=True)
+    await queue.add("p3", "p4")
+    await queue.drain()
+    assert queue.order == ["a", "p3", "p4", "p1", "p2"]
 
 
 async def test_within_demand_the_block_nearest_to_its_reader_goes_first() -> None:
@@ -274,6 +283,9 @@ async def test_beside_a_request_that_needs_no_slot_prefetch_is_limited_as_beside
     await queue.drain()
 
 
+MB = 10**6
+
+
 async def two_on_one_line(background_limit: int = 4) -> tuple[Queue, Queue]:
     here, remote = Queue(16, background_limit), Queue(16, background_limit)
     here.scheduler.share_line(remote.scheduler)
@@ -298,6 +310,31 @@ async def test_prefetch_gives_way_to_demand_of_the_other_scheduler_on_its_line()
     await remote.drain()
 
 
+@pytest.mark.parametrize(("body_bytes_s", "beside"), [(2.5 * MB, ["p1"]), (10 * MB, [])])
+async def test_on_a_line_that_one_body_fills_prefetch_of_members_waits_for_all_demand(
+    body_bytes_s: float, beside: list[str]
+) -> None:
+    """The line brings 10 MB/s."""
+    here, remote = await two_on_one_line()
+    await remote.add("before", left_bytes=MB)
+    for queue in (here, remote):
+        queue.clock.advance(MB / body_bytes_s)
+    remote.scheduler.received(MB, remote.of["before"])
+    await remote.end("before")
+    for _ in range(2):
+        here.scheduler.flowed(int(2.5 * MB), lambda: False)
+        here.clock.advance(0.25)
+        remote.clock.advance(0.25)
+    await remote.add("a")
+    await here.add("p1", "p2", unhurried=True)
+    assert here.order == beside
+    await remote.end("a")
+    await here.settle()
+    assert here.order == ["p1", "p2"]
+    await here.drain()
+    await remote.drain()
+
+
 async def test_prefetch_of_one_scheduler_never_waits_for_prefetch_of_the_other_on_its_line() -> None:
     """The prefetch of two members could wait for each other."""
     here, remote = await two_on_one_line(background_limit=1)
@@ -306,9 +343,6 @@ async def test_prefetch_of_one_scheduler_never_waits_for_prefetch_of_the_other_o
     assert here.order == remote.order == ["p1"]
     await here.drain()
     await remote.drain()
-
-
-MB = 10**6
 
 
 async def test_a_line_that_is_full_of_the_fills_of_both_schedulers_is_full() -> None:
@@ -393,7 +427,7 @@ async def test_a_warm_up_does_not_take_the_slots_of_demand_that_ends() -> None:
     """The readers go on with other objects, and must not find the line full of the warm-up."""
     queue = Queue(16)
     await measured_at_10_mb_s(queue)
-    await queue.add("p1", "p2", "p3", "p4", "p5", by_command=True)
+    await queue.add("p1", "p2", "p3", "p4", "p5", unhurried=True)
     for name in ("x", "y", "z"):
         queue.scheduler.received(4 * MB, queue.of[name])
     await queue.end("x", "y")

@@ -203,6 +203,17 @@ def test_before_the_first_read_of_orders_that_several_tell_only_their_first_obje
     assert set(wanted(planner, 40.0, free_bytes=0)) == {REFS[0]}
 
 
+def test_objects_of_an_unknown_order_are_guesses_of_a_member() -> None:
+    member, alone, told = planner_of(), Planner(1_000_000, BLOCK), planner_of()
+    alone.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    told.told("a", REFS, 0.0, total=COUNT)
+    for planner in (member, alone, told):
+        for number, place in enumerate((5, 60, 17)):
+            read_here(planner, REFS[number if planner is told else place], float(number))
+    guesses = [{want.is_guess for want in planner.wants(3.0, 1_000_000, 1000)} for planner in (member, alone, told)]
+    assert guesses == [{True}, {False}, {False}]
+
+
 def pacing(room_blocks: int) -> Planner:
     """A member with so much room, all of it taken by blocks that are needed last. It owns one block of two. A client of
     another member reads an object of eight blocks each 8 seconds, in the order that it told. It has begun the ninth,

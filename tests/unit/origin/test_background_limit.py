@@ -10,6 +10,8 @@ import pytest
 
 from outrider.core.origin.background_limit import BackgroundLimit
 
+MIB = 2**20
+
 
 class Line:
     """A line that gives each connection 4 MB/s and all of them 32 MB/s."""
@@ -72,6 +74,21 @@ def test_fills_limited_only_by_latency_are_not_held_back() -> None:
         background_limit.hindered()
         background_limit.came_small(0.05)
     assert background_limit.alone == background_limit.beside == 64
+
+
+def test_the_line_brings_so_many_bodies_at_the_rate_of_one() -> None:
+    line = Line()
+    assert line.background_limit.bodies(4e6) is None, "no body came"
+    line.run(20, demand=8)
+    assert line.background_limit.bodies(4e6) == 8
+    line.background_limit.body_came(100_000, 0.001)
+    assert line.background_limit.body_bytes_s == 0, "the time of a small body is latency"
+    line.background_limit.body_came(MIB, 0.5)
+    line.background_limit.body_came(MIB, 1.0)
+    assert line.background_limit.body_bytes_s == 2 * MIB
+    line.run(61, demand=8)
+    assert line.background_limit.body_bytes_s == pytest.approx(MIB, rel=0.02), "the bandwidth of a line may fall"
+    assert line.background_limit.bodies(0.0) is None
 
 
 def test_fills_that_take_the_slots_of_demand_are_as_many_as_demand_had_lately() -> None:

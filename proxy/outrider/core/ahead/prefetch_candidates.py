@@ -45,12 +45,14 @@ _SPREADS = 2
 
 class Want(NamedTuple):
     """Fill these blocks of an object, first to last. `size` -1: not known. Then `blocks` has block 0 alone, and
-    `Planner.blocks` returns them all. `is_shared`: only blocks that this node owns are wanted."""
+    `Planner.blocks` returns them all. `is_shared`: only blocks that this node owns are wanted. `is_guess`:
+    they are of an epoch whose order is not known, in a cluster, whose members all guess."""
 
     ref: ObjectRef
     size: int
     blocks: tuple[int, ...]
     is_shared: bool = False
+    is_guess: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +350,7 @@ class Candidates:
             item, ref, wanted, each_bytes, self._now, is_shared=is_shared, goes_on=wanted != missing
         )  # fmt: skip
         blocks = tuple(block for block in range(count if size >= 0 else 1) if wanted >> block & 1)
-        return Want(ref, size, blocks, is_shared)
+        return Want(ref, size, blocks, is_shared, is_guess=self.mine is not None and not candidate.epoch.order_known)
 
     def _rest(self, item: Item, free_bytes: int) -> Want | None:
         """The blocks of an object that a reader will come to soon; None: they are here or on their way, or there is no

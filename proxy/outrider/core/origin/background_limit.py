@@ -19,6 +19,8 @@ _FULL = 0.85
 # The half-life of the best rate: the bandwidth of a line may fall.
 _HALF_LIFE_S = 60.0
 _FIRST = 2
+# The time of a smaller body is that of its latency.
+_LARGE_BYTES = 256 * 1024
 # After so long without a byte the limits begin anew. Otherwise the first blocks of an epoch would share the line with
 # as many fills as were allowed at the end of the epoch before.
 _IDLE_S = 1.0
@@ -53,6 +55,8 @@ class BackgroundLimit:
         self.alone = min(_FIRST, ceiling)
         self.beside = 1
         self._best_bytes_s = 0.0
+        self.body_bytes_s = 0.0
+        """The best rate of one large body, its latency included. 0: none came."""
         # The most demand fills under way at once, decaying.
         self._peak = 0.0
         self._began: float | None = None
@@ -108,6 +112,15 @@ class BackgroundLimit:
         """`count` bytes of a body came. Its first bytes are not counted: their time is latency."""
         self._bytes += count
 
+    def body_came(self, count: int, after_s: float) -> None:
+        """A body of `count` bytes was here `after_s` seconds after its request."""
+        if count >= _LARGE_BYTES:
+            self.body_bytes_s = max(self.body_bytes_s, count / after_s)
+
+    def bodies(self, body_bytes_s: float) -> int | None:
+        """How many bodies, each at this rate, the line brings at once. None: not known, as where all are small."""
+        return round(self._best_bytes_s / body_bytes_s) if self._bytes_at is not None and body_bytes_s else None
+
     def came_small(self, after_s: float) -> None:
         """A small body came `after_s` seconds after its request: that is the latency and the time in a queue."""
         if self._to_ignore:
@@ -148,7 +161,9 @@ class BackgroundLimit:
         assert self._began is not None
         passed_s = now - self._began
         rate = self._bytes / passed_s
-        best = self._best_bytes_s * 0.5 ** (passed_s / _HALF_LIFE_S)
+        kept = 0.5 ** (passed_s / _HALF_LIFE_S)
+        best = self._best_bytes_s * kept
+        self.body_bytes_s *= kept
         self._best_bytes_s = max(best, rate)
         self._peak *= _PEAK_KEPT
         self._began, self._bytes = now, 0

@@ -94,19 +94,19 @@ class BackgroundFill:
 
     async def opened(
         self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None, *, size: int = -1,
-        by_command: bool = False,
+        unhurried: bool = False,
     ) -> ObjectVersion:  # fmt: skip
         """The version that the origin has, asked for behind all demand.
 
         The request brings the first block too, if there is one, and takes a slot as any other fill does. `begin` is
-        called before that block is waited for. `size`: as a LIST has it; -1: not known. `by_command`: see `FillSlot`.
+        called before that block is waited for. `size`: as a LIST has it; -1: not known. `unhurried`: see `FillSlot`.
 
         Raises Signal, S3Error.
         """
         self._check_kept(ref)
         # A slot of fills from the origin is not held while a peer is waited for: see `FlightTable`.
         scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
-        slot = scheduler.slot(demand=False, by_command=by_command)
+        slot = scheduler.slot(demand=False, unhurried=unhurried)
         async with slot:
             # A reader may have asked the origin already. To wait for that answer needs no slot.
             joined = self._version_lookup.is_asking(ref)
@@ -129,16 +129,16 @@ class BackgroundFill:
                 await opened.ended()
             return version
 
-    async def told(self, ref: ObjectRef, *, by_command: bool = False) -> ObjectVersion:
+    async def told(self, ref: ObjectRef, *, unhurried: bool = False) -> ObjectVersion:
         """The version that the object's authority, or the origin, has now, without any of its bytes, asked for behind
-        all demand. `by_command`: see `FillSlot`. Raises Signal, S3Error."""
+        all demand. `unhurried`: see `FillSlot`. Raises Signal, S3Error."""
         scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
-        async with scheduler.slot(demand=False, by_command=by_command):
+        async with scheduler.slot(demand=False, unhurried=unhurried):
             return await self._version_lookup.ask(ref, None, patient=False)
 
-    def fill(self, version: ObjectVersion, blocks: Iterable[int], *, by_command: bool = False) -> list[Flight]:
+    def fill(self, version: ObjectVersion, blocks: Iterable[int], *, unhurried: bool = False) -> list[Flight]:
         """Begins to fill those of the blocks that are neither here nor on their way. Returns the flights of all that
-        are not here. `by_command`: see `FillSlot`. Raises StoreUnavailable: the object is only relayed."""
+        are not here. `unhurried`: see `FillSlot`. Raises StoreUnavailable: the object is only relayed."""
         self._check_kept(version.ref)
         vid = self.layout.version_id(version)
         flights: list[Flight] = []
@@ -148,7 +148,7 @@ class BackgroundFill:
                 # One GET per block: a reader that comes meanwhile promotes only the blocks that it waits for.
                 for part in self._flights.parts(version, BlockRun(index, 1)):
                     begun = self._flights.board(version, part.run, peer=part.peer)
-                    self._flights.fill(begun, prefetch=True, by_command=by_command)
+                    self._flights.fill(begun, prefetch=True, unhurried=unhurried)
                 self._metrics.prefetched_blocks.inc()
             flight = self._flights.get(key)
             if flight is not None:

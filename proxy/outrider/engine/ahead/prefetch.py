@@ -355,7 +355,7 @@ class Prefetch:
         count = self._fills.layout.count(version.size)
         wanted = self._planner.blocks(want, count) if want.size < 0 else want.blocks
         blocks = [index for index in wanted if index < count]
-        return self._fills.fill(version, blocks)
+        return self._fills.fill(version, blocks, unhurried=want.is_guess)
 
     async def _begin_unknown(self, want: Want) -> list[Flight]:
         flights: list[Flight] = []
@@ -368,7 +368,7 @@ class Prefetch:
         if want.is_shared and 0 not in want.blocks:
             # Each member that owns a block of the object asks. Together they would bring the first block, which is
             # another member's, as often over the links.
-            begin(await self._fills.told(want.ref))
+            begin(await self._fills.told(want.ref, unhurried=want.is_guess))
         else:
-            await self._fills.opened(want.ref, begin, size=want.size)
+            await self._fills.opened(want.ref, begin, size=want.size, unhurried=want.is_guess)
         return flights

@@ -25,23 +25,27 @@ class FillSlot:
 
     `demand`: a reader waits for the fill, or is about to. `ahead`: how many blocks that reader has before those of the
     fill; 0: it waits for them. Within demand the nearest comes first. `left_bytes`: how many bytes are still to come,
-    as far as is known. `by_command`: a command (a warm-up, a pin) asked for the fill, and no reader is about to want
-    its blocks. `more`: the reader is about to ask for more blocks after these.
+    as far as is known. `unhurried`: no reader is about to want its blocks. A command (a warm-up, a pin) asked for
+    the fill, or a member of a cluster guesses. `more`: the reader is about to ask for more blocks after these.
     """
 
-    __slots__ = ("_scheduler", "ahead", "by_command", "demand", "held", "left_bytes", "more", "number", "waiter")
+    __slots__ = (
+        "_scheduler", "ahead", "began", "brought_bytes", "demand", "held", "is_here", "left_bytes", "more", "number",
+        "unhurried", "waiter",
+    )  # fmt: skip
 
-    def __init__(
-        self, scheduler: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, by_command: bool
-    ) -> None:
+    def __init__(self, scheduler: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, unhurried: bool) -> None:
         self._scheduler = scheduler
         self.demand = demand
         self.ahead = ahead
         self.left_bytes = left_bytes
-        self.by_command = by_command
+        self.unhurried = unhurried
         self.more = False
         self.held = False
         self.number = 0
+        self.began = 0.0
+        self.brought_bytes = 0
+        self.is_here = False
         self.waiter: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> None:
@@ -90,7 +94,7 @@ class FillSlot:
 
 class FillScheduler:
     """Grants slots. Demand before prefetch; within demand, fewest blocks ahead of its reader, then first come; within
-    prefetch, first come.
+    prefetch, that for readers before the unhurried, then first come.
 
     Demand waits for demand alone. Prefetch leaves a quarter of the slots free and does not count where demand asks, so
     that both together may exceed the limit for a moment. A `BackgroundLimit` lets only so many prefetches run as take
@@ -112,6 +116,8 @@ class FillScheduler:
         self._held = {True: 0, False: 0}
         # Bytes still to come for the demand that holds slots.
         self._left_bytes = 0
+        # How many fills of the demand that holds slots have bytes to come.
+        self._coming = 0
         # Whether the AIMD limit holds fills up, and not the background limit.
         self._short = False
         # Whether a reader waited for bytes when that was last looked at: a reader may also wait for a fill that needs
@@ -127,9 +133,9 @@ class FillScheduler:
         would pay for a call."""
 
     def slot(
-        self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, by_command: bool = False
+        self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, unhurried: bool = False
     ) -> FillSlot:  # fmt: skip
-        return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, by_command=by_command)
+        return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, unhurried=unhurried)
 
     def share_line(self, other: FillScheduler) -> None:
         """The fills of `other` come over the same line. Each keeps slots of its own: prefetch of one never waits for
@@ -157,12 +163,22 @@ class FillScheduler:
             return
         brought = min(count, slot.left_bytes)
         slot.left_bytes -= brought
+        slot.brought_bytes += brought
+        if brought and not slot.left_bytes:
+            self._all_came(slot)
         if slot.held and slot.demand:
             self._left_bytes -= brought
             # Now, and not when they are on disk: a fill holds half a megabyte in memory, or all of a small block.
             for scheduler in self._line:
                 if scheduler._prefetch and scheduler._demand_ends_soon:
                     scheduler._admit()
+
+    def _all_came(self, slot: FillSlot) -> None:
+        if (after_s := self._clock() - slot.began) > 0:
+            self._background_limit.body_came(slot.brought_bytes, after_s)
+        if slot.held and not slot.is_here:
+            self._coming -= slot.demand
+            slot.is_here = True
 
     def expected(self, slot: FillSlot, left_bytes: int) -> None:
         if slot.held and slot.demand:
@@ -240,8 +256,11 @@ class FillScheduler:
         waiter = slot.waiter = asyncio.get_running_loop().create_future()
         if slot.demand:
             self._enter(slot)
-        else:
+        elif slot.unhurried:
             self._prefetch.append(slot)
+        else:
+            before = (place for place, other in enumerate(self._prefetch) if other.unhurried)
+            self._prefetch.insert(next(before, len(self._prefetch)), slot)
         return waiter
 
     def given_up(self, slot: FillSlot) -> None:
@@ -268,6 +287,7 @@ class FillScheduler:
         self._held[slot.demand] += sign
         if slot.demand:
             self._left_bytes += sign * slot.left_bytes
+            self._coming += sign * (not slot.is_here)
             self._expecting_more += sign * slot.more
 
     def promoted(self, slot: FillSlot, ahead: int) -> None:
@@ -326,10 +346,30 @@ class FillScheduler:
         demand = self._demand_held
         if not (self._awaited or demand > 0 or self._asking):
             return for_prefetch, self._background_limit.alone
+        slots, most = self._limits_beside(demand, limit, for_prefetch)
+        return slots, min(most, self._bodies_left(most)) if self._prefetch[0].unhurried else most
+
+    def _bodies_left(self, most: int) -> int:
+        """How many more bodies than those of demand the line brings, each at the rate of one alone; `most` where nobody
+        knows, or where only readers of this process wait.
+
+        A member of a cluster brings bytes for the readers of all members. One prefetch beside each of their waits took
+        a third of a line that a single body fills: readers of a cold dataset got less than without prefetch.
+        """
+        if len(self._line) == 1:
+            return most
+        bodies = self._background_limit.bodies(
+            max(scheduler._background_limit.body_bytes_s for scheduler in self._line)
+        )  # fmt: skip
+        coming = sum(scheduler._coming for scheduler in self._line)
+        return most if bodies is None else max(0, bodies - max(coming, self._asking or self._awaited))
+
+    def _limits_beside(self, demand: int, limit: int, for_prefetch: int) -> tuple[int, int]:
+        """The same, where a reader waits or demand is under way."""
         # The client of a question is about to want more of its object. A warm-up need not use the slots of demand that
         # ends: no reader goes on with its blocks.
         expecting_more = any(scheduler._expecting_more for scheduler in self._line)
-        more_follows = expecting_more or self._asking or self._prefetch[0].by_command
+        more_follows = expecting_more or self._asking or self._prefetch[0].unhurried
         if demand > 0 and not more_follows and self._demand_ends_soon:
             # All demand will be served within 50 ms and no reader has more to ask for: prefetch may use the free slots.
             # Otherwise the link would idle for a round trip at the end of each shard.
@@ -339,6 +379,7 @@ class FillScheduler:
     def _start(self, slot: FillSlot) -> None:
         assert slot.waiter is not None
         slot.held, slot.number = True, 0
+        slot.began, slot.brought_bytes, slot.is_here = self._clock(), 0, False
         self._count(slot, +1)
         if slot.demand:
             self._demand_seen()

@@ -119,14 +119,14 @@ class FlightTable:
         return flights
 
     def fill(
-        self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0, by_command: bool = False
+        self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0, unhurried: bool = False
     ) -> None:
         """Bring adjacent blocks by one GET, in a task of its own. `prefetch`: no reader waits for them yet; the fill
-        becomes demand once a reader does. `ahead`: how many blocks their reader has before them. `by_command`: see
+        becomes demand once a reader does. `ahead`: how many blocks their reader has before them. `unhurried`: see
         `FillSlot`."""
         left_bytes = sum(flight.meta.extent.length for flight in flights)
         scheduler = self.scheduler_of(remote=flights[0].is_remote)
-        slot = scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, by_command=by_command)
+        slot = scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, unhurried=unhurried)
         for flight in flights:
             flight.slot = slot
         # Not in the task: a prefetch could be granted a slot before the first step of a task of demand.

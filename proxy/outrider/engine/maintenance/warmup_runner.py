@@ -304,7 +304,7 @@ class WarmupRunner:
         brought = False
         if version is None and not item.counts:
             async with self._blocks:
-                version = await self._fills.told(item.ref, by_command=True)
+                version = await self._fills.told(item.ref, unhurried=True)
         elif version is None:
             brought = not self._begins_here(item.ref)
             # The answer brings the first block: count a whole one while the size is unknown.
@@ -315,7 +315,7 @@ class WarmupRunner:
             came_bytes = 0
             try:
                 async with self._blocks:
-                    version = await self._fills.opened(item.ref, size=item.size, by_command=True)
+                    version = await self._fills.opened(item.ref, size=item.size, unhurried=True)
                 came_bytes = min(version.size, self.layout.block_bytes)
             finally:
                 if warmup is not None:
@@ -374,7 +374,7 @@ class WarmupRunner:
             await self.store.verify(key, again=False)
         fetched = not self.store.has(key)
         if fetched:
-            for flight in self._fills.fill(version, [key.index], by_command=True):
+            for flight in self._fills.fill(version, [key.index], unhurried=True):
                 if not await flight.ended():
                     raise flight.failure or StoreUnavailable("the fill was given up")
         _count(warmup, item, length, self.clock(), fetched=fetched)
