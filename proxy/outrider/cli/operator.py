@@ -57,8 +57,11 @@ def operator(
 ) -> None:
     """Place pods near their data in Kubernetes, and let them wait until it is warm.
 
-    Needs the extra `operator` of the package, and what the chart makes with operator.enabled. Keys for the cache are
-    those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. docs/kubernetes.md has labels and annotations.
+    Needs the extra `operator` of the package, and what the chart makes with operator.enabled.
+
+    Keys for the cache are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+
+    docs/kubernetes.md has labels and annotations.
 
     \b
     outrider operator --endpoint http://outrider:9480 --cache cache/outrider-peers

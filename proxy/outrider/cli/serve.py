@@ -30,9 +30,11 @@ log = logging.getLogger(__name__)
 def serve(flags: Flags, config: Config = None) -> None:
     """Serve S3 on loopback, from the cache where possible.
 
-    Point clients at it with AWS_ENDPOINT_URL=http://127.0.0.1:9480. Every flag can also be set as OUTRIDER_NAME, or in
-    the file of --config. Without --origin, the origin is the endpoint that AWS_ENDPOINT_URL or the AWS profile names,
-    unless that is this proxy.
+    Point clients at it with AWS_ENDPOINT_URL=http://127.0.0.1:9480.
+
+    Every flag can also be set as OUTRIDER_NAME, or in the file of --config.
+
+    Without --origin, the endpoint of AWS_ENDPOINT_URL or of the AWS profile is the origin, unless it is this proxy.
     """
     settings, named_by = load_with_origin(flags, config, {}, os.environ)
     set_up_logs(settings.log_level, settings.log_format)

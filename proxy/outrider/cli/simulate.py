@@ -113,9 +113,11 @@ def simulate(
 ) -> None:
     """Run the proxy's own policy and others over a job in virtual time, and print the results of each epoch.
 
-    hits: the whole shard was in the cache when its reader requested it; a shard on its way is no hit. traffic: bytes
-    from the origin as a share of the dataset. stall: the share of the time that readers waited. waste: prefetched, but
-    evicted unread. opt: the best that eviction alone could do. Examples:
+    hits: the whole shard was in the cache when its reader requested it; a shard on its way is no hit.
+
+    traffic: bytes from the origin as a share of the dataset. stall: the share of the time that readers waited.
+
+    waste: prefetched, but evicted unread. opt: the best that eviction alone could do. Examples:
 
     \b
     outrider simulate --cache 10%,25%,50%
@@ -124,8 +126,10 @@ def simulate(
     outrider simulate --nodes 16 --gpus-per-node 8 --link 25Gbit --bucket 10GB/s
 
     With --nodes the results are those of one cache of all nodes, of each node by itself, and direct from the bucket.
-    GPU: the share of the epoch's time for which the GPUs compute. bucket, peers: bytes from there, as multiples of the
-    dataset. speed: times direct.
+
+    GPU: the share of the epoch's time for which the GPUs compute. speed: times direct.
+
+    bucket, peers: bytes from there, as multiples of the dataset.
     """
     try:
         _check_use(context, is_cluster=nodes is not None)

@@ -31,8 +31,9 @@ def verify(
 ) -> None:
     """Verify the checksums of all blocks in the cache, or of those of these objects.
 
-    Bad blocks are dropped and listed, and the exit status is 1. Without a running proxy, or with --cache-dir, the
-    command reads the cache directory itself.
+    Bad blocks are dropped and listed, and the exit status is 1.
+
+    Without a running proxy, or with --cache-dir, the command reads the cache directory itself.
 
     \b
     outrider verify

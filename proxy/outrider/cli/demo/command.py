@@ -53,7 +53,7 @@ def demo(
 ) -> None:
     """Train from a bucket that is made for it, directly and through a cache, and compare.
 
-    All of it runs on this machine, in a temporary directory, without root or keys. Needs the extra outrider[demo].
+    All of it runs on this machine, in a temporary directory, without root or keys. Needs the extra `demo`.
 
     \b
     outrider demo

@@ -50,8 +50,9 @@ def doctor(
         typer.Option(help="Only check the proxy at this URL, as a job would reach it from here.", metavar="URL"),
     ] = None,
 ) -> None:
-    """Check credentials, origin, clock, disk, ports, members and environment, for a proxy with these flags. With the
-    name of a bucket, also how its replies differ from AWS S3's.
+    """Check credentials, origin, clock, disk, ports, members and environment, for a proxy with these flags.
+
+    With the name of a bucket it also tells how the bucket differs from AWS S3.
 
     Each line is ok, warn or fail, with what to do. Exits with 0 when nothing fails, 1 otherwise, 2 for wrong settings.
     """

@@ -59,7 +59,7 @@ class Proxy:
 @with_settings(*ALL)
 def mount(
     url: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX", help="The objects that become files.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An empty directory.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An empty directory, which exists.")],
     flags: Flags,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- CMD]", help="A command to run while it is mounted.")

@@ -35,8 +35,11 @@ def run(
 ) -> None:
     """Run a command whose S3 reads go through a cache of its own.
 
-    The command finds the proxy by AWS_ENDPOINT_URL, on a free loopback port. If AWS_ENDPOINT_URL is set already and
-    --origin is not given, it names the origin. Exits with the status of the command.
+    The command finds the proxy by AWS_ENDPOINT_URL, on a free loopback port.
+
+    If AWS_ENDPOINT_URL is set already and --origin is not given, it names the origin.
+
+    Exits with the status of the command.
 
     Example: outrider run --cache-dir /data/cache -- python train.py
     """
