@@ -81,3 +81,10 @@ def test_a_scratch_directory_is_gone_afterwards() -> None:
 def test_free_ports_are_all_different() -> None:
     ports = free_ports(50)
     assert len(set(ports)) == 50
+
+
+def test_a_program_that_a_test_starts_draws_other_ports_than_the_test() -> None:
+    """The test may have drawn a port that its server takes only later."""
+    code = "from tests.support.child import free_ports; print(*free_ports(50))"
+    drawn = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert min(map(int, drawn.stdout.split())) > max(free_ports(50))

@@ -136,6 +136,7 @@ def _watch(pid: str, scratch: Sequence[Path]) -> subprocess.Popen[bytes]:
 
 # The ports that were given last: a test may draw one more before its server listens on the first.
 _GIVEN: deque[int] = deque(maxlen=200)
+_PORTS_OF_TESTS, _PORTS_OF_THEIR_CHILDREN = range(20_000, 28_000), range(28_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:
@@ -143,14 +144,16 @@ def free_ports(count: int) -> list[int]:
 
     They lie below the kernel's own range (32768 and up): an outgoing connection of any process might take a port from
     there between this call and the server's start. For the same reason, test processes that run side by side
-    (pytest-xdist) draw from numbers of their own.
+    (pytest-xdist) draw from numbers of their own. So do the programs that a test starts: they do not know the ports
+    that the test has drawn and not yet used.
     """
+    ports_here = _PORTS_OF_TESTS if "pytest" in sys.modules else _PORTS_OF_THEIR_CHILDREN
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     with contextlib.ExitStack() as held:
         ports: list[int] = []
         while len(ports) < count:
-            port = random.randrange(20_000 + process, 32_000, processes)
+            port = random.choice(ports_here[process::processes])
             if port in _GIVEN:
                 continue
             listener = held.enter_context(socket.socket())

@@ -136,15 +136,20 @@ def _check(step: Step, files: Path, tree: Path, ports: dict[str, str]) -> None:
     out = files.with_suffix(".out")
     printed = out.read_text(errors="replace") if out.exists() else ""
     if not files.with_suffix(".done").exists():
-        log = tree / "outrider.log"
-        tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-        raise PageFailed(f"{where} did not end well:\n{step.command}\nprinted:\n{printed[-4000:]}\nthe proxy:\n{tail}")
+        raise PageFailed(f"{where} did not end well:\n{step.command}\nprinted:\n{printed[-4000:]}\n{_logs(tree)}")
     if step.printed is None:
         return
     for usual, here in ports.items():
         printed = printed.replace(f"127.0.0.1:{here}", f"127.0.0.1:{usual}")
     if not doctest.OutputChecker().check_output(step.printed, printed, _SAME):
-        raise PageFailed(f"{where}: {step.command}\nis said to print\n{step.printed}\nbut printed\n{printed}")
+        raise PageFailed(
+            f"{where}: {step.command}\nis said to print\n{step.printed}\nbut printed\n{printed}\n{_logs(tree)}"
+        )
+
+
+def _logs(tree: Path) -> str:
+    """The ends of the logs of all proxies that the page started."""
+    return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')[-2000:]}" for log in sorted(tree.glob("*.log")))
 
 
 def _moved(port: str, ports: dict[str, str]) -> str:
