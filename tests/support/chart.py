@@ -202,7 +202,8 @@ class Cluster:
             source = told.get("secretKeyRef")
             found[entry["name"]] = self.secrets[source["name"]][source["key"]] if source else entry["value"]
         # The kubelet sets these variables for a Service named `outrider`, unless the pod forbids it.
-        links = {"OUTRIDER_SERVICE_HOST": "10.0.0.7", "OUTRIDER_PORT": "tcp://10.0.0.7:9480"}
+        links = {"OUTRIDER_SERVICE_HOST": "10.0.0.7", "OUTRIDER_SERVICE_PORT": "9480"}
+        links["OUTRIDER_PORT"] = "tcp://10.0.0.7:9480"
         return found | (links if self._pod.get("enableServiceLinks", True) else {})
 
     def start(self, root: Path) -> Settings:

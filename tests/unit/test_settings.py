@@ -46,6 +46,21 @@ def test_the_file_can_be_named_by_the_environment_and_a_flag_names_another(tmp_p
     assert load({}, other, {"OUTRIDER_CONFIG": str(one)}).fills == 2
 
 
+def test_variables_that_kubernetes_makes_for_services_are_no_settings() -> None:
+    made = {
+        "OUTRIDER_SERVICE_HOST": "10.0.0.7", "OUTRIDER_SERVICE_PORT": "9480", "OUTRIDER_SERVICE_PORT_S3": "9480",
+        "OUTRIDER_PORT": "tcp://10.0.0.7:9480", "OUTRIDER_PORT_9480_TCP": "tcp://10.0.0.7:9480",
+        "OUTRIDER_PORT_9480_TCP_PROTO": "tcp", "OUTRIDER_PORT_9480_TCP_PORT": "9480",
+        "OUTRIDER_PORT_9480_TCP_ADDR": "10.0.0.7",
+    }  # fmt: skip
+    operators = {name.replace("OUTRIDER_", "OUTRIDER_OPERATOR_", 1): value for name, value in made.items()}
+    assert load({}, None, made | operators | {"OUTRIDER_FILLS": "3"}).fills == 3
+    with pytest.raises(SettingsError, match="OUTRIDER_PORT: no such setting"):
+        load({}, None, {"OUTRIDER_PORT": "9480"})
+    with pytest.raises(SettingsError, match="OUTRIDER_SERVICE_HOSTS: no such setting"):
+        load({}, None, made | {"OUTRIDER_SERVICE_HOSTS": "x"})
+
+
 @pytest.mark.parametrize(
     ("given", "whole", "size"),
     [("1000", 0, 1000), ("1KiB", 0, 1024), ("1.5 GiB", 0, 3 * 2**29), ("2kb", 0, 2000), ("25%", 1000, 250),

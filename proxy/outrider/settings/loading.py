@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from outrider.settings.model import RULES, Settings
 from outrider.settings.values import SettingsError, read_toml
 
 _ENV_PREFIX = "OUTRIDER_"
+# The variables of a Service after its name, where its pods get them ("service links").
+# Source: Kubernetes' documentation, "Service", discovering services by environment variables.
+_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 
 def load(flags: Mapping[str, object], config: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -24,7 +28,8 @@ def load(flags: Mapping[str, object], config: Path | None = None, environ: Mappi
         SettingsError: an unknown setting, or an invalid value.
     """
     environ = os.environ if environ is None else environ
-    from_env = {name[len(_ENV_PREFIX) :].lower() for name in environ if name.startswith(_ENV_PREFIX)}
+    named = {name for name in environ if name.startswith(_ENV_PREFIX)}
+    from_env = {name[len(_ENV_PREFIX) :].lower() for name in named - _links(named)}
     # OUTRIDER_STATUS_URL is not a setting: `outrider run` sets it, to tell its child where the admin port is.
     unknown = sorted(from_env - set(Settings.model_fields) - {"config", "status_url"})
     if unknown:
@@ -41,6 +46,18 @@ def load(flags: Mapping[str, object], config: Path | None = None, environ: Mappi
         return Settings(**values).check()
     except ValidationError as error:
         raise SettingsError("\n".join(_line(detail, flags) for detail in error.errors())) from error
+
+
+def _links(names: Collection[str]) -> set[str]:
+    """The variables that Kubernetes makes for a Service whose name begins with `outrider`."""
+    services = [name.removesuffix("_SERVICE_HOST") for name in names if name.endswith("_SERVICE_HOST")]
+    return {
+        name
+        for service in services
+        if f"{service}_SERVICE_PORT" in names
+        for name in names
+        if name.startswith(service) and _LINK.fullmatch(name, len(service))
+    }
 
 
 def _line(detail: Any, flags: Collection[str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from outrider import __version__
 from outrider.http.admin.server import AdminServer
 from outrider.metrics import Metrics
-from outrider.settings import SettingsError, load
+from outrider.settings import load
 from tests.support.chart import (
     BETWEEN,
     CASES,
@@ -139,12 +139,11 @@ def test_the_default_settings_are_those_of_the_proxy_except_for_the_disk(chart: 
     assert settings.min_free.of(10**12) == 20 * 10**10
 
 
-def test_without_service_links_a_service_named_outrider_does_no_harm(chart: helm.Chart, tmp_path: Path) -> None:
+def test_a_service_named_outrider_does_no_harm(chart: helm.Chart, tmp_path: Path) -> None:
     rendered = manifests(chart, {}, release="outrider")
     assert rendered["Service"]["metadata"]["name"] == "outrider"
     del rendered["DaemonSet"]["spec"]["template"]["spec"]["enableServiceLinks"]
-    with pytest.raises(SettingsError, match="OUTRIDER_PORT: no such setting"):
-        Cluster.of(rendered, {}).start(tmp_path)
+    assert Cluster.of(rendered, {}).start(tmp_path).cache_size.of(10**12) == 50 * 2**30
 
 
 @any_node_case

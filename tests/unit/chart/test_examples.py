@@ -44,9 +44,8 @@ def test_kubernetes_knows_every_field(name: str, kubernetes: str) -> None:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_the_job_has_no_key_of_the_bucket_and_no_setting_of_a_service(name: str) -> None:
+def test_the_job_has_no_key_of_the_bucket(name: str) -> None:
     spec = manifests(name)["Job"]["spec"]["template"]["spec"]
-    assert spec["enableServiceLinks"] is False
     [train] = spec["containers"]
     assert "bucket-keys" not in str(train)
 
