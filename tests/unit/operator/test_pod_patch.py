@@ -6,17 +6,14 @@ import copy
 from typing import Any
 
 import jsonpatch
-import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outrider.core.operator.affinity import Holding
-from outrider.core.operator.pod_patch import GATE, Offers, Sidecar, opened, patch_of
-from outrider.core.operator.wishes import wishes_of
+from outrider.core.operator.pod_patch import GATE, Offers, Sidecar, opened, patch_of, wishes_in
+from outrider.core.operator.wishes import Inject, WishError
+from tests.support.pod_schema import KUBERNETES, validate
 from tests.support.pods import Pod, near, patched, pod
 
-KUBERNETES = ("1.29", "1.36")
 URL = "http://outrider.cache.svc:9480"
 INSIDE = "http://127.0.0.1:9480"
 SET = ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
@@ -34,11 +31,10 @@ OWN_TERM = {"weight": 10, "preference": {"matchExpressions": [{"key": "gpu", "op
 
 def admitted(manifest: Pod, holdings: list[Holding] = HELD, offers: Offers = OFFERS) -> Pod:
     before = copy.deepcopy(manifest)
-    wishes = wishes_of(manifest["metadata"]["labels"], manifest["metadata"]["annotations"])
-    result = patched(manifest, patch_of(manifest, wishes, offers, holdings))
+    result = patched(manifest, patch_of(manifest, wishes_in(manifest), offers, holdings))
     assert manifest == before
     for version in KUBERNETES:
-        kubernetes_validate.validate(result, version, strict=True)
+        validate(result, version)
     return result
 
 
@@ -154,6 +150,12 @@ def test_a_sidecar_of_the_users_own_is_left_alone(taken: dict[str, Any]) -> None
     assert admitted(manifest) == manifest
 
 
+def test_a_pod_in_the_network_of_its_node_gets_no_sidecar_that_trusts_its_loopback() -> None:
+    with pytest.raises(WishError, match="with hostNetwork all of the node could read"):
+        wishes_in(pod(labels={"outrider.dev/inject": "sidecar"}, hostNetwork=True))
+    assert wishes_in(pod(labels={"outrider.dev/inject": "endpoint"}, hostNetwork=True)).inject is Inject.ENDPOINT
+
+
 @pytest.mark.parametrize("labels", [{}, {"outrider.dev/inject": "sidecar"}, {"outrider.dev/inject": "endpoint"}])
 @pytest.mark.parametrize("warm", [None, "0.5"])
 def test_a_pod_that_was_patched_is_not_patched_again(labels: dict[str, str], warm: str | None) -> None:
@@ -162,38 +164,3 @@ def test_a_pod_that_was_patched_is_not_patched_again(labels: dict[str, str], war
     once = admitted(near(warm=warm, labels=labels))
     assert once != near(warm=warm, labels=labels)
     assert admitted(once) == once
-
-
-env = st.none() | st.lists(
-    st.fixed_dictionaries({"name": st.sampled_from(["A", "AWS_ENDPOINT_URL"]), "value": st.text(max_size=3)})
-)
-container = st.fixed_dictionaries(
-    {"name": st.sampled_from(["outrider", "a", "b"]), "image": st.just("x")}, optional={"env": env}
-)
-node_term = st.fixed_dictionaries({"weight": st.integers(1, 100), "preference": st.just(OWN_TERM["preference"])})
-node_affinity = st.fixed_dictionaries({}, optional={PREFERRED: st.none() | st.lists(node_term)})
-specs = st.fixed_dictionaries(
-    {"containers": st.lists(container, min_size=1, max_size=3)},
-    optional={
-        "initContainers": st.none() | st.lists(container, max_size=3),
-        "volumes": st.none() | st.lists(st.just({"name": "v", "emptyDir": {}}), max_size=1),
-        "schedulingGates": st.none() | st.lists(st.just({"name": "x.y/z"}), max_size=1),
-        "affinity": st.none() | st.fixed_dictionaries({}, optional={"nodeAffinity": st.none() | node_affinity}),
-        "nodeName": st.just("n"),
-    },
-)  # fmt: skip
-
-
-@given(specs, st.sampled_from([None, "sidecar", "endpoint"]), st.sampled_from([None, "0.5"]))
-def test_each_pod_stays_one_and_keeps_what_it_had(spec: dict[str, Any], inject: str | None, warm: str | None) -> None:
-    if inject == "sidecar":
-        warm = None
-    manifest = near(warm=warm, labels={"outrider.dev/inject": inject} if inject else {})
-    manifest["spec"] = spec
-    wishes = wishes_of(manifest["metadata"]["labels"], manifest["metadata"]["annotations"])
-    result = patched(manifest, patch_of(manifest, wishes, OFFERS, HELD))
-    assert patch_of(result, wishes, OFFERS, HELD) == []
-    for kind in ("containers", "initContainers"):
-        kept = [each["name"] for each in result["spec"].get(kind) or () if "restartPolicy" not in each]
-        assert kept == [each["name"] for each in spec.get(kind) or ()]
-    kubernetes_validate.validate(result, "1.36", strict=True)

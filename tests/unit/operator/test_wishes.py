@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import yaml
 
@@ -45,6 +47,13 @@ def test_shares(text: str, share: float) -> None:
         (SCHEDULE, {"outrider.dev/data": "s3:///train/"}, "'s3:///train/' is not s3://BUCKET/KEY"),
         (SCHEDULE, {"outrider.dev/data": "# s3://b/k"}, "'#' is not s3://BUCKET/KEY"),
         (SCHEDULE, {"outrider.dev/data": "s3://b/" + "k" * 9000}, "longer than"),
+        (SCHEDULE, {"outrider.dev/data": "s3://bucket/{1..150000} s3://other/{1..150000}"}, "more than 200000 objects"),
+        (
+            SCHEDULE,
+            {"outrider.dev/data": "s3://bucket/k s3://bucket/{1..2"},
+            "'s3://bucket/{1..2' is not s3://BUCKET/KEY",
+        ),
+        (SCHEDULE, {"outrider.dev/data": None}, "annotation outrider.dev/data is missing"),
         (SCHEDULE, {"outrider.dev/data": "  "}, "annotation outrider.dev/data is missing"),
         (SCHEDULE, {}, "annotation outrider.dev/data is missing"),
         (SCHEDULE, {**DATA, "outrider.dev/warn": "1"}, "annotation outrider.dev/warn is unknown"),
@@ -58,9 +67,31 @@ def test_shares(text: str, share: float) -> None:
         (SCHEDULE, {**DATA, "outrider.dev/warm-deadline": "25h"}, "'25h' is no time"),
     ],
 )
-def test_what_makes_no_sense_is_named(labels: dict[str, str], annotations: dict[str, str], said: str) -> None:
+def test_what_makes_no_sense_is_named(
+    labels: dict[str, str | None], annotations: dict[str, str | None], said: str
+) -> None:
     with pytest.raises(WishError, match=said.replace("(", r"\(")):
         wishes_of(labels, annotations)
+
+
+def test_a_template_of_many_objects_costs_no_more_than_a_short_one() -> None:
+    """The operator reads the wishes of each pending pod each time, on the loop that answers the API server."""
+
+    def calls(data: str) -> int:
+        made = 0
+
+        def count(*_: object) -> None:
+            nonlocal made
+            made += 1
+
+        sys.setprofile(count)
+        try:
+            wishes_of(SCHEDULE, {"outrider.dev/data": data})
+        finally:
+            sys.setprofile(None)
+        return made
+
+    assert calls("s3://bucket/{000000..099999}-{0,1}.tar") == calls("s3://bucket/{000000..000001}-{0,1}.tar")
 
 
 def test_the_lines_on_the_page_are_a_wish() -> None:

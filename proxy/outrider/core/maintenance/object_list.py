@@ -84,6 +84,16 @@ def parse_list(body: bytes, *, objects_max: int = OBJECTS_MAX) -> ObjectList:
     return ObjectList(tuple(refs), tuple(prefixes))
 
 
+def count_of(line: str) -> int:
+    """The number of names that one line stands for. Only the first of them is made, so that a long template costs no
+    more than a short one. Raises InvalidArgument: that first one is no name."""
+    count, texts, choices = _parsed(line, 1)
+    first = _joined(texts, [words[0] for words in choices])
+    if _prefix(first) is None and ref_of(first) is None:
+        raise InvalidArgument(f"{first[:200]!r} is not s3://BUCKET/KEY, s3://BUCKET/PREFIX/ or a template of such")
+    return count
+
+
 def _prefix(name: str) -> ObjectRef | None:
     if not name.startswith("s3://"):
         return None
@@ -95,6 +105,12 @@ def _prefix(name: str) -> ObjectRef | None:
 
 def _expanded(template: str, number: int) -> tuple[int, Iterator[str]]:
     """The number of names that `template` stands for, and the names, which are made one by one."""
+    count, texts, choices = _parsed(template, number)
+    return count, _names(texts, choices)
+
+
+def _parsed(template: str, number: int) -> tuple[int, Sequence[str], list[Sequence[str]]]:
+    """The number of names, the texts outside the braces, and the words of each brace."""
     pieces = _BRACES.split(template)
     texts, braces = pieces[::2], pieces[1::2]
     if any("{" in text or "}" in text for text in texts):
@@ -102,14 +118,17 @@ def _expanded(template: str, number: int) -> tuple[int, Iterator[str]]:
             f"Line {number}: a brace without its other, or braces in braces. A prefix covers such keys."
         )
     choices = [_choices(inner, number) for inner in braces]
-    count = prod(map(len, choices))
-    return count, _names(texts, choices)
+    return prod(map(len, choices)), texts, choices
 
 
 def _names(texts: Sequence[str], choices: Sequence[Sequence[str]]) -> Iterator[str]:
     # A generator: `product` copies its arguments, which must not happen before the count was checked.
     for chosen in product(*choices):
-        yield "".join(map("".join, zip_longest(texts, chosen, fillvalue="")))
+        yield _joined(texts, chosen)
+
+
+def _joined(texts: Sequence[str], chosen: Sequence[str]) -> str:
+    return "".join(map("".join, zip_longest(texts, chosen, fillvalue="")))
 
 
 class _Counted(Sequence[str]):

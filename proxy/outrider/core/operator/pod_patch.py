@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.operator.affinity import Holding, preferred_terms
-from outrider.core.operator.wishes import Inject, Wishes
+from outrider.core.operator.wishes import INJECT, Inject, WishError, Wishes, wishes_of
 
 GATE = "outrider.dev/warm"
 # The variables of SDKs and of s5cmd.
@@ -40,12 +40,24 @@ class Offers:
     sidecar: Sidecar | None = None
 
 
+def wishes_in(pod: Mapping[str, Any]) -> Wishes:
+    """Raises WishError: a wish makes no sense, or not for this pod."""
+    metadata = pod.get("metadata") or {}
+    wishes = wishes_of(metadata.get("labels") or {}, metadata.get("annotations") or {})
+    # The sidecar trusts the loopback of its pod, and has the keys of the bucket.
+    if wishes.inject is Inject.SIDECAR and (pod.get("spec") or {}).get("hostNetwork"):
+        raise WishError(f"label {INJECT}: with hostNetwork all of the node could read through the sidecar")
+    return wishes
+
+
 def patch_of(
     pod: Mapping[str, Any], wishes: Wishes, offers: Offers, holdings: Iterable[Holding], *, may_gate: bool = True
 ) -> list[Operation]:
     """`holdings`: where the pod's data is. `may_gate` False: no pod is held back."""
     spec: Mapping[str, Any] = pod.get("spec") or {}
     patch: list[Operation] = []
+    if not spec:
+        return patch
     if wishes.inject is Inject.ENDPOINT and offers.endpoint is not None:
         patch += _with_endpoint(spec, offers.endpoint)
     elif wishes.inject is Inject.SIDECAR and offers.sidecar is not None:
@@ -64,9 +76,11 @@ def affinity_patch(spec: Mapping[str, Any], holdings: Iterable[Holding]) -> list
     affinity: Mapping[str, Any] = spec.get("affinity") or {}
     node_affinity: Mapping[str, Any] = affinity.get("nodeAffinity") or {}
     path, name = "/spec/affinity/nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution"
-    own: Sequence[Mapping[str, Any]] = node_affinity.get(name) or ()
+    own = _each(node_affinity, name)
     terms = (
-        preferred_terms(holdings, min(term.get("weight", 1) for term in own) - 1) if own else preferred_terms(holdings)
+        preferred_terms(holdings, min(term.get("weight") or 1 for term in own) - 1)
+        if own
+        else preferred_terms(holdings)
     )
     preferences = [term.get("preference") for term in own]
     if not terms or any(term["preference"] in preferences for term in terms):
@@ -86,7 +100,7 @@ def opened(pod: Mapping[str, Any], holdings: Iterable[Holding]) -> list[Operatio
     Another writer may change the list of gates meanwhile. The patch then fails as a whole, and is made anew.
     """
     spec: Mapping[str, Any] = pod.get("spec") or {}
-    for index, gate in enumerate(spec.get("schedulingGates") or ()):
+    for index, gate in enumerate(_each(spec, "schedulingGates")):
         if gate.get("name") == GATE:
             path = f"/spec/schedulingGates/{index}"
             removed = [{"op": "test", "path": f"{path}/name", "value": GATE}, {"op": "remove", "path": path}]
@@ -95,11 +109,11 @@ def opened(pod: Mapping[str, Any], holdings: Iterable[Holding]) -> list[Operatio
 
 
 def is_gated(pod: Mapping[str, Any]) -> bool:
-    return any(gate.get("name") == GATE for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
+    return any(gate.get("name") == GATE for gate in _each(pod.get("spec") or {}, "schedulingGates"))
 
 
 def _gated(spec: Mapping[str, Any]) -> list[Operation]:
-    gates = spec.get("schedulingGates") or []
+    gates = _each(spec, "schedulingGates")
     if any(gate.get("name") == GATE for gate in gates):
         return []
     return _appended("/spec/schedulingGates", gates, [{"name": GATE}])
@@ -108,17 +122,17 @@ def _gated(spec: Mapping[str, Any]) -> list[Operation]:
 def _with_endpoint(spec: Mapping[str, Any], url: str) -> list[Operation]:
     patch = []
     for kind in ("initContainers", "containers"):
-        for index, container in enumerate(spec.get(kind) or ()):
-            own = container.get("env") or []
-            if not any(variable.get("name") in _OWN for variable in own):
+        for index, container in enumerate(_each(spec, kind)):
+            own = _each(container, "env")
+            if container and not any(variable.get("name") in _OWN for variable in own):
                 patch += _appended(f"/spec/{kind}/{index}/env", own, [{"name": name, "value": url} for name in _SET])
     return patch
 
 
 def _with_sidecar(spec: Mapping[str, Any], sidecar: Sidecar) -> list[Operation]:
     name = sidecar.container["name"]
-    names = [container.get("name") for kind in ("initContainers", "containers") for container in spec.get(kind) or ()]
-    volumes = spec.get("volumes") or []
+    names = [container.get("name") for kind in ("initContainers", "containers") for container in _each(spec, kind)]
+    volumes = _each(spec, "volumes")
     taken = {volume.get("name") for volume in volumes}
     if name in names or any(volume["name"] in taken for volume in sidecar.volumes):
         return []
@@ -131,6 +145,11 @@ def _with_sidecar(spec: Mapping[str, Any], sidecar: Sidecar) -> list[Operation]:
     else:
         patch.append({"op": "add", "path": "/spec/initContainers", "value": [container]})
     return patch
+
+
+def _each(of: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    """The list with that name. It may be missing, or null. Kubernetes' schema allows null as its entry, too."""
+    return [entry or {} for entry in of.get(name) or ()]
 
 
 def _appended(path: str, present: Sequence[Any], more: Sequence[Any]) -> list[Operation]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from outrider.core.errors import InvalidArgument
-from outrider.core.maintenance.object_list import parse_list
+from outrider.core.maintenance.object_list import OBJECTS_MAX, count_of
 
 PREFIX = "outrider.dev/"
 SCHEDULE, INJECT = "outrider.dev/schedule", "outrider.dev/inject"
@@ -45,8 +45,12 @@ class Wishes:
     inject: Inject | None = None
 
 
-def wishes_of(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Wishes:
-    """Raises WishError."""
+def wishes_of(labels: Mapping[str, str | None], annotations: Mapping[str, str | None]) -> Wishes:
+    """None as a value counts as an empty text, as in Kubernetes. Raises WishError."""
+    return _wishes_of(*({name: value or "" for name, value in of.items()} for of in (labels, annotations)))
+
+
+def _wishes_of(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Wishes:
     for kind, given, known in (("label", labels, _LABELS), ("annotation", annotations, _ANNOTATIONS)):
         for name in given:
             if name.startswith(PREFIX) and name not in known:
@@ -82,13 +86,16 @@ def _data(text: str) -> tuple[str, ...]:
     if len(text) > _DATA_CHARS_MAX:
         raise WishError(f"annotation {DATA} is longer than {_DATA_CHARS_MAX} characters; name a prefix")
     urls = tuple(dict.fromkeys(text.split()))
+    names = 0
     for url in urls:
         try:
-            parse_list(url.encode())
+            names += count_of(url)
         except (InvalidArgument, UnicodeError):
             raise WishError(
                 f"annotation {DATA}: {url[:200]!r} is not s3://BUCKET/KEY, s3://BUCKET/PREFIX/ or a template of such"
             ) from None
+    if names > OBJECTS_MAX:
+        raise WishError(f"annotation {DATA} names more than {OBJECTS_MAX} objects; name a prefix")
     return urls
 
 

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from math import inf
 
 from outrider.core.operator.events import event_of
-from outrider.core.operator.pod_patch import is_gated, opened
+from outrider.core.operator.pod_patch import is_gated, opened, wishes_in
 from outrider.core.operator.warm_gate import Opening, opening_of, progress_note, warmup_name
-from outrider.core.operator.wishes import INJECT, SCHEDULE, WishError, Wishes, wishes_of
+from outrider.core.operator.wishes import INJECT, SCHEDULE, WishError, Wishes
 from outrider.engine.operator.holdings import Holdings
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.operator_ports import (
@@ -75,7 +75,7 @@ class Gates:
         waiting: dict[tuple[str, ...], list[tuple[Manifest, Wishes]]] = {}
         for uid, pod in pods.items():
             try:
-                wishes = wishes_of(pod["metadata"].get("labels") or {}, pod["metadata"].get("annotations") or {})
+                wishes = wishes_in(pod)
             except WishError as error:
                 await self._tell_invalid(uid, pod, str(error))
                 continue

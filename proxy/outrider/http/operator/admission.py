@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outrider.core.operator.affinity import Holding
-from outrider.core.operator.pod_patch import Offers, patch_of
-from outrider.core.operator.wishes import WishError, Wishes, wishes_of
+from outrider.core.operator.pod_patch import Offers, patch_of, wishes_in
+from outrider.core.operator.wishes import WishError, Wishes
 from outrider.engine.operator.metrics import OperatorMetrics
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,6 @@ class Admission:
         return {"apiVersion": version, "kind": "AdmissionReview", "response": response}
 
     def _decide(self, pod: Mapping[str, Any], may_gate: bool) -> tuple[Wishes, list[dict[str, Any]]]:
-        metadata = pod.get("metadata") or {}
-        wishes = wishes_of(metadata.get("labels") or {}, metadata.get("annotations") or {})
+        wishes = wishes_in(pod)
         holdings = self._holdings(wishes.data) if wishes.data else ()
         return wishes, patch_of(pod, wishes, self._offers, holdings, may_gate=may_gate)
