@@ -5,8 +5,8 @@
 3. `bucket` asks the proxy: LIST and HEAD for names and attributes, GET for bytes. `reads` turns the reads of a file
    that go on into a stream.
 
-The kernel keeps the pages of a file until its time or size changes, and opens files by itself, so a file that was read
-before is read again without a request. The time has the ETag in its fraction of the second: each version has its own.
+The kernel keeps the pages of a file, and opens files by itself, so a file that was read before is read again without a
+request. Each version of an object is a file of its own, with another number: pages and open files never mix versions.
 
 The messages are packed here, and by no library: pyfuse3 has no wheels, so each image that trains would need a compiler
 and libfuse's headers for the ten messages that a read-only file system takes. fusermount3 mounts, so users need no

@@ -45,20 +45,23 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
         told["endpoint"], told["region"], AwsCredentials(), Metrics(), time.time, connections=_CONNECTIONS,
         read_timeout_s=_REPLY_S,
     )  # fmt: skip
+    files: FileSystem | None = None
     try:
         await proxy.open()
         files = FileSystem(fd, Bucket(proxy, told["bucket"]), told["prefix"], float(told["believed_s"]))
 
-        def stop() -> None:
+        def stop(ended: asyncio.Event) -> None:
             subprocess.Popen([helper, "-u", "-z", directory], stderr=subprocess.DEVNULL)
-            files.ended.set()
+            ended.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop)
+            asyncio.get_running_loop().add_signal_handler(number, stop, files.ended)
         files.start()
         device.read_ahead(directory, READ_BYTES_MAX)
         await files.ended.wait()
     finally:
+        if files is not None:
+            await files.stop()
         os.close(fd)
         await proxy.close()
 

@@ -6,7 +6,6 @@ import asyncio
 import errno
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from outrider.core.model import Headers
 from outrider.core.s3.conditions import parse_http_date
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListPage, parse_page
 from outrider.core.s3.operation import Query
+from outrider.mount.nodes import Told
 from outrider.ports import Buffer, Origin, OriginReply, OriginRequest
 
 T = TypeVar("T")
@@ -54,8 +54,8 @@ class Bucket:
         page = await self._patiently(partial(self._page, prefix, (("max-keys", "1"),)))
         return bool(page.objects or page.groups)
 
-    async def head(self, key: str) -> tuple[int, str, datetime | None] | None:
-        """Size, ETag and time of an object; None: there is none."""
+    async def head(self, key: str) -> Told | None:
+        """None: there is no such object."""
         return await self._patiently(partial(self._head, key))
 
     async def read_into(self, buffer: Target, key: str, start: int, etag: str, *, whole: bool) -> None:
@@ -76,14 +76,14 @@ class Bucket:
                 await self._sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
-    async def _head(self, key: str) -> tuple[int, str, datetime | None] | None:
+    async def _head(self, key: str) -> Told | None:
         async with self._proxy.send(OriginRequest("HEAD", self._name, key)) as reply:
             if reply.status == 404:
                 return None
             if reply.status != 200 or reply.content_length is None:
                 raise _refused(reply.status)
             told = dict(reply.headers)
-            return reply.content_length, told.get("etag", ""), parse_http_date(told.get("last-modified"))
+            return Told.of(reply.content_length, told.get("etag", ""), parse_http_date(told.get("last-modified")))
 
     async def _read_on(self, buffer: Target, key: str, start: int, etag: str, whole: bool) -> None:
         """Goes on where a body broke off."""
@@ -104,6 +104,8 @@ class Bucket:
     async def _page(self, prefix: str, more: Query) -> ListPage:
         query = (*more, ("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix))
         async with self._proxy.send(OriginRequest("GET", self._name, "", query=query)) as reply:
+            if reply.status == 404:
+                raise OSError(errno.EIO, f"there is no bucket {self._name}: check its name, and the proxy's --origin")
             if reply.status != 200:
                 raise _refused(reply.status)
             body = bytearray()
@@ -150,4 +152,6 @@ def _check(reply: OriginReply, start: int, etag: str) -> None:
 def _refused(status: int) -> Exception:
     if status >= 500 or status == _BUSY:
         return OriginBroke(f"the proxy answers {status}")
-    return OSError(errno.EACCES if status in _DENIED else errno.EIO, f"the proxy answers {status}")
+    if status in _DENIED:
+        return OSError(errno.EACCES, f"the proxy answers {status}: `outrider doctor` tells what the keys may not do")
+    return OSError(errno.EIO, f"the proxy answers {status}")

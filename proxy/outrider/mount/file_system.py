@@ -1,8 +1,8 @@
 """Answers the kernel's requests: names and attributes from LISTs and HEADs, bytes from GETs.
 
-The kernel keeps what it is told: names and attributes as long as they are believed, and pages until a file's time or
-size changes. It is told that OPEN is not known, after which it opens files by itself. So a file that was read before is
-read again without any request here.
+The kernel keeps what it is told: names and attributes as long as they are believed, and pages as long as it has room.
+OPEN is not known here, after which the kernel opens files by itself. So a file that was read before is read again
+without any request here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import asyncio
 import errno
 import logging
 import os
-import sys
 import time
 from collections.abc import Coroutine
+from functools import partial
 from itertools import count
+from math import inf
 from typing import Any
 
 from outrider.mount import messages
 from outrider.mount.bucket import Bucket, Stale
 from outrider.mount.messages import HEADER, READ, Op, Owner
-from outrider.mount.nodes import Directory, File, Listing, Node, Nodes, is_name
+from outrider.mount.nodes import Directory, File, Listing, Node, Nodes, is_name, packed_name
 from outrider.mount.reads import Reads
 from outrider.ports import Clock
 
@@ -30,6 +31,10 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 16
 _SILENT = (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT)
 _NOTICES = (*_SILENT, Op.RELEASEDIR, Op.DESTROY)
+# Names of a directory whose LIST has failed are asked for one by one for so long.
+_HEADS_S = 60.0
+# A proxy that is away fails each call. One line a minute tells why.
+_LOG_PAUSE_S = 60.0
 
 
 class _Listed:
@@ -64,14 +69,22 @@ class FileSystem:
         self._tasks: set[asyncio.Task[Any]] = set()
         # The requests that are not answered yet, by the kernel's number for them.
         self._waiting: dict[int, asyncio.Task[None]] = {}
-        self._reads = Reads(bucket, self._spawn)
+        self._reads = Reads(bucket, self._spawn, clock)
         self._listings: dict[int, _Listed] = {}
         self._handles = count(1)
         self._opened: dict[int, list[tuple[str, Node]]] = {}
         self._request = bytearray(messages.REQUEST_BYTES_MAX)
+        self._log_after = -inf
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._fd, self._readable)
+
+    async def stop(self) -> None:
+        """Answers no further requests, and those that wait by EINTR. The descriptor may be closed then."""
+        asyncio.get_running_loop().remove_reader(self._fd)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _readable(self) -> None:
         for _ in range(_AT_ONCE):
@@ -102,6 +115,11 @@ class FileSystem:
         except KeyError:
             self._reply(unique, error=errno.ESTALE)
             return
+        except Exception:
+            # Without an answer the caller would wait for ever, and could not be killed.
+            log.exception("request of the kernel broke")
+            self._reply(unique, error=errno.EIO)
+            return
         if isinstance(answer, Coroutine):
             self._later(unique, answer)
         elif op not in _SILENT:
@@ -111,7 +129,8 @@ class FileSystem:
         """The answer, or how to get it. An unknown request is one that the kernel then does by itself."""
         match op:
             case Op.LOOKUP:
-                return self._lookup(self._directory(number), os.fsdecode(bytes(body).rstrip(b"\0")))
+                name = bytes(body).rstrip(b"\0").decode("utf-8", "surrogateescape")
+                return self._lookup(self._directory(number), name)
             case Op.GETATTR:
                 return self._attributes(self._nodes[number])
             case Op.OPENDIR:
@@ -124,18 +143,20 @@ class FileSystem:
             case Op.INIT:
                 return messages.init_reply(body)
             case _ if op in _NOTICES:
-                self._noted(op, number, int.from_bytes(body[:8], sys.byteorder))
+                self._noted(op, number, body)
                 return b""
             case _:
                 raise OSError(errno.ENOSYS, "not known")
 
-    def _noted(self, op: int, number: int, first: int) -> None:
-        """`first`: the first field of the notice."""
+    def _noted(self, op: int, number: int, body: memoryview) -> None:
+        if op in (Op.FORGET, Op.BATCH_FORGET):
+            for node, lookups in messages.forgotten(op, number, body):
+                self._nodes.forgotten(node, lookups)
+            return
+        named = messages.named(body)
         if op == Op.RELEASEDIR:
-            self._opened.pop(first, None)
-        elif op == Op.FORGET:
-            self._nodes.forgotten(number)
-        elif op == Op.INTERRUPT and (task := self._waiting.get(first)) is not None:
+            self._opened.pop(named, None)
+        elif op == Op.INTERRUPT and (task := self._waiting.get(named)) is not None:
             task.cancel()
 
     def _directory(self, number: int) -> Directory:
@@ -157,7 +178,7 @@ class FileSystem:
     async def _looked_up(self, parent: Directory, name: str) -> bytes:
         if not is_name(name):
             return messages.absent_reply(self._believed_s)
-        if self._believed_s > 0 and parent.is_listable:
+        if self._believed_s > 0 and self._clock() >= parent.heads_until:
             # A page of a LIST tells of a thousand names what a HEAD tells of one. Names of a directory with more of
             # them are not held up by its other pages.
             await self._list(parent).page()
@@ -166,18 +187,24 @@ class FileSystem:
             node = parent.children.get(name)
             if isinstance(node, File) and self._holds(node.checked_at):
                 return self._entry(node, parent)
-        if (told := await self._bucket.head(parent.prefix + name)) is not None:
-            file = self._nodes.file(parent, name)
-            file.learn(*told, self._clock())
-            return self._entry(file, parent)
-        if await self._bucket.has_any(f"{parent.prefix}{name}/"):
+        told, prefix = await self._bucket.head(parent.prefix + name), f"{parent.prefix}{name}/"
+        # A directory hides an object of the same name. An empty object may be there just to mark it.
+        is_file = told is not None and told.size > 0 and not isinstance(parent.children.get(name), Directory)
+        if not is_file and await self._bucket.has_any(prefix):
             return self._entry(self._nodes.directory(parent, name), parent)
-        parent.children.pop(name, None)
+        if told is not None:
+            return self._entry(self._nodes.file(parent, name, told, self._clock()), parent)
+        self._nodes.remove(parent, name)
         return messages.absent_reply(0.0)
 
     def _entry(self, node: Node | None, parent: Directory) -> bytes:
+        """The kernel is told of the node."""
         if node is None:
             return messages.absent_reply(self._left_s(parent.listed_at))
+        self._nodes.told(node)
+        return self._described(node, parent)
+
+    def _described(self, node: Node, parent: Directory) -> bytes:
         checked_at = node.checked_at if isinstance(node, File) else parent.listed_at
         return messages.entry_reply(node.attributes, self._owner, self._left_s(checked_at))
 
@@ -192,8 +219,15 @@ class FileSystem:
         told = await self._bucket.head(file.key)
         if told is None:
             raise OSError(errno.ENOENT, "it is gone")
-        file.learn(*told, self._clock())
+        if not file.is_version(told):
+            raise self._outdated(file)
+        file.learn(told, self._clock())
         return messages.attributes_reply(file.attributes, self._owner, self._believed_s)
+
+    def _outdated(self, file: File) -> OSError:
+        """Another version took its place. A program that has the file open reads no byte of that."""
+        file.checked_at, file.parent.listed_at = -inf, None
+        return OSError(errno.ESTALE, "it was written anew")
 
     def _holds(self, checked_at: float | None) -> bool:
         return checked_at is not None and self._left_s(checked_at) > 0
@@ -220,15 +254,20 @@ class FileSystem:
             log.debug("directory not listed", extra={"prefix": directory.prefix, "error": str(error)})
 
     async def _listed(self, directory: Directory, has_page: asyncio.Event) -> None:
-        directory.is_listable = False
         try:
-            listing = Listing(self._nodes, directory, self._clock())
+            asked_at = self._clock()
+            listing = Listing(self._nodes, directory, asked_at)
             async for page in self._bucket.pages(directory.prefix):
-                listing.take(page.objects, page.groups)
-                directory.is_listable = True
+                listing.take(page.objects, page.groups, asked_at)
                 if page.is_truncated:
                     has_page.set()
+                asked_at = self._clock()
             listing.done()
+            # A LIST that takes longer than it is believed would be begun anew with each name.
+            directory.heads_until = -inf if self._holds(directory.listed_at) else inf
+        except OSError as error:
+            directory.heads_until = inf if error.errno == errno.EACCES else self._clock() + _HEADS_S
+            raise
         finally:
             has_page.set()
 
@@ -246,11 +285,13 @@ class FileSystem:
         for place in range(offset, len(entries)):
             name, node = entries[place]
             # Node 0: the kernel learns nothing of the two dots.
-            entry = None if not plus else messages.absent_reply(0.0) if place < 2 else self._entry(node, parent)
-            packed = messages.directory_entry(os.fsencode(name), node.attributes, place + 1, entry)
+            entry = None if not plus else messages.absent_reply(0.0) if place < 2 else self._described(node, parent)
+            packed = messages.directory_entry(packed_name(name), node.attributes, place + 1, entry)
             if len(body) + len(packed) > size:
                 break
             body += packed
+            if plus and place >= 2:
+                self._nodes.told(node)
         return bytes(body)
 
     # -- bytes -------------------------------------------------------------------------------------------------
@@ -262,31 +303,44 @@ class FileSystem:
         try:
             return await self._reads.read(node, start, size)
         except Stale:
-            # The next look asks anew, and the kernel then drops the pages.
-            node.checked_at = node.parent.listed_at = -self._believed_s
-            self._write([messages.dropped_pages(number)])
-            raise OSError(errno.ESTALE, "it was written anew") from None
+            # The next open asks anew.
+            self._write([messages.outdated_attributes(number)])
+            raise self._outdated(node) from None
 
     # -- replies -----------------------------------------------------------------------------------------------
 
     def _later(self, unique: int, answer: Coroutine[Any, Any, bytes | memoryview]) -> None:
         task = self._waiting[unique] = self._spawn(self._answered(unique, answer))
-        task.add_done_callback(lambda _: self._waiting.pop(unique))
+        task.add_done_callback(partial(self._ended, unique, answer))
+
+    def _ended(self, unique: int, answer: Coroutine[Any, Any, object], task: asyncio.Task[None]) -> None:
+        del self._waiting[unique]
+        # Here, and not in the task: one that is cancelled before its first step does nothing.
+        if task.cancelled():
+            answer.close()
+            self._reply(unique, error=errno.EINTR)
 
     async def _answered(self, unique: int, answer: Coroutine[Any, Any, bytes | memoryview]) -> None:
         try:
             self._reply(unique, await answer)
-        except asyncio.CancelledError:
-            self._reply(unique, error=errno.EINTR)
-            raise
         except OSError as error:
-            log.debug("request of the kernel failed", extra={"error": str(error)})
+            self._tell(error)
             self._reply(unique, error=error.errno or errno.EIO)
         except KeyError:
             self._reply(unique, error=errno.ESTALE)
         except Exception:
             log.exception("request of the kernel broke")
             self._reply(unique, error=errno.EIO)
+
+    def _tell(self, error: OSError) -> None:
+        """A program that reads sees the number of the error alone."""
+        is_told = error.errno in (errno.EIO, errno.EACCES) and self._clock() >= self._log_after
+        if is_told:
+            self._log_after = self._clock() + _LOG_PAUSE_S
+        log.log(
+            logging.WARNING if is_told else logging.DEBUG, "a call of the mount failed",
+            extra={"error": error.strerror, "errno": errno.errorcode.get(error.errno or 0)},
+        )  # fmt: skip
 
     def _reply(self, unique: int, body: bytes | memoryview = b"", error: int = 0) -> None:
         self._write([messages.reply_head(unique, len(body), error), body])

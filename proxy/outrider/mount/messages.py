@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import stat
+import sys
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
@@ -42,11 +43,13 @@ _DIRENT = Struct("=QQII")
 _OPENED = Struct("=QII")
 _STATFS = Struct("=QQQQQIIII24x")
 _INVALID_INODE = Struct("=Qqq")
+_FORGOTTEN = Struct("=QQ")
 
 OUT_BYTES = _OUT.size
 _NOTIFY_INVAL_INODE = 2
 _FILES_MAX = 1 << 40
-_NAME_BYTES_MAX = 1024
+NAME_BYTES_MAX = 255
+"""The longest name in a directory."""
 
 
 class Op(IntEnum):
@@ -119,7 +122,7 @@ def opened_reply(handle: int) -> bytes:
 
 def statfs_reply() -> bytes:
     """Nothing is free: it is read-only."""
-    return _STATFS.pack(0, 0, 0, _FILES_MAX, 0, _PAGE_BYTES, _NAME_BYTES_MAX, _PAGE_BYTES, 0)
+    return _STATFS.pack(0, 0, 0, _FILES_MAX, 0, _PAGE_BYTES, NAME_BYTES_MAX, _PAGE_BYTES, 0)
 
 
 def directory_entry(name: bytes, attributes: Attributes, offset: int, entry: bytes | None) -> bytes:
@@ -129,9 +132,26 @@ def directory_entry(name: bytes, attributes: Attributes, offset: int, entry: byt
     return (entry or b"") + dirent + bytes(-len(dirent) % 8)
 
 
-def dropped_pages(number: int) -> bytes:
-    """A notice of ours: the kernel's pages and attributes of a file are out of date."""
-    body = _INVALID_INODE.pack(number, 0, 0)
+def forgotten(op: int, number: int, body: memoryview) -> list[tuple[int, int]]:
+    """The nodes of a FORGET, or of a batch, and how many lookups of each are forgotten."""
+    if op == Op.FORGET:
+        return [(number, int.from_bytes(body[:8], sys.byteorder))]
+    count = int.from_bytes(body[:4], sys.byteorder)
+    return list(_FORGOTTEN.iter_unpack(body[8 : 8 + count * _FORGOTTEN.size]))
+
+
+def named(body: memoryview) -> int:
+    """The handle or the request that a notice is about."""
+    return int.from_bytes(body[:8], sys.byteorder)
+
+
+def outdated_attributes(number: int) -> bytes:
+    """A notice of ours: the kernel's attributes of a file are out of date.
+
+    The negative offset leaves its pages alone: to drop them the kernel waits for the READs that are under way, and our
+    write of this notice would wait with it.
+    """
+    body = _INVALID_INODE.pack(number, -1, 0)
     return _OUT.pack(OUT_BYTES + len(body), _NOTIFY_INVAL_INODE, 0) + body
 
 

@@ -6,18 +6,34 @@ import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import count
-from typing import TypeVar
+from math import inf
+from typing import NamedTuple, TypeVar
 
 from outrider.core.s3.list_page import Listed
-from outrider.mount.messages import Attributes
+from outrider.mount.messages import NAME_BYTES_MAX, Attributes
 
 ROOT = 1
-_NAME_BYTES_MAX = 255
 _NANOSECONDS = 1_000_000_000
 
 
+class Told(NamedTuple):
+    """An object as a HEAD or a LIST tells of it. `etag` has no quotes, and is empty where none was told. `seconds`: the
+    time of its upload since 1970; 0: not told."""
+
+    size: int
+    etag: str
+    seconds: int
+
+    @classmethod
+    def of(cls, size: int, etag: str, modified: datetime | None) -> Told:
+        return cls(size, etag.strip('"'), 0 if modified is None else int(modified.timestamp()))
+
+
 class File:
-    __slots__ = ("checked_at", "etag", "key", "number", "parent", "reads_at", "size", "time_ns")
+    """One version of an object. Another version is another file with a number of its own, so that the kernel never
+    takes the pages, or the reader, of one for those of the other."""
+
+    __slots__ = ("checked_at", "etag", "is_child", "key", "lookups", "number", "parent", "reads_at", "size", "time_ns")
 
     def __init__(self, number: int, key: str, parent: Directory) -> None:
         self.number = number
@@ -29,13 +45,24 @@ class File:
         self.checked_at = 0.0
         # Where a reader that goes on would read next.
         self.reads_at = 0
+        self.lookups = 0
+        self.is_child = False
 
-    def learn(self, size: int, etag: str, modified: datetime | None, now: float) -> None:
-        self.size, self.etag, self.checked_at = size, etag.strip('"'), now
-        # The kernel drops a file's pages when its time changes. Two versions within a second differ in the ETag only,
-        # so the ETag makes the fraction of the second. HEAD tells whole seconds, LIST may tell more.
-        seconds = 0 if modified is None else int(modified.timestamp())
-        self.time_ns = seconds * _NANOSECONDS + zlib.crc32(self.etag.encode()) % _NANOSECONDS
+    def learn(self, told: Told, now: float) -> None:
+        self.size, self.etag, self.checked_at = told.size, told.etag or self.etag, now
+        # Programs compare the times of files. Two versions within a second differ in the ETag only, so the ETag makes
+        # the fraction of the second. HEAD tells whole seconds, LIST may tell more.
+        self.time_ns = told.seconds * _NANOSECONDS + zlib.crc32(self.etag.encode()) % _NANOSECONDS
+
+    def is_version(self, told: Told) -> bool:
+        """Whether a HEAD or a LIST shows this version."""
+        if self.etag and told.etag:
+            return (self.size, self.etag) == (told.size, told.etag)
+        return (self.size, self.time_ns // _NANOSECONDS) == (told.size, told.seconds)
+
+    @property
+    def name(self) -> str:
+        return self.key[len(self.parent.prefix) :]
 
     @property
     def attributes(self) -> Attributes:
@@ -43,7 +70,7 @@ class File:
 
 
 class Directory:
-    __slots__ = ("children", "is_listable", "listed_at", "number", "prefix")
+    __slots__ = ("children", "heads_until", "is_child", "listed_at", "lookups", "number", "prefix")
 
     def __init__(self, number: int, prefix: str) -> None:
         self.number = number
@@ -51,8 +78,10 @@ class Directory:
         self.children: dict[str, Node] = {}
         # None: never, so `children` are those that were looked up.
         self.listed_at: float | None = None
-        # Not if its last LIST failed.
-        self.is_listable = True
+        # Until then its names are asked for one by one, and not by a LIST.
+        self.heads_until = -inf
+        self.lookups = 0
+        self.is_child = False
 
     @property
     def attributes(self) -> Attributes:
@@ -60,11 +89,14 @@ class Directory:
 
 
 Node = File | Directory
-N = TypeVar("N", File, Directory)
+"""`lookups`: how often the kernel was told of it, less what it has forgotten. `is_child`: its directory has it."""
+
+N = TypeVar("N", bound=Node)
 
 
 class Nodes:
-    """All nodes by number. Numbers are not used again."""
+    """All nodes by number: those that are children of their directory, and those that the kernel knows. Numbers are not
+    used again."""
 
     def __init__(self, prefix: str) -> None:
         self._numbers = count(ROOT)
@@ -75,32 +107,64 @@ class Nodes:
         """Raises KeyError: the kernel names a node that was forgotten."""
         return self._by_number[number]
 
-    def forgotten(self, number: int) -> None:
-        """The kernel does not know this node any more. One that the bucket still has is kept for the next look."""
-        node = self._by_number.get(number)
-        if isinstance(node, File) and node.parent.children.get(name_of(node)) is not node:
-            del self._by_number[number]
+    def __len__(self) -> int:
+        return len(self._by_number)
 
-    def file(self, parent: Directory, name: str) -> File:
-        """The file of this name; a new one if it was none."""
+    def told(self, node: Node) -> None:
+        """The kernel is told of this node by a reply."""
+        node.lookups += 1
+        self._by_number[node.number] = node
+
+    def forgotten(self, number: int, lookups: int) -> None:
+        """The kernel forgets so many of the replies that told it of this node."""
+        if (node := self._by_number.get(number)) is not None:
+            node.lookups -= lookups
+            self._leave(node)
+
+    def file(self, parent: Directory, name: str, told: Told, now: float) -> File:
+        """The file that has this version; a new one if there was none."""
         known = parent.children.get(name)
-        if isinstance(known, File):
-            return known
-        made = self._add(File(next(self._numbers), parent.prefix + name, parent))
-        parent.children[name] = made
-        return made
+        if not (isinstance(known, File) and known.is_version(told)):
+            known = File(next(self._numbers), parent.prefix + name, parent)
+            self._put(parent, name, known)
+        known.learn(told, now)
+        return known
 
     def directory(self, parent: Directory, name: str) -> Directory:
         known = parent.children.get(name)
-        if isinstance(known, Directory):
-            return known
-        made = self._add(Directory(next(self._numbers), f"{parent.prefix}{name}/"))
-        parent.children[name] = made
-        return made
+        if not isinstance(known, Directory):
+            known = Directory(next(self._numbers), f"{parent.prefix}{name}/")
+            self._put(parent, name, known)
+        return known
+
+    def remove(self, parent: Directory, name: str) -> None:
+        """There is no such name any more. Does nothing if there was none."""
+        if (node := parent.children.pop(name, None)) is not None:
+            node.is_child = False
+            self._leave(node)
+
+    def _put(self, parent: Directory, name: str, node: Node) -> None:
+        self.remove(parent, name)
+        parent.children[name] = self._add(node)
 
     def _add(self, node: N) -> N:
+        node.is_child = True
         self._by_number[node.number] = node
         return node
+
+    def _leave(self, node: Node) -> None:
+        """Drop a node that is no child and that the kernel does not know, with what is in it."""
+        leaving = [node]
+        while leaving:
+            node = leaving.pop()
+            if node.is_child or node.lookups > 0:
+                continue
+            self._by_number.pop(node.number, None)
+            if isinstance(node, Directory):
+                for child in node.children.values():
+                    child.is_child = False
+                    leaving.append(child)
+                node.children.clear()
 
 
 class Listing:
@@ -109,10 +173,11 @@ class Listing:
     def __init__(self, nodes: Nodes, directory: Directory, now: float) -> None:
         self._nodes = nodes
         self._directory = directory
-        self._now = now
+        self._began_at = now
         self._names: set[str] = set()
 
-    def take(self, objects: Iterable[Listed], groups: Iterable[str]) -> None:
+    def take(self, objects: Iterable[Listed], groups: Iterable[str], now: float) -> None:
+        """`now`: when the page was asked for."""
         start = len(self._directory.prefix)
         for group in groups:
             if is_name(name := group[start:].removesuffix("/")):
@@ -121,27 +186,31 @@ class Listing:
         for listed in objects:
             # A directory hides an object of the same name, as one path is one of the two.
             if is_name(name := listed.key[start:]) and not isinstance(self._directory.children.get(name), Directory):
-                file = self._nodes.file(self._directory, name)
-                file.learn(max(0, listed.size), listed.etag, _date(listed.modified), self._now)
+                told = Told.of(max(0, listed.size), listed.etag, _date(listed.modified))
+                self._nodes.file(self._directory, name, told, now)
                 self._names.add(name)
 
     def done(self) -> None:
         children = self._directory.children
         for name in children.keys() - self._names:
-            del children[name]
-        self._directory.listed_at = self._now
-
-
-def name_of(file: File) -> str:
-    return file.key[len(file.parent.prefix) :]
+            child = children[name]
+            # A HEAD may have found it after its page was made.
+            if not (isinstance(child, File) and child.checked_at > self._began_at):
+                self._nodes.remove(self._directory, name)
+        self._directory.listed_at = self._began_at
 
 
 def is_name(name: str) -> bool:
     """Whether a part of a key can be a name in a directory."""
     return (
-        name not in ("", ".", "..") and "/" not in name
-        and len(name.encode("utf-8", "surrogateescape")) <= _NAME_BYTES_MAX
+        name not in ("", ".", "..") and "/" not in name and "\0" not in name
+        and len(packed_name(name)) <= NAME_BYTES_MAX
     )  # fmt: skip
+
+
+def packed_name(name: str) -> bytes:
+    """As the kernel has it. Keys are UTF-8 in any locale."""
+    return name.encode("utf-8", "surrogateescape")
 
 
 def _date(iso: str) -> datetime | None:

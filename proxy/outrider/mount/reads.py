@@ -8,11 +8,14 @@ from collections.abc import Callable
 
 from outrider.mount.bucket import Bucket, Target
 from outrider.mount.nodes import File
+from outrider.ports import Clock
 
 # As large as the proxy's blocks: one request for each of them.
 STREAM_BYTES = 8 * 1024 * 1024
-# Streams that nobody reads on make room for others. The kernel keeps what was read.
+# 256 MiB of memory. With more readers than that takes, each READ of the others is a request of its own.
 _STREAMS_MAX = 32
+# A stream that nobody has read for so long makes room for another one. The kernel keeps what was read.
+_IDLE_S = 1.0
 # READs ahead of a reader come several at once, and not always in order.
 _OUT_OF_ORDER_BYTES = 4 * 1024 * 1024
 
@@ -20,10 +23,11 @@ _OUT_OF_ORDER_BYTES = 4 * 1024 * 1024
 class _Stream(Target):
     """A part of a file, on its way."""
 
-    def __init__(self, start: int, size: int) -> None:
+    def __init__(self, start: int, size: int, now: float) -> None:
         super().__init__(size)
         self.start = start
         self.read_bytes = 0
+        self.read_at = now
         self.failure: Exception | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
@@ -59,10 +63,11 @@ class _Stream(Target):
 
 
 class Reads:
-    def __init__(self, bucket: Bucket, spawn: Callable[..., object]) -> None:
+    def __init__(self, bucket: Bucket, spawn: Callable[..., object], clock: Clock) -> None:
         """`spawn` starts a task and keeps it."""
         self._bucket = bucket
         self._spawn = spawn
+        self._clock = clock
         # By the file's number and the start of the part, the one that was read last at the end.
         self._streams: OrderedDict[tuple[int, int], _Stream] = OrderedDict()
 
@@ -86,17 +91,27 @@ class Reads:
     def _stream_at(self, file: File, start: int, stop: int, *, begins: bool) -> _Stream | None:
         part = start // STREAM_BYTES * STREAM_BYTES
         stream = self._streams.get((file.number, part))
-        if stream is None and begins:
+        # A reader that comes in the middle of a part would wait for bytes that it does not want.
+        if stream is None and begins and start - part < STREAM_BYTES // 2 and self._has_room():
             stream = self._begun(file, part)
         if stream is None or stop > stream.stop:
             return None
         return stream
 
+    def _has_room(self) -> bool:
+        """Whether another stream may begin. Drops the one that was not read for longest, if it is idle."""
+        if len(self._streams) < _STREAMS_MAX:
+            return True
+        key, oldest = next(iter(self._streams.items()))
+        # To drop one that is still read would only make its reader begin it again.
+        if oldest.room or self._clock() - oldest.read_at < _IDLE_S:
+            return False
+        del self._streams[key]
+        return True
+
     def _begun(self, file: File, part: int) -> _Stream:
-        stream = _Stream(part, min(STREAM_BYTES, file.size - part))
+        stream = _Stream(part, min(STREAM_BYTES, file.size - part), self._clock())
         self._streams[file.number, part] = stream
-        while len(self._streams) > _STREAMS_MAX:
-            self._streams.popitem(last=False)
         self._spawn(self._fill(file, stream))
         return stream
 
@@ -111,10 +126,11 @@ class Reads:
     async def _from(self, file: File, stream: _Stream, start: int, stop: int) -> memoryview:
         key = (file.number, stream.start)
         if key in self._streams:
+            stream.read_at = self._clock()
             self._streams.move_to_end(key)
         # The next part is on its way before this one has been read.
         half = stop - stream.start > len(stream.bytes) // 2
-        if half and stream.stop < file.size and (file.number, stream.stop) not in self._streams:
+        if half and stream.stop < file.size and (file.number, stream.stop) not in self._streams and self._has_room():
             self._begun(file, stream.stop)
         await stream.until(stop - stream.start)
         stream.read_bytes += stop - start

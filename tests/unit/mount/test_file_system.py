@@ -11,6 +11,7 @@ import struct
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
 
 import pytest
 
@@ -52,22 +53,26 @@ class Proxy(FakeOrigin):
                 continue
             if delimiter and slash:
                 group = f"{prefix}{name}/"
-                rows[group] = f"<CommonPrefixes><Prefix>{group}</Prefix></CommonPrefixes>"
+                rows[group] = f"<CommonPrefixes><Prefix>{_quoted(group)}</Prefix></CommonPrefixes>"
             else:
                 rows[key] = (
-                    f"<Contents><Key>{key}</Key><Size>{len(stored.data)}</Size><ETag>{stored.etag}</ETag>"
+                    f"<Contents><Key>{_quoted(key)}</Key><Size>{len(stored.data)}</Size><ETag>{stored.etag}</ETag>"
                     "<LastModified>2026-01-06T00:00:00.519Z</LastModified></Contents>"
                 )
         begin = int(asked.get("continuation-token", "0"))
         end = begin + int(asked.get("max-keys", self.page))
         more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < len(rows) else ""
-        told = f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>{more}"
+        told = f"<EncodingType>url</EncodingType><IsTruncated>{'true' if more else 'false'}</IsTruncated>{more}"
         body = f"<ListBucketResult>{told}{''.join(list(rows.values())[begin:end])}</ListBucketResult>".encode()
         return FakeReply(200, (), len(body), body, fault, self)
 
     @property
     def lists(self) -> int:
         return sum(request.method == "GET" and not request.key for request in self.log)
+
+
+def _quoted(key: str) -> str:
+    return quote(key, errors="surrogateescape")
 
 
 class Answer(NamedTuple):
@@ -107,14 +112,29 @@ class Kernel:
         self.unique += 1
         unique = self.unique
         await self.send(op, number, body)
+        reply = await self.answer()
+        assert struct.unpack_from("=Q", reply, 8)[0] == unique
+        return Answer(-struct.unpack_from("=i", reply, 4)[0], reply[16:])
+
+    async def answer(self) -> bytes:
+        """The next reply to a request, with its head."""
         while True:
             reply = await asyncio.get_running_loop().sock_recv(self._end, 2 * MIB)
-            length, error, of = struct.unpack_from("=IiQ", reply)
+            length, _, unique = struct.unpack_from("=IiQ", reply)
             assert length == len(reply)
-            if of:
-                assert of == unique
-                return Answer(-error, reply[16:])
+            if unique:
+                return reply
             self.notices.append(reply)
+
+    async def forget(self, *nodes: int) -> None:
+        """As for one telling of each."""
+        batch = b"".join(struct.pack("=QQ", node, 1) for node in nodes[1:])
+        await self.send(Op.FORGET, nodes[0], struct.pack("=Q", 1))
+        await self.send(Op.BATCH_FORGET, 0, struct.pack("=II", len(nodes) - 1, 0) + batch)
+
+    async def knows(self, number: int) -> bool:
+        """Whether the file system still has the node."""
+        return (await self.ask(Op.GETATTR, number, bytes(16))).error != errno.ESTALE
 
     async def look(self, name: str, parent: int = ROOT) -> Entry | None:
         error, body = await self.ask(Op.LOOKUP, parent, os.fsencode(name) + b"\0")
@@ -160,6 +180,12 @@ class World(NamedTuple):
     def requests(self) -> int:
         return len(self.proxy.log)
 
+    @property
+    def read_bytes(self) -> int:
+        """The bytes that the GETs of ranges asked for."""
+        ends = [read.removeprefix("bytes=").split("-") for read in self.reads]
+        return sum(int(last) - int(first) + 1 for first, last in ends)
+
 
 async def _at_once(_: float) -> None:
     await asyncio.sleep(0)
@@ -174,9 +200,10 @@ async def mounted(believed_s: float = 60.0, prefix: str = "train/") -> AsyncIter
     with ours, theirs:
         proxy, clock = Proxy(chunk_bytes=256 * 1024), FakeClock()
         bucket = Bucket(proxy, "pets", _at_once)
-        FileSystem(ours.fileno(), bucket, prefix, believed_s, clock).start()
+        files = FileSystem(ours.fileno(), bucket, prefix, believed_s, clock)
+        files.start()
         yield World(proxy, Kernel(theirs), clock)
-        asyncio.get_running_loop().remove_reader(ours.fileno())
+        await files.stop()
 
 
 async def test_a_name_is_found_and_then_believed() -> None:
@@ -240,11 +267,77 @@ async def test_a_listed_directory_answers_by_itself() -> None:
 
 async def test_names_that_no_path_can_have_are_left_out() -> None:
     async with mounted() as world:
-        for key in ("train/", "train//x", "train/./x", "train/both", "train/both/x", "train/" + 300 * "n"):
+        keys = ("train/", "train//x", "train/./x", "train/nul\0", "train/both", "train/both/x", "train/" + 300 * "n")
+        for key in keys:
             world.put(key)
         names = await world.kernel.names()
         assert sorted(names) == [".", "..", "both"]
         assert names["both"].is_directory
+
+
+async def test_names_are_utf_8_or_any_other_bytes() -> None:
+    async with mounted() as world:
+        for key in ("train/m\u00e4uschen", "train/\u732b", "train/no-utf-8-\udcff"):
+            world.put(key)
+        assert sorted(await world.kernel.names()) == sorted([".", "..", "m\u00e4uschen", "\u732b", "no-utf-8-\udcff"])
+        assert (await world.kernel.found("no-utf-8-\udcff")).size == 5
+
+
+async def test_a_directory_hides_an_empty_object_that_marks_it() -> None:
+    async with mounted(believed_s=0.0) as world:
+        world.put("train/both", b"")
+        world.put("train/both/x")
+        assert (await world.kernel.found("both")).is_directory
+        world.put("train/empty", b"")
+        assert not (await world.kernel.found("empty")).is_directory
+
+
+async def test_names_that_are_looked_up_at_once_wait_for_one_list() -> None:
+    async with mounted() as world:
+        gate = asyncio.Event()
+        world.proxy.faults = [Fault(gate=gate)]
+        for number in range(20):
+            world.put(f"train/{number}")
+        for number in range(20):
+            world.kernel.unique += 1
+            await world.kernel.send(Op.LOOKUP, ROOT, b"%d\0" % number)
+            while world.proxy.under_way == 0:
+                await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        gate.set()
+        for _ in range(20):
+            assert entry_of((await world.kernel.answer())[16:]).size == 5
+        assert (world.proxy.lists, world.requests) == (1, 1)
+
+
+async def test_a_directory_whose_list_failed_is_listed_again_after_a_minute() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg")
+        world.proxy.faults = [Fault(status=400)]
+        for after_s, lists in ((0, 1), (59, 1), (1, 2)):
+            world.clock.advance(after_s)
+            assert (await world.kernel.found("cat.jpg")).size == 5
+            assert world.proxy.lists == lists
+
+
+async def test_what_is_neither_in_the_bucket_nor_known_to_the_kernel_takes_no_memory() -> None:
+    async with mounted() as world:
+        for name in ("0", "1", "2", "more/x"):
+            world.put(f"train/{name}")
+        names = await world.kernel.names()
+        more = names["more"].number
+        known = [names["0"].number, (await world.kernel.found("1")).number, names["2"].number, more]
+        inner = (await world.kernel.found("x", more)).number
+        await world.kernel.forget(*known, inner)
+        assert [await world.kernel.knows(number) for number in known] == [True] * 4, "the bucket has them"
+        for name in ("0", "1", "2", "more/x"):
+            world.proxy.delete(ObjectRef("pets", f"train/{name}"))
+        world.clock.advance(60)
+        await world.kernel.names()
+        assert [await world.kernel.knows(number) for number in (*known, inner)] == [False, True, False, False, False]
+        await world.kernel.forget(known[1])
+        assert not await world.kernel.knows(known[1]), "it was told twice"
 
 
 async def test_the_kernel_opens_files_by_itself() -> None:
@@ -284,6 +377,47 @@ async def test_the_next_part_is_on_its_way_before_it_is_read() -> None:
         assert len(world.reads) == 2
 
 
+async def test_more_readers_than_there_are_streams_take_each_byte_once() -> None:
+    async with mounted() as world:
+        names = [f"{number}.tar" for number in range(40)]
+        for name in names:
+            world.put(f"train/{name}", bytes(2 * STREAM_BYTES))
+        numbers = [(await world.kernel.found(name)).number for name in names]
+        for start in range(0, 2 * STREAM_BYTES, MIB):
+            for number in numbers:
+                await world.kernel.read(number, start, MIB)
+        assert world.read_bytes == 40 * 2 * STREAM_BYTES
+
+
+async def test_streams_that_nobody_reads_on_make_room() -> None:
+    async with mounted() as world:
+        world.put("train/1.tar", bytes(2 * STREAM_BYTES))
+        for number in range(40):
+            world.put(f"train/{number}.h5", bytes(STREAM_BYTES))
+        for number in range(40):
+            await world.kernel.read((await world.kernel.found(f"{number}.h5")).number, 0, 4096)
+        while world.proxy.under_way:
+            await asyncio.sleep(0)
+        world.clock.advance(1)
+        number, asked = (await world.kernel.found("1.tar")).number, len(world.reads)
+        for start in range(0, 2 * STREAM_BYTES, MIB):
+            await world.kernel.read(number, start, MIB)
+        assert len(world.reads) == asked + 2
+
+
+async def test_a_reader_in_the_middle_of_a_part_takes_what_it_asks_for() -> None:
+    async with mounted() as world:
+        world.put("train/1.tar", bytes(3 * STREAM_BYTES))
+        number = (await world.kernel.found("1.tar")).number
+        for start in (6 * MIB, 7 * MIB, 8 * MIB):
+            await world.kernel.read(number, start, MIB)
+        assert [read.split("=")[-1] for read in world.reads] == [
+            "6291456-7340031",
+            "7340032-8388607",
+            "8388608-16777215",
+        ]
+
+
 async def test_a_read_far_away_takes_no_more_than_it_asks_for() -> None:
     body = bytes(3 * STREAM_BYTES)
     async with mounted() as world:
@@ -293,8 +427,8 @@ async def test_a_read_far_away_takes_no_more_than_it_asks_for() -> None:
         assert world.reads == [f"bytes={17 * MIB}-{17 * MIB + 4095}"]
 
 
-async def test_a_version_of_the_same_second_and_size_has_another_time() -> None:
-    """By its time the kernel knows that its pages are old."""
+async def test_a_version_of_the_same_second_and_size_is_another_file_with_another_time() -> None:
+    """By its number the kernel knows that its pages are old, and programs by its time."""
     async with mounted() as world:
         world.put("train/cat.jpg", b"old")
         old = await world.kernel.found("cat.jpg")
@@ -302,8 +436,18 @@ async def test_a_version_of_the_same_second_and_size_has_another_time() -> None:
         assert await world.kernel.found("cat.jpg") == old
         world.clock.advance(60)
         new = await world.kernel.found("cat.jpg")
-        assert (new.number, new.size, new.time_ns // 10**9) == (old.number, old.size, TUESDAY_S)
+        assert (new.size, new.time_ns // 10**9) == (old.size, TUESDAY_S)
+        assert new.number != old.number
         assert new.time_ns != old.time_ns
+
+
+async def test_an_object_that_was_put_again_with_the_same_bytes_is_the_same_file() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg")
+        number = (await world.kernel.found("cat.jpg")).number
+        world.put("train/cat.jpg")
+        world.clock.advance(60)
+        assert (await world.kernel.found("cat.jpg")).number == number
 
 
 async def test_a_list_and_a_head_tell_the_same_time() -> None:
@@ -322,9 +466,25 @@ async def test_a_read_never_mixes_versions() -> None:
         number = (await world.kernel.found("cat.jpg")).number
         world.put("train/cat.jpg", b"new")
         assert (await world.kernel.read(number, 0, 4096)).error == errno.ESTALE
-        assert len(world.kernel.notices) == 1
-        assert (await world.kernel.found("cat.jpg")).number == number
-        assert (await world.kernel.read(number, 0, 4096)).body == b"new"
+        # With a reader's pages locked, the kernel would take a notice to drop them only after the answer to the READ.
+        assert [struct.unpack_from("=Qq", notice, 16) for notice in world.kernel.notices] == [(number, -1)]
+        assert (await world.kernel.ask(Op.GETATTR, number, bytes(16))).error == errno.ESTALE, "so that it looks anew"
+        new = await world.kernel.found("cat.jpg")
+        assert (await world.kernel.read(new.number, 0, 4096)).body == b"new"
+
+
+async def test_a_file_that_is_open_stays_its_version_when_another_program_has_found_the_next_one() -> None:
+    old, new = b"o" * 3 * STREAM_BYTES, b"n" * 3 * STREAM_BYTES
+    async with mounted() as world:
+        world.put("train/1.tar", old)
+        number = (await world.kernel.found("1.tar")).number
+        assert (await world.kernel.read(number, 0, MIB)).body == old[:MIB]
+        world.put("train/1.tar", new)
+        world.clock.advance(60)
+        found = (await world.kernel.found("1.tar")).number
+        assert (await world.kernel.read(found, 0, MIB)).body == new[:MIB], "and no bytes that came for the old one"
+        assert (await world.kernel.read(number, 2 * STREAM_BYTES, MIB)).error == errno.ESTALE
+        assert (await world.kernel.read(found, 2 * STREAM_BYTES, MIB)).body == new[:MIB]
 
 
 async def test_an_object_that_is_gone_is_no_file_when_it_is_looked_at_again() -> None:
@@ -416,6 +576,34 @@ async def test_a_reader_that_is_killed_waits_for_nothing() -> None:
         assert (await reading).error == errno.EINTR
         gate.set()
         assert (await world.kernel.read(number, 0, 4096)).body == bytes(4096), "others that wait for it still get it"
+
+
+async def test_a_reader_that_is_killed_at_once_is_answered() -> None:
+    """The kernel waits for the answer, and its process cannot be killed until then."""
+    async with mounted() as world:
+        world.put("train/1.tar", bytes(9 * MIB))
+        number = (await world.kernel.found("1.tar")).number
+        world.kernel.unique += 1
+        await world.kernel.send(Op.READ, number, READ.pack(0, 0, 4096, 0, 0, 0, 0))
+        await world.kernel.send(Op.INTERRUPT, 0, struct.pack("=Q", world.kernel.unique))
+        _, error, unique = struct.unpack_from("=IiQ", await world.kernel.answer())
+        assert (-error, unique) == (errno.EINTR, world.kernel.unique)
+
+
+async def test_a_request_that_breaks_us_is_answered() -> None:
+    async with mounted() as world:
+        assert (await world.kernel.ask(Op.READDIR, ROOT, b"short")).error == errno.EIO
+
+
+async def test_why_calls_fail_is_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async with mounted() as world:
+        world.proxy.faults = [Fault(status=404, times=None)]
+        for after_s, lines in ((0, 1), (59, 1), (1, 2)):
+            world.clock.advance(after_s)
+            assert (await world.kernel.ask(Op.OPENDIR, ROOT, bytes(8))).error == errno.EIO
+            told = [record for record in caplog.records if record.levelname == "WARNING"]
+            assert len(told) == lines
+        assert "there is no bucket pets" in told[0].__dict__["error"]
 
 
 async def test_a_listing_goes_on_for_the_others_when_one_of_those_that_wait_is_killed() -> None:
