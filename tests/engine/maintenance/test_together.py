@@ -35,6 +35,19 @@ async def test_each_member_warms_its_blocks_and_the_progress_is_the_sum(tmp_path
         assert (await here.time.run(here.of["b"].send("GET", "warm")))["bytes"] == told["bytes"]
 
 
+async def test_the_end_of_the_own_part_is_followed_by_a_look_at_the_others(tmp_path: Path) -> None:
+    """Otherwise a warm-up of few seconds lasts up to one second longer than its last block."""
+    with room(tmp_path) as here:
+        await here.time.run(here.nodes.meet())
+        gate = here.gate(*here.a_block_of("a"))
+        await here.time.run(here.of["a"].send("PUT", "warm", LIST))
+        await here.time.until(here.time() + 5)
+        gate.set()
+        await here.time.until(here.time() + 0.05)
+        told = await here.time.run(here.of["a"].send("GET", "warm"))
+        assert (told["state"], told["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
+
+
 @pytest.mark.parametrize("after_its_end", [False, True])
 async def test_the_part_of_a_member_that_goes_is_taken_over(after_its_end: bool, tmp_path: Path) -> None:
     """`after_its_end`: the parts of the others had ended by then."""

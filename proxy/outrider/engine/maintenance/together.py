@@ -7,6 +7,7 @@ knowing of the command is told again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,8 @@ from outrider.engine.tasks.runtime import Runtime
 
 Part = Mapping[str, Any]
 
-# The members are asked for their parts so often; sooner at the beginning, as small warm-ups end at once.
+# The members are asked for their parts so often; sooner at the beginning, as small warm-ups end at once, and when the
+# own part has ended, as the others end about then.
 _LOOK_S = 1.0
 _FIRST_LOOK_S = 0.1
 
@@ -93,12 +95,22 @@ class Together:
             over = not any(part["state"] == State.RUNNING.value for part in warmup.elsewhere)
             if over and not warmup.running and divided.is_as(self._elsewhere.view):
                 return
-            await self._runtime.sleep(pause_s)
-            pause_s = min(_LOOK_S, 2 * pause_s)
+            was_running = warmup.running
+            await self._pause(warmup, pause_s)
+            pause_s = _FIRST_LOOK_S if was_running and not warmup.running else min(_LOOK_S, 2 * pause_s)
         is_here = self._warmups.get(warmup.owner, warmup.name) is warmup
         if is_here and warmup.progress.state is State.CANCELLED:
             # A member may have been told to begin after it was told to end.
             await self._elsewhere.ask(Command("", "cancel", "warm", warmup.owner, warmup.name))
+
+    async def _pause(self, warmup: Warmup, seconds: float) -> None:
+        """For so long, or until the own part has ended."""
+        bound: asyncio.Future[Any] = asyncio.ensure_future(self._runtime.sleep(seconds))
+        own = [warmup.task] if warmup.running and warmup.task is not None else []
+        try:
+            await asyncio.wait([bound, *own], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            bound.cancel()
 
     async def _divide(self, warmup: Warmup) -> OwnPart:
         """Tell all members. Returns how the blocks are divided."""
