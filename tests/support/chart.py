@@ -108,7 +108,7 @@ def manifests(chart: helm.Chart, values: Values, release: str = RELEASE) -> dict
         document
         for document in documents(chart, values, release)
         if document["kind"] not in ("Job", "CronJob")
-        and not document["metadata"]["name"].endswith(("-dashboard", "-peers", "-operator"))
+        and not document["metadata"]["name"].endswith(("-dashboard", "-peers", "-operator", "-nodes"))
     ]
     by_kind = {document["kind"]: document for document in rendered}
     assert len(by_kind) == len(rendered)

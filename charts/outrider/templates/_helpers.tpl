@@ -28,6 +28,11 @@ that no two releases share a name. Helm limits a release's name to 53 characters
 {{- include "outrider.shortened" (dict "name" (include "outrider.fullname" .) "length" 57) }}-peers
 {{- end -}}
 
+{{- /* Name of the headless Service by which warm-ups find the caches that are no members of one. */ -}}
+{{- define "outrider.nodesName" -}}
+{{- include "outrider.shortened" (dict "name" (include "outrider.fullname" .) "length" 57) }}-nodes
+{{- end -}}
+
 {{- define "outrider.peerKeySecret" -}}
 {{- .Values.peers.keySecret.name | default (include "outrider.peersName" .) -}}
 {{- end -}}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
+from urllib.parse import urlsplit
 
 import typer
 from botocore import UNSIGNED
@@ -51,6 +53,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the answer of the pr
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all objects are on disk, and show progress.")]
 
 
+# The session, the credentials to sign with (None: unsigned), and the region.
+Identity = tuple[Session, Any, str | None]
+
+
 class NoServerError(Exception):
     """No server listens at that address."""
 
@@ -58,9 +64,10 @@ class NoServerError(Exception):
 class Proxy:
     """The running proxy. A refusal, or no proxy at all, is printed on stderr and ends the command with 1."""
 
-    def __init__(self, endpoint: str | None, config: Path | None) -> None:
+    def __init__(self, endpoint: str | None, config: Path | None, identity: Identity | None = None) -> None:
+        """`identity` None: that of the environment."""
         self.endpoint = endpoint or _endpoint(config)
-        session, credentials, region = _identity()
+        session, credentials, region = identity or _identity()
         self._keys = "no keys" if credentials is None else f"{credentials.access_key} ({credentials.method})"
         try:
             self._client = session.create_client(
@@ -128,11 +135,22 @@ class Proxy:
             failed(f"at {self.endpoint} there is a server, but no Outrider: give --endpoint, or set AWS_ENDPOINT_URL.")
 
 
-def _identity() -> tuple[Session, Any, str | None]:
-    """The session, the credentials to sign with, and the region.
+def at_each_address(endpoint: str | None, config: Path | None) -> list[Proxy]:
+    """A proxy for each address of the endpoint's host, in their order. Ends the command if there is none."""
+    url = urlsplit(endpoint or _endpoint(config))
+    try:
+        found = socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        failed(f"{url.geturl()} has no address: {error}")
+    hosts = sorted({str(address[4][0]) for address in found})
+    port = "" if url.port is None else f":{url.port}"
+    # A client with a session of its own takes a tenth of a second to make.
+    identity = _identity()
+    return [Proxy(f"{url.scheme}://{f'[{host}]' if ':' in host else host}{port}", config, identity) for host in hosts]
 
-    Credentials that cannot be loaded count as none: a proxy in loopback mode needs no signature.
-    """
+
+def _identity() -> Identity:
+    """Credentials that cannot be loaded count as none: a proxy in loopback mode needs no signature."""
     session = Session()
     if not aws_environment.names_credentials(os.environ):
         return session, None, session.get_config_variable("region")
@@ -253,8 +271,12 @@ def conclude(report: dict[str, Any], as_json: bool) -> NoReturn:
             f"{report['state']}: {objects['on_disk']} of {counted(objects['wanted'], 'object')} on disk, "
             f"{in_words(size['on_disk'])} ({in_words(max(0, here))} were here), in {report['elapsed_s']:.1f} s"
         )
+    tell_failures(report)
+    raise typer.Exit(0 if report["state"] == "done" else 1)
+
+
+def tell_failures(report: dict[str, Any]) -> None:
     for failure in report["failures"][:_FAILURES_SHOWN]:
         typer.echo(f"outrider: {failure['object'] or report['name']}: {failure['error']}", err=True)
     if (more := report["objects"]["failed"] - _FAILURES_SHOWN) > 0:
         typer.echo(f"outrider: and {more} more", err=True)
-    raise typer.Exit(0 if report["state"] == "done" else 1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any
 
 import typer
 
 from outrider.cli import control_client
 from outrider.cli.settings_flags import Config
+from outrider.core.text import counted
 
 
 def warm(
@@ -19,6 +22,13 @@ def warm(
     ] = None,
     name: control_client.Name = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="End the warm-up of this list, or of --name.")] = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Fetch at each address of the endpoint's host, as of a headless Service, and fail if there are fewer.",
+        ),
+    ] = None,
     endpoint: control_client.Endpoint = None,
     as_json: control_client.AsJson = False,
     config: Config = None,
@@ -37,6 +47,13 @@ def warm(
     outrider warm --from-file shards.txt
     """
     body = control_client.list_of(urls, from_file)
+    if nodes is not None and (not body or cancel or not wait):
+        typer.echo("outrider: --nodes takes a list, and waits for its end", err=True)
+        raise typer.Exit(2)
+    if nodes is not None:
+        name = control_client.name_of(name, body)
+        _at_each(control_client.at_each_address(endpoint, config), nodes, f"warm/{name}", body, rate, as_json)
+        return
     proxy = control_client.Proxy(endpoint, config)
     if not body and not name and not cancel:
         control_client.show_all(proxy.get("status.json")["warmups"], as_json)
@@ -61,3 +78,28 @@ def warm(
         )
         raise typer.Exit(130) from None
     control_client.conclude(report, as_json)
+
+
+def _at_each(
+    proxies: Sequence[control_client.Proxy], nodes: int, key: str, body: bytes, rate: str | None, as_json: bool
+) -> None:
+    """Each proxy has a cache of its own, and a warm-up. One that fails ends no other, and its reason is on stderr."""
+    asked: list[control_client.Proxy] = []
+    for proxy in proxies:
+        with suppress(typer.Exit):
+            proxy.put(key, body, rate=rate)
+            asked.append(proxy)
+    reports: list[dict[str, Any]] = []
+    for proxy in asked:
+        with suppress(typer.Exit):
+            report = control_client.follow(proxy, key, quiet=as_json)
+            reports.append({"endpoint": proxy.endpoint, **report})
+            if not as_json:
+                control_client.show({**report, "name": proxy.endpoint}, as_json=False)
+            control_client.tell_failures(report)
+    if as_json:
+        control_client.show_json(reports)
+    done, wanted = sum(report["state"] == "done" for report in reports), max(nodes, len(proxies))
+    typer.echo(f"outrider: done at {done} of {counted(wanted, 'node')}", err=True)
+    if done < wanted:
+        raise typer.Exit(1)

@@ -53,11 +53,11 @@ def warm_pod(job: Manifest) -> Manifest:
 def test_a_warm_up_is_done_once_or_by_the_clock(chart: helm.Chart) -> None:
     [job] = of_kind(chart, CASES["warm"], "Job")
     [cron] = of_kind(chart, CASES["warm"], "CronJob")
-    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (4, 4)
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (1, 1)
     assert (cron["spec"]["schedule"], cron["spec"]["concurrencyPolicy"]) == ("0 5 * * *", "Replace")
     assert [warm_pod(each)["spec"]["containers"][0]["args"] for each in (job, cron)] == [
-        ["warm", "s3://corpus/train/", "--wait", "--json"],
-        ["warm", "s3://corpus/new/", "--wait", "--json"],
+        ["warm", "s3://corpus/train/", "--wait", "--json", "--nodes", "4"],
+        ["warm", "s3://corpus/new/", "--wait", "--json", "--nodes", "1"],
     ]
 
 
@@ -67,7 +67,8 @@ def test_the_image_has_the_command_of_a_warm_up(chart: helm.Chart) -> None:
     command, _, *options = warm_pod(job)["spec"]["containers"][0]["args"]
     told = CliRunner().invoke(with_commands([command, "serve"]), [command, "--help"], color=False, terminal_width=200)
     assert told.exit_code == 0
-    assert all(option in told.output for option in options)
+    assert {option for option in options if option.startswith("--")} == {"--wait", "--json", "--nodes"}
+    assert all(option in told.output for option in options if option.startswith("--"))
 
 
 def test_a_changed_warm_up_is_another_job_and_an_unchanged_one_is_the_same(chart: helm.Chart) -> None:
@@ -103,9 +104,8 @@ def test_the_names_of_warm_ups_leave_room_for_the_suffixes_of_kubernetes(release
         assert all(len(value) <= 63 for value in warm_pod(job)["metadata"]["labels"].values())
 
 
-@pytest.mark.parametrize("case", ["warm", "host-port"])
-def test_a_warm_up_reaches_the_cache_of_its_node_as_a_client(chart: helm.Chart, case: str) -> None:
-    rendered = manifests(chart, CASES[case])
+@pytest.mark.parametrize("case", ["warm", "peers", "host-port"])
+def test_a_warm_up_reaches_the_caches_as_a_client(chart: helm.Chart, case: str) -> None:
     for job in of_kind(chart, CASES[case], "Job") + of_kind(chart, CASES[case], "CronJob"):
         [only] = warm_pod(job)["spec"]["containers"]
         told = {entry["name"]: entry for entry in only["env"]}
@@ -113,7 +113,9 @@ def test_a_warm_up_reaches_the_cache_of_its_node_as_a_client(chart: helm.Chart, 
                 name != "AWS_ENDPOINT_URL"} == {"warm-key"}  # fmt: skip
         endpoint = told["AWS_ENDPOINT_URL"]["value"]
         if case == "warm":
-            assert endpoint == f"http://{rendered['Service']['metadata']['name']}.{NAMESPACE}.svc:9480"
+            assert endpoint == f"http://fast-outrider-nodes.{NAMESPACE}.svc:9480"
+        elif case == "peers":
+            assert endpoint == f"http://fast-outrider.{NAMESPACE}.svc:9480"
         else:
             assert endpoint == "http://$(HOST_IP):19480"
             # Kubernetes expands a variable only if it stands earlier in the list.
@@ -121,7 +123,21 @@ def test_a_warm_up_reaches_the_cache_of_its_node_as_a_client(chart: helm.Chart, 
             assert told["HOST_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
 
 
-def test_a_warm_up_runs_where_the_caches_are_one_on_each_node(chart: helm.Chart) -> None:
+def test_without_peers_a_warm_up_finds_the_cache_of_each_node_ready_or_not(chart: helm.Chart) -> None:
+    [found] = [each for each in of_kind(chart, CASES["warm"], "Service") if each["metadata"]["name"].endswith("-nodes")]
+    assert (found["spec"]["clusterIP"], found["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    spec = manifests(chart, CASES["warm"])["DaemonSet"]["spec"]["template"]
+    assert found["spec"]["selector"].items() <= spec["metadata"]["labels"].items()
+    [port] = found["spec"]["ports"]
+    ports = {each["name"]: each["containerPort"] for each in spec["spec"]["containers"][0]["ports"]}
+    # No port is translated on the way to an address of a headless Service.
+    assert ports[port["targetPort"]] == port["port"] == 9480
+    for values in (CASES["peers"], CASES["no-peers"]):
+        names = [each["metadata"]["name"] for each in of_kind(chart, values, "Service")]
+        assert not any(name.endswith("-nodes") for name in names)
+
+
+def test_a_warm_up_runs_where_the_caches_are(chart: helm.Chart) -> None:
     asked = CASES["warm"]
     for job in of_kind(chart, asked, "Job") + of_kind(chart, asked, "CronJob"):
         template = warm_pod(job)
@@ -134,10 +150,9 @@ def test_a_warm_up_runs_where_the_caches_are_one_on_each_node(chart: helm.Chart)
         caches = manifests(chart, asked)["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
         assert beside["labelSelector"]["matchLabels"].items() <= caches.items()
         assert not beside["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert "podAntiAffinity" not in spec["affinity"]
     [job], [cron] = of_kind(chart, asked, "Job"), of_kind(chart, asked, "CronJob")
-    assert "podAntiAffinity" not in warm_pod(cron)["spec"]["affinity"]
     assert warm_pod(job)["metadata"]["labels"] != warm_pod(cron)["metadata"]["labels"]
-    assert _apart(job) == "kubernetes.io/hostname"
 
 
 def _apart(job: Manifest) -> str:

@@ -157,7 +157,7 @@ def test_the_notes_tell_of_objects_that_are_missing(tmp_path: Path) -> None:
     assert "NO SERVICE ACCOUNT" not in notes({default: account}, {})
     caches = f"apps/v1/DaemonSet/{NAMESPACE}/fast-outrider"
     warm = CASES["warm"]
-    assert "WARM-UP train: it asks for 4 nodes, and the caches are on 3." in notes(
+    assert "WARM-UP train: it asks for 4 nodes, and the caches are on 3. It warms these, and fails until" in notes(
         {caches: {"status": {"desiredNumberScheduled": 3}}}, warm
     )
     assert "WARM-UP" not in notes({caches: {"status": {"desiredNumberScheduled": 4}}}, warm)
