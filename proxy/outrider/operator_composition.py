@@ -11,12 +11,14 @@ from contextlib import asynccontextmanager, suppress
 from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.core.operator.leadership import RENEW_S
 from outrider.core.operator.pod_patch import Offers
+from outrider.engine.operator.event_writer import EventWriter
 from outrider.engine.operator.gates import Gates
 from outrider.engine.operator.holdings import REFRESH_S, Holdings
 from outrider.engine.operator.keeper import KEEP_S, Keeper
 from outrider.engine.operator.leader import Leader
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.engine.operator.rights import CHECK_S, Rights
+from outrider.engine.operator.warned import Warned
 from outrider.http.operator.admission import Admission
 from outrider.http.operator.server import ServerCertificate, listening
 from outrider.operator_ports import Caches, ConflictError, Kube, KubeError
@@ -29,6 +31,7 @@ _PAUSE_MAX_S = 15.0
 _FOLLOWER_S = 0.5
 # Until the API server can call. Another replica may be making the certificate.
 _FIRST_S = 2.0
+_EVENTS_AT_ONCE = 4
 
 
 class Operator:
@@ -49,14 +52,18 @@ class Operator:
         )
         self._rights = Rights(kube, name, monotonic=time.monotonic)
         self._is_checked = asyncio.Event()
-        self._admission = Admission(offers, self._holdings.of, self._rights.may_open, self._metrics)
+        events = EventWriter(kube, me, time.time, asyncio.Semaphore(_EVENTS_AT_ONCE))
+        self._warned = Warned(kube, events, time.time)
+        self._admission = Admission(
+            offers, self._holdings.of, self._rights.may_open, self._metrics, warned=self._warned.note
+        )  # fmt: skip
 
     @asynccontextmanager
     async def running(self, webhook: tuple[str, int], plain: tuple[str, int]) -> AsyncIterator[tuple[int, int]]:
         """Yields the ports. Raises OSError: one of them cannot be listened on."""
         loops = {
             "leader": self._lead, "rights": self._check, "holdings": self._ask, "certificates": self._keep,
-            "gates": self._open,
+            "gates": self._open, "warned": self._warned.step,
         }  # fmt: skip
         async with listening(
             self._admission, self._metrics, self._certificate, webhook=webhook, plain=plain,

@@ -39,6 +39,9 @@ class Kube(Protocol):
     async def pending_pods(self, label: str, value: str | None) -> Sequence[Manifest]:
         """Pods of all namespaces that are pending and have that label. `value` None: any."""
 
+    async def pods_in(self, namespace: str, label: str) -> Sequence[Manifest]:
+        """Pods of that namespace, of any phase, that have the label."""
+
     async def patch_pod(self, namespace: str, name: str, patch: Sequence[Manifest]) -> None:
         """A JSON Patch. Raises ConflictError: a test in it failed."""
 
@@ -46,7 +49,8 @@ class Kube(Protocol):
         """Whether the API server allows this process that call. `namespace` empty: in all of them. `name` empty: for
         all objects of the kind."""
 
-    async def emit(self, event: Manifest) -> None: ...
+    async def emit(self, event: Manifest) -> None:
+        """Raises ConflictError: there is one of that name."""
 
     async def endpoint_slices(self, namespace: str, service: str) -> Sequence[Manifest]: ...
 

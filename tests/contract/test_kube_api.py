@@ -49,6 +49,22 @@ async def test_pending_pods_are_found_by_label(api: KubeApi, server: KubeServer)
     assert [each["metadata"]["name"] for each in await api.pending_pods(LABEL, None)] == ["a", "b"]
 
 
+async def test_pods_of_a_namespace_are_found_in_any_phase(api: KubeApi, server: KubeServer) -> None:
+    for name, namespace, phase in [("a", "team", "Running"), ("b", "team", "Failed"), ("c", "other", "Running")]:
+        placed = {**pod(name=name, labels={LABEL: "true"}), "status": {"phase": phase}}
+        placed["metadata"]["namespace"] = namespace
+        server.place(PODS, placed)
+    server.place(PODS, pod(name="d"))
+    assert [each["metadata"]["name"] for each in await api.pods_in("team", LABEL)] == ["a", "b"]
+
+
+async def test_an_event_that_is_told_once_is_refused_the_second_time(api: KubeApi, server: KubeServer) -> None:
+    event = event_of(pod(), "R", "n", is_warning=True, time="2026-01-01T00:00:00Z", by="one", is_once=True)
+    await api.emit(event)
+    with pytest.raises(ConflictError):
+        await api.emit({**event, "reportingInstance": "two"})
+
+
 async def test_a_pod_is_passed_on_as_the_api_server_sends_it(api: KubeApi, server: KubeServer) -> None:
     """Fields that no library knows yet, and fields that are null."""
     sent = {**near(warm="0.9"), "status": {"phase": "Pending", "newInThisVersion": {"a": [1, None, {}]}}}

@@ -42,6 +42,9 @@ class FakeKube:
     async def pending_pods(self, label: str, value: str | None) -> Sequence[Manifest]:
         return [each for each in self.pods.values() if label in each["metadata"]["labels"]]
 
+    async def pods_in(self, namespace: str, label: str) -> Sequence[Manifest]:
+        raise AssertionError
+
     async def patch_pod(self, namespace: str, name: str, patch: Sequence[Manifest]) -> None:
         if self.refuses is not None:
             refused, self.refuses = self.refuses, None

@@ -18,6 +18,7 @@ from outrider.core.operator.pod_patch import Offers
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.http.operator.admission import DECIDE_S, Admission, ReviewError
 from tests.support.pages import ROOT
+from tests.support.pod_schema import KUBERNETES, validate
 from tests.support.pods import near, patched, pod, review_of
 
 
@@ -31,8 +32,10 @@ class Asked:
         decide_s: float = 60.0,
     ) -> None:  # fmt: skip
         self.metrics = OperatorMetrics()
+        self.warned: list[str] = []
         self.admission = Admission(
-            Offers("http://cache"), holdings, lambda: may_gate, self.metrics, decide_s=decide_s
+            Offers("http://cache"), holdings, lambda: may_gate, self.metrics, warned=self.warned.append,
+            decide_s=decide_s,
         )  # fmt: skip
 
     async def response(self, body: bytes) -> dict[str, Any]:
@@ -53,13 +56,15 @@ def asked() -> Asked:
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-@pytest.mark.parametrize("is_new", [False, True], ids=["1.29", "1.36"])
-async def test_a_pod_is_patched(asked: Asked, is_new: bool, dry_run: bool) -> None:
-    review = review_of(near(warm="0.9"), is_new=is_new, dry_run=dry_run)
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+async def test_a_pod_is_patched(asked: Asked, kubernetes: str, dry_run: bool) -> None:
+    review = review_of(near(warm="0.9"), kubernetes=kubernetes, dry_run=dry_run)
+    validate(json.loads(review)["request"]["object"], kubernetes)
     response = await asked.response(review)
     assert response["patchType"] == "JSONPatch"
     result = patched(json.loads(review)["request"]["object"], json.loads(base64.b64decode(response["patch"])))
     assert result["spec"]["schedulingGates"] == [{"name": "outrider.dev/warm"}]
+    validate(result, kubernetes)
     assert asked.count("patched") == 1
 
 
@@ -75,6 +80,10 @@ async def test_of_a_wish_that_makes_no_sense_its_user_is_warned(asked: Asked) ->
         """outrider: annotation outrider.dev/warm: '150 %' is no share of the data, like "0.95" or "95 %\""""
     ]
     assert asked.count("invalid") == 1
+    assert asked.warned == ["team"]
+    assert (await asked.response(review_of(near(warm="150 %"), dry_run=True)))["warnings"]
+    await asked.response(review_of(near()))
+    assert asked.warned == ["team"], "a dry run has no effects, and makes no pod"
 
 
 @pytest.mark.parametrize("spec", [None, [], {"containers": 7}, {"containers": [None]}, "text"])

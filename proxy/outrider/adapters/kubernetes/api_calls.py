@@ -25,7 +25,7 @@ class ApiCall(NamedTuple):
 
 
 API_CALLS = (
-    ApiCall("list", "", "pods", Scope.CLUSTER, False, "finds pending pods that carry the labels"),
+    ApiCall("list", "", "pods", Scope.CLUSTER, False, "finds pods that carry the labels, and are pending or new"),
     ApiCall("patch", "", "pods", Scope.CLUSTER, False, "opens the gate of a pod and sets its affinity"),
     ApiCall(
         "create", "authorization.k8s.io", "selfsubjectaccessreviews", Scope.CLUSTER, False,

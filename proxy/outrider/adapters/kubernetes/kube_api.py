@@ -96,6 +96,10 @@ class KubeApi:
             listed = client.list(_Pod, namespace="*", labels={label: value}, fields={"status.phase": "Pending"})
             return [pod async for pod in listed]
 
+    async def pods_in(self, namespace: str, label: str) -> Sequence[Mapping[str, Any]]:
+        async with self._calling() as client:
+            return [pod async for pod in client.list(_Pod, namespace=namespace, labels={label: None})]
+
     async def patch_pod(self, namespace: str, name: str, patch: Sequence[Mapping[str, Any]]) -> None:
         async with self._calling() as client:
             await client.patch(_Pod, name, list(patch), namespace=namespace, patch_type=PatchType.JSON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,14 +11,19 @@ COMPONENT = "outrider-operator"
 
 
 def event_of(
-    pod: Mapping[str, Any], reason: str, note: str, *, is_warning: bool, time: str, by: str
+    pod: Mapping[str, Any], reason: str, note: str, *, is_warning: bool, time: str, by: str, is_once: bool = False
 ) -> dict[str, Any]:  # fmt: skip
-    """`time`: RFC 3339. `by`: the name of this process."""
+    """`time`: RFC 3339. `by`: the name of this process. `is_once`: each process gives it the same name, so that the API
+    server takes one."""
     metadata = pod["metadata"]
+    name = {"generateName": f"{metadata['name'][:_NAME_MAX]}."}
+    if is_once:
+        digest = hashlib.sha256(f"{metadata['uid']} {reason} {note}".encode()).hexdigest()[:12]
+        name = {"name": f"{metadata['name'][:_NAME_MAX]}.{digest}"}
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"namespace": metadata["namespace"], "generateName": f"{metadata['name'][:_NAME_MAX]}."},
+        "metadata": {"namespace": metadata["namespace"], **name},
         "involvedObject": {
             "apiVersion": "v1", "kind": "Pod", "namespace": metadata["namespace"], "name": metadata["name"],
             "uid": metadata["uid"],

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from math import inf
 
-from outrider.core.operator.events import event_of
 from outrider.core.operator.pod_patch import is_gated, opened, wishes_in
 from outrider.core.operator.warm_gate import Opening, opening_of, progress_note, warmup_name
 from outrider.core.operator.wishes import INJECT, SCHEDULE, WishError, Wishes
+from outrider.engine.operator.event_writer import EventWriter
 from outrider.engine.operator.holdings import Holdings
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.operator_ports import (
@@ -54,13 +54,13 @@ class Gates:
         self._caches = caches
         self._holdings = holdings
         self._metrics = metrics
-        self._me = me
         self._clock = clock
         # By uid of pods that are pending: when the last Event was told, and the nodes that were told.
         self._told: dict[str, float] = {}
         self._invalid: set[str] = set()
         self._followed: set[str] = set()
         self._calling = asyncio.Semaphore(_AT_ONCE)
+        self._events = EventWriter(kube, me, clock, self._calling)
         self._tell_s = _TELL_S
         self._has_begun = False
 
@@ -102,7 +102,7 @@ class Gates:
             # The annotation was changed after the webhook saw it.
             await self._open(pod, (), Opening("InvalidAnnotation", why, is_warning=True))
         elif uid not in self._invalid:
-            await self._emit(pod, "InvalidAnnotation", why, is_warning=True)
+            await self._events.emit(pod, "InvalidAnnotation", why, is_warning=True, is_once=True)
         self._invalid.add(uid)
 
     async def _follow(self, node: str, data: Sequence[str]) -> None:
@@ -132,7 +132,7 @@ class Gates:
             await self._look()
         await asyncio.gather(
             *(self._open(pod, data, opening) for pod, opening in ready),
-            *(self._emit(pod, "Warming", progress_note(report or {})) for pod in told),
+            *(self._events.emit(pod, "Warming", progress_note(report or {})) for pod in told),
         )
 
     async def _look(self) -> None:
@@ -176,13 +176,5 @@ class Gates:
         log.info("gate opened", extra={
             "namespace": metadata["namespace"], "pod": metadata["name"], "reason": opening.reason, "note": opening.note,
         })  # fmt: skip
-        await self._emit(pod, opening.reason, opening.note, is_warning=opening.is_warning)
-
-    async def _emit(self, pod: Manifest, reason: str, note: str, *, is_warning: bool = False) -> None:
-        """Without it the pod runs as well."""
-        time = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        try:
-            async with self._calling:
-                await self._kube.emit(event_of(pod, reason, note, is_warning=is_warning, time=time, by=self._me))
-        except KubeError as error:
-            log.warning("an event was not told", extra={"reason": reason, "why": str(error)})
+        is_once = opening.reason == "InvalidAnnotation"
+        await self._events.emit(pod, opening.reason, opening.note, is_warning=opening.is_warning, is_once=is_once)

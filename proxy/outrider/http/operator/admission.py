@@ -29,16 +29,18 @@ class ReviewError(ValueError):
 
 class Admission:
     """`holdings`: where data is; see `Holdings.of`. It is asked by another thread. `may_gate`: see `Rights.may_open`.
-    `decide_s`: a pod whose patch is not made by then is admitted as it is."""
+    `warned`: gets the namespace of a pod whose wishes make no sense; a dry run makes no such pod. `decide_s`: a pod
+    whose patch is not made by then is admitted as it is."""
 
     def __init__(
         self, offers: Offers, holdings: Callable[[Sequence[str]], Sequence[Holding]], may_gate: Callable[[], bool],
-        metrics: OperatorMetrics, *, decide_s: float = DECIDE_S,
+        metrics: OperatorMetrics, *, warned: Callable[[str], None] = lambda _: None, decide_s: float = DECIDE_S,
     ) -> None:  # fmt: skip
         self._offers = offers
         self._holdings = holdings
         self._may_gate = may_gate
         self._metrics = metrics
+        self._warned = warned
         self._decide_s = decide_s
 
     async def answer(self, body: bytes) -> dict[str, Any]:
@@ -47,8 +49,9 @@ class Admission:
             review = json.loads(body)
             request = review["request"]
             uid, pod = str(request["uid"]), request["object"]
+            namespace, is_dry_run = request.get("namespace"), request.get("dryRun")
             version = str(review["apiVersion"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ReviewError(f"no AdmissionReview with a request and an object: {error}") from error
         response: dict[str, Any] = {"uid": uid, "allowed": True}
         may_gate = self._may_gate()
@@ -62,6 +65,8 @@ class Admission:
         except WishError as error:
             result = "invalid"
             response["warnings"] = [f"outrider: {error}"[:_WARNING_CHARS]]
+            if namespace and not is_dry_run:
+                self._warned(str(namespace))
         except Exception:
             # The pod is in no known form, and must not wait for us.
             log.exception("a pod was admitted as it is")
