@@ -1,8 +1,10 @@
-"""The help texts: each example is a line that a reader can copy."""
+"""The help texts: each example is a line that a reader can copy, and the list of commands costs little."""
 
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -28,3 +30,18 @@ def test_the_help_has_an_example_of_most_commands() -> None:
     named = {line.split()[1] for line in examples_of(cli._EXAMPLES) if line.startswith("outrider ")}
     assert named <= cli._COMMANDS.keys()
     assert len(named) >= 9
+
+
+@pytest.mark.parametrize("name", cli._COMMANDS)
+def test_the_list_of_commands_has_the_words_of_each(name: str) -> None:
+    told = inspect.getdoc(getattr(import_module(f"outrider.cli.{name}"), name)) or ""
+    assert told.split("\n\n")[0] == cli._COMMANDS[name]
+
+
+@pytest.mark.parametrize(("words", "heavy"), [("--help", "outrider.settings"), ("--version", "typer")])
+def test_version_and_list_of_commands_import_little(words: str, heavy: str) -> None:
+    script = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules)); import outrider.__main__ as it; it.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script, words], capture_output=True, text=True, check=True, timeout=60)
+    assert heavy not in done.stdout.splitlines()[-1].split()
