@@ -1,13 +1,15 @@
 """The demo: the same training run from the bucket, through Outrider, and from local disk, with a table of data waits.
 
 `python -m tests.bench.demo` (or `make demo`) needs only this repository: the bucket is a real S3 server on loopback
-behind a simulated network. Exits 1 when a run did not read exactly the samples that were written.
+behind a simulated network. Exits 1 when a run did not read exactly the samples that were written. Without torch an
+emulated job reads, that of `outrider demo`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -16,14 +18,13 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tests.bench import demo_real
-from tests.bench.dataset import Shard, write_shards
 from tests.bench.table import Row, footnotes, table
 from tests.support.bucket import Bucket
 from tests.support.child import Child, clean_environment, scratch_directory
@@ -31,6 +32,9 @@ from tests.support.simulator_process import REPOSITORY, SimulatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.bench.dataset import Shard
+    from tests.support.weather import Counts
 
 TTFB_S = 0.030
 CONNECTION_BYTES_S = 40e6
@@ -93,6 +97,8 @@ class Demo:
 
     def make_dataset(self) -> None:
         """Write the shards and upload each as soon as it is there, past the simulated network."""
+        from tests.bench.dataset import write_shards
+
         self._bucket.make_bucket(BUCKET)
         client = self._bucket.client()
         written = write_shards(
@@ -129,14 +135,16 @@ class Demo:
             with _progress(self._console) as progress:
                 for number, name in enumerate(epochs):
                     task = progress.add_task(name, total=None)
-                    reported = self._wait_for_line(report, number, child, run)
+                    reported = self._wait_for_line(report, number, child, run, simulator)
                     rows.append(_row(name, reported, simulator))
                     progress.update(task, total=1, completed=1)
         finally:
             child.stop()
         return rows
 
-    def _wait_for_line(self, report: Path, number: int, child: Child, run: str) -> dict[str, Any]:
+    def _wait_for_line(
+        self, report: Path, number: int, child: Child, run: str, simulator: SimulatorProcess
+    ) -> dict[str, Any]:
         until = time.monotonic() + EPOCH_DEADLINE_S
         while True:
             # Read before the file: otherwise an end just after its last line would look like a failure.
@@ -148,7 +156,7 @@ class Demo:
             if not running:
                 raise DemoError(f"the training of run {run} failed:\n{child.log_tail()}")
             if time.monotonic() > until:
-                raise DemoError(f"an epoch of run {run} took over {EPOCH_DEADLINE_S:.0f} s:\n{child.log_tail()}")
+                raise DemoError(overdue(run, simulator.reset(), self.dataset_bytes, child.log_tail()))
             time.sleep(POLL_S)
 
     def _source(self, endpoint: str | None) -> tuple[str, str]:
@@ -177,6 +185,16 @@ class Demo:
             "curl": f"pipe:curl --silent file://{path}",
             "boto3": path,
         }[self._opener]
+
+
+def overdue(run: str, counts: Counts, dataset_bytes: int, said: str) -> str:
+    """The message for an epoch that did not end in time. `counts`: those of the bucket, in that epoch. `said`: the end
+    of the training's log."""
+    return (
+        f"an epoch of run {run} took over {EPOCH_DEADLINE_S:.0f} s. In it the bucket answered {counts.gets} GETs with "
+        f"{counts.body_bytes / 1e6:.0f} MB; the dataset has {dataset_bytes / 1e6:.0f} MB. A machine that is busy with "
+        f"other work may be too slow: then `make demo-short` is enough to see it run. The training's log:\n{said}"
+    )
 
 
 def _row(name: str, report: dict[str, Any], simulator: SimulatorProcess) -> Row:
@@ -272,6 +290,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     parser.add_argument("--keep", action="store_true", help="keep shards, cache and logs")
     chosen = parser.parse_args()
+    if importlib.util.find_spec("torch") is None:
+        if chosen.json or chosen.keep:
+            parser.error("--json and --keep need torch")
+        emulated(short=chosen.short)
     # A log file has no width, and 80 columns would break the table.
     console = Console(width=None if sys.stdout.isatty() else 120)
     # Both signals end all started processes on the way out. SIGINT is set by name, since a shell starts its background
@@ -297,6 +319,13 @@ def main() -> int:
         return 130
     console.print(f"All {demo.samples} samples were the same, bit for bit, in all four.")
     return 0
+
+
+def emulated(*, short: bool) -> NoReturn:
+    """Become `outrider demo`."""
+    print("There is no torch here (it is pinned to a release for Python 3.11): an emulated job reads.", flush=True)
+    objects = ("--objects", "4") if short else ()
+    os.execv(sys.executable, [sys.executable, "-m", "outrider", "demo", *objects])
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ class Child:
         return self.process.poll() is None
 
     def log_tail(self) -> str:
-        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace") or "(it has printed nothing)"
 
     def wait_until(self, ready: Callable[[], object], *, what: str, deadline_s: float) -> None:
         """Poll `ready` until it is true.

@@ -319,7 +319,7 @@ def _plot(rows: list[Row], file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise refused(ValueError("--plot needs matplotlib: pip install 'outrider[plot]'")) from error
+        raise refused(ValueError("--plot needs matplotlib: pip install matplotlib")) from error
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     last = max(row.epoch for row in rows)

@@ -108,7 +108,7 @@ def plot(rows: list[ClusterRow], file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise refused(ValueError("--plot needs matplotlib: pip install 'outrider[plot]'")) from error
+        raise refused(ValueError("--plot needs matplotlib: pip install matplotlib")) from error
     is_sweep = len({row.cache for row in rows}) > 1
     last = max(row.epoch for row in rows)
     shown = [row for row in rows if not is_sweep or row.epoch == last]

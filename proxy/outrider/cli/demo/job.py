@@ -34,7 +34,8 @@ class Epoch:
 
 
 def epoch(client: Any, objects: int) -> Epoch:
-    batches: queue.Queue[bytes | None] = queue.Queue(_BATCHES_AHEAD)
+    """Raises whatever error of the client ended a read."""
+    batches: queue.Queue[bytes | Exception | None] = queue.Queue(_BATCHES_AHEAD)
 
     def load() -> None:
         try:
@@ -42,8 +43,9 @@ def epoch(client: Any, objects: int) -> Epoch:
                 body = client.get_object(Bucket=NAME, Key=key_of(number))["Body"]
                 while batch := body.read(BATCH_BYTES):
                     batches.put(batch)
-        finally:
-            batches.put(None)
+        except Exception as error:  # noqa: BLE001 - the loop raises it
+            batches.put(error)
+        batches.put(None)
 
     threading.Thread(target=load, name="loader", daemon=True).start()
     wait_s, digest, began = 0.0, hashlib.sha256(), time.perf_counter()
@@ -51,6 +53,8 @@ def epoch(client: Any, objects: int) -> Epoch:
         asked_at = time.perf_counter()
         batch = batches.get()
         wait_s += time.perf_counter() - asked_at
+        if isinstance(batch, Exception):
+            raise batch
         if batch is None:
             return Epoch(wait_s, time.perf_counter() - began, digest.hexdigest())
         until = time.perf_counter() + len(batch) / ACCELERATOR_BYTES_S
