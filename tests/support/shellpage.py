@@ -118,6 +118,9 @@ def run(page: Path, directory: Path, *, world: bool) -> set[Block]:
     _run_shell(directory, tree, ports)
     for number, step in enumerate(steps):
         _check(step, directory / str(number), tree, ports)
+    # The pages that go on from there are for readers who stay.
+    if not world and (left := _left(tree)):
+        raise PageFailed(f"{page.name} leaves files that `git status` shows: {left}")
     return {step.block for step in steps if step.block is not None}
 
 
@@ -145,6 +148,17 @@ def _check(step: Step, files: Path, tree: Path, ports: dict[str, str]) -> None:
         raise PageFailed(
             f"{where}: {step.command}\nis said to print\n{step.printed}\nbut printed\n{printed}\n{_logs(tree)}"
         )
+
+
+def _left(tree: Path) -> list[str]:
+    """The files that the commands of a page leave in a clone, and .gitignore does not know."""
+    made = [str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file() and not path.is_symlink()]
+    if not made or not (ROOT / ".git").exists():
+        return []
+    # With --verbose and --non-matching each path has a line, which begins with `::` where no pattern matches.
+    asked = ["git", "check-ignore", "--no-index", "--verbose", "--non-matching", "--stdin"]
+    told = subprocess.run(asked, cwd=ROOT, input="\n".join(made), capture_output=True, text=True, check=False).stdout
+    return sorted(line.split("\t")[1] for line in told.splitlines() if line.startswith("::"))
 
 
 def _logs(tree: Path) -> str:

@@ -100,11 +100,12 @@ def test_no_block_is_left_out() -> None:
 # Commands in the text of the pages, each with the test that runs it, or the reason why no test can.
 # tests/server/test_docs.py runs `kubectl` and `helm`.
 INLINE = {
-    "docker build --tag registry.example.org/outrider:0.2.0 .": "test_the_image_has_the_charts_tag",
+    "docker push": "needs a container engine",
     "docker run --device /dev/fuse --cap-add SYS_ADMIN": "needs a container engine",
     'pip install ".[examples]"': "test_everything_that_pip_is_told_to_install_exists",
     "pip install '.[demo]'": "test_everything_that_pip_is_told_to_install_exists",
     "pip install '.[plot]'": "test_everything_that_pip_is_told_to_install_exists",
+    "make image IMAGE=registry.example.org/outrider:0.2.0": "test_the_image_has_the_charts_tag",
     "pip install --require-hashes -r requirements.lock": "test_everything_that_pip_is_told_to_install_exists",
     "pip install .": "tests/server/test_image.py",
     "systemctl disable --now nginx": "needs systemd, and root",
@@ -116,14 +117,14 @@ def test_commands_in_the_text_are_known() -> None:
         span
         for page in [*pages(), *OTHERS]
         for span in re.findall(r"`([^`\n]+)`", page.read_text())
-        if span.startswith(("docker ", "pip ", "systemctl ", "apt-get "))
+        if span.startswith(("docker ", "pip ", "systemctl ", "apt-get ", "make image "))
     }
     assert spans == INLINE.keys()
 
 
 def test_the_image_has_the_charts_tag() -> None:
     version = yaml.safe_load((CHART_README.parent / "Chart.yaml").read_text())["appVersion"]
-    assert f"docker build --tag registry.example.org/outrider:{version} ." in INLINE
+    assert f"make image IMAGE=registry.example.org/outrider:{version}" in INLINE
 
 
 def test_everything_that_pip_is_told_to_install_exists() -> None:

@@ -12,8 +12,7 @@ def test_the_version_is_the_same_in_package_sdk_chart_changelog_and_pages() -> N
     assert told["proxy/outrider/__init__.py"] == __version__
     assert {place.partition(",")[0] for place in told} >= {
         "sdk/outrider_sdk/__init__.py", "charts/outrider/Chart.yaml", "appVersion", "CHANGELOG.md",
-        "docs/quickstart.md", "docs/kubernetes.md", "charts/outrider/README.md",
-        "examples/kubernetes/job-with-sidecar.yaml",
+        "docs/kubernetes.md", "examples/kubernetes/job-with-sidecar.yaml",
     }  # fmt: skip
 
 
