@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import defaultdict
@@ -17,7 +18,7 @@ from tests.support.simulator import Simulator
 from tests.support.trials import SCALE, Trials
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 TRIED = Trials()
 SECONDS: defaultdict[str, float] = defaultdict(float)
@@ -82,6 +83,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """The report of a failed test shows log lines with their fields: why a reply was cut stands in one of them."""
     plugin: Any = session.config.pluginmanager.get_plugin("logging-plugin")
     plugin.report_handler.setFormatter(JsonLines())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays until the end, half a million objects. No garbage collection looks for
+    cycles among them, neither while they are made nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
