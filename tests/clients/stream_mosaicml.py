@@ -6,17 +6,8 @@ import hashlib
 import os
 import sys
 
-import torch
-
+from tests.clients.mosaicml import MDSWriter, StreamingDataset
 from tests.clients.streamed import SAMPLE_BYTES, SAMPLES, sample
-
-if torch.version.cuda is None:
-    # torchvision is built for CUDA: beside a CPU torch its operators do not load, and its import misses these.
-    # mosaicml-streaming uses only base classes of torchvision's datasets, and none of them here.
-    for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-from streaming import MDSWriter, StreamingDataset
 
 
 def write(url: str) -> None:

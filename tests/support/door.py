@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tests.support.bucket import REGION
 from tests.support.child import program
+from tests.support.forkserver import Process, Server
 from tests.support.proxy import Keys
 
 if TYPE_CHECKING:
@@ -108,18 +109,24 @@ class S3Client:
         """Does nothing by default, for clients that keep nothing open."""
 
 
-def run(door: Door, *argv: str | Path) -> bytes:
-    """The stdout of a command that ran with this door in its environment.
+def run(door: Door, *argv: str | Path, server: Server | None = None) -> bytes:
+    """The stdout of a command that ran with this door in its environment. `server` forks it: a `python -m` of this
+    repository.
 
     Raises:
         AssertionError: it ended with a status other than 0; the message ends with its output.
     """
-    done = subprocess.run(
-        [str(word) for word in argv], capture_output=True, env=door.environment(), cwd=door.scratch,
-        timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{argv[0]} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')}"
-    return done.stdout
+    with Process(
+        [str(word) for word in argv], forked=server is not None, server=server, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=door.environment(), cwd=door.scratch,
+    ) as process:  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=DEADLINE_S)
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == 0, f"{argv[0]} ended with {process.returncode}:\n{err.decode(errors='replace')}"
+    return bytes(out)
 
 
 def require(modules: Iterable[str], programs: Iterable[str] = ()) -> None:

@@ -2,8 +2,9 @@
 
 An import of Outrider takes half a second of CPU, and the tests start hundreds of processes. `Process` stands in for
 `subprocess.Popen`. The server is started with the first child, has one thread, and ends with the process that started
-it. A request is one message on a socket: a JSON object, the child's standard streams, and one end of a socket pair. On
-that pair the child sends its pid, and the server later sends how the child ended.
+it. Tests that start other heavy programs have a `Server` of their own, with the libraries of these. A request is one
+message on a socket: a JSON object, the child's standard streams, and one end of a socket pair. On that pair the child
+sends its pid, and the server later sends how the child ended.
 
 A child runs its module through `runpy`, as `python -m` does, and its interpreter ends as usual. Four things differ from
 a real start: `/proc/PID/cmdline` and `/proc/PID/environ` are the server's, memory that the imports take is shared, all
@@ -28,7 +29,7 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ _STREAMS = ((0, "r"), (1, "w"), (2, "w"))
 def is_forkable(argv: Sequence[str], env: Mapping[str, str] | None = None, **how: Any) -> bool:
     """Whether this is `python -m` of a module of this repository, with no setting that only a new interpreter would
     follow."""
-    if list(argv[:2]) != [sys.executable, "-m"] or argv[2].split(".")[0] not in ("outrider", "tests"):
+    if list(argv[:2]) != [sys.executable, "-m"] or argv[2].split(".")[0] not in ("outrider", "tests", "examples"):
         return False
     if any(how.get(name) is not None for name in ("preexec_fn", "user", "group", "extra_groups", "executable")):
         return False
@@ -70,8 +71,10 @@ class Process(subprocess.Popen[Any]):
 
     _status: socket.socket
 
-    def __init__(self, argv: Sequence[str], *, forked: bool = True, **how: Any) -> None:
+    def __init__(self, argv: Sequence[str], *, forked: bool = True, server: Server | None = None, **how: Any) -> None:
+        """`server` None: the one that has imported Outrider."""
         self.is_forked = forked and is_forkable(argv, **how)
+        self._server = server
         super().__init__(argv, **how)
 
     def _execute_child(
@@ -96,7 +99,8 @@ class Process(subprocess.Popen[Any]):
         try:
             self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs.fileno()])
+                server = self._server or _usual_server()
+                socket.send_fds(server.control, [json.dumps(request).encode()], [*streams, theirs.fileno()])
             word, _, number = self._status.recv(_STATUS_BYTES_MAX).decode().partition(" ")
             if word != "pid":
                 self._status.close()
@@ -138,26 +142,39 @@ class Process(subprocess.Popen[Any]):
         return code
 
 
+class Server:
+    """A fork server that has imported `preloaded`. It ends with its context, or with this process."""
+
+    def __init__(self, *preloaded: str) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            argv = [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno()), *preloaded]
+            self._process = subprocess.Popen(
+                argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
+            )  # fmt: skip
+
+    def close(self) -> None:
+        self.control.close()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 _STARTING = threading.Lock()
 
 
 @cache
-def _started() -> socket.socket:
-    """Returns the socket that takes requests."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        argv = [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno())]
-        server = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
-
-    def end() -> None:
-        ours.close()
-        server.wait()
-
-    atexit.register(end)
-    return ours
+def _started() -> Server:
+    server = Server(*PRELOADED)
+    atexit.register(server.close)
+    return server
 
 
-def _server() -> socket.socket:
+def _usual_server() -> Server:
     with _STARTING:
         return _started()
 
@@ -252,13 +269,14 @@ def main() -> None:
     # Ctrl-C is for the children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own = {str(REPOSITORY), *(os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep))}
-    for name in PRELOADED:
+    control, *preloaded = sys.argv[1:]
+    for name in preloaded:
         importlib.import_module(name)
     sys.path[:] = [path for path in sys.path if path not in own]
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, "a thread would be missing in each child"
-    runpy.run_module(serve(socket.socket(fileno=int(sys.argv[1]))), run_name="__main__", alter_sys=True)
+    runpy.run_module(serve(socket.socket(fileno=int(control))), run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
