@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 import zlib
 from collections.abc import Iterable
@@ -84,6 +85,31 @@ def sample_loader(urls: list[str], chosen: argparse.Namespace) -> Iterable[Any]:
     return loader
 
 
+def connector_loader(urls: list[str], chosen: argparse.Namespace) -> Iterable[Any]:
+    """Whole objects in the order of their names, by s3torchconnector. `urls`: a prefix at a bucket, or local files."""
+    samples: Dataset[int] = Samples(urls)
+    if urls[0].startswith("s3:"):
+        # Imported here: it has no wheel for newer Pythons, and other loaders do not need it.
+        from s3torchconnector import S3ClientConfig, S3MapDataset
+
+        samples = S3MapDataset.from_prefix(
+            urls[0], region="us-east-1", endpoint=os.environ["AWS_ENDPOINT_URL"], transform=read_and_summed,
+            s3client_config=S3ClientConfig(force_path_style=True),
+        )  # fmt: skip
+    loader: Iterable[Any] = DataLoader(
+        samples, batch_size=chosen.batch, num_workers=chosen.workers, persistent_workers=chosen.workers > 0,
+        prefetch_factor=chosen.loaded_ahead if chosen.workers else None,
+    )  # fmt: skip
+    return loader
+
+
+def read_and_summed(reader: Any) -> int:
+    return zlib.crc32(reader.read())
+
+
+LOADERS = {"shards": shard_loader, "samples": sample_loader, "connector": connector_loader}
+
+
 def epoch(loader: Iterable[Any], step_s: float) -> dict[str, Any]:
     """`wait_s` is all the time that the training loop was blocked for data, from its very first batch on."""
     samples = digest = 0
@@ -104,7 +130,7 @@ def epoch(loader: Iterable[Any], step_s: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.ahead_job", description=__doc__)
-    parser.add_argument("--kind", choices=["shards", "samples"], required=True)
+    parser.add_argument("--kind", choices=list(LOADERS), required=True)
     parser.add_argument("--urls", type=Path, required=True, help="a file of URLs")
     parser.add_argument("--order", choices=["repeated", "fresh"], default="repeated")
     parser.add_argument("--announce", action="store_true")
@@ -120,7 +146,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     urls = chosen.urls.read_text().split()
-    loader = (shard_loader if chosen.kind == "shards" else sample_loader)(urls, chosen)
+    loader = LOADERS[chosen.kind](urls, chosen)
     with chosen.report.open("a", buffering=1) as report:
         for _ in range(chosen.epochs):
             report.write(json.dumps(epoch(loader, chosen.step_us / 1e6)) + "\n")

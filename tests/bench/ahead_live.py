@@ -67,7 +67,7 @@ class World:
         return int(self.cache * self.objects * sum(map(usual_disk_bytes, lengths)))
 
     def key(self, number: int) -> str:
-        return f"train/{number:06d}.tar" if self.kind == "shards" else f"samples/{number:06d}.bin"
+        return f"train/{number:06d}.tar" if self.kind == "shards" else f"{self.kind}/{number:06d}.bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,10 @@ class Live:
             yield simulator
 
     def _urls(self, endpoint: str) -> list[str]:
-        """Presigned, so that the bucket accepts them; a proxy on loopback accepts any URL."""
+        """Presigned, so that the bucket accepts them; a proxy on loopback accepts any URL. s3torchconnector signs its
+        requests, and lists the names itself."""
+        if self.world.kind == "connector":
+            return [f"s3://{self._name}/connector/"]
         client = self._bucket.client(endpoint)
         with contextlib.closing(client):
             return [
@@ -175,6 +178,8 @@ class Live:
         env = clean_environment() | self._bucket.environment()
         if endpoint is not None:
             env["AWS_ENDPOINT_URL"] = endpoint
+        elif urls[0].startswith("s3:"):
+            env["AWS_ENDPOINT_URL"] = simulator.endpoint
         simulator.reset()
         self._stolen_s = stolen_s()
         child = Child(argv, log=self._directory / f"{run}.log", env=env, cwd=REPOSITORY)
@@ -212,7 +217,7 @@ def _object_bytes(world: World, number: int) -> tuple[bytes, int]:
     count = world.object_bytes // world.sample_bytes
     samples = [random.Random(number * count + i).randbytes(world.sample_bytes) for i in range(count)]
     digest = sum(map(zlib.crc32, samples))
-    if world.kind == "samples":
+    if world.kind != "shards":
         return samples[0], digest
     into = io.BytesIO()
     with tarfile.open(fileobj=into, mode="w") as tar:

@@ -199,5 +199,15 @@ def test_the_goals_of_prefetch_are_measured_live(tmp_path: Path) -> None:
         ("DELI AnnouncingSampler", "excess wait, epochs 1 to 2", "<= 0.02"),
         ("DELI lru", "excess wait, epoch 2", ""),
     ]
+    for world in ("connector", "connector images"):
+        shares = [
+            (f"bucket / data, epoch {epoch}", goal) for epoch, goal in ((1, "<= 1.03"), (2, "<= 0.78"), (3, "<= 0.78"))
+        ]
+        expected += [(f"{world} default", figure, goal) for figure, goal in shares]
+        expected += [
+            (f"{world} {source}", "accelerator busy, epochs 1 to 3", "")
+            for source in ("default", "from the local disk")
+        ]
+        expected.append((f"{world} prefetch off", "bytes that hit, epochs 2 to 3", ">= 0.20"))
     assert goals == expected
     assert done.stdout.count("\n") == 1 + len(goals)
