@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import jsonpatch
 import pytest
 
+from outrider.core.operator.events import event_of
 from outrider.core.operator.pod_patch import GATE
 from outrider.core.operator.warm_gate import warmup_name
 from outrider.engine.operator.gates import Gates
@@ -304,5 +305,9 @@ async def test_events_have_the_form_of_the_api(world: World) -> None:
     await world.step()
     [event] = world.kube.events
     assert len(event["metadata"]["generateName"]) <= 253 - 5
+    cut = pod(name="n" * 229 + "-" + "m" * 23)
+    for is_once, name in ((True, "name"), (False, "generateName")):
+        told = event_of(cut, "R", "n", is_warning=True, time="", by="me", is_once=is_once)["metadata"][name]
+        assert (len(told) <= 253, told[229]) == (True, ".")
     assert event["involvedObject"]["uid"] == "uid-" + "n" * 253
     assert json.loads(json.dumps(event))["firstTimestamp"] == "2026-01-01T00:00:00Z"

@@ -106,13 +106,14 @@ async def test_a_namespace_of_many_wrong_pods_is_not_listed_for_each(world: Worl
     assert len(world.kube.looks) <= 2 * 60 / 5 + 2
 
 
-async def test_two_operators_and_one_that_begins_anew_tell_once(world: World) -> None:
+async def test_two_operators_and_one_that_begins_anew_tell_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.kube.pods.append(runs(near(warm="150 %")))
     for _ in range(2):
         world.warned = world.operator()
         world.warned.note("team")
         await world.until(world.now - NOW + 10)
     assert world.kube.told() == ["train-0"]
+    assert caplog.text == "", "the API server has refused nothing that was to be told"
 
 
 async def test_pods_that_ran_long_before_are_left_alone(world: World) -> None:

@@ -21,7 +21,7 @@ from outrider.cli import with_commands
 from outrider.cli.operator import _sidecar
 from outrider.core.operator.pod_patch import Offers, patch_of
 from outrider.core.operator.wishes import Inject, Wishes
-from outrider.settings import load
+from outrider.settings import Settings, load
 from tests.support.chart import (
     CASES,
     CHART,
@@ -29,6 +29,7 @@ from tests.support.chart import (
     NAMESPACE,
     RELEASE,
     Manifest,
+    Values,
     container,
     documents,
     in_cluster,
@@ -363,6 +364,19 @@ def test_the_sidecar_starts_with_its_variables(made: dict[str, Manifest], tmp_pa
     assert {volume["name"] for volume in told["volumes"]} == {mounts[str(settings.cache_dir)]}
     keys = {each["valueFrom"]["secretKeyRef"]["name"] for each in told["container"]["env"] if "valueFrom" in each}
     assert keys == {"bucket-keys"}
+
+
+def test_the_sidecar_leaves_room_on_the_disk_of_the_kubelet(chart: helm.Chart) -> None:
+    """It evicts pods below 10 % free. The proxy itself takes 80 % of a disk that it has alone."""
+
+    def started(settings: Values) -> Settings:
+        of_sidecar = {"operator": VALUES["operator"] | {"sidecar": {"settings": settings}}}
+        told = sidecar(of_operator(chart, VALUES | of_sidecar))
+        return load({}, None, {each["name"]: each["value"] for each in told["container"]["env"] if "value" in each})
+
+    usual = started({"region": "eu-west-1"})
+    assert (usual.cache_size.of(10**12), usual.min_free.of(10**12)) == (50 * 2**30, 2 * 10**11)
+    assert started({"cache_size": "80%"}).cache_size.of(100) == 80
 
 
 def test_the_sidecar_is_that_of_the_other_mode_apart_from_its_settings(made: dict[str, Manifest]) -> None:

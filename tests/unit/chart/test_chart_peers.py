@@ -162,6 +162,8 @@ def test_the_notes_tell_of_objects_that_are_missing(tmp_path: Path) -> None:
     )
     assert "WARM-UP" not in notes({caches: {"status": {"desiredNumberScheduled": 4}}}, warm)
     assert "WARM-UP" not in notes({}, warm)
+    assert "chown 65532:65532 /mnt/nvme0/outrider\n" in notes({}, CASES["node-disk"])
+    assert "chown" not in notes({}, {})
     told = notes({}, CASES["ephemeral"])
     assert "kubectl get priorityclass above-the-jobs\n" in told
     assert "kubectl get storageclass local-nvme\n" in told

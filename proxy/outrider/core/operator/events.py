@@ -16,10 +16,12 @@ def event_of(
     """`time`: RFC 3339. `by`: the name of this process. `is_once`: each process gives it the same name, so that the API
     server takes one."""
     metadata = pod["metadata"]
-    name = {"generateName": f"{metadata['name'][:_NAME_MAX]}."}
+    # Each part between two dots ends with a letter or a digit.
+    begin = metadata["name"][:_NAME_MAX].rstrip("-.")
+    name = {"generateName": f"{begin}."}
     if is_once:
         digest = hashlib.sha256(f"{metadata['uid']} {reason} {note}".encode()).hexdigest()[:12]
-        name = {"name": f"{metadata['name'][:_NAME_MAX]}.{digest}"}
+        name = {"name": f"{begin}.{digest}"}
     return {
         "apiVersion": "v1",
         "kind": "Event",

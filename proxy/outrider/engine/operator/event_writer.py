@@ -8,9 +8,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from outrider.core.operator.events import event_of
-from outrider.operator_ports import ConflictError, Kube, KubeError, Manifest
+from outrider.operator_ports import Kube, KubeError, Manifest
 
 log = logging.getLogger(__name__)
+
+# The status for an object whose name is there already.
+_TAKEN = 409
 
 
 class EventWriter:
@@ -32,5 +35,5 @@ class EventWriter:
             async with self._calling:
                 await self._kube.emit(event)
         except KubeError as error:
-            if not (is_once and isinstance(error, ConflictError)):
+            if not (is_once and error.code == _TAKEN):
                 log.warning("an event was not told", extra={"reason": reason, "why": str(error)})
