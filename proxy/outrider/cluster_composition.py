@@ -189,10 +189,10 @@ class Cluster:
         )  # fmt: skip
         self.owners = BlockOwners(self._layout, lambda: self._membership.view, versions, version_lookup, store)
 
-    def read_ahead_together(self, planner: Planner, prefetch: Prefetch) -> None:
+    def read_ahead_together(self, planner: Planner, prefetch: Prefetch, blocks_at_once: int) -> None:
         """The planners of all members hear what clients of any member read, and each fetches ahead what it owns."""
         told = ToldReads(lambda: self._membership.view, self._transport, self._runtime, lambda: planner.readers)
-        planner.join(told.opened, self._mine_of, lambda: self._near.bytes)
+        planner.join(told.opened, self._mine_of, lambda: self._near.bytes, guessed_max=max(1, blocks_at_once // 2))
         self._service.hear_reads = prefetch.heard
         own = self._service.own_shares = OwnShares(planner, self._mine_of).told
         self.map = ClusterMap(own, lambda: self._membership.view, self._transport, self._runtime.clock)

@@ -192,7 +192,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     prefetching = PrefetchPolicy(lambda ref: Mode(settings.prefetch_of(ref)), blocks_at_once, evicts=policy is planner)
     prefetch = Prefetch(planner, fills, enumerator, scheduler, apart, prefetching)
     if cluster is not None:
-        cluster.read_ahead_together(planner, prefetch)
+        cluster.read_ahead_together(planner, prefetch, blocks_at_once)
     warmup_runner = WarmupRunner(
         layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=blocks_at_once,
         view=None if cluster is None else cluster.view,

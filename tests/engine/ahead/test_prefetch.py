@@ -18,7 +18,7 @@ from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from outrider.core.ahead.prefetch_candidates import Want
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.ahead.prefetch import Mode
-from outrider.engine.fill.fill_scheduler import READS_ON_S, FillSlot
+from outrider.engine.fill.fill_scheduler import READS_ON_S, FillSlot, Purpose
 from tests.support.engine import BLOCK, Engine, engine, taken
 from tests.support.fakes import FakeOrigin, Fault, ramp
 
@@ -551,7 +551,7 @@ async def test_prefetch_rests_after_long_thoughts_but_not_after_interrupted_ones
 
 @pytest.mark.parametrize("size", [2 * BLOCK, -1])
 @pytest.mark.parametrize("is_guess", [True, False])
-async def test_guesses_are_fetched_unhurried(
+async def test_guesses_are_fetched_as_guesses(
     room: Engine, monkeypatch: pytest.MonkeyPatch, is_guess: bool, size: int
 ) -> None:
     slots: list[FillSlot] = []
@@ -567,7 +567,7 @@ async def test_guesses_are_fetched_unhurried(
     room.prefetch.think()
     await room.tasks.settle()
     assert slots
-    assert {slot.unhurried for slot in slots} == {is_guess}
+    assert {slot.purpose for slot in slots} == {Purpose.GUESS if is_guess else Purpose.READER}
 
 
 async def test_a_bug_in_a_long_computation_ends_no_other_one(

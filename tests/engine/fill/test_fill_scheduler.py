@@ -8,7 +8,7 @@ import pytest
 
 from outrider.core.origin.aimd import FIRST_FILLS, AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
-from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
+from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot, Purpose
 from tests.support.fakes import FakeClock
 
 
@@ -26,10 +26,12 @@ class Queue:
         self.done: dict[str, asyncio.Event] = {}
         self.of: dict[str, FillSlot] = {}
 
-    async def add(self, *names: str, ahead: int = 0, left_bytes: int = 0, unhurried: bool = False) -> None:
+    async def add(
+        self, *names: str, ahead: int = 0, left_bytes: int = 0, purpose: Purpose = Purpose.READER
+    ) -> None:  # fmt: skip
         """A name that begins with `p` is a prefetch."""
         for name in names:
-            slot = self.scheduler.slot(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, unhurried=unhurried)
+            slot = self.scheduler.slot(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, purpose=purpose)
             self.of[name], self.done[name] = slot, asyncio.Event()
             self.tasks[name] = asyncio.create_task(self._run(name))
         await self.settle()
@@ -77,13 +79,14 @@ async def test_demand_overtakes_waiting_prefetch() -> None:
     await queue.drain()
 
 
-async def test_prefetch_for_readers_overtakes_what_nobody_is_about_to_want() -> None:
+async def test_prefetch_for_readers_overtakes_that_by_command_and_this_overtakes_guesses() -> None:
     queue = Queue(1)
     await queue.add("a")
-    await queue.add("p1", "p2", unhurried=True)
-    await queue.add("p3", "p4")
+    await queue.add("p1", "p2", purpose=Purpose.GUESS)
+    await queue.add("p3", "p4", purpose=Purpose.COMMAND)
+    await queue.add("p5", "p6")
     await queue.drain()
-    assert queue.order == ["a", "p3", "p4", "p1", "p2"]
+    assert queue.order == ["a", "p5", "p6", "p3", "p4", "p1", "p2"]
 
 
 async def test_within_demand_the_block_nearest_to_its_reader_goes_first() -> None:
@@ -310,29 +313,53 @@ async def test_prefetch_gives_way_to_demand_of_the_other_scheduler_on_its_line()
     await remote.drain()
 
 
-@pytest.mark.parametrize(("body_bytes_s", "beside"), [(2.5 * MB, ["p1"]), (10 * MB, [])])
-async def test_on_a_line_that_one_body_fills_prefetch_of_members_waits_for_all_demand(
-    body_bytes_s: float, beside: list[str]
-) -> None:
-    """The line brings 10 MB/s."""
+async def two_on_a_line_of_10_mb_s(body_bytes_s: float, awaited: bool = False) -> tuple[Queue, Queue]:
+    """One body came at that rate, and is on disk."""
     here, remote = await two_on_one_line()
     await remote.add("before", left_bytes=MB)
     for queue in (here, remote):
         queue.clock.advance(MB / body_bytes_s)
     remote.scheduler.received(MB, remote.of["before"])
-    await remote.end("before")
     for _ in range(2):
-        here.scheduler.flowed(int(2.5 * MB), lambda: False)
+        here.scheduler.flowed(int(2.5 * MB), lambda: awaited)
         here.clock.advance(0.25)
         remote.clock.advance(0.25)
+    await remote.end("before")
+    return here, remote
+
+
+@pytest.mark.parametrize(("body_bytes_s", "beside"), [(2.5 * MB, ["p1"]), (10 * MB, [])])
+async def test_on_a_line_that_one_body_fills_guesses_of_members_wait_for_all_demand(
+    body_bytes_s: float, beside: list[str]
+) -> None:
+    here, remote = await two_on_a_line_of_10_mb_s(body_bytes_s)
     await remote.add("a")
-    await here.add("p1", "p2", unhurried=True)
+    await here.add("p1", "p2", purpose=Purpose.GUESS)
     assert here.order == beside
     await remote.end("a")
     await here.settle()
     assert here.order == ["p1", "p2"]
     await here.drain()
     await remote.drain()
+
+
+async def test_guesses_begin_after_the_last_demand_though_a_reader_waited_when_bytes_came_last() -> None:
+    """No byte comes after it, by which it would be seen that the reader waits no more."""
+    here, remote = await two_on_a_line_of_10_mb_s(10 * MB, awaited=True)
+    await here.add("p1", purpose=Purpose.GUESS)
+    assert here.order == ["p1"]
+    await here.drain()
+    await remote.drain()
+
+
+async def test_a_warm_up_goes_on_beside_the_demand_that_guesses_wait_for() -> None:
+    here, remote = await two_on_a_line_of_10_mb_s(10 * MB)
+    await remote.add("a")
+    await here.add("p1", purpose=Purpose.GUESS)
+    await here.add("p2", purpose=Purpose.COMMAND)
+    assert here.order == ["p2"]
+    await remote.drain()
+    await here.drain()
 
 
 async def test_prefetch_of_one_scheduler_never_waits_for_prefetch_of_the_other_on_its_line() -> None:
@@ -427,7 +454,7 @@ async def test_a_warm_up_does_not_take_the_slots_of_demand_that_ends() -> None:
     """The readers go on with other objects, and must not find the line full of the warm-up."""
     queue = Queue(16)
     await measured_at_10_mb_s(queue)
-    await queue.add("p1", "p2", "p3", "p4", "p5", unhurried=True)
+    await queue.add("p1", "p2", "p3", "p4", "p5", purpose=Purpose.COMMAND)
     for name in ("x", "y", "z"):
         queue.scheduler.received(4 * MB, queue.of[name])
     await queue.end("x", "y")

@@ -15,6 +15,7 @@ from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import Progress, State
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
+from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
 from tests.support.engine import BLOCK, Engine, engine
@@ -89,7 +90,7 @@ async def test_demand_goes_first(making: Making) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-async def test_all_fills_of_a_warm_up_are_unhurried(making: Making, known: bool) -> None:
+async def test_all_fills_of_a_warm_up_are_by_command(making: Making, known: bool) -> None:
     with making() as room:
         if known:
             await room.range(0, 1, REFS[0])
@@ -101,7 +102,7 @@ async def test_all_fills_of_a_warm_up_are_unhurried(making: Making, known: bool)
             while not room.flights or any(flight.slot is None for flight in room.flights._flights.values()):
                 await asyncio.sleep(0)
         slots = [flight.slot for flight in room.flights._flights.values()]
-        assert all(slot is not None and slot.unhurried for slot in slots)
+        assert all(slot is not None and slot.purpose is Purpose.COMMAND for slot in slots)
         gate.set()
         await room.tasks.settle()
 

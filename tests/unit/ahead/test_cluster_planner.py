@@ -214,6 +214,23 @@ def test_objects_of_an_unknown_order_are_guesses_of_a_member() -> None:
     assert guesses == [{True}, {False}, {False}]
 
 
+def test_prefetch_of_a_known_order_does_not_wait_for_guesses() -> None:
+    planner = planner_of(0b11)
+    planner.join(lambda client, ref, size: None, lambda ref, count: (1 << count) - 1, lambda: 1_000_000, guessed_max=8)
+    told = [ObjectRef("b", f"e/{number:06d}.tar") for number in range(COUNT)]
+    planner.listed("b", [(ref.key, SIZE) for ref in told], 0.0)
+    for at, number in enumerate((40, 3, 22, 61, 9, 30, 17, 55, 1, 48, 35, 12)):
+        read_here(planner, REFS[number], 1.0 + at)
+    guesses = planner.wants(12.5, 1_000_000, 16)
+    assert [(want.is_guess, len(want.blocks)) for want in guesses] == [(True, 2)] * 4
+    planner.told("b", told, 12.5, total=COUNT)
+    read_here(planner, told[0], 12.6, "b")
+    assert {want.is_guess for want in planner.wants(12.6, 1_000_000, 16)} == {False}
+    land(planner, guesses[0].ref, 0, 1)
+    planner.dropped(guesses[1].ref)
+    assert sum(want.is_guess for want in planner.wants(12.6, 1_000_000, 1000)) == 2
+
+
 def pacing(room_blocks: int) -> Planner:
     """A member with so much room, all of it taken by blocks that are needed last. It owns one block of two. A client of
     another member reads an object of eight blocks each 8 seconds, in the order that it told. It has begun the ninth,

@@ -35,16 +35,18 @@ class Prefetch:
     excused: bool = False
     # Only blocks that this node owns are wanted.
     is_shared: bool = False
+    # See `Want`.
+    is_guess: bool = False
 
 
 class Outstanding:
-    """All prefetches on their way. Invariant: `blocks` is the sum of their missing blocks, and `bytes` is what these
-    will take on disk."""
+    """All prefetches on their way. Invariant: `blocks` is the sum of their missing blocks, `guessed` that of guesses,
+    and `bytes` is what these will take on disk."""
 
     def __init__(self) -> None:
         self._prefetches: dict[Item, Prefetch] = {}
         self._items: dict[ObjectRef, Item] = {}
-        self.blocks = self.bytes = 0
+        self.blocks = self.guessed = self.bytes = 0
         self.fill_s = self.spread_s = 0.0
         """How long the recent prefetches took on average, and their mean deviation from it. 0: none has ended yet."""
 
@@ -67,32 +69,34 @@ class Outstanding:
 
     def hand_out(
         self, item: Item, ref: ObjectRef, missing: int, block_bytes: int, now: float, *, is_shared: bool = False,
-        goes_on: bool = False, asked_for: bool = False,
+        goes_on: bool = False, asked_for: bool = False, is_guess: bool = False,
     ) -> None:  # fmt: skip
         """These blocks, as bits, are to be fetched, none of which is on its way. `goes_on`: and later more of them."""
         prefetch = self._prefetches.get(item)
         if prefetch is None:
-            prefetch = self._prefetches[item] = Prefetch(ref, 0, block_bytes, is_shared=is_shared)
+            prefetch = self._prefetches[item] = Prefetch(
+                ref, 0, block_bytes, is_shared=is_shared, is_guess=is_guess
+            )  # fmt: skip
             self._items[ref] = item
         prefetch.missing |= missing
         prefetch.parts.append(Part(missing, now))
         prefetch.goes_on = goes_on
         prefetch.asked_for |= asked_for
-        self._count(missing.bit_count(), prefetch.block_bytes)
+        self._count(prefetch, missing.bit_count())
 
     def found(self, prefetch: Prefetch, missing: int, block_bytes: int) -> None:
         """These blocks of the object, as bits, are wanted; they have this size. Until now its size was a guess."""
-        self._count(-prefetch.missing.bit_count(), prefetch.block_bytes)
+        self._count(prefetch, -prefetch.missing.bit_count())
         prefetch.missing, prefetch.block_bytes = missing, block_bytes
         prefetch.parts = [Part(missing, prefetch.parts[0].began_at)]
-        self._count(missing.bit_count(), block_bytes)
+        self._count(prefetch, missing.bit_count())
 
     def landed(self, ref: ObjectRef, bits: int, now: float) -> None:
         """These blocks of the object are on disk."""
         prefetch = self.of(ref)
         if prefetch is None or not prefetch.missing & bits:
             return
-        self._count(-(prefetch.missing & bits).bit_count(), prefetch.block_bytes)
+        self._count(prefetch, -(prefetch.missing & bits).bit_count())
         prefetch.missing &= ~bits
         for part in prefetch.parts:
             if part.missing & bits:
@@ -107,7 +111,7 @@ class Outstanding:
     def drop(self, ref: ObjectRef, bits: int = -1) -> None:
         """These of the missing blocks of the object will not come: all of them by default."""
         prefetch = self._prefetches[self._items[ref]]
-        self._count(-(prefetch.missing & bits).bit_count(), prefetch.block_bytes)
+        self._count(prefetch, -(prefetch.missing & bits).bit_count())
         prefetch.missing &= ~bits
         for part in prefetch.parts:
             part.missing &= ~bits
@@ -123,6 +127,8 @@ class Outstanding:
         for ref in [prefetch.ref for (other, _), prefetch in self._prefetches.items() if other is dataset]:
             self.drop(ref)
 
-    def _count(self, blocks: int, block_bytes: int) -> None:
+    def _count(self, prefetch: Prefetch, blocks: int) -> None:
         self.blocks += blocks
-        self.bytes += blocks * block_bytes
+        self.bytes += blocks * prefetch.block_bytes
+        if prefetch.is_guess:
+            self.guessed += blocks

@@ -86,14 +86,17 @@ class Planner:
 
     def join(
         self, tell: Callable[[str, ObjectRef, int], None], mine: Callable[[ObjectRef, int], int],
-        near_bytes: Callable[[], int],
+        near_bytes: Callable[[], int], *, guessed_max: float = FAREST,
     ) -> None:  # fmt: skip
         """This node belongs to a cluster. `tell` is called when a client of this node begins to read an object: client,
         object and size. `mine`: the blocks that this node owns of an object of so many, as bits. `near_bytes`: what the
-        blocks take here that others own, which may go for other such blocks."""
+        blocks take here that others own, which may go for other such blocks. `guessed_max`: so many blocks of guesses
+        may be on their way. They wait for all demand of the cluster, and prefetch of known orders must not wait for
+        them."""
         self._tell = tell
         self._candidates.mine = mine
         self._candidates.near_bytes = near_bytes
+        self._candidates.guessed_max = guessed_max
         self._candidates.readers_elsewhere = lambda: self.readers_elsewhere
 
     def _forget(self, dataset: Dataset) -> None:

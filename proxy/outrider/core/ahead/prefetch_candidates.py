@@ -96,6 +96,8 @@ class Candidates:
         """See `Planner.join`; None: this node is alone."""
         self.near_bytes: Callable[[], int] = lambda: 0
         """See `Planner.join`."""
+        self.guessed_max = _FARTHEST
+        """See `Planner.join`."""
         self.readers_elsewhere: Callable[[], int] = lambda: 0
         """How many clients read at other members of the cluster."""
         self._now = 0.0
@@ -316,6 +318,9 @@ class Candidates:
         _, until, dataset, epoch, index = candidate
         if epoch.order_known and until * epoch.size > self._window(epoch, self._now - epoch.last):
             return None
+        is_guess = self.mine is not None and not epoch.order_known
+        if is_guess and self._outstanding.guessed >= self.guessed_max:
+            return None
         size = dataset.names.sizes[index]
         likely_bytes = size if size >= 0 else dataset.usual_bytes
         if likely_bytes < 0 and self._outstanding.has_any_of(dataset):
@@ -347,10 +352,10 @@ class Candidates:
             if not wanted or not self._has_room(free_bytes, need_bytes, later_than_s):
                 return None
         self._outstanding.hand_out(
-            item, ref, wanted, each_bytes, self._now, is_shared=is_shared, goes_on=wanted != missing
+            item, ref, wanted, each_bytes, self._now, is_shared=is_shared, goes_on=wanted != missing, is_guess=is_guess
         )  # fmt: skip
         blocks = tuple(block for block in range(count if size >= 0 else 1) if wanted >> block & 1)
-        return Want(ref, size, blocks, is_shared, is_guess=self.mine is not None and not candidate.epoch.order_known)
+        return Want(ref, size, blocks, is_shared, is_guess)
 
     def _rest(self, item: Item, free_bytes: int) -> Want | None:
         """The blocks of an object that a reader will come to soon; None: they are here or on their way, or there is no

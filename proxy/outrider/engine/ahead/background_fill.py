@@ -13,6 +13,7 @@ from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.fill.content_verification import ContentVerification
+from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.read.version_cache import VersionCache
@@ -94,19 +95,19 @@ class BackgroundFill:
 
     async def opened(
         self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None, *, size: int = -1,
-        unhurried: bool = False,
+        purpose: Purpose = Purpose.READER,
     ) -> ObjectVersion:  # fmt: skip
         """The version that the origin has, asked for behind all demand.
 
         The request brings the first block too, if there is one, and takes a slot as any other fill does. `begin` is
-        called before that block is waited for. `size`: as a LIST has it; -1: not known. `unhurried`: see `FillSlot`.
+        called before that block is waited for. `size`: as a LIST has it; -1: not known.
 
         Raises Signal, S3Error.
         """
         self._check_kept(ref)
         # A slot of fills from the origin is not held while a peer is waited for: see `FlightTable`.
         scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
-        slot = scheduler.slot(demand=False, unhurried=unhurried)
+        slot = scheduler.slot(demand=False, purpose=purpose)
         async with slot:
             # A reader may have asked the origin already. To wait for that answer needs no slot.
             joined = self._version_lookup.is_asking(ref)
@@ -129,16 +130,16 @@ class BackgroundFill:
                 await opened.ended()
             return version
 
-    async def told(self, ref: ObjectRef, *, unhurried: bool = False) -> ObjectVersion:
+    async def told(self, ref: ObjectRef, *, purpose: Purpose = Purpose.READER) -> ObjectVersion:
         """The version that the object's authority, or the origin, has now, without any of its bytes, asked for behind
-        all demand. `unhurried`: see `FillSlot`. Raises Signal, S3Error."""
+        all demand. Raises Signal, S3Error."""
         scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
-        async with scheduler.slot(demand=False, unhurried=unhurried):
+        async with scheduler.slot(demand=False, purpose=purpose):
             return await self._version_lookup.ask(ref, None, patient=False)
 
-    def fill(self, version: ObjectVersion, blocks: Iterable[int], *, unhurried: bool = False) -> list[Flight]:
+    def fill(self, version: ObjectVersion, blocks: Iterable[int], *, purpose: Purpose = Purpose.READER) -> list[Flight]:
         """Begins to fill those of the blocks that are neither here nor on their way. Returns the flights of all that
-        are not here. `unhurried`: see `FillSlot`. Raises StoreUnavailable: the object is only relayed."""
+        are not here. Raises StoreUnavailable: the object is only relayed."""
         self._check_kept(version.ref)
         vid = self.layout.version_id(version)
         flights: list[Flight] = []
@@ -148,7 +149,7 @@ class BackgroundFill:
                 # One GET per block: a reader that comes meanwhile promotes only the blocks that it waits for.
                 for part in self._flights.parts(version, BlockRun(index, 1)):
                     begun = self._flights.board(version, part.run, peer=part.peer)
-                    self._flights.fill(begun, prefetch=True, unhurried=unhurried)
+                    self._flights.fill(begun, prefetch=True, purpose=purpose)
                 self._metrics.prefetched_blocks.inc()
             flight = self._flights.get(key)
             if flight is not None:

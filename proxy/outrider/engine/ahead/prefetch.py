@@ -29,7 +29,7 @@ from outrider.core.origin.oddities import Uncached
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.discovery_runner import UNAVAILABLE_STATUSES, DiscoveryRunner
 from outrider.engine.ahead.read_log import ClientRead, ReadLog
-from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler
+from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler, Purpose
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
@@ -61,6 +61,10 @@ _STEPS_S = 0.0005
 
 # Reads at other members that wait to be told.
 _ELSEWHERE_MAX = 16_384
+
+
+def _purpose_of(want: Want) -> Purpose:
+    return Purpose.GUESS if want.is_guess else Purpose.READER
 
 
 class _ReadElsewhere(NamedTuple):
@@ -355,7 +359,7 @@ class Prefetch:
         count = self._fills.layout.count(version.size)
         wanted = self._planner.blocks(want, count) if want.size < 0 else want.blocks
         blocks = [index for index in wanted if index < count]
-        return self._fills.fill(version, blocks, unhurried=want.is_guess)
+        return self._fills.fill(version, blocks, purpose=_purpose_of(want))
 
     async def _begin_unknown(self, want: Want) -> list[Flight]:
         flights: list[Flight] = []
@@ -368,7 +372,7 @@ class Prefetch:
         if want.is_shared and 0 not in want.blocks:
             # Each member that owns a block of the object asks. Together they would bring the first block, which is
             # another member's, as often over the links.
-            begin(await self._fills.told(want.ref, unhurried=want.is_guess))
+            begin(await self._fills.told(want.ref, purpose=_purpose_of(want)))
         else:
-            await self._fills.opened(want.ref, begin, size=want.size, unhurried=want.is_guess)
+            await self._fills.opened(want.ref, begin, size=want.size, purpose=_purpose_of(want))
         return flights

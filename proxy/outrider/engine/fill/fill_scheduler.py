@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import count
 from types import TracebackType
@@ -19,27 +20,39 @@ READS_ON_S = 0.003
 hold that request up for a millisecond of its sixty, so it is done later, while the bucket takes its time."""
 
 
+class Purpose(IntEnum):
+    """What a prefetch is for. Lower ones go first."""
+
+    READER = 0
+    """A reader is about to want the blocks."""
+    COMMAND = 1
+    """A warm-up or a pin wants them."""
+    GUESS = 2
+    """A member of a cluster guesses that a reader may want them, as all members do. It waits for all demand."""
+
+
 class FillSlot:
     """The place of one fill among all fills. `async with` waits until it is granted and gives it back at the end. Until
     then anybody may `promote` it.
 
     `demand`: a reader waits for the fill, or is about to. `ahead`: how many blocks that reader has before those of the
     fill; 0: it waits for them. Within demand the nearest comes first. `left_bytes`: how many bytes are still to come,
-    as far as is known. `unhurried`: no reader is about to want its blocks. A command (a warm-up, a pin) asked for
-    the fill, or a member of a cluster guesses. `more`: the reader is about to ask for more blocks after these.
+    as far as is known. `purpose` is that of a prefetch. `more`: the reader is about to ask for more blocks after these.
     """
 
     __slots__ = (
         "_scheduler", "ahead", "began", "brought_bytes", "demand", "held", "is_here", "left_bytes", "more", "number",
-        "unhurried", "waiter",
+        "purpose", "waiter",
     )  # fmt: skip
 
-    def __init__(self, scheduler: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, unhurried: bool) -> None:
+    def __init__(
+        self, scheduler: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, purpose: Purpose
+    ) -> None:  # fmt: skip
         self._scheduler = scheduler
         self.demand = demand
         self.ahead = ahead
         self.left_bytes = left_bytes
-        self.unhurried = unhurried
+        self.purpose = purpose
         self.more = False
         self.held = False
         self.number = 0
@@ -94,7 +107,7 @@ class FillSlot:
 
 class FillScheduler:
     """Grants slots. Demand before prefetch; within demand, fewest blocks ahead of its reader, then first come; within
-    prefetch, that for readers before the unhurried, then first come.
+    prefetch, by its purpose, then first come.
 
     Demand waits for demand alone. Prefetch leaves a quarter of the slots free and does not count where demand asks, so
     that both together may exceed the limit for a moment. A `BackgroundLimit` lets only so many prefetches run as take
@@ -133,9 +146,9 @@ class FillScheduler:
         would pay for a call."""
 
     def slot(
-        self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, unhurried: bool = False
+        self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, purpose: Purpose = Purpose.READER
     ) -> FillSlot:  # fmt: skip
-        return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, unhurried=unhurried)
+        return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, purpose=purpose)
 
     def share_line(self, other: FillScheduler) -> None:
         """The fills of `other` come over the same line. Each keeps slots of its own: prefetch of one never waits for
@@ -256,11 +269,11 @@ class FillScheduler:
         waiter = slot.waiter = asyncio.get_running_loop().create_future()
         if slot.demand:
             self._enter(slot)
-        elif slot.unhurried:
+        elif not self._prefetch or slot.purpose >= self._prefetch[-1].purpose:
             self._prefetch.append(slot)
         else:
-            before = (place for place, other in enumerate(self._prefetch) if other.unhurried)
-            self._prefetch.insert(next(before, len(self._prefetch)), slot)
+            before = (place for place, other in enumerate(self._prefetch) if other.purpose > slot.purpose)
+            self._prefetch.insert(next(before), slot)
         return waiter
 
     def given_up(self, slot: FillSlot) -> None:
@@ -347,7 +360,7 @@ class FillScheduler:
         if not (self._awaited or demand > 0 or self._asking):
             return for_prefetch, self._background_limit.alone
         slots, most = self._limits_beside(demand, limit, for_prefetch)
-        return slots, min(most, self._bodies_left(most)) if self._prefetch[0].unhurried else most
+        return slots, min(most, self._bodies_left(most)) if self._prefetch[0].purpose is Purpose.GUESS else most
 
     def _bodies_left(self, most: int) -> int:
         """How many more bodies than those of demand the line brings, each at the rate of one alone; `most` where nobody
@@ -361,15 +374,20 @@ class FillScheduler:
         bodies = self._background_limit.bodies(
             max(scheduler._background_limit.body_bytes_s for scheduler in self._line)
         )  # fmt: skip
+        if bodies is None:
+            return most
         coming = sum(scheduler._coming for scheduler in self._line)
-        return most if bodies is None else max(0, bodies - max(coming, self._asking or self._awaited))
+        if coming > 0 or self._asking:
+            return max(0, bodies - max(coming, 1))
+        # One in any case. `_awaited` is judged as bytes come, so with no fill under way it would stay as it is.
+        return max(1, bodies - self._awaited)
 
     def _limits_beside(self, demand: int, limit: int, for_prefetch: int) -> tuple[int, int]:
         """The same, where a reader waits or demand is under way."""
         # The client of a question is about to want more of its object. A warm-up need not use the slots of demand that
         # ends: no reader goes on with its blocks.
         expecting_more = any(scheduler._expecting_more for scheduler in self._line)
-        more_follows = expecting_more or self._asking or self._prefetch[0].unhurried
+        more_follows = expecting_more or self._asking or self._prefetch[0].purpose is not Purpose.READER
         if demand > 0 and not more_follows and self._demand_ends_soon:
             # All demand will be served within 50 ms and no reader has more to ask for: prefetch may use the free slots.
             # Otherwise the link would idle for a round trip at the end of each shard.

@@ -15,7 +15,7 @@ from outrider.core.model import BlockKey, ObjectVersion
 from outrider.engine.fill.block_source import BlockSource, Part
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill import BULK_BYTES, Fill, FillParts, FirstReply, buffer_bytes
-from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
+from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot, Purpose
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.patience import Waiters
 from outrider.engine.fill.peer_block import PeerBlock
@@ -119,14 +119,14 @@ class FlightTable:
         return flights
 
     def fill(
-        self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0, unhurried: bool = False
+        self, flights: Sequence[Flight], *, prefetch: bool = False, ahead: int = 0, purpose: Purpose = Purpose.READER
     ) -> None:
         """Bring adjacent blocks by one GET, in a task of its own. `prefetch`: no reader waits for them yet; the fill
-        becomes demand once a reader does. `ahead`: how many blocks their reader has before them. `unhurried`: see
-        `FillSlot`."""
+        becomes demand once a reader does. `ahead`: how many blocks their reader has before them. `purpose`: that of a
+        prefetch."""
         left_bytes = sum(flight.meta.extent.length for flight in flights)
         scheduler = self.scheduler_of(remote=flights[0].is_remote)
-        slot = scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, unhurried=unhurried)
+        slot = scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, purpose=purpose)
         for flight in flights:
             flight.slot = slot
         # Not in the task: a prefetch could be granted a slot before the first step of a task of demand.

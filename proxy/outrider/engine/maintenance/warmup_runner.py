@@ -31,6 +31,7 @@ from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
+from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.listing.enumerate import Enumerator
@@ -304,7 +305,7 @@ class WarmupRunner:
         brought = False
         if version is None and not item.counts:
             async with self._blocks:
-                version = await self._fills.told(item.ref, unhurried=True)
+                version = await self._fills.told(item.ref, purpose=Purpose.COMMAND)
         elif version is None:
             brought = not self._begins_here(item.ref)
             # The answer brings the first block: count a whole one while the size is unknown.
@@ -315,7 +316,7 @@ class WarmupRunner:
             came_bytes = 0
             try:
                 async with self._blocks:
-                    version = await self._fills.opened(item.ref, size=item.size, unhurried=True)
+                    version = await self._fills.opened(item.ref, size=item.size, purpose=Purpose.COMMAND)
                 came_bytes = min(version.size, self.layout.block_bytes)
             finally:
                 if warmup is not None:
@@ -374,7 +375,7 @@ class WarmupRunner:
             await self.store.verify(key, again=False)
         fetched = not self.store.has(key)
         if fetched:
-            for flight in self._fills.fill(version, [key.index], unhurried=True):
+            for flight in self._fills.fill(version, [key.index], purpose=Purpose.COMMAND):
                 if not await flight.ended():
                     raise flight.failure or StoreUnavailable("the fill was given up")
         _count(warmup, item, length, self.clock(), fetched=fetched)
