@@ -14,6 +14,7 @@ import pytest
 from outrider.cli.mount.missing import complaint, facts
 from outrider.cli.mount.mounting import is_mounted
 from outrider.cli.mount.running_proxy import Who, asked
+from outrider.core.cache.freshness import Freshness
 from tests.support.child import program
 from tests.support.command import Command
 from tests.support.proxy import Proxy
@@ -55,7 +56,7 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
     place.mkdir()
     with Proxy(bucket, freshness="ttl:7") as proxy:
         there = asked(proxy.endpoint, {})
-        assert (there.who, there.freshness) == (Who.OUTRIDER, "ttl:7")
+        assert (there.who, there.freshness) == (Who.OUTRIDER, Freshness(7.0))
         words = ("--client", "rclone", "--endpoint", proxy.endpoint, f"s3://{name}/train", place)
         done = command.run("mount", *words, "--", "sh", "-c", f"sha256sum < {place}/cat/0.jpg; exit 3")
     assert (done.returncode, done.stdout.split()[:1]) == (3, [hashlib.sha256(IMAGE).hexdigest()]), done.stderr

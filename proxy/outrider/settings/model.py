@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from outrider.core.auth.grants import Client
-from outrider.core.cache.freshness import Freshness
+from outrider.core.cache.freshness import Freshness, shortest_under
 from outrider.core.model import ObjectRef
 from outrider.settings import members
 from outrider.settings.clients_file import Clients, read_clients
@@ -274,6 +274,11 @@ class Settings(BaseModel):
             if fnmatchcase(name, rule.objects):
                 return Freshness.parse(rule.freshness)
         return self._default_freshness
+
+    def freshness_under(self, bucket: str, prefix: str) -> Freshness:
+        """The shortest freshness of all objects whose keys begin with `prefix`."""
+        rules = ((rule.objects, Freshness.parse(rule.freshness)) for rule in self.freshness_rules)
+        return shortest_under(f"{bucket}/{prefix}", rules, self._default_freshness)
 
     @property
     def prefetch_blocks(self) -> int:

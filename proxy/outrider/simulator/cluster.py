@@ -183,8 +183,7 @@ class SimNode(SimProxy):
         # Reads of this node's clients of which the others have not heard: client, object, size and time.
         self._untold: list[tuple[str, ObjectRef, int, float]] = []
         if self.planner is not None and cluster.way == "cluster":
-            guessed_max = max(1, self.machine.ahead_blocks // 2)
-            self.planner.join(self._tell, self._mine_of, self._near_bytes, guessed_max=guessed_max)
+            self.planner.join(self._tell, self._mine_of, self._near_bytes)
 
     @property
     def received_bytes(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cache.freshness import Freshness, is_fresh, is_settled, was_settled
+from outrider.core.cache.freshness import Freshness, is_fresh, is_settled, shortest_under, was_settled
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.conditions import Precondition, are_plain, evaluate
 
@@ -48,6 +48,26 @@ def test_fresh_means_younger_than_the_ttl(checked_at: float, age: float, ttl_s: 
     assert is_fresh(checked_at, now, Freshness(inf))
     assert not is_fresh(checked_at, now, Freshness(0.0))
     assert not is_fresh(None, now, Freshness(inf))
+
+
+RULES = (("pets/live/*", "always"), ("pets/train/v?/*", "ttl:5"), ("pets/*", "ttl:9"), ("*.idx", "ttl:1"))
+
+
+@pytest.mark.parametrize(
+    ("place", "ttl_s"),
+    [
+        ("pets/", 0.0),
+        ("pets/live/today/", 0.0),
+        ("pets/train/", 5.0),
+        ("pets/train/v1/", 5.0),
+        ("pets/test/", 9.0),
+        ("cars/", 1.0),
+    ],
+)
+def test_what_is_kept_of_many_objects_is_kept_as_long_as_the_shortest_rule_allows(place: str, ttl_s: float) -> None:
+    rules = [(glob, Freshness.parse(text)) for glob, text in RULES]
+    assert shortest_under(place, rules, Freshness(inf)) == Freshness(ttl_s)
+    assert shortest_under(place, (), Freshness(inf)) == Freshness(inf)
 
 
 @pytest.mark.parametrize(("later_s", "settled"), [(-3600, False), (0, False), (1, False), (2, True), (3600, True)])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
+import signal
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 import typer
 
 from outrider.cli.mount.command import _bucket_and_prefix
 from outrider.cli.mount.fuse_clients import FUSE_CLIENTS, Mount
-from outrider.cli.mount.missing import Facts, complaint, complaint_about
-from outrider.cli.mount.mounting import mounted_at
-from outrider.cli.mount.running_proxy import Who, asked
+from outrider.cli.mount.missing import CannotMount, Facts, complaint, complaint_about
+from outrider.cli.mount.mounting import mounted, mounted_at
+from outrider.cli.mount.running_proxy import There, Who, asked
+from outrider.core.cache.freshness import Freshness
 from tests.support.child import free_ports
 
 if TYPE_CHECKING:
@@ -111,6 +114,14 @@ def test_only_an_empty_directory_is_taken(tmp_path: Path) -> None:
         assert said in found
 
 
+def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    class Closed(type(tmp_path)):  # type: ignore[misc]
+        def iterdir(self) -> NoReturn:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    assert "Permission denied" in (complaint_about(Closed(tmp_path)) or "")
+
+
 MOUNTS = r"""22 1 0:20 / / rw - ext4 /dev/vda rw
 40 22 0:41 / /mnt/pets ro,nosuid - fuse.rclone outrider:pets ro
 41 22 0:42 / /mnt/my\040pets ro - fuse.s3fs s3fs ro
@@ -124,6 +135,12 @@ MOUNTS = r"""22 1 0:20 / / rw - ext4 /dev/vda rw
 )
 def test_the_kernels_table_says_whether_it_is_mounted(directory: str, mounted: bool) -> None:
     assert mounted_at(directory, MOUNTS) is mounted
+
+
+async def test_a_signal_ends_the_wait_for_a_client_that_does_not_mount(tmp_path: Path) -> None:
+    async with mounted(["sleep", "600"], {"PATH": os.environ["PATH"]}, str(tmp_path), "true", lambda: True) as client:
+        assert not client.ended.done()
+    assert client.ended.result() == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -144,6 +161,18 @@ def test_another_url_is_wrong_use(url: str) -> None:
     with pytest.raises(typer.Exit) as wrong:
         _bucket_and_prefix(url)
     assert wrong.value.exit_code == 2
+
+
+def test_certificates_that_cannot_be_read_are_told() -> None:
+    with pytest.raises(CannotMount, match=r"AWS_CA_BUNDLE=/nowhere\.pem: No such file"):
+        asked("https://127.0.0.1:1", {"AWS_CA_BUNDLE": "/nowhere.pem"})
+
+
+def test_the_rules_of_a_running_proxy_hold_for_what_the_mount_keeps() -> None:
+    there = There("http://127.0.0.1:1", Who.OUTRIDER, Freshness(inf), (("pets/live/*", Freshness(0.0)),))
+    assert there.freshness_under("pets", "train/") == Freshness(inf)
+    assert there.freshness_under("pets", "") == Freshness(0.0)
+    assert There("http://127.0.0.1:1", Who.OUTRIDER).freshness_under("pets", "") is None
 
 
 def test_nobody_answers_where_nobody_listens() -> None:

@@ -38,8 +38,6 @@ from outrider.cli.run.own_proxy import environment_for, reachable, settings_of
 from outrider.cli.run.stderr import flush_stderr, say
 from outrider.cli.run.summary import Summary, SummaryForm, tell
 from outrider.cli.settings_flags import ALL, Config, Flags, with_settings
-from outrider.core.cache.freshness import Freshness
-from outrider.core.model import ObjectRef
 from outrider.settings import Settings, SettingsError
 
 ClientName = Literal["outrider", "rclone", "mount-s3", "s3fs"]
@@ -100,13 +98,13 @@ def mount(
         keep_collections_short()
         proxy = _of_its_own(settings, bucket, prefix, summary)
     else:
-        believed_s = load(flags, config).freshness_of(ObjectRef(bucket, prefix)).ttl_s
-        proxy = _running(there, None if flags["freshness"] else there.freshness, believed_s)
+        told = None if flags["freshness"] else there.freshness_under(bucket, prefix)
+        proxy = _running(there, (told or load(flags, config).freshness_under(bucket, prefix)).ttl_s)
 
-    def started(by: Proxy) -> AbstractAsyncContextManager[mounting.Client]:
+    def started(by: Proxy, is_ending: Callable[[], bool]) -> AbstractAsyncContextManager[mounting.Client]:
         told = Mount(bucket, prefix, place, by.endpoint, by.region, by.believed_s, allow_other)
         argv, environ = [program, *found.argv(told)], {**by.environ, **found.environ(told, by.environ)}
-        return mounting.mounted(argv, environ, place, helper)
+        return mounting.mounted(argv, environ, place, helper, is_ending)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         status = runner.run(_mounted(proxy, started, command, f"{url} is at {directory}, by {found.name}"))
@@ -157,7 +155,8 @@ def _running_at(endpoint: str | None, flags: Flags) -> There | None:
     """The running proxy; None: one has to be started.
 
     Raises:
-        CannotMount: there is none at `endpoint`, or nobody at the endpoint that the environment names.
+        CannotMount: there is none at `endpoint`, or nobody at the endpoint that the environment names, or the
+            certificates to trust cannot be read.
     """
     if endpoint is None and flags["origin"] is not None:
         return None
@@ -175,8 +174,7 @@ def _running_at(endpoint: str | None, flags: Flags) -> There | None:
 
 
 @asynccontextmanager
-async def _running(there: There, freshness: str | None, believed_s: float) -> AsyncIterator[Proxy]:
-    """`freshness`: that of the proxy; None: `believed_s` holds."""
+async def _running(there: There, believed_s: float) -> AsyncIterator[Proxy]:
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     region = region or aws_config.in_profile(os.environ, "region")
     environ = for_child(
@@ -185,8 +183,6 @@ async def _running(there: There, freshness: str | None, believed_s: float) -> As
     )  # fmt: skip
     if not environ[STATUS_URL]:
         del environ[STATUS_URL]
-    if freshness is not None:
-        believed_s = Freshness.parse(freshness).ttl_s
     yield Proxy(there.endpoint, region or DEFAULT_REGION, environ, believed_s)
 
 
@@ -198,7 +194,7 @@ async def _of_its_own(settings: Settings, bucket: str, prefix: str, form: Summar
             finding = asyncio.create_task(outrider.credentials.find_early(), name="credentials")
             environ = await environment_for(outrider)
             region = settings.region or await outrider.credentials.region() or DEFAULT_REGION
-            believed_s = settings.freshness_of(ObjectRef(bucket, prefix)).ttl_s
+            believed_s = settings.freshness_under(bucket, prefix).ttl_s
             try:
                 yield Proxy(reachable(outrider.endpoint), region, environ, believed_s)
             finally:
@@ -214,7 +210,7 @@ async def _of_its_own(settings: Settings, bucket: str, prefix: str, form: Summar
 
 async def _mounted(
     through: AbstractAsyncContextManager[Proxy],
-    started: Callable[[Proxy], AbstractAsyncContextManager[mounting.Client]],
+    started: Callable[[Proxy, Callable[[], bool]], AbstractAsyncContextManager[mounting.Client]],
     command: list[str] | None,
     done: str,
 ) -> int:
@@ -223,7 +219,7 @@ async def _mounted(
     signals = child_process.Signals()
     signals.install()
     try:
-        async with through as proxy, started(proxy) as client:
+        async with through as proxy, started(proxy, signals.ending.is_set) as client:
             if signals.ended_by is not None:
                 return 128 + signals.ended_by
             client.ended.add_done_callback(_tell_of_death)

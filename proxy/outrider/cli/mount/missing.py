@@ -78,10 +78,16 @@ def complaint_about(directory: Path) -> str | None:
 
     A FUSE mount whose client has died is none: see `mounting.is_dead`.
     """
-    if directory.is_mount():
-        return f"{directory} is a mount already: `fusermount3 -u {directory}` unmounts it, or name another directory."
-    if not directory.is_dir():
-        return f"{directory} is no directory." if directory.exists() else f"{directory} does not exist: `mkdir -p` it."
-    if any(directory.iterdir()):
-        return f"{directory} is not empty: its files would be hidden. Name an empty directory."
+    try:
+        if directory.is_mount():
+            return (
+                f"{directory} is a mount already: `fusermount3 -u {directory}` unmounts it, or name another directory."
+            )
+        if not directory.is_dir():
+            there = directory.exists()
+            return f"{directory} is no directory." if there else f"{directory} does not exist: `mkdir -p` it."
+        if any(directory.iterdir()):
+            return f"{directory} is not empty: its files would be hidden. Name an empty directory."
+    except OSError as error:
+        return f"{directory} cannot be read: {error.strerror}. Name a directory of your own."
     return None

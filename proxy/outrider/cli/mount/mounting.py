@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import subprocess
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -70,16 +70,17 @@ class Client:
 
 @asynccontextmanager
 async def mounted(
-    argv: Sequence[str], environ: Mapping[str, str], directory: str, helper: str
+    argv: Sequence[str], environ: Mapping[str, str], directory: str, helper: str, is_ending: Callable[[], bool]
 ) -> AsyncIterator[Client]:
-    """The running client of a mount at `directory`; the mount ends with the context.
+    """The running client of a mount at `directory`; the mount ends with the context. If `is_ending`, it is not waited
+    for.
 
     Raises:
         CannotMount: the client ended before it had mounted, or took too long.
     """
     client = Client(_started(argv, environ))
     try:
-        await _until_mounted(client, directory)
+        await _until_mounted(client, directory, is_ending)
         yield client
     finally:
         await asyncio.to_thread(_end, client.process, directory, helper)
@@ -91,10 +92,10 @@ def _started(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Pope
     return subprocess.Popen(argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=2, process_group=0)
 
 
-async def _until_mounted(client: Client, directory: str) -> None:
+async def _until_mounted(client: Client, directory: str, is_ending: Callable[[], bool]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MOUNTED_WAIT_S):
-            while not is_mounted(directory):
+            while not (is_mounted(directory) or is_ending()):
                 if client.ended.done():
                     raise CannotMount(
                         f"the FUSE client ended with status {client.ended.result()} before it had mounted."
@@ -105,13 +106,16 @@ async def _until_mounted(client: Client, directory: str) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], directory: str, helper: str) -> None:
-    if is_mounted(directory) and not unmount(directory, helper):
+    if not is_mounted(directory):
+        process.terminate()
+    elif not unmount(directory, helper):
         say(f"files at {directory} are still open: it is unmounted, and they fail from now on")
         process.terminate()
     for act in (process.terminate, process.kill):
         try:
             process.wait(_END_WAIT_S)
+            break
         except subprocess.TimeoutExpired:
             act()
-        else:
-            return
+    if is_mounted(directory):
+        unmount(directory, helper)  # it mounted just as it was told to end

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.adapters.origin.aws_config import ca_bundle
+from outrider.cli.mount.missing import CannotMount
+from outrider.core.cache.freshness import Freshness, shortest_under
 from outrider.core.s3.operation import CONTROL_BUCKET
 
 _TIMEOUT_S = 5.0
@@ -26,18 +28,23 @@ class Who(Enum):
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """The server at `endpoint`. `freshness`: that of an Outrider; None: it does not tell strangers."""
+    """The server at `endpoint`. `freshness`: that of an Outrider, and `rules` its exceptions by glob; None: it does not
+    tell strangers."""
 
     endpoint: str
     who: Who
-    freshness: str | None = None
+    freshness: Freshness | None = None
+    rules: tuple[tuple[str, Freshness], ...] = ()
+
+    def freshness_under(self, bucket: str, prefix: str) -> Freshness | None:
+        """The shortest freshness of all objects whose keys begin with `prefix`; None: it does not tell strangers."""
+        return None if self.freshness is None else shortest_under(f"{bucket}/{prefix}", self.rules, self.freshness)
 
 
 def asked(endpoint: str, environ: Mapping[str, str]) -> There:
-    bundle = ca_bundle(environ)
+    """Raises CannotMount: the certificates to trust cannot be read."""
     opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}),
-        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=bundle[1] if bundle else None)),
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_trust(environ))
     )
     try:
         try:
@@ -51,7 +58,16 @@ def asked(endpoint: str, environ: Mapping[str, str]) -> There:
     if server != "outrider":
         return There(endpoint, Who.OTHER)
     try:
-        freshness = json.loads(body)["freshness"]
-    except (ValueError, KeyError, TypeError):
+        told = json.loads(body)
+        rules = tuple((str(glob), Freshness.parse(str(text))) for glob, text in told.get("freshness_rules", ()))
+        return There(endpoint, Who.OUTRIDER, Freshness.parse(str(told["freshness"])), rules)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return There(endpoint, Who.OUTRIDER)
-    return There(endpoint, Who.OUTRIDER, str(freshness))
+
+
+def _trust(environ: Mapping[str, str]) -> ssl.SSLContext:
+    name, path = ca_bundle(environ) or ("", None)
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # ssl.SSLError is one
+        raise CannotMount(f"{name}={path}: {error.strerror or error}. Name a PEM file, or unset it.") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
@@ -40,6 +40,23 @@ class Freshness:
         if match is None:
             raise ValueError(f"{text!r} is not one of: immutable, always, ttl:SECONDS (for example ttl:60)")
         return cls(float(match[1]))
+
+
+def shortest_under(place: str, rules: Iterable[tuple[str, Freshness]], default: Freshness) -> Freshness:
+    """The shortest freshness that an object may have whose `bucket/key` begins with `place`.
+
+    `rules`: globs over `bucket/key`; the first that matches counts. `default`: where none matches.
+    """
+    found: list[Freshness] = []
+    for glob, freshness in rules:
+        head = re.split(r"[*?\[]", glob, maxsplit=1)[0]
+        if head.startswith(place) or place.startswith(head):
+            found.append(freshness)
+            if place.startswith(head) and glob == f"{head}*":
+                break  # it matches all objects that are left
+    else:
+        found.append(default)
+    return min(found, key=lambda freshness: freshness.ttl_s)
 
 
 def is_fresh(checked_at: float | None, now: float, freshness: Freshness) -> bool:

@@ -21,7 +21,7 @@ hold that request up for a millisecond of its sixty, so it is done later, while 
 
 
 class Purpose(IntEnum):
-    """What a prefetch is for. Lower ones go first."""
+    """The purpose of a prefetch. Lower ones go first."""
 
     READER = 0
     """A reader is about to want the blocks."""

@@ -146,6 +146,7 @@ class StatusDocument:
         # Clients that keep what they read, such as a mount, need to know how long they may.
         document["freshness"] = self._settings.freshness
         if self._settings.auth == "loopback":
+            document["freshness_rules"] = [[rule.objects, rule.freshness] for rule in self._settings.freshness_rules]
             document.update(self._overview.document())
             document.update(self._of_cluster())
         document.update(self._maintenance.document(owner))
