@@ -120,7 +120,7 @@ def test_ranks_whose_sampler_pads_the_last_batch_are_predicted_in_the_next_epoch
     store, random = PlannedStore(count, 1, count // 4), Random(0)
     store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
     order, ratios = shuffled(store, 1), []
-    for epoch in range(6):
+    for epoch in range(4):
         if kind != "repeated":
             order = shuffled(store, epoch)
         padded = order + order[: -len(order) % ranks]

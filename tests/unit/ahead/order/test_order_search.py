@@ -100,8 +100,8 @@ def test_the_ranks_of_a_run_are_recognised_by_their_shares(one_client: bool, dro
     """DistributedSampler: each rank has an address of its own, or all ranks of a node have one."""
     jobs = [
         a_job(
-            sampled(2003, workers=2, rank=rank, ranks=4, padded=not drop_last, drop_last=drop_last),
-            name=f"rank {rank}", count=2003, client="node" if one_client else f"10.0.0.{rank}",
+            sampled(1203, workers=2, rank=rank, ranks=4, padded=not drop_last, drop_last=drop_last),
+            name=f"rank {rank}", count=1203, client="node" if one_client else f"10.0.0.{rank}",
         )
         for rank in range(4)
     ]  # fmt: skip
@@ -142,9 +142,9 @@ def test_for_one_rank_of_many_no_objects_of_the_others_are_prefetched() -> None:
 def test_for_some_ranks_of_many_no_objects_of_the_others_are_prefetched() -> None:
     """Two of eight ranks behind one proxy look like workers with batches of two. The objects between theirs are not
     prefetched."""
-    jobs = [a_job(sampled(4001, rank=rank, ranks=8), count=4001, name=f"rank {rank}", client="node") for rank in (2, 3)]
+    jobs = [a_job(sampled(1601, rank=rank, ranks=8), count=1601, name=f"rank {rank}", client="node") for rank in (2, 3)]
     of_all = sum(epoch.origin_bytes for epoch in simulated(jobs, 2))
-    with_chance = [replace(job, order=chance_of(sampled(4001, rank=i, ranks=8))) for i, job in enumerate(jobs, 2)]
+    with_chance = [replace(job, order=chance_of(sampled(1601, rank=i, ranks=8))) for i, job in enumerate(jobs, 2)]
     assert of_all < 1.1 * sum(epoch.origin_bytes for epoch in simulated(with_chance, 2))
 
 
@@ -153,7 +153,7 @@ def chance_of(order: Order) -> Order:
 
     @cache
     def name_of(epoch: int) -> list[int]:
-        return Random(f"{epoch}").sample(range(4001), 4001)
+        return Random(f"{epoch}").sample(range(1601), 1601)
 
     return lambda epoch: [[name_of(epoch)[number] for number in its] for its in order(epoch)]
 
@@ -161,7 +161,7 @@ def chance_of(order: Order) -> Order:
 def test_the_search_changes_nothing_for_random_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> list[tuple[float, float]]:
         order: Order = lambda epoch: [Random(f"no seed {epoch}").sample(range(COUNT), COUNT)]  # noqa: E731
-        return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated([a_job(order)], 1)]
+        return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated([a_job(order, epochs=2)], 1)]
 
     with_it = told()
     monkeypatch.setattr(OrderSearch, "begin", lambda self, dataset: dataset.to_search.clear())

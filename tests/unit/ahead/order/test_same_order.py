@@ -17,7 +17,7 @@ READERS = 2
 READER_BYTES_S = 100 * 2**20
 # A quarter of the dataset is cached, and the bucket gives 1.3 times the bandwidth that all jobs need.
 SHARE, BANDWIDTH = 0.25, 1.3
-EPOCHS = 4
+EPOCHS = 4 if SCALE > 1 else 3
 
 
 def swept(jobs: int, apart: int, clients: int) -> list[list[EpochResult]]:

@@ -111,6 +111,7 @@ def test_an_epoch_of_another_seed_is_not_taken_for_one_that_may_follow() -> None
     assert at_once(following(next_draws(Draw(5), COUNT), drawn(Draw(99))[:16], COUNT)) is None
 
 
+@settings(max_examples=50)
 @given(
     st.sampled_from([16, 20, 32, 64, 256]), st.integers(2, 8), st.integers(0, 3), st.integers(9, 15),
     st.randoms(use_true_random=False),
