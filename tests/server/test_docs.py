@@ -6,11 +6,12 @@ Commands for a cluster go to a stand-in for one, made of Helm's own engine and t
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import deployed
+from tests.support import deployed, playground
 from tests.support.chart_readme import README as CHART_README
 from tests.support.cluster import Cluster
 from tests.support.pages import ROOT, example_manifests, pages
@@ -27,7 +28,10 @@ from tests.support.shellpage import (
 from tests.support.trials import SCALE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.support.bucket import Bucket
 
 # These pages begin with nothing. The others need the proxy and the bucket of the quick start.
 FROM_NOTHING = {
@@ -71,10 +75,16 @@ def named(page: Path) -> object:
     return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
+@pytest.fixture(scope="module")
+def world(bucket: Bucket) -> Callable[[], str]:
+    """The bucket of the quick start, for all pages: none of them writes to it."""
+    return cache(lambda: playground.filled(bucket))
+
+
 @pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize("page", map(named, WITH_COMMANDS))
-def test_the_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> None:
-    ran = run(page, tmp_path, world=page not in FROM_NOTHING)
+def test_the_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path, world: Callable[[], str]) -> None:
+    ran = run(page, tmp_path, world=None if page in FROM_NOTHING else world())
     assert ran == {block for block in shell_blocks(page) if possible(block)}
     if any(map(speaks_to_a_cluster, ran)):
         deployed.check(Cluster(tmp_path / "cluster"), tmp_path / "pods")
@@ -105,7 +115,7 @@ def test_commands_for_a_cluster_in_a_pages_text_are_taken(tmp_path: Path) -> Non
     page = a_page(tmp_path, f"{CHART_README.read_text()}\n```sh if=kubectl\n{commands}```\n")
     told = {span for each in pages() for span in re.findall(r"`((?:helm|kubectl) [^`\n]+)`", each.read_text())}
     assert told == {*INLINE_FOR_A_CLUSTER, "kubectl drain", "helm test"}
-    run(page, tmp_path, world=False)
+    run(page, tmp_path, world=None)
 
 
 def a_page(directory: Path, text: str) -> Path:
@@ -126,7 +136,7 @@ def a_page(directory: Path, text: str) -> Path:
 )
 def test_a_wrong_page_fails(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(PageFailed, match=why):
-        run(a_page(tmp_path, text), tmp_path, world=False)
+        run(a_page(tmp_path, text), tmp_path, world=None)
 
 
 def test_console_blocks_are_commands_and_what_they_print(tmp_path: Path) -> None:

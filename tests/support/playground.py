@@ -48,19 +48,23 @@ def shard(number: int) -> bytes:
     return file.getvalue()
 
 
+def filled(bucket: Bucket) -> str:
+    """Fill it with the dataset; returns the shell's lines that name it to the AWS tools and to Outrider."""
+    bucket.make_bucket(BUCKET)
+    with contextlib.closing(bucket.client()) as client:
+        for number in range(SHARDS):
+            client.put_object(Bucket=BUCKET, Key=f"train/{number:06}.tar", Body=shard(number))
+    named = {**bucket.environment(), "OUTRIDER_ORIGIN": bucket.endpoint}
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in named.items())
+
+
 def serve() -> None:
     """Serve until SIGTERM or SIGINT."""
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())
     with Bucket() as bucket:
-        bucket.make_bucket(BUCKET)
-        client = bucket.client()
-        for number in range(SHARDS):
-            client.put_object(Bucket=BUCKET, Key=f"train/{number:06}.tar", Body=shard(number))
-        client.close()
-        named = {**bucket.environment(), "OUTRIDER_ORIGIN": bucket.endpoint}
-        lines = [f"{_PID}{os.getpid()}\n", *(f"export {name}={shlex.quote(value)}\n" for name, value in named.items())]
+        lines = [f"{_PID}{os.getpid()}\n", filled(bucket)]
         # Written whole or not at all, since `start` waits for it.
         unfinished = ENVIRONMENT.with_suffix(".tmp")
         unfinished.write_text("".join(lines))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.support import cluster
+from tests.support import cluster, playground
 from tests.support.child import clean_environment, free_ports
 from tests.support.pages import ROOT, Block, blocks_of
 
@@ -26,11 +26,10 @@ NO_RUN, IF, RUN = "no-run", "if=", "run="
 # A page takes some ten seconds, and far more on a busy machine.
 DEADLINE_S = 280.0
 _ADDRESS = re.compile(r"127\.0\.0\.1:(94[0-9]{2})\b")
-# For pages that need the proxy and the bucket of the quick start.
-WORLD = """make --silent playground > playground.log 2>&1
-. ./playground.env
+# For pages that need the proxy and the bucket of the quick start. curl's own retries wait for whole seconds.
+WORLD = """. ./playground.env
 outrider serve 2> outrider.log &
-curl --silent --retry 20 --retry-connrefused http://127.0.0.1:9481/readyz
+until curl --silent --fail http://127.0.0.1:9481/readyz; do kill -0 $!; sleep 0.1; done
 export AWS_ENDPOINT_URL=http://127.0.0.1:9480
 """
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -94,8 +93,9 @@ def steps_of(block: Block) -> list[Step]:
     return steps
 
 
-def run(page: Path, directory: Path, *, world: bool) -> set[Block]:
-    """Run all blocks that are possible here, and return them. `world`: the quick start was done before.
+def run(page: Path, directory: Path, *, world: str | None) -> set[Block]:
+    """Run all blocks that are possible here, and return them. `world`: the quick start was done before, and these lines
+    name its bucket (`tests.support.playground.filled`); None: the page begins with nothing.
     Their effects on a cluster are in `directory`/cluster (`tests.support.cluster`).
 
     Raises PageFailed.
@@ -105,8 +105,11 @@ def run(page: Path, directory: Path, *, world: bool) -> set[Block]:
     (tree / "clients.toml").write_text(clients_file(page))
     ports: dict[str, str] = {}
     chosen = [block for block in shell_blocks(page) if possible(block)]
-    steps = [Step(None, WORLD)] if world else []
-    if world and page != QUICK_START and any(map(speaks_to_a_cluster, chosen)):
+    steps: list[Step] = []
+    if world is not None:
+        (tree / playground.ENVIRONMENT).write_text(world)
+        steps.append(Step(None, WORLD))
+    if world is not None and page != QUICK_START and any(map(speaks_to_a_cluster, chosen)):
         steps += [Step(None, block.text) for block in shell_blocks(QUICK_START) if speaks_to_a_cluster(block)]
     steps += [step for block in chosen for step in steps_of(block)]
     lines = ["set -eu -o pipefail"]
@@ -203,10 +206,11 @@ def _run_shell(directory: Path, tree: Path, ports: dict[str, str]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
-            subprocess.run(
-                [tree / ".venv/bin/python", "-m", "tests.support.playground", "stop"], cwd=tree, env=environ,
-                capture_output=True, check=True, timeout=DEADLINE_S,
-            )  # fmt: skip
+            if (tree / playground.LOG).exists():
+                subprocess.run(
+                    [tree / ".venv/bin/python", "-m", "tests.support.playground", "stop"], cwd=tree, env=environ,
+                    capture_output=True, check=True, timeout=DEADLINE_S,
+                )  # fmt: skip
 
 
 def _tree(tree: Path) -> Path:
