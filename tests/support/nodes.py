@@ -26,10 +26,10 @@ class Node(ServedProxy):
 
     def __init__(
         self, bucket: Bucket, directory: Path, number: int, peer_port: int, *, origin: str | None, together: bool,
-        members: Path, key: Path, switch: Switch | None = None, **flags: str,
+        members: Path, key: Path, switch: Switch | None = None, hurried: bool = False, **flags: str,
     ) -> None:  # fmt: skip
         """`number` counts from 1: it is in the name, and in the last part of the loopback address. `switch`: the node
-        runs on the host of its name there."""
+        runs on the host of its name there. `hurried`: see `tests.support.hurried`."""
         self.name = f"node-{number}"
         self.host = f"127.0.0.{number + 1}" if switch is None else "127.0.0.1"
         self.peer_address = f"{self.host if switch is None else switch.address(self.name)}:{peer_port}"
@@ -44,6 +44,8 @@ class Node(ServedProxy):
         }  # fmt: skip
         (directory / self.name).mkdir(exist_ok=True)
         super().__init__(bucket, directory / self.name, origin, **own, **(peers if together else {}), **flags)
+        if hurried:
+            self.argv[self.argv.index("outrider")] = "tests.support.hurried"
 
     def tell(self, address: str) -> None:
         """Others ask this member at `address`, which leads to its peer port: it stands so in its hellos, and in lists
@@ -79,9 +81,10 @@ class Nodes:
 
     def __init__(
         self, bucket: Bucket, directory: Path, count: int = 3, *, origin: str | None = None, together: bool = True,
-        switch: Switch | None = None, **flags: str,
+        switch: Switch | None = None, hurried: bool = False, **flags: str,
     ) -> None:  # fmt: skip
-        """`switch` None: on loopback addresses; else a host `node-1`, `node-2` and so on for each."""
+        """`switch` None: on loopback addresses; else a host `node-1`, `node-2` and so on for each. `hurried`: see
+        `tests.support.hurried`."""
         self.members = directory / "members"
         self.key = directory / "key"
         self.key.write_text(secrets.token_hex(32) + "\n")
@@ -92,7 +95,7 @@ class Nodes:
         self.all = [
             Node(
                 bucket, directory, number, port, origin=origin, together=together, members=self.members, key=self.key,
-                switch=switch, **flags,
+                switch=switch, hurried=hurried, **flags,
             )
             for number, port in enumerate(ports, 1)
         ]  # fmt: skip

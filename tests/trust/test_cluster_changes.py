@@ -77,8 +77,8 @@ def world(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         stack.callback(client.close)
         simulator = stack.enter_context(Simulator(bucket.address))
         nodes = Nodes(
-            bucket, tmp_path_factory.mktemp("nodes"), 4, origin=simulator.endpoint, block_size=str(BLOCK),
-            freshness="ttl:3600", prefetch="off",
+            bucket, tmp_path_factory.mktemp("nodes"), 4, origin=simulator.endpoint, hurried=True,
+            block_size=str(BLOCK), freshness="ttl:3600", prefetch="off",
         )  # fmt: skip
         stack.callback(nodes.stop)
         nodes.list_members(nodes.all[:3])
