@@ -212,6 +212,7 @@ def settled(bucket: Bucket, proxy: Proxy) -> None:
         told = client.head_object(Bucket=NAME, Key=KEYS[-1])["ResponseMetadata"]["HTTPHeaders"]["date"]
         if parsedate_to_datetime(told) - last >= timedelta(seconds=2):
             break
+        time.sleep(0.1)
     client.close()
     epoch(proxy, KEYS)
     aged(proxy.cache_dir)

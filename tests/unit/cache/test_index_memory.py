@@ -61,8 +61,9 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
             await recovery.index()
         else:
             for meta in metas:
-                store.budget.take(block_file.Header(meta).disk_bytes)
-                store.adopt(meta, block_file.Header(meta).disk_bytes)
+                disk_bytes = block_file.Header(meta).disk_bytes
+                store.budget.take(disk_bytes)
+                store.adopt(meta, disk_bytes)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
     finally:
@@ -110,8 +111,9 @@ async def test_common_headers_of_small_objects_are_held_once(by: str, tmp_path: 
             meta = small(number)
             if by == "files":
                 meta, _ = block_file.decode_header(block_file.Header(meta).sealed(bytes(16)))
-            store.budget.take(block_file.Header(meta).disk_bytes)
-            store.adopt(meta, block_file.Header(meta).disk_bytes)
+            disk_bytes = block_file.Header(meta).disk_bytes
+            store.budget.take(disk_bytes)
+            store.adopt(meta, disk_bytes)
             versions.recall(meta.layout.origin, meta.version)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
