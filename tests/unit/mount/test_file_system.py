@@ -311,6 +311,33 @@ async def test_names_that_are_looked_up_at_once_wait_for_one_list() -> None:
         assert (world.proxy.lists, world.requests) == (1, 1)
 
 
+async def test_a_proxy_that_is_away_is_waited_for_once() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg")
+        world.proxy.faults = [Fault(refuse=True, times=None)]
+        assert (await world.kernel.ask(Op.LOOKUP, ROOT, b"cat.jpg\0")).error == errno.EIO
+        assert world.proxy.count("HEAD") == 0, "the LIST was tried for half a minute"
+        world.proxy.faults = []
+        assert (await world.kernel.found("cat.jpg")).size == 5
+
+
+async def test_a_directory_whose_list_takes_longer_than_it_is_believed_is_listed_for_a_part_of_the_time() -> None:
+    async with mounted() as world:
+        world.proxy.page = 10
+        for number in range(100, 120):
+            world.put(f"train/{number}")
+        gate = asyncio.Event()
+        world.proxy.faults = [Fault(gate=gate, while_=lambda: world.proxy.lists == 2)]
+        await world.kernel.found("100")
+        world.clock.advance(61)
+        gate.set()
+        await world.kernel.names()
+        for after_s, name, is_listed in ((0, "117", False), (609, "118", False), (1, "119", True)):
+            world.clock.advance(after_s)
+            assert (await world.kernel.found(name)).size == 5
+            assert (world.proxy.lists > 2) is is_listed
+
+
 async def test_a_directory_whose_list_failed_is_listed_again_after_a_minute() -> None:
     async with mounted() as world:
         world.put("train/cat.jpg")

@@ -33,12 +33,14 @@ class Bucket:
     port: int
     environ: dict[str, str]
     """The AWS variables of a job that reads it, except for AWS_ENDPOINT_URL."""
+    server: subprocess.Popen[bytes]
+    log: Path
 
     async def fill(self, objects: int) -> int:
         """Put objects of random bytes. Returns their size in all.
 
         Raises:
-            NoBucket: the server does not answer within a minute.
+            NoBucket: the server has ended, or does not answer within a minute.
         """
         return await asyncio.to_thread(self._fill, objects)
 
@@ -50,6 +52,10 @@ class Bucket:
                 client.create_bucket(Bucket=NAME)
                 break
             except Exception as error:  # botocore's errors, which depend on how far the server has come
+                # After Ctrl-C, too: otherwise the end of the demo would wait for this thread.
+                if (status := self.server.poll()) is not None:
+                    last = self.log.read_text(errors="replace").strip().rpartition("\n")[2]
+                    raise NoBucket(f"the S3 server ended with status {status}: {last}") from error
                 if time.monotonic() > until:
                     raise NoBucket(f"the S3 server does not answer: {error}") from error
                 time.sleep(0.1)
@@ -103,13 +109,14 @@ def served(directory: Path) -> Iterator[Bucket]:
         "AWS_ACCESS_KEY_ID": keys["accessKey"], "AWS_SECRET_ACCESS_KEY": keys["secretKey"], "AWS_REGION": REGION,
         "AWS_DEFAULT_REGION": REGION, "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }  # fmt: skip
-    with (directory / "seaweedfs.log").open("wb") as log:
+    log_file = directory / "seaweedfs.log"
+    with log_file.open("wb") as log:
         # A session of its own: Ctrl-C must not end it before those who read from it.
         server = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory, start_new_session=True
         )
     try:
-        yield Bucket(ports["s3.port"], environ)
+        yield Bucket(ports["s3.port"], environ, server, log_file)
     finally:
         # A clean stop takes it up to 25 s, and nobody will read this data again.
         server.kill()

@@ -26,6 +26,8 @@ class HeldDatasets:
         told = []
         for (bucket, template), dataset in held[:_TOLD_MAX]:
             whole, here = data_bytes(dataset), dataset.kept_bytes
+            if here == 0:
+                continue  # evicted since
             told.append({
                 "bucket": bucket, "name": template, "bytes": whole, "cached": min(1.0, here / whole) if whole else 0.0,
                 "verified": dataset.proved_bytes / here,

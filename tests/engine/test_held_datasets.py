@@ -1,0 +1,24 @@
+"""The datasets that a node tells the operator of."""
+
+from __future__ import annotations
+
+import asyncio
+
+from outrider.core.ahead.planner import Planner
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
+from outrider.engine.status.held_datasets import HeldDatasets
+
+REFS = [ObjectRef("b", f"{folder}/{number:03}") for folder in "xy" for number in (0, 1)]
+
+
+async def test_a_dataset_that_is_evicted_while_the_others_are_told_of_is_left_out() -> None:
+    planner = Planner(1000, 10)
+    for ref in REFS[:3]:
+        planner.added(BlockKey(ref.key.encode(), 0), ObjectVersion(ref, '"e"', 10))
+    held = HeldDatasets(planner)
+    names = [dataset["name"] for dataset in (await held.told())["datasets"]]
+    assert len(names) == 2
+    telling = asyncio.create_task(held.told())
+    await asyncio.sleep(0)
+    planner.removed(BlockKey(REFS[2].key.encode(), 0))
+    assert [dataset["name"] for dataset in (await telling)["datasets"]] == names[:1]
