@@ -137,6 +137,10 @@ DOUBTFUL = {
     "the absolute form, with a user": HEAD.replace("GET /", "GET http://u@x/") + "\r\n",
     "the absolute form, on another port": HEAD.replace("GET /", "GET http://x:81/") + "\r\n",
     "the absolute form, with two Hosts": HEAD.replace("GET /", "GET http://x/") + "host: y\r\n\r\n",
+    "the absolute form, with a path in the Host": HEAD.replace("GET /", "GET http://x/y/").replace(": x", ": x/y")
+    + "\r\n",
+    "the absolute form, with a query in the Host": HEAD.replace("GET /", "GET http://x?y/").replace(": x", ": x?y")
+    + "\r\n",
     "the absolute form of another scheme": HEAD.replace("GET /", "GET ftp://x/") + "\r\n",
     "the asterisk form": HEAD.replace(f"GET /{NAME}/key", "OPTIONS *") + "\r\n",
     "a CONNECT": "CONNECT elsewhere:443 HTTP/1.1\r\nhost: elsewhere:443\r\n\r\n",

@@ -13,6 +13,8 @@ from aiohttp.http_parser import HttpParser
 from yarl import URL
 
 _NOWHERE = URL()
+# Without a user, and up to the path. A Host may hold anything, a slash too.
+_AUTHORITY = re.compile(r"([^/?#@]*)/")
 # The parser shows the refused line as the `repr` of bytes. Only the header's name may be repeated: the value may be a
 # secret.
 _HEADER_NAME = re.compile(r"""b['"]([^:'"\\\s][^:\\]{0,99}):""")
@@ -96,7 +98,8 @@ def _in_origin_form(message: RawRequestMessage) -> RawRequestMessage:
     """
     hosts = message.headers.getall("Host", ())
     scheme, mark, rest = message.path.partition("://")
-    if len(hosts) != 1 or not mark or scheme not in ("http", "https") or not rest.startswith(f"{hosts[0]}/"):
+    authority = _AUTHORITY.match(rest)
+    if len(hosts) != 1 or not mark or scheme not in ("http", "https") or not authority or authority[1] != hosts[0]:
         return message
     target = rest.removeprefix(hosts[0])
     before, _, fragment = target.partition("#")
