@@ -163,10 +163,10 @@ _MOUNTS = _EVERY[:-1]
 LOADS = (
     Load("files-cold", "images as files, first epoch, readers: 8", "req_s", _MOUNTS, S3fs.name, _images(_COLD_PART)),
     Load("files-warm", "images as files, second epoch, readers: 8", "req_s", _EVERY, LOCAL, _images(1),
-         lambda world: world.images if isinstance(world, FilesWorld) else []),
+         lambda world: world.images if isinstance(world, FilesWorld) else [], warmed_anew=True),
     Load("file-shards-cold", "shards as files, first epoch, readers: 8", "mb_s", _MOUNTS, S3fs.name, _shards),
     Load("file-shards-warm", "shards as files, second epoch, readers: 8", "mb_s", _EVERY, LOCAL, _shards,
-         lambda world: world.shards),
+         lambda world: world.shards, warmed_anew=True),
 )  # fmt: skip
 NAMES = tuple(load.name for load in LOADS)
 

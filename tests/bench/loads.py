@@ -40,8 +40,9 @@ class Load:
     """One load. `limit` is the target to which the ratios refer; `figure` is compared.
 
     A cold load empties the target before each run, and the bucket is far away. A warm load reads the keys of `warmed`
-    first. `each_round` is the number of runs in a round; there are more where a run takes less than a second and
-    differs from the next by a third.
+    first, and before each run if it is `warmed_anew`: the kernel's pages of one target may go while others are read.
+    `each_round` is the number of runs in a round; there are more where a run takes less than a second and differs from
+    the next by a third.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Load:
     run: Run
     warmed: Callable[[World], list[str]] | None = None
     each_round: int = 1
+    warmed_anew: bool = False
 
     @property
     def cold(self) -> bool:

@@ -85,7 +85,7 @@ class Runner:
     def _measure_one(self, load: Load, name: str, number: int, progress: Progress) -> bool:
         target = self._targets[name]
         try:
-            if not load.cold and (load.name, name) not in self._warm:
+            if not load.cold and (load.warmed_anew or (load.name, name) not in self._warm):
                 warm_up(load, self._world, target)
                 self._warm.add((load.name, name))
             sample = measured(load, self._world, target, number)
