@@ -263,6 +263,22 @@ def test_hits_that_the_planner_hears_of_later_than_misses_do_not_make_one_reader
     assert set(order_search) == {(1, 1)}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_reads_of_an_epoch_that_are_heard_of_in_the_next_one_hide_no_order(seed: int) -> None:
+    """Hits are heard of later than misses, also where an epoch ends. The first reads of the next epoch came before the
+    last ones of this epoch, which were taken for reads in a wrong order, and the order was lost for good."""
+    chance, count, epochs = Random(seed), 400, range(4)
+    in_order = [number for epoch in epochs for number in drawn_order(of_one_generator(epoch, count), count)]
+    heard, read = list[int](), 0
+    while read < len(in_order):
+        hits, misses = chance.randint(0, 12), chance.randint(1, 4)
+        heard += in_order[read + hits : read + hits + misses] + in_order[read : read + hits]
+        read += hits + misses
+    world = Sampled(count)
+    foreseen = [world.foreseen(heard[epoch * count : (epoch + 1) * count], within=64) for epoch in epochs]
+    assert min(foreseen) > 0.8
+
+
 def test_orders_that_several_workers_tell_of_their_own_reads_stay_as_told() -> None:
     """Workers that drift look like workers with batches."""
     for seed in range(20):

@@ -31,6 +31,8 @@ FIRST_READS = 512
 _OVERTAKEN = 16
 # A pause that came once comes again (a batch, a validation): it is remembered over some 500 reads.
 _PAUSE_KEPT = 0.998
+# A read that is heard of late is one of the last of its epoch, and heard of among the first reads of the next one.
+_OVERDUE_MAX, _LATE_MAX = 1024, 64
 
 
 class Epoch:
@@ -85,6 +87,8 @@ class Epoch:
         self.leader: Epoch | None = None
         # How many reads the leader had when this epoch joined it.
         self.joined = 0
+        # Objects that the epoch before this one had left when this one began, which may have been read meanwhile.
+        self._overdue: set[int] = set()
         # How many of this epoch's last reads were of objects that the leader has not read.
         self._beyond_leader = 0
         self._set_agenda(agenda)
@@ -154,6 +158,16 @@ class Epoch:
     def is_unexpected(self, index: int) -> bool:
         """The object is neither read nor expected."""
         return self.done[index] < 0 and self.place[index] < 0
+
+    def was_overdue(self, index: int) -> bool:
+        """A read of this object that is heard of now belongs to the epoch before this one. Reads of cached objects are
+        heard of later than others. So the first reads of an epoch may come before the last ones of the epoch before."""
+        if index not in self._overdue:
+            return False
+        if len(self.log) > _LATE_MAX or (self.seed_state.draw is not None and self.is_near(index)):
+            return False
+        self._overdue.discard(index)
+        return True
 
     def distance_of(self, index: int) -> int:
         """How many places lie between this object and the frontier. More than all: it is not expected."""
@@ -313,6 +327,8 @@ class Epoch:
 
     def begin_next(self, now: float) -> None:
         """All was read: this becomes the next epoch, which is most likely like the one that ends."""
+        is_certain = self.seed_state.is_sampled and self.left > 0
+        self._overdue = {i for i in self.agenda[-_OVERDUE_MAX:] if self.done[i] < 0} if is_certain else set()
         ahead = self.cursor.past_end(self.agenda)
         self.agenda, self.log, self._times = self.log, array("i"), array("d")
         self.place, self.done = self.done, blanks(len(self.done))

@@ -94,6 +94,8 @@ class Job:
         index_count = len(names.keys)
         if not self.epochs:
             self.epochs = [Epoch(names.listed, index_count, now, confidence=ORDER_UNLIKELY)]
+        if self.epochs[-1].was_overdue(index):
+            return
         if len(self.epochs) > 1:
             self._drop_silent(max(16, 4 * readers))
         self._count(index, names, index_count)
