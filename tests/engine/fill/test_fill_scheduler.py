@@ -462,6 +462,20 @@ async def test_a_warm_up_does_not_take_the_slots_of_demand_that_ends() -> None:
     await queue.drain()
 
 
+@pytest.mark.parametrize(("fills", "limit"), [(3, 3), (4, 4), (5, 5)])
+async def test_the_background_limit_of_a_burst_that_is_over_is_kept_or_grows(fills: int, limit: int) -> None:
+    """The limit was 4. A burst below it says nothing about the line, so the limit falls, down to 2."""
+    queue = Queue(16, background_limit=4)
+    names = [f"p{number}" for number in range(fills)]
+    await queue.add(*names)
+    await queue.end(*names)
+    assert not queue.background_limit.is_due(0.0)
+    queue.background_limit.flowed(1000)
+    queue.background_limit.judge(0.5, awaited=False, queued=False)
+    assert queue.background_limit.alone == limit
+    await queue.drain()
+
+
 async def test_the_background_limit_does_not_grow_while_the_aimd_limit_holds_prefetch_back() -> None:
     queue = Queue(16)
     await queue.add(*(f"d{i}" for i in range(14)), "p1")

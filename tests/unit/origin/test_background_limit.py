@@ -45,6 +45,26 @@ def test_an_unused_limit_is_small_again_for_the_next_burst() -> None:
     assert line.run(20, demand=0, queued=False)[-1] == 2
 
 
+@pytest.mark.parametrize("blocks", [3, 6])
+def test_a_limit_that_short_bursts_reach_is_kept(blocks: int) -> None:
+    """As where a paced reader of objects of some blocks is ridden ahead: between two bursts nothing waits, and they
+    bring less than the line could."""
+    background_limit, now = BackgroundLimit(64), 0.0
+    allowed = []
+    for burst in range(200):
+        allowed.append(background_limit.alone)
+        if background_limit.alone <= blocks:
+            background_limit.reached()
+        if background_limit.alone < blocks:
+            background_limit.hindered()
+        if background_limit.is_due(now):
+            background_limit.judge(now, awaited=False, queued=False)
+        background_limit.flowed(2 * MIB if burst == 0 else MIB)
+        now += 0.25
+    assert allowed[0] == 2
+    assert set(allowed[100:]) == {blocks}
+
+
 def test_beside_demand_that_fills_the_line_hardly_any_fill_is_allowed() -> None:
     line = Line()
     line.run(20, demand=0)

@@ -63,6 +63,8 @@ class BackgroundLimit:
         self._bytes_at: float | None = None
         self._bytes = 0
         self._hindered = False
+        # Since the last call of `judge`: as many fills were under way as the limit allows, and one had to wait.
+        self._was_reached = self._was_short = False
         self._since_change = 0
         self._delay = _Delay()
         # No queue was seen yet, so the limit grows fast: a few round trips find the line's capacity, and not dozens.
@@ -73,7 +75,11 @@ class BackgroundLimit:
 
     def hindered(self) -> None:
         """A fill had to wait because of the limit."""
-        self._hindered = True
+        self._hindered = self._was_short = True
+
+    def reached(self) -> None:
+        """As many fills are under way as the limit allows."""
+        self._was_reached = True
 
     def fill_begins(self, now: float) -> None:
         """A background fill is about to begin."""
@@ -167,16 +173,20 @@ class BackgroundLimit:
         self._best_bytes_s = max(best, rate)
         self._peak *= _PEAK_KEPT
         self._began, self._bytes = now, 0
+        short = queued or self._was_short
+        used = short or self._was_reached
+        self._was_reached = self._was_short = False
         full = best * _FULL <= rate <= best * _GAIN
         if awaited:
             if full:
                 self.beside = self._less(self.beside)
             elif queued:
                 self.beside = self._more(self.beside)
-        elif not queued:
+        elif not used:
             # A limit that was not used says nothing about the line, so the next burst begins with less.
             self.alone = max(min(_FIRST, self._ceiling), self._less(self.alone))
-        elif not full:
+        elif short and not full:
+            # Also for short bursts, such as the blocks of one object: at this moment none of them may be waiting.
             self.alone = self._more(self.alone)
 
     def _less(self, limit: int) -> int:

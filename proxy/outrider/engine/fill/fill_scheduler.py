@@ -351,6 +351,8 @@ class FillScheduler:
                 self._background_limit.hindered()
                 break
             self._start(self._prefetch.popleft())
+            if self._held[False] >= most:
+                self._background_limit.reached()
         full = self._held[True] + self._held[False] >= for_prefetch
         self._short = self._nearest() is not None or (full and bool(self._prefetch))
 
