@@ -41,6 +41,8 @@ _SURE = 0.8
 # A fill is taken to last longer than the mean by so many mean deviations, where room for it costs hits. With four, as
 # for the window, a lone reader of 64 objects had .80 x the data from the bucket in place of .77 (`outrider simulate`).
 _SPREADS = 2
+# Candidates are asked for at least so often.
+_TICK_S = 0.05
 
 
 class Want(NamedTuple):
@@ -422,6 +424,7 @@ class Candidates:
         nothing for a while is nearer to its next object by that time, up to its longest pause: after that, the job may
         have ended. Readers that have drifted apart open objects sooner than their places tell.
         A hundredth of an epoch is always fetched, as it costs no more traffic, and so is the head of the next object.
+        It is not added to the time of a fill: with 64 objects that would be most of an object, and its room costs hits.
         While nobody has begun to read a told order, no fill is too early, except where other clients may be about to
         tell or to read the objects that would go.
         """
@@ -435,7 +438,8 @@ class Candidates:
             return missing if len(candidate.dataset.jobs) == 1 or places < 1.0 else 0
         rest_s = min(self._now - epoch.last, epoch.pause_s)
         lead_s = outstanding.fill_s + _SPREADS * outstanding.spread_s + rest_s
-        before = max(1.0, lead_s / epoch.gap_s + _SPREADS * epoch.frontier.drift + SOONER * epoch.size)
+        soon = (lead_s + _TICK_S) / epoch.gap_s + _SPREADS * epoch.frontier.drift
+        before = max(1.0, soon, SOONER * epoch.size)
         if places > before:
             return 0
         if not is_shared or self.mine_of(candidate.dataset, candidate.object_index, count) == (1 << count) - 1:
