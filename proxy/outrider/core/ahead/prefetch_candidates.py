@@ -424,7 +424,8 @@ class Candidates:
         nothing for a while is nearer to its next object by that time, up to its longest pause: after that, the job may
         have ended. Readers that have drifted apart open objects sooner than their places tell.
         A hundredth of an epoch is always fetched, as it costs no more traffic, and so is the head of the next object.
-        It is not added to the time of a fill: with 64 objects that would be most of an object, and its room costs hits.
+        It is added to the time of a fill only where blocks come one by one: of 64 objects it is most of an object, and
+        its room costs hits.
         While nobody has begun to read a told order, no fill is too early, except where other clients may be about to
         tell or to read the objects that would go.
         """
@@ -438,8 +439,8 @@ class Candidates:
             return missing if len(candidate.dataset.jobs) == 1 or places < 1.0 else 0
         rest_s = min(self._now - epoch.last, epoch.pause_s)
         lead_s = outstanding.fill_s + _SPREADS * outstanding.spread_s + rest_s
-        soon = (lead_s + _TICK_S) / epoch.gap_s + _SPREADS * epoch.frontier.drift
-        before = max(1.0, soon, SOONER * epoch.size)
+        soon, hundredth = lead_s / epoch.gap_s + _SPREADS * epoch.frontier.drift, SOONER * epoch.size
+        before = max(1.0, soon + hundredth if is_shared else max(soon + _TICK_S / epoch.gap_s, hundredth))
         if places > before:
             return 0
         if not is_shared or self.mine_of(candidate.dataset, candidate.object_index, count) == (1 << count) - 1:
