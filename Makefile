@@ -62,7 +62,7 @@ TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_
 	tests/server/test_bench.py tests/server/test_built_image.py tests/server/test_docs.py tests/server/test_fresh_clone.py \
 	tests/unit/ahead/order/test_same_order.py tests/unit/ahead/order/test_torch_sampler.py \
 	tests/unit/ahead/order/test_webdataset_shuffle.py tests/unit/ahead/test_goals.py \
-	tests/unit/ahead/test_properties.py
+	tests/unit/ahead/test_properties.py tests/unit/http/test_any_pod.py
 soak: install
 	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 --tb native $(TESTS)
 
