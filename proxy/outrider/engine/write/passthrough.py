@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, unanswered
+from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.s3.headers import passed_down, passed_up
-from outrider.core.s3.operation import Forgets, Kind, Operation
+from outrider.core.s3.operation import Forgets, Operation
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.read.object_read import CacheStatus
@@ -114,7 +114,6 @@ class Passthrough:
         Raises:
             S3Error: the body failed its verification.
             ServiceUnavailable, SlowDown: the origin gave no reply, or no connection to it came free.
-            ServiceUnavailable: the origin told another length of the same version before.
         """
         if upload.body is not None and upload.body_bytes == 0:
             # The origin commits an empty object as soon as it has the head, so the body is verified to its end before.
@@ -130,8 +129,6 @@ class Passthrough:
             self._forget(touched)
             await self._tell(touched)
             reply = await self._reply(request, upload, stack)
-            if operation.kind is Kind.GET:
-                self._check_length(operation.ref, reply)
             self._forget(touched)
             await self._note(touched)
             await self._tell(touched)
@@ -158,19 +155,6 @@ class Passthrough:
         finally:
             # Both forms of the body know the upload, to tell it their error: a cycle.
             upload.body = upload.in_thread = None
-
-    def _check_length(self, ref: ObjectRef, reply: OriginReply) -> None:
-        """One ETag cannot have two lengths. It is not known which of the two replies was right, so that the version is
-        forgotten, and the client asks once more. Raises ServiceUnavailable."""
-        told = dict(reply.headers)
-        version = self._versions.likely(ref)
-        if version is None or reply.status != 200 or reply.content_length in (None, version.size):
-            return
-        if told.get("etag") == version.etag and "content-encoding" not in told:
-            self._versions.forget(ref)
-            raise ServiceUnavailable(
-                f"The origin told {version.size} bytes of this version, and then {reply.content_length}. Try again."
-            )
 
     async def _tell(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
         if self._elsewhere is not None and touched:
