@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 
 from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.process.system import (
     keep_collections_short,
@@ -27,6 +28,7 @@ from outrider.mount import device
 from outrider.mount.bucket import Bucket
 from outrider.mount.file_system import FileSystem
 from outrider.mount.messages import READ_BYTES_MAX
+from outrider.mount.plain_gets import PlainGets
 
 # Readers that wait at the same time. A FUSE client with fewer would hold back readers that the proxy could serve.
 _CONNECTIONS = 128
@@ -45,10 +47,14 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
         told["endpoint"], told["region"], AwsCredentials(), Metrics(), time.time, connections=_CONNECTIONS,
         read_timeout_s=_REPLY_S,
     )  # fmt: skip
+    at, plain = Endpoint.at(told["endpoint"], told["region"]), None
+    if at.base.startswith("http:") and at.proxy.url is None:
+        plain = PlainGets(at, told["bucket"], connections=_CONNECTIONS, reply_s=_REPLY_S)
     files: FileSystem | None = None
     try:
         await proxy.open()
-        files = FileSystem(fd, Bucket(proxy, told["bucket"]), told["prefix"], float(told["believed_s"]))
+        bucket = Bucket(proxy, told["bucket"], plain=plain)
+        files = FileSystem(fd, bucket, told["prefix"], float(told["believed_s"]))
 
         def stop(ended: asyncio.Event) -> None:
             subprocess.Popen([helper, "-u", "-z", directory], stderr=subprocess.DEVNULL)
@@ -63,6 +69,8 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
         if files is not None:
             await files.stop()
         os.close(fd)
+        if plain is not None:
+            plain.close()
         await proxy.close()
 
 

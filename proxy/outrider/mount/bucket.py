@@ -15,7 +15,9 @@ from outrider.core.s3.conditions import parse_http_date
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListPage, parse_page
 from outrider.core.s3.operation import Query
 from outrider.mount.nodes import Told
-from outrider.ports import Buffer, Origin, OriginReply, OriginRequest
+from outrider.mount.plain_gets import PlainGets
+from outrider.mount.target import Target
+from outrider.ports import Origin, OriginReply, OriginRequest
 
 T = TypeVar("T")
 _DENIED = (401, 403)
@@ -36,8 +38,13 @@ class Bucket:
     """Errors are those of a file system: each call raises OSError, EACCES where the proxy or the store refuses, and EIO
     for all else. Where the proxy is away or busy it is tried again for half a minute, and the error is `Away`."""
 
-    def __init__(self, proxy: Origin, name: str, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
+    def __init__(
+        self, proxy: Origin, name: str, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        *, plain: PlainGets | None = None,
+    ) -> None:  # fmt: skip
+        """`plain` is asked for bytes first. None: there is none for such a proxy."""
         self._proxy = proxy
+        self._plain = plain
         self._name = name
         self._sleep = sleep
 
@@ -68,7 +75,10 @@ class Bucket:
         Raises:
             Stale: they are not those of the version `etag`.
         """
-        await self._patiently(partial(self._read_on, buffer, key, start, etag, whole))
+        if self._plain is not None:
+            await self._plain.fill(buffer, key, start, etag, whole=whole)
+        if buffer.room:
+            await self._patiently(partial(self._read_on, buffer, key, start, etag, whole))
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         for pause_s in (*_PAUSES_S, None):
@@ -122,25 +132,6 @@ class Bucket:
         if page is None:
             raise OSError(errno.EIO, "the reply to a LIST is no page of a LIST")
         return page
-
-
-class Target:
-    """Bytes that come in order. `came`: how many are there."""
-
-    def __init__(self, size: int) -> None:
-        self.bytes = bytearray(size)
-        self.came = 0
-
-    @property
-    def room(self) -> int:
-        return len(self.bytes) - self.came
-
-    def take(self, chunk: Buffer) -> None:
-        end = self.came + len(chunk)
-        if end > len(self.bytes):
-            raise OSError(errno.EIO, "more bytes came than were asked for")
-        self.bytes[self.came : end] = chunk
-        self.came = end
 
 
 def _check(reply: OriginReply, start: int, etag: str) -> None:

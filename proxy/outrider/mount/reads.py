@@ -6,8 +6,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
-from outrider.mount.bucket import Bucket, Target
+from outrider.mount.bucket import Bucket
 from outrider.mount.nodes import File
+from outrider.mount.target import Target
 from outrider.ports import Clock
 
 # As large as the proxy's blocks: one request for each of them.
@@ -35,8 +36,8 @@ class _Stream(Target):
     def stop(self) -> int:
         return self.start + len(self.bytes)
 
-    def take(self, chunk: bytes | bytearray | memoryview) -> None:
-        super().take(chunk)
+    def arrived(self, count: int) -> None:
+        super().arrived(count)
         self._wake()
 
     def failed(self, error: Exception) -> None:

@@ -1,0 +1,203 @@
+"""The plain GETs of a mount, before a server that replies with any bytes in any pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.adapters.origin.endpoint import Endpoint
+from outrider.mount.plain_gets import PlainGets
+from outrider.mount.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+BODY = bytes(range(100))
+OK = b'HTTP/1.1 200 OK\r\netag: "v1"\r\ncontent-length: 100\r\n\r\n' + BODY
+PART = b'HTTP/1.1 206 Partial Content\r\nETag: "v1"\r\nContent-Range: bytes 40-59/100\r\nContent-Length: 20\r\n\r\n'
+REFUSED = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"
+
+
+class Server:
+    """Replies to each request with the next of `replies`, in their pieces, and closes instead of an empty reply."""
+
+    def __init__(self, replies: Sequence[Sequence[bytes]]) -> None:
+        self.replies = list(replies)
+        self.asked: list[bytes] = []
+        self.connections = 0
+        self.writer: asyncio.StreamWriter | None = None
+        self.left = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writer = writer
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            while True:
+                self.asked.append(await reader.readuntil(b"\r\n\r\n"))
+                pieces = self.replies.pop(0)
+                for piece in pieces:
+                    writer.write(piece)
+                    await asyncio.sleep(0)
+                if not any(pieces):
+                    break
+        self.left.set()
+        writer.close()
+
+
+@asynccontextmanager
+async def before(*replies: Sequence[bytes], reply_s: float = 60.0) -> AsyncIterator[tuple[PlainGets, Server]]:
+    server = Server(replies)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    gets = PlainGets(Endpoint.at(f"http://127.0.0.1:{port}", "eu-west-1"), "pets", connections=2, reply_s=reply_s)
+    try:
+        yield gets, server
+    finally:
+        gets.close()
+        listening.close()
+
+
+async def whole(gets: PlainGets, size: int = 100, etag: str = "v1") -> Target:
+    target = Target(size)
+    await gets.fill(target, "a b/c", 0, etag, whole=True)
+    return target
+
+
+async def part(gets: PlainGets) -> Target:
+    target = Target(20)
+    await gets.fill(target, "c", 40, "v1", whole=False)
+    return target
+
+
+async def test_a_connection_serves_one_read_after_the_other() -> None:
+    async with before([OK], [PART + BODY[40:60]], [OK]) as (gets, server):
+        assert bytes((await whole(gets)).bytes) == BODY
+        assert bytes((await part(gets)).bytes) == BODY[40:60]
+        assert (await whole(gets)).room == 0
+    host = server.asked[0].split(b"\r\n")[1]
+    assert server.asked[:2] == [
+        b"GET /pets/a%20b/c HTTP/1.1\r\n" + host + b"\r\n\r\n",
+        b"GET /pets/c HTTP/1.1\r\n" + host + b"\r\nRange: bytes=40-59\r\n\r\n",
+    ]
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("ask", "reply"),
+    [
+        (whole, OK.replace(b"v1", b"v2")),
+        (whole, OK.replace(b'etag: "v1"\r\n', b"")),
+        (whole, OK.replace(b"length: 100", b"length: 101") + b"x"),
+        (whole, OK.replace(b"length: 100", b"length: 99")),
+        (whole, OK.replace(b"content-length: 100", b"transfer-encoding: chunked")),
+        (whole, OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")),
+        (whole, OK.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")),
+        (whole, OK.replace(b"200", b"206")),
+        (whole, OK.replace(b"200", b"503")),
+        (whole, OK.replace(b"HTTP/1.1", b"HTTP/1.0")),
+        (whole, OK + b"x"),
+        (whole, b"x" * 20_000),
+        (whole, b""),
+        (part, PART.replace(b"206", b"200") + BODY[40:60]),
+        (part, PART.replace(b"40-59", b"41-60") + BODY[41:61]),
+        (part, PART.replace(b"Content-Range", b"Content-Rage") + BODY[40:60]),
+    ],
+)  # fmt: skip
+async def test_what_is_unusual_is_left_to_the_other_client(ask: Callable[[PlainGets], object], reply: bytes) -> None:
+    async with before([reply], [OK]) as (gets, server):
+        target = await ask(gets)  # type: ignore[misc]  # of `whole` and `part`
+        assert target.came == 0
+        # The next one is not answered by what is left of this one.
+        assert bytes((await whole(gets)).bytes) == BODY
+        assert server.connections == 2
+
+
+async def test_a_body_that_breaks_off_is_left_where_it_broke() -> None:
+    async with before([OK[:-30]]) as (gets, server):
+        reading = asyncio.create_task(whole(gets))
+        while not server.asked:
+            await asyncio.sleep(0)
+        assert server.writer is not None
+        server.writer.close()
+        target = await reading
+        assert bytes(target.bytes[: target.came]) == BODY[:70]
+
+
+async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
+    async with before([OK], [OK]) as (gets, server):
+        assert (await whole(gets)).room == 0
+        assert server.writer is not None
+        server.writer.write(OK.replace(BODY, bytes(100)))
+        await server.left.wait()
+        assert bytes((await whole(gets)).bytes) == BODY
+        assert server.connections == 2
+
+
+async def test_a_proxy_that_says_nothing_is_left_to_the_other_client() -> None:
+    async with before([OK[:-30]], reply_s=0.05) as (gets, server):
+        target = await whole(gets)
+        assert bytes(target.bytes[: target.came]) == BODY[: target.came]
+        assert target.room
+        await server.left.wait()
+
+
+async def test_a_read_that_is_given_up_takes_its_connection_with_it() -> None:
+    async with before([OK[:-30]], [OK]) as (gets, server):
+        reading = asyncio.create_task(whole(gets))
+        while not server.asked:
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await server.left.wait()
+        assert bytes((await whole(gets)).bytes) == BODY
+        assert server.connections == 2
+
+
+async def test_a_proxy_that_asks_for_signatures_is_asked_once() -> None:
+    async with before([REFUSED], [OK]) as (gets, server):
+        assert (await whole(gets)).came == (await whole(gets)).came == 0
+        assert len(server.asked) == 1
+
+
+async def test_one_object_that_is_refused_is_not_a_proxy_that_asks_for_signatures() -> None:
+    async with before([OK], [REFUSED], [OK]) as (gets, _):
+        assert [(await whole(gets)).came for _ in range(3)] == [100, 0, 100]
+
+
+async def test_a_version_without_an_etag_is_left_to_the_other_client() -> None:
+    async with before([OK]) as (gets, server):
+        assert (await whole(gets, etag="")).came == 0
+        assert server.connections == 0
+
+
+async def test_more_reads_than_connections_are_left_to_the_other_client() -> None:
+    async with before([OK], [OK]) as (gets, _):
+        assert sorted(target.came for target in await asyncio.gather(*(whole(gets) for _ in range(3)))) == [0, 100, 100]
+
+
+async def test_nobody_answers() -> None:
+    gets = PlainGets(Endpoint.at("http://127.0.0.1:1", "eu-west-1"), "pets", connections=2, reply_s=1.0)
+    assert (await whole(gets)).came == 0
+
+
+@given(data=st.data(), cuts=st.lists(st.integers(0, len(OK)), max_size=6))
+def test_however_a_reply_is_cut_no_byte_is_wrong(data: st.DataObject, cuts: list[int]) -> None:
+    flips = data.draw(st.lists(st.tuples(st.integers(0, len(OK) - len(BODY) - 1), st.integers(0, 255)), max_size=2))
+    reply = bytearray(OK)
+    for place, value in flips:
+        reply[place] = value
+    pieces = [bytes(reply[first:last]) for first, last in pairwise([0, *sorted(cuts), len(reply)])]
+
+    async def go() -> Target:
+        async with before(pieces, reply_s=0.1) as (gets, _):
+            return await whole(gets)
+
+    target = asyncio.run(go())
+    assert bytes(target.bytes[: target.came]) == BODY[: target.came]
