@@ -85,9 +85,14 @@ class Runner:
     def _measure_one(self, load: Load, name: str, number: int, progress: Progress) -> bool:
         target = self._targets[name]
         try:
-            if not load.cold and (load.warmed_anew or (load.name, name) not in self._warm):
+            is_warm = (load.name, name) in self._warm
+            if not load.cold and not is_warm:
                 warm_up(load, self._world, target)
                 self._warm.add((load.name, name))
+            # Also after the first time, which takes as long as the bucket does: some kernels drop what was not read for
+            # a minute (DAMON).
+            if load.warmed_anew:
+                warm_up(load, self._world, target)
             sample = measured(load, self._world, target, number)
         except _FAILURES as error:
             self.note(f"{name}: {load.name} failed: {error}")
