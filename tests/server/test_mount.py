@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from outrider.adapters.origin.endpoint import Endpoint
 from outrider.cli.mount.missing import complaint, facts
 from outrider.cli.mount.mounting import is_mounted
 from outrider.cli.mount.running_proxy import Who, asked
 from outrider.core.cache.freshness import Freshness
+from outrider.mount.plain_gets import PlainGets
+from outrider.mount.target import Target
 from tests.support.child import program
 from tests.support.command import Command
 from tests.support.proxy import Proxy
@@ -24,6 +27,13 @@ if TYPE_CHECKING:
 
 IMAGE = bytes(range(251)) * 440
 SHARD = bytes(range(251)) * 40_000
+CLIENTS = """
+[[client]]
+name = "reader"
+access_key = "AKREADER"
+secret_key = "the reader's secret"
+grants = [{bucket = "plain*", access = "read"}]
+"""
 
 
 def lacks() -> str | None:
@@ -74,3 +84,31 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
         assert process.wait() == 1
         assert "all reads of the mount fail" in process.stderr.read()
     assert not is_mounted(str(place))
+
+
+async def test_bytes_come_without_a_signature_where_none_is_asked_for(bucket: Bucket, tmp_path: Path) -> None:
+    name = bucket.make_bucket("plain")
+    client = bucket.client()
+    etag = client.put_object(Bucket=name, Key="a b/0.jpg", Body=IMAGE)["ETag"].strip('"')
+    client.close()
+
+    async def came(gets: PlainGets, start: int, size: int) -> bytes:
+        target = Target(size)
+        await gets.fill(target, "a b/0.jpg", start, etag, whole=size == len(IMAGE))
+        return bytes(target.bytes[: target.came])
+
+    def gets(proxy: Proxy) -> PlainGets:
+        return PlainGets(Endpoint.at(proxy.endpoint, "eu-west-1"), name, connections=2, reply_s=60.0)
+
+    with Proxy(bucket) as proxy:
+        plain = gets(proxy)
+        for _ in ("from the bucket", "from the cache"):
+            assert await came(plain, 0, len(IMAGE)) == IMAGE
+            assert await came(plain, 1000, 500) == IMAGE[1000:1500]
+        plain.close()
+    clients = tmp_path / "clients.toml"
+    clients.write_text(CLIENTS)
+    with Proxy(bucket, auth="sigv4", clients=clients) as proxy:
+        plain = gets(proxy)
+        assert await came(plain, 0, len(IMAGE)) == b""
+        plain.close()
