@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from random import Random
 
@@ -52,15 +53,16 @@ class FilesWorld(World):
         super().__init__(Plan(), directory, bucket, simulator, flags)
         self.files = plan
 
-    @property
+    # Kept: who looks up the size of each of ten thousand images would make as many lists of them.
+    @cached_property
     def images(self) -> list[str]:
         return [f"train/{number % _CLASSES:03d}/{number:06d}.jpg" for number in range(self.files.images)]
 
-    @property
+    @cached_property
     def shards(self) -> list[str]:
         return [f"shards/{number:03d}.tar" for number in range(self.files.shards)]
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         return {
             PROBE: 1000,

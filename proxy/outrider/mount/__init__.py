@@ -2,8 +2,8 @@
 
 1. `device` mounts by fusermount3, and gets the descriptor over which the kernel talks. `messages` are its messages.
 2. `file_system` answers them. `nodes` are the files and directories that are known.
-3. `bucket` asks the proxy: LIST and HEAD for names and attributes, GET for bytes. `reads` turns the reads of a file
-   that go on into a stream.
+3. `bucket` asks the proxy: LIST and HEAD for names and attributes, GET for bytes. `plain_gets` sends those first that
+   need no signature. `reads` turns the reads of a file that go on into a stream.
 
 The kernel keeps the pages of a file, and opens files by itself, so a file that was read before is read again without a
 request. Each version of an object is a file of its own, with another number: pages and open files never mix versions.
