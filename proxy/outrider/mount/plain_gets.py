@@ -12,6 +12,7 @@ import contextlib
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
+from urllib.parse import urlsplit
 
 from outrider.ports import OriginRequest
 
@@ -42,8 +43,8 @@ class PlainGets:
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._is_refused = self._has_read = False
-        address = endpoint.host.rpartition(":")
-        self._host, self._port = (address[0].strip("[]"), int(address[2])) if address[1] else (endpoint.host, 80)
+        parts = urlsplit(endpoint.base)
+        self._host, self._port = parts.hostname or "", parts.port or 80
         self._rest = b" HTTP/1.1\r\nHost: %s\r\n" % endpoint.host.encode()
 
     async def fill(self, buffer: Target, key: str, start: int, etag: str, *, whole: bool) -> None:
@@ -170,11 +171,11 @@ class _Connection(asyncio.BufferedProtocol):
         end = head.find(b"\r\n\r\n") + 4
         if end < 4:
             if self._head_bytes == _HEAD_BYTES_MAX:
-                self._end()
+                self._give_up()
             return
         buffer, rest = self._buffer, len(head) - end
         if buffer is None or not self._is_usual(head[:end], buffer) or rest > buffer.room:
-            self._end()
+            self._give_up()
             return
         self._body = buffer.empty()
         self._body[:rest] = head[end:]
@@ -207,7 +208,12 @@ class _Connection(asyncio.BufferedProtocol):
             self._heard = False
             self._watching = loop.call_later(reply_s, self._watch, loop, reply_s)
         else:
-            self._end()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """At once: there may be no room for what still comes."""
+        self.close()
+        self._end()
 
     def _end(self) -> None:
         """The buffer is full, or no more is put into it."""

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.adapters.origin.endpoint import Endpoint
+from outrider.adapters.process.system import new_event_loop
 from outrider.mount.plain_gets import PlainGets
 from outrider.mount.target import Target
 
@@ -119,6 +120,24 @@ async def test_what_is_unusual_is_left_to_the_other_client(ask: Callable[[PlainG
         assert server.connections == 2
 
 
+def test_a_long_reply_that_nobody_wants_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    async def go() -> None:
+        async with before([OK.replace(b"v1", b"v2") + bytes(8_000_000)], [OK]) as (gets, server):
+            assert (await whole(gets)).came == 0
+            await server.left.wait()
+            assert bytes((await whole(gets)).bytes) == BODY
+
+    # The mount's own loop reads a socket several times in one turn.
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(go())
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("url", ["http://[::1]", "http://[::1]:9000", "http://proxy", "http://proxy:9000/path/"])
+def test_any_endpoint_is_taken(url: str) -> None:
+    PlainGets(Endpoint.at(url, "eu-west-1"), "pets", connections=2, reply_s=60.0)
+
+
 async def test_a_body_that_breaks_off_is_left_where_it_broke() -> None:
     async with before([OK[:-30]]) as (gets, server):
         reading = asyncio.create_task(whole(gets))
@@ -178,7 +197,7 @@ async def test_a_version_without_an_etag_is_left_to_the_other_client() -> None:
 
 
 async def test_more_reads_than_connections_are_left_to_the_other_client() -> None:
-    async with before([OK], [OK]) as (gets, _):
+    async with before([OK], [OK], [OK]) as (gets, _):
         assert sorted(target.came for target in await asyncio.gather(*(whole(gets) for _ in range(3)))) == [0, 100, 100]
 
 
