@@ -143,6 +143,18 @@ def _images(part: int) -> Run:
     return run
 
 
+def _dropped(world: World, target: Target) -> Took:
+    """The images, whose pages the kernel has dropped, as it does when memory is short."""
+    assert isinstance(world, FilesWorld)
+    for key in world.images:
+        file = os.open(target.url(key).removeprefix("file://"), os.O_RDONLY)
+        try:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+    return _images(1)(world, target)
+
+
 def _shards(world: World, target: Target) -> Took:
     return _read(world, target, world.shards)
 
@@ -165,6 +177,8 @@ _MOUNTS = _EVERY[:-1]
 LOADS = (
     Load("files-cold", "images as files, first epoch, readers: 8", "req_s", _MOUNTS, S3fs.name, _images(_COLD_PART)),
     Load("files-warm", "images as files, second epoch, readers: 8", "req_s", _EVERY, LOCAL, _images(1),
+         lambda world: world.images if isinstance(world, FilesWorld) else [], warmed_anew=True),
+    Load("files-dropped", "images as files, pages dropped, readers: 8", "req_s", _MOUNTS, JuiceFSMount.name, _dropped,
          lambda world: world.images if isinstance(world, FilesWorld) else [], warmed_anew=True),
     Load("file-shards-cold", "shards as files, first epoch, readers: 8", "mb_s", _MOUNTS, S3fs.name, _shards),
     Load("file-shards-warm", "shards as files, second epoch, readers: 8", "mb_s", _EVERY, LOCAL, _shards,
