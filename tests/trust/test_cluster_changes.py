@@ -206,7 +206,8 @@ def test_a_member_that_comes_back_with_an_old_disk(world: World) -> None:
 
 def test_a_member_that_joins_amid_an_epoch(world: World, fourth: Node) -> None:
     """Its blocks are on the disks of those that owned them before, which are asked for them: the bucket is not."""
-    objects = world.held("join")
+    # Of sixteen objects a fourth member owns none once in a hundred times.
+    objects = world.held("join") | world.held("more") | world.held("most")
     half = list(objects)[: COUNT // 2]
     for key in half:
         assert get(world.nodes[0], key) == objects[key]
