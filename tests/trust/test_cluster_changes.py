@@ -206,7 +206,7 @@ def test_a_member_that_comes_back_with_an_old_disk(world: World) -> None:
 
 def test_a_member_that_joins_amid_an_epoch(world: World, fourth: Node) -> None:
     """Its blocks are on the disks of those that owned them before, which are asked for them: the bucket is not."""
-    # Of sixteen objects a fourth member owns none once in a hundred times.
+    # With sixteen objects, one run in a hundred gives the fourth member none.
     objects = world.held("join") | world.held("more") | world.held("most")
     half = list(objects)[: COUNT // 2]
     for key in half:
