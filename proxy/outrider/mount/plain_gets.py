@@ -8,13 +8,14 @@ connection breaks, `HttpOrigin` asks again for what has not come.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
+import time
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from outrider.ports import OriginRequest
+from outrider.ports import Clock, OriginRequest
 
 if TYPE_CHECKING:
     from outrider.adapters.origin.endpoint import Endpoint
@@ -25,24 +26,40 @@ _HEAD_BYTES_MAX = 16 * 1024
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) ")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,18})\r\n", re.IGNORECASE)
 _RANGE = re.compile(rb"\r\ncontent-range: *bytes (\d{1,18})-", re.IGNORECASE)
-_ETAG = re.compile(rb'\r\netag: *"([^"\r\n]*)"\r\n', re.IGNORECASE)
+_ETAG = re.compile(rb"\r\netag: *([^\r\n]*?) *\r\n", re.IGNORECASE)
+# A proxy that asks for signatures serves an unsigned request so, if strangers may read the object.
+_PAST_CACHE = re.compile(rb"\r\nx-cache: *BYPASS\r\n", re.IGNORECASE)
 # One that says how the body is framed otherwise, or that the connection ends with it.
-_UNUSUAL = re.compile(rb"\r\n(?:transfer-encoding|connection|content-encoding):", re.IGNORECASE)
+_UNUSUAL = re.compile(rb"\r\n(?:transfer-encoding|connection):", re.IGNORECASE)
 _REFUSED = (401, 403)
+# No plain GET is tried for so long after one that was refused or served past the cache, or after a connect that took
+# too long; twice as long after each further one.
+_REST_S = 60.0
+# A network forgets connections that are silent for some minutes, and tells nobody. As aiohttp's client here.
+_IDLE_S = 20.0
 
 
 class PlainGets:
     """To one proxy, which speaks HTTP. `close` after the last."""
 
-    def __init__(self, endpoint: Endpoint, bucket: str, *, connections: int, reply_s: float) -> None:
-        """`connections`: how many at once, and no more are kept. `reply_s`: how long the proxy may send nothing."""
+    def __init__(
+        self, endpoint: Endpoint, bucket: str, *, connections: int, reply_s: float, idle_s: float = _IDLE_S,
+        clock: Clock = time.monotonic,
+    ) -> None:  # fmt: skip
+        """`connections`: how many at once, and no more are kept. `reply_s`: how long the proxy may send nothing.
+        `idle_s`: how long a connection is kept without a request, or twice that."""
         self._endpoint = endpoint
         self._bucket = bucket
         self._room = connections
         self._reply_s = reply_s
+        self._idle_s = idle_s
+        self._clock = clock
+        # The one that was used last at the end.
         self._idle: list[_Connection] = []
+        self._sweeping: asyncio.TimerHandle | None = None
         self._open: set[_Connection] = set()
-        self._is_refused = self._has_read = False
+        self._rests_until = -inf
+        self._rest_s = _REST_S
         parts = urlsplit(endpoint.base)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._rest = b" HTTP/1.1\r\nHost: %s\r\n" % endpoint.host.encode()
@@ -50,7 +67,7 @@ class PlainGets:
     async def fill(self, buffer: Target, key: str, start: int, etag: str, *, whole: bool) -> None:
         """Fill `buffer` with the bytes of the version `etag` from `start` on, as far as that goes without anything
         unusual. `whole`: they are the whole object."""
-        if self._is_refused or not self._room or not etag:
+        if not self._room or not etag or self._clock() < self._rests_until:
             return
         self._room -= 1
         connection = None
@@ -59,16 +76,40 @@ class PlainGets:
             if connection is not None:
                 request = self._request(buffer, key, start, whole=whole)
                 await connection.get(request, buffer, etag, None if whole else start, self._reply_s)
-                self._has_read = self._has_read or connection.is_free
-                # Not one object alone that may not be read: the proxy asks for signatures.
-                self._is_refused = connection.status in _REFUSED and not self._has_read
+                if connection.status in _REFUSED or connection.is_past_cache:
+                    self._pause()
+                elif connection.is_free:
+                    self._rest_s = _REST_S
         finally:
             self._room += 1
             if connection is not None:
-                if connection.is_free:
-                    self._idle.append(connection)
-                else:
-                    connection.close()
+                self._keep(connection)
+
+    def _pause(self) -> None:
+        # Once for all reads that were under way together.
+        if self._clock() < self._rests_until:
+            return
+        self._rests_until = self._clock() + self._rest_s
+        self._rest_s *= 2
+
+    def _keep(self, connection: _Connection) -> None:
+        """For the next read, if it may have one."""
+        if not connection.is_free:
+            connection.close()
+            return
+        connection.idle_at = self._clock()
+        self._idle.append(connection)
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().call_later(self._idle_s, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        now = self._clock()
+        for connection in [idle for idle in self._idle if now - idle.idle_at >= self._idle_s]:
+            self._idle.remove(connection)
+            connection.close()
+        if self._idle:
+            self._sweeping = asyncio.get_running_loop().call_later(self._idle_s, self._sweep)
 
     def _request(self, buffer: Target, key: str, start: int, *, whole: bool) -> bytes:
         path = self._endpoint.path_of(OriginRequest("GET", self._bucket, key)).encode("ascii")
@@ -78,12 +119,17 @@ class PlainGets:
     async def _connected(self) -> _Connection | None:
         """None: nobody answers there."""
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # TimeoutError is one
+        try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(lambda: _Connection(self._lost), self._host, self._port)
-            self._open.add(connection)
-            return connection
-        return None
+        except TimeoutError:
+            # The other client tries several addresses of a name at once.
+            self._pause()
+            return None
+        except OSError:
+            return None
+        self._open.add(connection)
+        return connection
 
     def _lost(self, connection: _Connection) -> None:
         self._open.discard(connection)
@@ -91,6 +137,8 @@ class PlainGets:
             self._idle.remove(connection)
 
     def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for connection in list(self._open):
             connection.close()
 
@@ -114,6 +162,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.status = 0
         """The status of the last reply; 0: there was none."""
+        self.is_past_cache = False
+        """The cache had no part in the last reply."""
+        self.idle_at = 0.0
+        """When it became free, by the clock of its owner."""
 
     @property
     def is_free(self) -> bool:
@@ -127,7 +179,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         loop = asyncio.get_running_loop()
         self._buffer, self._etag, self._start = buffer, etag.encode("utf-8", "surrogateescape"), start
-        self._head_bytes, self._body, self.status = 0, None, 0
+        self._head_bytes, self._body, self.status, self.is_past_cache = 0, None, 0, False
         self._done = loop.create_future()
         self._heard = False
         self._watching = loop.call_later(reply_s, self._watch, loop, reply_s)
@@ -185,8 +237,8 @@ class _Connection(asyncio.BufferedProtocol):
         status, length, etag, part = _STATUS.match(head), _LENGTH.search(head), _ETAG.search(head), _RANGE.search(head)
         if status is None:
             return False
-        self.status = int(status[1])
-        if etag is None or etag[1] != self._etag or length is None or int(length[1]) != buffer.room:
+        self.status, self.is_past_cache = int(status[1]), _PAST_CACHE.search(head) is not None
+        if etag is None or etag[1].strip(b'"') != self._etag or length is None or int(length[1]) != buffer.room:
             return False
         if self._start is None:
             is_asked = self.status == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.process.system import new_event_loop
 from outrider.mount.plain_gets import PlainGets
 from outrider.mount.target import Target
+from tests.support.fakes import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -53,11 +55,14 @@ class Server:
 
 
 @asynccontextmanager
-async def before(*replies: Sequence[bytes], reply_s: float = 60.0) -> AsyncIterator[tuple[PlainGets, Server]]:
+async def before(
+    *replies: Sequence[bytes], clock: FakeClock | None = None, **settings: float
+) -> AsyncIterator[tuple[PlainGets, Server]]:
     server = Server(replies)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
-    gets = PlainGets(Endpoint.at(f"http://127.0.0.1:{port}", "eu-west-1"), "pets", connections=2, reply_s=reply_s)
+    endpoint = Endpoint.at(f"http://127.0.0.1:{port}", "eu-west-1")
+    gets = PlainGets(endpoint, "pets", connections=2, **{"reply_s": 60.0, **settings}, clock=clock or time.monotonic)
     try:
         yield gets, server
     finally:
@@ -99,7 +104,6 @@ async def test_a_connection_serves_one_read_after_the_other() -> None:
         (whole, OK.replace(b"length: 100", b"length: 99")),
         (whole, OK.replace(b"content-length: 100", b"transfer-encoding: chunked")),
         (whole, OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")),
-        (whole, OK.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")),
         (whole, OK.replace(b"200", b"206")),
         (whole, OK.replace(b"200", b"503")),
         (whole, OK.replace(b"HTTP/1.1", b"HTTP/1.0")),
@@ -179,15 +183,73 @@ async def test_a_read_that_is_given_up_takes_its_connection_with_it() -> None:
         assert server.connections == 2
 
 
-async def test_a_proxy_that_asks_for_signatures_is_asked_once() -> None:
-    async with before([REFUSED], [OK]) as (gets, server):
-        assert (await whole(gets)).came == (await whole(gets)).came == 0
+@pytest.mark.parametrize("told", ['W/"v1"', "v1", '"v1" '])
+async def test_etags_are_compared_as_the_other_client_does(told: str) -> None:
+    reply = OK.replace(b'"v1"', told.encode())
+    async with before([reply]) as (gets, _):
+        assert bytes((await whole(gets, etag=told.strip().strip('"'))).bytes) == BODY
+
+
+async def test_bytes_that_are_stored_encoded_are_taken_as_they_are() -> None:
+    async with before([OK.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")]) as (gets, _):
+        assert bytes((await whole(gets)).bytes) == BODY
+
+
+async def test_a_proxy_that_refuses_is_asked_ever_less_often() -> None:
+    clock, asked = FakeClock(), []
+    async with before(*[[REFUSED]] * 3, clock=clock) as (gets, server):
+        for _ in range(300):
+            assert (await whole(gets)).came == 0
+            asked.append(len(server.asked))
+            clock.advance(1.0)
+    assert (asked[59], asked[60], asked[179], asked[180], asked[299]) == (1, 2, 2, 3, 3)
+
+
+async def test_reads_that_are_refused_together_are_one_refusal() -> None:
+    clock = FakeClock()
+    async with before([REFUSED], [REFUSED], [OK], clock=clock) as (gets, _):
+        await asyncio.gather(whole(gets), whole(gets))
+        clock.advance(60.0)
+        assert (await whole(gets)).came == 100
+
+
+async def test_a_read_that_comes_again_ends_the_doubling() -> None:
+    clock = FakeClock()
+    async with before([REFUSED], [OK], [REFUSED], [OK], clock=clock) as (gets, _):
+        for came in (0, 100, 0, 100):
+            assert (await whole(gets)).came == came
+            clock.advance(60.0)
+
+
+async def test_what_is_served_past_the_cache_is_asked_for_by_the_other_client() -> None:
+    """It has a signature, with which the cache may answer."""
+    past = OK.replace(b"\r\n\r\n", b"\r\nX-Cache: BYPASS\r\n\r\n")
+    async with before([past], [OK]) as (gets, server):
+        assert bytes((await whole(gets)).bytes) == BODY
+        assert (await whole(gets)).came == 0
         assert len(server.asked) == 1
 
 
-async def test_one_object_that_is_refused_is_not_a_proxy_that_asks_for_signatures() -> None:
-    async with before([OK], [REFUSED], [OK]) as (gets, _):
-        assert [(await whole(gets)).came for _ in range(3)] == [100, 0, 100]
+async def test_an_address_that_does_not_answer_is_left_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    async def silent(*_: object) -> None:
+        tried.append(1)
+        raise TimeoutError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", silent)
+    clock = FakeClock()
+    gets = PlainGets(Endpoint.at("http://proxy", "eu-west-1"), "pets", connections=2, reply_s=60.0, clock=clock)
+    for count in (1, 1, 2):
+        assert (await whole(gets)).came == 0
+        assert len(tried) == count
+        clock.advance(30.0)
+
+
+async def test_a_connection_without_requests_is_closed() -> None:
+    async with before([OK], idle_s=0.01) as (gets, server):
+        assert (await whole(gets)).room == 0
+        await server.left.wait()
 
 
 async def test_a_version_without_an_etag_is_left_to_the_other_client() -> None:
