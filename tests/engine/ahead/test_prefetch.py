@@ -165,6 +165,40 @@ async def test_a_reader_joins_the_prefetch_of_its_object(making: Making) -> None
         assert room.origin.body_bytes <= sum(map(len, BODIES.values()))
 
 
+@pytest.mark.parametrize("begun_by", ["a told version", "a known version", "an opened object"])
+async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhile(
+    making: Making, begun_by: str
+) -> None:
+    async def sleep(seconds: float) -> None:
+        await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))
+
+    with making(sleep=sleep) as room:
+        ref, head, get = REFS[0], asyncio.Event(), asyncio.Event()
+        room.origin.faults += [
+            Fault(key=ref.key, method="HEAD", gate=head), Fault(key=ref.key, method="GET", gate=get)
+        ]  # fmt: skip
+        begun = asyncio.create_task(room.fills.told(ref))
+        await under_way(room, 1)
+        reading = asyncio.create_task(room.get(ref, range=f"bytes={BLOCK}-"))
+        await under_way(room, 2)
+        head.set()
+        await settled_loop()
+        assert room.fills.known(ref) is not None
+        if begun_by == "a known version":
+            tell(room, [ref])
+        elif begun_by == "an opened object":
+            begun = asyncio.create_task(room.fills.opened(ref))
+        await settled_loop()
+        if begun.done():
+            room.fills.fill(begun.result(), [0, 1])
+        get.set()
+        room.fills.fill(await begun, [0, 1])
+        assert await reading == BODIES[ref][BLOCK:]
+        await room.tasks.settle()
+        assert room.origin.body_bytes == 2 * BLOCK
+        assert room.origin.count() == 3, "a HEAD, and a GET of each block"
+
+
 async def test_a_reader_that_joins_the_first_request_of_an_object_reports_the_bytes_to_come(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults.append(Fault(key=OTHER.key, body_gate=gate))

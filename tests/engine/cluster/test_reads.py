@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,41 @@ async def test_an_unknown_object_costs_one_question_of_the_bucket(tmp_path: Path
             assert await node.get() == DATA[:1000]
         await nodes.settle()
         assert nodes.origin.count() == 1
+
+
+async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhile(tmp_path: Path) -> None:
+    """The question of one member is under way at the owner, and another member asks it for the block that it brings."""
+    with cluster(tmp_path, sleep=no_patience_ends) as nodes:
+        nodes.origin.put(REF, DATA[:BLOCK])
+        await nodes.meet()
+        edge, other = nodes.others_of()
+        head, get = asyncio.Event(), asyncio.Event()
+        nodes.origin.faults += [Fault(method="HEAD", gate=head), Fault(method="GET", gate=get)]
+        told = asyncio.ensure_future(edge.engine.version_lookup.ask(REF, None))
+        await steps_until(lambda: nodes.origin.count() == 1)
+        reads = [asyncio.ensure_future(other.get())]
+        await steps_until(lambda: nodes.origin.count() == 2)
+        head.set()
+        await told
+        reads.append(asyncio.ensure_future(edge.get()))
+        await steps_until(lambda: len(edge.wire.reads) == 2)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        get.set()
+        assert await asyncio.gather(*reads) == [DATA[:BLOCK]] * 2
+        await nodes.settle()
+        assert nodes.origin.count() == 2, "a HEAD and a GET"
+
+
+async def no_patience_ends(seconds: float) -> None:
+    """A sleep that ends before its time, but for a wait for something that comes."""
+    await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))
+
+
+async def steps_until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0)
 
 
 async def test_the_reply_says_that_its_bytes_came_from_a_peer(tmp_path: Path) -> None:

@@ -75,6 +75,38 @@ async def test_each_byte_is_filled_once_and_counted(making: Making) -> None:
         assert len(room.origin.log) == before
 
 
+async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhile(making: Making) -> None:
+    async def sleep(seconds: float) -> None:
+        await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))
+
+    with making(sleep=sleep) as room:
+        head, get = asyncio.Event(), asyncio.Event()
+        room.origin.faults += [Fault(method="HEAD", gate=head), Fault(method="GET", gate=get)]
+        told = asyncio.create_task(room.version_lookup.ask(REFS[0], None))
+        await under_way(room, 1)
+        reading = asyncio.create_task(room.get(REFS[0]))
+        await under_way(room, 2)
+        head.set()
+        await told
+        begun(room, REFS[:1])
+        await settled_loop()
+        get.set()
+        await reading
+        await room.tasks.settle()
+        assert room.origin.count("GET") == 4, "one of each block"
+
+
+async def settled_loop() -> None:
+    for _ in range(3000):
+        await asyncio.sleep(0)
+
+
+async def under_way(room: Engine, at_least: int) -> None:
+    async with asyncio.timeout(60):
+        while room.origin.under_way < at_least:
+            await asyncio.sleep(0)
+
+
 async def test_demand_goes_first(making: Making) -> None:
     with making(fills_max=1) as room:
         gate = asyncio.Event()

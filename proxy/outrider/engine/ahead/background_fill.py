@@ -74,6 +74,11 @@ class BackgroundFill:
         version = self._versions.fresh(ref)
         return None if version is None or (self._with_checksums(ref) and not version.whole_headers) else version
 
+    async def brought(self, ref: ObjectRef) -> None:
+        """Wait for the flight of the block that a reader's question brings now, if there is one: `fill` would bring it
+        once more."""
+        await self._version_lookup.brought(ref, None)
+
     def forget(self, ref: ObjectRef) -> None:
         """The origin has another version by now: the next `known` is None."""
         self._versions.forget(ref)
@@ -119,7 +124,7 @@ class BackgroundFill:
                 version = await self._version_lookup.ask(
                     ref, 0, whole_headers=checksums, if_small=True, size=size, patient=False
                 )
-            await self._version_lookup.brought(ref, 0)
+            await self.brought(ref)
             opened = self._flights.get(self.layout.key(version, 0))
             begin(version)
             if opened is not None and opened.slot is None:
@@ -135,7 +140,9 @@ class BackgroundFill:
         all demand. Raises Signal, S3Error."""
         scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
         async with scheduler.slot(demand=False, purpose=purpose):
-            return await self._version_lookup.ask(ref, None, patient=False)
+            version = await self._version_lookup.ask(ref, None, patient=False)
+        await self.brought(ref)
+        return version
 
     def fill(self, version: ObjectVersion, blocks: Iterable[int], *, purpose: Purpose = Purpose.READER) -> list[Flight]:
         """Begins to fill those of the blocks that are neither here nor on their way. Returns the flights of all that

@@ -326,6 +326,8 @@ class Prefetch:
         again = missing = False
         try:
             version = self._fills.known(want.ref)
+            if version is not None:
+                await self._fills.brought(want.ref)
             flights = await self._begin_unknown(want) if version is None else self._begin(want, version)
             ended = [await flight.ended() for flight in flights]
             again = not all(ended)

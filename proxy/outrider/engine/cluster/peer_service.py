@@ -151,9 +151,7 @@ class PeerService:
         size = confirmed.version.size
         if read.extent is None or read.extent.start >= size:
             return PeerAnswer(200, confirmed)
-        if not read.only_if_here:
-            await self._version_lookup.brought(read.ref, read.extent.start, from_origin=True)
-        elif not self._store.has(self._layout.key(confirmed.version, 0)):
+        if read.only_if_here and not self._store.has(self._layout.key(confirmed.version, 0)):
             return PeerAnswer(200, confirmed)
         return await self._with_body(read, confirmed, Extent(read.extent.start, min(read.extent.stop, size)))
 
@@ -177,6 +175,8 @@ class PeerService:
     async def _with_body(self, read: PeerRead, confirmed: Confirmed, extent: Extent) -> PeerAnswer:
         """The head is promised once the first byte is in hand."""
         version, since = confirmed.version, self._clock()
+        if not read.only_if_here:
+            await self._version_lookup.brought(read.ref, extent.start, from_origin=True)
         key = self._layout.key(version, read.index)
         if self._contents.relays(read.ref):
             return PeerAnswer(404)

@@ -303,10 +303,12 @@ class WarmupRunner:
             self._check_room(warmup, item, item.size, room_bytes)
         version = self._fills.known(item.ref)
         brought = False
-        if version is None and not item.counts:
+        if version is not None:
+            await self._fills.brought(item.ref)
+        elif not item.counts:
             async with self._blocks:
                 version = await self._fills.told(item.ref, purpose=Purpose.COMMAND)
-        elif version is None:
+        else:
             brought = not self._begins_here(item.ref)
             # The answer brings the first block: count a whole one while the size is unknown.
             first_bytes = min(item.size, self.layout.block_bytes) if item.size >= 0 else self.layout.block_bytes

@@ -204,12 +204,14 @@ class VersionLookup:
             return known.version
         return await self.ask(ref, None, whole_headers=True, patient=False)
 
-    async def brought(self, ref: ObjectRef, byte: int, *, from_origin: bool = False) -> None:
+    async def brought(self, ref: ObjectRef, byte: int | None, *, from_origin: bool = False) -> None:
         """Wait for the flight of the block that holds `byte`, if a question under way brings it. The version may be
-        known before, by a HEAD that was answered earlier; a fill of the block would then bring it twice. `from_origin`:
-        a question to other members is not waited for."""
+        known before, by a HEAD that was answered earlier; a fill of the block would then bring it twice. `byte` None:
+        whichever block is brought. `from_origin`: a question to other members is not waited for."""
         get = self._gets.get(ref)
-        if get is None or get.index != self._layout.index_of(byte) or (from_origin and get.by_peers):
+        if get is None or (from_origin and get.by_peers):
+            return
+        if byte is not None and get.index != self._layout.index_of(byte):
             return
         waits: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(get.boarded.wait()),
