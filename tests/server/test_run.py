@@ -11,10 +11,11 @@ import select
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from outrider.adapters.process.system import new_event_loop
 from outrider.cli.aws_environment import endpoint_in
 from outrider.cli.load_settings import leads_to
 from outrider.cli.run.child_environment import for_child
@@ -411,6 +412,31 @@ async def test_a_signal_that_comes_before_the_child_starts_is_passed_on_later() 
         assert status_of(await ended(child)) == 128 + signal.SIGTERM
     finally:
         signals.remove()
+
+
+def test_a_signal_that_comes_with_another_one_is_passed_on_once() -> None:
+    sent: list[signal.Signals] = []
+
+    class Child:
+        send_signal = sent.append
+
+    async def run() -> None:
+        signals = Signals()
+        signals.install()
+        # The loop sleeps, and has begun to look at one signal when the next one comes.
+        before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        try:
+            signals.to(cast("subprocess.Popen[bytes]", Child))
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            while not sent:
+                await asyncio.sleep(1)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            signals.remove()
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(run())
+    assert sent == [signal.SIGTERM]
 
 
 def test_ctrl_c_of_a_terminal_is_not_delivered_twice(command: Command) -> None:

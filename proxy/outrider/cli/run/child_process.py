@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 _PASSED_ON = (
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH,
@@ -38,20 +39,27 @@ class Signals:
         self.ended_by: signal.Signals | None = None
         self.ending = asyncio.Event()
         self._child: subprocess.Popen[bytes] | None = None
-        self._installed: list[signal.Signals] = []
+        self._replaced: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
         loop = asyncio.get_running_loop()
+
+        # Not by `loop.add_signal_handler`: where two signals come at once, uvloop (0.23) may call the handler of the
+        # second one twice. A child that ends at SIGTERM would be killed by the other SIGTERM.
+        def came(number: int, _: object) -> None:
+            loop.call_soon_threadsafe(self._pass_on, signal.Signals(number))
+
         for number in _PASSED_ON:
             # A signal that is ignored at our start (nohup) must be ignored in the child as well. exec keeps a signal
             # ignored, but resets one that has a handler.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self._pass_on, number)
-                self._installed.append(number)
+                self._replaced[number] = signal.signal(number, came)
+                # System calls of libraries go on after it.
+                signal.siginterrupt(number, False)
 
     def remove(self) -> None:
-        for number in self._installed:
-            asyncio.get_running_loop().remove_signal_handler(number)
+        for number, handler in self._replaced.items():
+            signal.signal(number, handler)
 
     def to(self, child: subprocess.Popen[bytes]) -> None:
         """From here on `child` gets the signals, also one that came while it was being started."""
