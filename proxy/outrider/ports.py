@@ -3,10 +3,10 @@ tests use fakes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
@@ -284,6 +284,16 @@ class BlockStore(Protocol):
     def page_in(self, block: BlockKey, start: int, count: int) -> Callable[[], None] | None:
         """A function that reads `count` bytes of the block from disk into the page cache, so that they can be sent
         without a wait. The function waits for the disk and never fails. None: that would not help. From any thread."""
+        ...
+
+    def verify_at_once(self, block: BlockKey) -> bool:
+        """Verify a small block and open its file, so that `lease_at_once` gives a lease of it, if that takes no wait
+        for the disk. Returns whether it did. It counts as no read."""
+        ...
+
+    def prepare(self, block: BlockKey) -> Callable[[], Coroutine[Any, Any, None]] | None:
+        """A coroutine that verifies a block and opens its file, so that `lease_at_once` gives a lease of it. It waits
+        for the disk, never fails, and counts as no read. None: that would not help."""
         ...
 
     async def lease(self, block: BlockKey) -> Lease | None:

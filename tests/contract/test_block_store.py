@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from outrider import pagecache
-from outrider.adapters.disk import block_io, index_snapshot, memory_dir
+from outrider.adapters.disk import block_io, block_store, index_snapshot, memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.adapters.disk.block_writer import DiskBlockWriter
@@ -28,11 +28,12 @@ from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, Header
+from outrider.core.cache.block_file import DIGEST_BYTES, PAGE_BYTES, BlockMeta, Header, PayloadChecksum
 from outrider.core.cache.policies import POLICIES, Lru
 from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
+from outrider.core.s3.checksums import Kind
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore
 from tests.support.descriptors import open_below
@@ -553,6 +554,160 @@ async def test_an_unverified_block_gives_no_lease_at_once_and_leaves_no_file_ope
         page_in()  # the read that follows reports the error
     assert (page_in is None) == (why in ("unverified", "verified each time", "a disk that hangs"))
     assert open_fds(root) == before
+    disk.close()
+
+
+@pytest.mark.parametrize("why", ["verified", *WAITS])
+async def test_a_block_that_is_unverified_can_be_prepared(why: str, root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0), meta_of(1))
+    if why != "verified":
+        await WAITS[why](disk)
+    prepare = disk.store.prepare(meta_of(0).key)
+    assert (prepare is not None) == (why == "unverified")
+    if prepare is not None:
+        await prepare()
+        lease = disk.store.lease_at_once(meta_of(0).key)
+        assert lease is not None
+        assert os.pread(lease.block.fd, BLOCK, lease.block.payload_offset) == payload_of(meta_of(0))
+        lease.release()
+    disk.close()
+
+
+@pytest.mark.parametrize("why", ["verified", *WAITS])
+async def test_a_small_block_in_memory_is_verified_at_once(why: str, root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0), meta_of(1))
+    if why != "verified":
+        await WAITS[why](disk)
+    before = open_fds(root)
+    done = disk.store.verify_at_once(meta_of(0).key)
+    assert done == (why == "unverified")
+    if done:
+        lease = disk.store.lease_at_once(meta_of(0).key)
+        assert lease is not None
+        assert os.pread(lease.block.fd, BLOCK, lease.block.payload_offset) == payload_of(meta_of(0))
+        lease.release()
+    else:
+        assert open_fds(root) == before
+    assert not disk.store.verify_at_once(meta_of(0).key)
+    disk.close()
+
+
+UNFIT = [
+    "a byte of the payload",
+    "a byte of the payload's checksum",
+    "a byte too much",
+    "a byte missing",
+    "not in memory",
+    "a large block",
+    "another kind of checksum is wanted",
+    "no probe of memory",
+]
+
+
+@pytest.mark.parametrize("why", UNFIT)
+async def test_a_block_that_may_be_wrong_is_not_verified_at_once(
+    why: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0), meta_of(1))
+    await _unverified(disk)
+    before, path = open_fds(root), disk.path(meta_of(0))
+    if why == "a byte of the payload":
+        turn(path, FILE - 1)
+    elif why == "a byte of the payload's checksum":
+        turn(path, DIGEST_BYTES - 10)
+    elif why == "a byte too much":
+        path.write_bytes(path.read_bytes() + b"\0")
+    elif why == "a byte missing":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif why == "not in memory":
+        monkeypatch.setattr(pagecache, "read_in_memory", lambda fd, offset, into, **_: False)
+    elif why == "a large block":
+        monkeypatch.setattr(block_store, "_AT_ONCE_BYTES_MAX", FILE - 1)
+    elif why == "another kind of checksum is wanted":
+        disk.store.contents = Wanting()
+    else:
+        disk.store.directory.can_probe_memory = False
+    assert not disk.store.verify_at_once(meta_of(0).key)
+    assert disk.store.lease_at_once(meta_of(0).key) is None
+    assert open_fds(root) == before
+    disk.close()
+
+
+def test_pages_that_were_not_read_are_not_taken_for_zeros(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload, header = bytes(BLOCK), Header(meta_of(0))
+    path = root.parent / "block"
+    path.write_bytes(header.sealed(PayloadChecksum(payload).digest()) + payload)
+    known = block_io.open_known_block(bytes(path), meta_of(0), verify=True)
+    assert known is not None
+    os.close(known[0])
+    monkeypatch.setattr(pagecache, "read_in_memory", lambda fd, offset, into, **_: False)
+    assert block_io.open_known_block(bytes(path), meta_of(0), verify=True) is None
+
+
+class Wanting:
+    """Wants a CRC of each block."""
+
+    def kind_for(self, meta: BlockMeta) -> Kind:
+        return Kind.CRC32
+
+    def came(self, meta: BlockMeta, kind: Kind, digest: bytes) -> None:
+        raise AssertionError
+
+    def saved(self, layout: BlockLayout, version: ObjectVersion) -> object:
+        return None
+
+    def restore(self, meta: BlockMeta, saved: object) -> None:
+        pass
+
+
+async def test_a_proved_block_is_verified_at_once_though_a_checksum_is_wanted(root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0))
+    disk.store.prove([meta_of(0).key])
+    await _unverified(disk)
+    disk.store.contents = Wanting()
+    assert disk.store.verify_at_once(meta_of(0).key)
+    disk.close()
+
+
+def turn(path: Path, offset: int) -> None:
+    """One bit of this byte."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_verification_is_no_read_to_the_policy(at_once: bool, root: Path) -> None:
+    disk = Disk(root, 2 * FILE)
+    await disk.write(meta_of(0), meta_of(1))
+    await _unverified(disk)
+    if at_once:
+        assert disk.store.verify_at_once(meta_of(0).key)
+    else:
+        prepare = disk.store.prepare(meta_of(0).key)
+        assert prepare is not None
+        await prepare()
+    await disk.write(meta_of(2))
+    assert [disk.store.has(meta_of(index).key) for index in range(3)] == [False, True, True]
+    disk.close()
+
+
+async def test_a_damaged_block_that_is_prepared_is_dropped(root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0))
+    await _unverified(disk)
+    disk.path(meta_of(0)).write_bytes(b"damaged")
+    prepare = disk.store.prepare(meta_of(0).key)
+    assert prepare is not None
+    await prepare()
+    assert not disk.store.has(meta_of(0).key)
+    assert disk.store.prepare(meta_of(0).key) is None
     disk.close()
 
 

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,23 +27,27 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from outrider.adapters.disk import block_store
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.http.access import Who
 from outrider.http.s3 import connection as connection_module
 from outrider.http.s3 import fast_path, hit_reply
 from outrider.http.s3 import server as server_module
 from outrider.http.s3.connection import Connection
-from outrider.http.s3.slow_path_handoff import Begun, PageCold, Recognised
+from outrider.http.s3.slow_path_handoff import Begun, ColdHit, Recognised
 from outrider.http.wire.sender import SocketSender
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from outrider.core.model import Headers
+    from outrider.core.model import BlockKey, Headers
     from tests.support.bucket import Bucket
+
+    Cold = Callable[..., AbstractContextManager[tuple["Watched", "GatedReaders"]]]
 
 NAME, OTHER = "fastpath", "fastpath-other"
 BLOCK = 1024 * 1024
@@ -95,9 +100,9 @@ class Watched:
         path = proxy.outrider.server.fast_path
         answer = path.answer
 
-        def spied(data: bytes, wire: SocketSender, cold: PageCold | None = None) -> Any:
+        def spied(data: bytes, wire: SocketSender, cold: ColdHit | None = None) -> Any:
             answered = answer(data, wire, cold)
-            kinds: dict[type, object] = {Begun: "begun", PageCold: "cold", Recognised: False}
+            kinds: dict[type, object] = {Begun: "begun", ColdHit: "cold", Recognised: False}
             self._seen.append(answered if isinstance(answered, bool) else kinds[type(answered)])
             return answered
 
@@ -845,10 +850,7 @@ def page_cold(
 ) -> Iterator[tuple[Watched, GatedReaders]]:
     """The pages of object `a`, and only its pages, are not in memory before the gate opens."""
     with watched_proxy(bucket, **settings) as watched:
-        (file,) = (path for path in (watched.proxy.cache_dir / "v2").rglob("*") if path.is_file())
-        for _ in range(2):
-            ask(watched.proxy.address, "GET", f"/{NAME}/b")
-            watched.proxy.settle()
+        file = file_of_a(watched)
         there, preadv, readers = os.stat(file).st_ino, os.preadv, GatedReaders()
 
         def cold(fd: int, *rest: Any) -> int:
@@ -867,8 +869,54 @@ def page_cold(
             readers.open.set()
 
 
-def test_a_page_that_is_not_in_memory_delays_no_other_client(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting, watched.connect() as other:
+@contextmanager
+def unverified(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, at_once_bytes_max: int = 0, **settings: Any
+) -> Iterator[tuple[Watched, GatedReaders]]:
+    """The block of object `a` was not verified since the start. The disk's threads wait for the gate."""
+    with watched_proxy(bucket, **settings) as watched:
+        file, store, readers = file_of_a(watched), watched.proxy.outrider.store, GatedReaders()
+        (key,) = (key for key in store.present() if store.directory.path_of(key).samefile(file))
+        as_at_the_start(watched, key)
+        # Its pages are in memory.
+        monkeypatch.setattr(block_store, "_AT_ONCE_BYTES_MAX", at_once_bytes_max)
+        threads = store.work.threads
+        store.work.threads = readers
+        watched._seen.clear()
+        try:
+            yield watched, readers
+        finally:
+            readers.open.set()
+            store.work.threads = threads
+
+
+def as_at_the_start(watched: Watched, key: BlockKey) -> None:
+    """The block's file is not open, and its bytes are not verified."""
+
+    async def close() -> None:
+        store = watched.proxy.outrider.store
+        store._close(key, store._slots[key])
+        store._slots[key].verified = False
+
+    watched.proxy.on_loop(close)
+
+
+def file_of_a(watched: Watched) -> Path:
+    """The block file of object `a`, which is there alone; afterwards that of `b` is there, too."""
+    (file,) = (path for path in (watched.proxy.cache_dir / "v2").rglob("*") if path.is_file())
+    for _ in range(2):
+        ask(watched.proxy.address, "GET", f"/{NAME}/b")
+        watched.proxy.settle()
+    return file
+
+
+@pytest.fixture(params=[page_cold, unverified], ids=lambda made: made.__name__)
+def cold(request: pytest.FixtureRequest, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Cold:
+    return partial(request.param, bucket, monkeypatch)
+
+
+def test_a_hit_that_waits_for_the_disk_delays_no_other_client(cold: Cold) -> None:
+    with cold() as (watched, readers), watched.connect() as waiting, watched.connect() as other:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
         assert watched.seen == ["cold"]
@@ -881,10 +929,10 @@ def test_a_page_that_is_not_in_memory_delays_no_other_client(bucket: Bucket, mon
         assert watched.seen == [True], "now the page is in memory"
 
 
-def test_the_wait_for_the_disk_is_counted_as_the_requests_own(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_the_disk_is_counted_as_the_requests_own(cold: Cold, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, clock = [0.0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
-    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
+    with cold() as (watched, readers), watched.connect() as waiting:
         before = watched.proxy.metric("outrider_first_byte_seconds_sum", op="get")
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
@@ -895,10 +943,8 @@ def test_the_wait_for_the_disk_is_counted_as_the_requests_own(bucket: Bucket, mo
         assert watched.proxy.metric("outrider_first_byte_seconds_sum", op="get") - before > 1000.0
 
 
-def test_a_request_behind_one_that_waits_for_the_disk_is_answered_in_order(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
+def test_a_request_behind_one_that_waits_for_the_disk_is_answered_in_order(cold: Cold) -> None:
+    with cold() as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
         waiting.send(request("GET", f"/{NAME}/b"))
@@ -916,10 +962,10 @@ async def some_loop_iterations() -> None:
 
 
 def test_a_disk_that_brings_nothing_in_time_is_left_to_the_slow_path(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    cold: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "PAGES_WAIT_S", 0.0)
-    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
+    monkeypatch.setattr(connection_module, "DISK_WAIT_S", 0.0)
+    with cold() as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         while len(watched.seen) < 2:
             watched.proxy.on_loop(some_loop_iterations)
@@ -931,10 +977,8 @@ def test_a_disk_that_brings_nothing_in_time_is_left_to_the_slow_path(
         assert watched.seen == ["cold", False]
 
 
-def test_a_request_that_waits_for_the_disk_counts_as_under_way_to_a_stop(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
+def test_a_request_that_waits_for_the_disk_counts_as_under_way_to_a_stop(cold: Cold) -> None:
+    with cold() as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
 
@@ -947,8 +991,8 @@ def test_a_request_that_waits_for_the_disk_counts_as_under_way_to_a_stop(
         assert waiting.is_closed_by_peer()
 
 
-def test_a_stop_waits_for_requests_that_wait_for_the_disk(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
+def test_a_stop_waits_for_requests_that_wait_for_the_disk(cold: Cold) -> None:
+    with cold() as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
         server = watched.proxy.outrider.server
@@ -966,10 +1010,10 @@ def test_a_stop_waits_for_requests_that_wait_for_the_disk(bucket: Bucket, monkey
 
 
 def test_a_stop_waits_for_requests_that_a_worker_hands_over_meanwhile(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    cold: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "_LOOK_AGAIN_S", 0.0)
-    with page_cold(bucket, monkeypatch) as (watched, readers), ExitStack() as stack:
+    with cold() as (watched, readers), ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         client = stack.enter_context(socket.create_connection(listener.getsockname()))
         theirs, _ = listener.accept()
@@ -994,10 +1038,8 @@ def test_a_stop_waits_for_requests_that_a_worker_hands_over_meanwhile(
         assert answer.read() == OBJECTS["a"]
 
 
-def test_a_connection_that_waits_for_the_disk_does_not_count_as_idle(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with page_cold(bucket, monkeypatch, client_idle_s=0.4) as (watched, readers), watched.connect() as waiting:
+def test_a_connection_that_waits_for_the_disk_does_not_count_as_idle(cold: Cold) -> None:
+    with cold(client_idle_s=0.4) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
 
@@ -1027,9 +1069,9 @@ def test_the_disk_is_not_read_for_a_client_that_has_left(bucket: Bucket, monkeyp
 
 
 def test_a_client_that_leaves_while_the_disk_is_waited_for_leaves_nothing_behind(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cold: Cold, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with page_cold(bucket, monkeypatch) as (watched, readers):
+    with cold() as (watched, readers):
         with watched.connect() as waiting:
             waiting.send(request("GET", f"/{NAME}/a"))
             assert readers.asked.wait(60)
@@ -1042,10 +1084,8 @@ def test_a_client_that_leaves_while_the_disk_is_waited_for_leaves_nothing_behind
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
-def test_a_worker_sends_requests_that_wait_for_the_disk_to_the_engine(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with page_cold(bucket, monkeypatch, workers=2) as (watched, readers), ExitStack() as stack:
+def test_a_worker_sends_requests_that_wait_for_the_disk_to_the_engine(cold: Cold) -> None:
+    with cold(workers=2) as (watched, readers), ExitStack() as stack:
         clients = [stack.enter_context(RawConnection(watched.proxy.address)) for _ in range(4)]
         for client in clients:
             client.send(request("GET", f"/{NAME}/a"))
@@ -1075,21 +1115,102 @@ def test_a_connection_that_waits_for_the_disk_each_time_stays_with_the_engine(
         assert not lent
 
 
-def test_pages_that_come_late_do_not_affect_the_next_request(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
+def test_a_connection_whose_blocks_are_verified_each_time_stays_with_the_engine(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker would send it back at the next block. Nor does a worker touch the store."""
+    with watched_proxy(bucket, workers=2) as watched, RawConnection(watched.proxy.address) as client:
+        outrider = watched.proxy.outrider
+        (key,) = outrider.store.present()
+        assert outrider.server.workers is not None
+        lent: list[socket.socket] = []
+        monkeypatch.setattr(outrider.server.workers, "lend_out", lent.append)
+        for _ in range(20):
+            as_at_the_start(watched, key)
+            client.send(request("GET", f"/{NAME}/a"))
+            assert client.read_answer().body == OBJECTS["a"]
+        assert not lent
+
+
+def test_a_worker_verifies_no_block(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with watched_proxy(bucket, workers=2) as watched, RawConnection(watched.proxy.address) as client:
+        store, threads = watched.proxy.outrider.store, set[str]()
+        (key,) = store.present()
+        for _ in range(40):
+            client.send(request("GET", f"/{NAME}/a"))
+            assert client.read_answer().body == OBJECTS["a"]
+
+        def spied(act: Callable[[BlockKey], Any], block: BlockKey) -> Any:
+            threads.add(threading.current_thread().name)
+            return act(block)
+
+        for name in ("verify_at_once", "prepare"):
+            monkeypatch.setattr(store, name, partial(spied, getattr(store, name)))
+        as_at_the_start(watched, key)
+        client.send(request("GET", f"/{NAME}/a"))
+        assert client.read_answer().body == OBJECTS["a"]
+        assert watched.proxy._thread is not None
+        assert threads == {watched.proxy._thread.name}
+
+
+def test_pages_that_come_late_do_not_affect_the_next_request(cold: Cold) -> None:
+    with cold() as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
         assert readers.asked.wait(60)
 
         async def late() -> None:
             for connection in watched.proxy.outrider.server.connections:
                 assert isinstance(connection, Connection)
-                connection._pages_came(PageCold(lambda: None, 0.0, Recognised(b"", Who(None, None, UNSIGNED), None)))
+                connection._is_ready(ColdHit(None, None, 0.0, Recognised(b"", Who(None, None, UNSIGNED), None)))
 
         watched.proxy.on_loop(late)
         assert watched.seen == ["cold"]
         readers.open.set()
         assert waiting.read_answer().body == OBJECTS["a"]
         assert watched.seen == ["cold", True]
+
+
+def test_a_small_block_in_memory_is_verified_without_a_thread(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"at_once_bytes_max": 2 * len(OBJECTS["a"])}
+    with unverified(bucket, monkeypatch, **settings) as (watched, readers), watched.connect() as client:
+        client.send(request("GET", f"/{NAME}/a"))
+        assert client.read_answer().body == OBJECTS["a"]
+        assert watched.seen == ["cold", True]
+        assert not readers.asked.is_set()
+
+
+@pytest.mark.parametrize("why", ["each read is verified", "the disk hangs", "the body is large"])
+def test_a_request_that_a_verification_cannot_speed_up_takes_the_slow_path_at_once(
+    why: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with unverified(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
+        store = watched.proxy.outrider.store
+        if why == "each read is verified":
+            store._verify_always = True
+        elif why == "the disk hangs":
+            monkeypatch.setattr(store.work, "_hung_until", float("inf"))
+        elif why == "the body is large":
+            monkeypatch.setattr(fast_path, "_PAGED_IN_BYTES", len(OBJECTS["a"]) - 1)
+        waiting.send(request("GET", f"/{NAME}/a"))
+        readers.open.set()
+        assert waiting.read_answer().body == OBJECTS["a"]
+        assert watched.seen == [False]
+
+
+def test_a_damaged_block_that_a_hit_waits_for_is_fetched_anew(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with unverified(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
+        store = watched.proxy.outrider.store
+        for key in store.present():
+            with store.directory.path_of(key).open("r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                last = file.read(1)
+                file.seek(-1, os.SEEK_END)
+                file.write(bytes([last[0] ^ 1]))
+        waiting.send(request("GET", f"/{NAME}/a"))
+        readers.open.set()
+        assert waiting.read_answer().body == OBJECTS["a"]
+        assert watched.seen == ["cold", False]
+        assert watched.proxy.metric("outrider_bad_blocks_total") == 1
 
 
 @pytest.mark.parametrize("why", ["the kernel cannot probe memory", "the body is large"])

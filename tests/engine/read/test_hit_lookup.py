@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.core.model import Extent, ObjectRef
+from outrider.core.model import BlockKey, Extent, ObjectRef
 from outrider.engine.read.hit_lookup import HitLookup, Known
 from tests.support.engine import BLOCK, REF, Engine, engine
 from tests.support.fakes import RAMP
@@ -88,6 +88,23 @@ async def test_pages_are_read_in_for_an_extent_within_one_cached_block(room: Eng
         assert (hits.page_in(found, Extent(start, stop)) is not None) == brought, (start, stop)
     await room.store.drop(room.store.present())
     assert hits.page_in(found, Extent(0, BLOCK)) is None
+
+
+async def test_a_block_that_was_not_verified_is_made_ready_for_an_extent_within_it(room: Engine) -> None:
+    await read(room)
+    found, hits = await known(room), hits_of(room)
+    assert hits.prepare(found, Extent(0, BLOCK)) is False, "it is ready"
+    slots = [room.store._slots[BlockKey(found.version_id, index)] for index in range(4)]
+    for slot in slots:
+        slot.verified = False
+    assert hits.prepare(found, Extent(BLOCK - 1, BLOCK + 1)) is False
+    assert hits.prepare(found, Extent(BLOCK + 5, 2 * BLOCK)) is True
+    assert [slot.verified for slot in slots] == [False, True, False, False]
+    room.store.directory.can_probe_memory = False
+    prepare = hits.prepare(found, Extent(0, 5))
+    assert not isinstance(prepare, bool)
+    await prepare()
+    assert [slot.verified for slot in slots] == [True, True, False, False]
 
 
 async def test_a_read_is_no_hit_if_a_block_is_missing_or_not_open(room: Engine) -> None:

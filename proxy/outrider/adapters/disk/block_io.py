@@ -82,19 +82,30 @@ def open_block(
     return fd, offset
 
 
-def open_known_block(path: bytes, meta: BlockMeta) -> tuple[int, int] | None:
-    """Like `open_block` for a block that was verified before, if neither path nor header must come from the disk.
+def open_known_block(path: bytes, meta: BlockMeta, *, verify: bool = False) -> tuple[int, int] | None:
+    """Like `open_block`, if nothing must come from the disk: neither path nor header nor, with `verify`, the payload.
 
-    None: they must, or the file holds another block; `open_block` then tells which.
+    None: it must, or the file does not hold this block as it should; `open_block` then tells which.
     """
     fd = pagecache.open_known(path)
     if fd is None:
         return None
-    header = block_file.Header(meta)
-    if header.begins(pagecache.read_known(fd, header.length)):
-        return fd, header.length
+    expected = block_file.Header(meta)
+    header = pagecache.read_known(fd, expected.length) or b""
+    if expected.begins(header) and (not verify or _is_payload_right(fd, header, meta.extent.length)):
+        return fd, expected.length
     os.close(fd)
     return None
+
+
+def _is_payload_right(fd: int, header: bytes, length: int) -> bool:
+    payload = memoryview(bytearray(length))
+    try:
+        is_whole = os.fstat(fd).st_size == len(header) + length and pagecache.read_in_memory(fd, len(header), payload)
+    except OSError:
+        return False
+    digest = block_file.digest_text(block_file.PayloadChecksum(payload).digest())
+    return is_whole and digest == block_file.digest_of(header)
 
 
 def page_in(path: bytes, start: int, count: int) -> None:

@@ -14,11 +14,12 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import Any
 
 from outrider import pagecache
 from outrider.adapters.disk import block_io, disk_threads
@@ -42,6 +43,9 @@ log = logging.getLogger(__name__)
 
 # Verifying a block may take this much longer per byte: a large block on a slow disk is no hung disk.
 _SLOWEST_BYTES_PER_S = 10e6
+# A block up to this size is verified on the loop, if its pages are in memory: the checksum takes less than the hop to a
+# thread and back.
+_AT_ONCE_BYTES_MAX = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,30 @@ class DiskBlockStore(BlockIndex):
             return None
         return partial(block_io.page_in, self.directory.raw_path_of(block), start, count)
 
+    def verify_at_once(self, block: BlockKey) -> bool:
+        slot = self._slots.get(block)
+        if slot is None or slot.disk_bytes > _AT_ONCE_BYTES_MAX or not self._is_unverified(slot):
+            return False
+        meta = slot.meta(block)
+        if self.contents is not None and not slot.proved and self.contents.kind_for(meta) is not None:
+            return False
+        if not self.directory.can_probe_memory:
+            return False
+        opened = block_io.open_known_block(self.directory.raw_path_of(block), meta, verify=True)
+        if opened is None:
+            return False
+        file = OpenFile(*opened, stays_in_memory=self.directory.stays_in_memory)
+        self._lease_opened(block, slot, file, keep=True).release()
+        return True
+
+    def prepare(self, block: BlockKey) -> Callable[[], Coroutine[Any, Any, None]] | None:
+        slot = self._slots.get(block)
+        return None if slot is None or not self._is_unverified(slot) else partial(self._prepare, block)
+
+    async def _prepare(self, block: BlockKey) -> None:
+        if (lease := await self._open_block(block)) is not None:
+            lease.release()
+
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
         """The file of a verified block, if it can be opened without waiting for the disk. Callable from any thread.
 
@@ -163,6 +191,10 @@ class DiskBlockStore(BlockIndex):
 
     def _is_trusted(self, slot: Slot) -> bool:
         return slot.verified and not self._verify_always and not self.work.is_hung
+
+    def _is_unverified(self, slot: Slot) -> bool:
+        """One verification will do for all reads."""
+        return not (slot.verified or self._verify_always or self.work.is_hung)
 
     def digest(self, lease: Lease) -> str:
         # The header was read when the file was opened, so it is most likely in memory.

@@ -3,9 +3,10 @@ and no wait."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
@@ -106,6 +107,15 @@ class HitLookup:
         if inside + extent.length > self._layout.block_bytes:
             return None
         return self._store.page_in(BlockKey(known.version_id, index), inside, extent.length)
+
+    def prepare(self, known: Known, extent: Extent) -> bool | Callable[[], Coroutine[Any, Any, None]]:
+        """Verify the block of an extent that lies in one block, so that `pieces` finds it. True: it is ready now. A
+        coroutine: see `BlockStore.prepare`. False: neither helps. On the store's own thread."""
+        index, inside = divmod(extent.start, self._layout.block_bytes)
+        if inside + extent.length > self._layout.block_bytes:
+            return False
+        block = BlockKey(known.version_id, index)
+        return self._store.verify_at_once(block) or self._store.prepare(block) or False
 
     def _are_here(self, known: Known, first: int, last: int) -> bool:
         if last - first >= _BLOCKS_MAX:

@@ -17,7 +17,7 @@ from aiohttp.web_response import StreamResponse
 from aiohttp.web_server import Server
 
 from outrider.http.s3.port import ConnectionPort
-from outrider.http.s3.slow_path_handoff import PAGES_WAIT_S, Begun, PageCold, Recognised
+from outrider.http.s3.slow_path_handoff import DISK_WAIT_S, Begun, ColdHit, Recognised
 from outrider.http.wire.parser_guard import NoParser, guarded, refused_for
 from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
 
@@ -33,9 +33,8 @@ class Connection(RequestHandler):
     """Owned by aiohttp's server. `wire` sends on it, as long as it is open."""
 
     __slots__ = (
-        "_cold", "_cold_timer", "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_paging",
-        "_parser_is_clean", "begun", "closed", "is_ending", "is_one_too_many", "only_reads", "port", "recognised",
-        "wire",
+        "_cold", "_cold_timer", "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_parser_is_clean",
+        "_readying", "begun", "closed", "is_ending", "is_one_too_many", "only_reads", "port", "recognised", "wire",
     )  # fmt: skip
 
     def __init__(self, server: Server, port: ConnectionPort, data: bytes = b"", **options: Any) -> None:
@@ -44,11 +43,11 @@ class Connection(RequestHandler):
         self._parser = guarded(self._parser)
         self.port = port
         self._data = data
-        # Bytes that came while they could not be answered, and the hit whose pages they wait for, if it is that.
+        # Bytes that came while they could not be answered, and the hit that waits for the disk, if it is that.
         self._early = b""
-        self._cold: PageCold | None = None
+        self._cold: ColdHit | None = None
         self._cold_timer: asyncio.TimerHandle | None = None
-        self._paging: asyncio.Future[None] | None = None
+        self._readying: asyncio.Future[None] | None = None
         self._hits_in_a_row = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -119,7 +118,7 @@ class Connection(RequestHandler):
             return
         self._parse(data)
 
-    def _is_no_longer_early(self, cold: PageCold | None = None) -> None:
+    def _is_no_longer_early(self, cold: ColdHit | None = None) -> None:
         data = self._take_early()
         if data and not (self._is_idle() and self._answered_at_once(data, cold)):
             self._parse(data)
@@ -139,25 +138,29 @@ class Connection(RequestHandler):
 
     def _take_early(self) -> bytes:
         data, self._early, self._cold = self._early, b"", None
-        if self._paging is not None:
-            # This ends a read of pages that no thread has begun; its result is not needed any more.
-            self._paging.cancel()
-            self._paging = None
+        if self._readying is not None:
+            # This ends the work that no thread has begun; its result is not needed any more.
+            self._readying.cancel()
+            self._readying = None
         if self._cold_timer is not None:
             self._cold_timer.cancel()
             self._cold_timer = None
         return data
 
-    def _wait_for_pages(self, data: bytes, cold: PageCold) -> None:
+    def _wait_for_disk(self, data: bytes, cold: ColdHit) -> None:
         self._early, self._cold = data, cold
-        came = partial(self._pages_came, cold)
-        self._cold_timer = self._loop.call_later(PAGES_WAIT_S, came)
-        self._paging = self._loop.run_in_executor(self.port.readers, cold.page_in)
-        self._paging.add_done_callback(came)
+        came = partial(self._is_ready, cold)
+        self._cold_timer = self._loop.call_later(DISK_WAIT_S, came)
+        if cold.page_in is not None:
+            self._readying = self._loop.run_in_executor(self.port.readers, cold.page_in)
+        else:
+            assert cold.prepare is not None
+            self._readying = self._loop.create_task(cold.prepare(), name="prepare")
+        self._readying.add_done_callback(came)
         # To aiohttp the connection is idle meanwhile, and must not be closed for that.
-        self._next_keepalive_close_time = self._loop.time() + PAGES_WAIT_S + self._keepalive_timeout
+        self._next_keepalive_close_time = self._loop.time() + DISK_WAIT_S + self._keepalive_timeout
 
-    def _pages_came(self, cold: PageCold, _: object = None) -> None:
+    def _is_ready(self, cold: ColdHit, _: object = None) -> None:
         if self._cold is cold:
             self._is_no_longer_early(cold)
 
@@ -235,9 +238,9 @@ class Connection(RequestHandler):
             and last.total_bytes == len(data) - begins
         )
 
-    def _answered_at_once(self, data: bytes, cold: PageCold | None = None) -> bool:
-        """The fast path has answered `data`; or it will, before the next request, once the disk has brought the
-        pages."""
+    def _answered_at_once(self, data: bytes, cold: ColdHit | None = None) -> bool:
+        """The fast path has answered `data`; or it will, before the next request, once the block is ready
+        to be sent."""
         wire = self.wire
         # In these cases the reply is a refusal or closes the connection, which only the slow path does.
         unusual = self.port.handler.are_full or self.is_one_too_many or self.is_ending
@@ -252,8 +255,10 @@ class Connection(RequestHandler):
                 self.force_close()
                 self.port.workers.lend_out(client)
             return True
-        if isinstance(answered, PageCold):
-            self._wait_for_pages(data, answered)
+        if isinstance(answered, ColdHit):
+            if answered.is_ready:
+                return self._answered_at_once(data, answered)
+            self._wait_for_disk(data, answered)
             return True
         self._hits_in_a_row = 0
         if isinstance(answered, Begun):

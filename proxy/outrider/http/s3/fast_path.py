@@ -32,7 +32,7 @@ from outrider.http.record.access_log import AccessLog, new_request_number, reque
 from outrider.http.record.hit_counts import HitCounts
 from outrider.http.record.record import Ended
 from outrider.http.s3.hit_reply import COPIED_BYTES, Brought, Subject, send_at_once, send_file_at_once
-from outrider.http.s3.slow_path_handoff import Begun, PageCold, Recognised
+from outrider.http.s3.slow_path_handoff import Begun, ColdHit, Recognised
 from outrider.http.wire.sender import SocketSender
 from outrider.metrics import Metrics
 from outrider.pagecache import in_memory, read_in_memory
@@ -58,7 +58,7 @@ OnHit = Callable[[str, ObjectVersion, int, int, float], None]
 and the time by the engine's clock."""
 
 
-Answered = bool | Begun | PageCold | Recognised
+Answered = bool | Begun | ColdHit | Recognised
 """True: the request was answered, and counted. `Begun`: the reply was sent in part. In all other cases nothing was
 sent. False: the fast path knows nothing about the request."""
 
@@ -104,7 +104,7 @@ class FastPath:
         self._date_until = 0.0
         self._counts = HitCounts(metrics, self._forget_subjects)
 
-    def answer(self, data: bytes, wire: SocketSender, cold: PageCold | None = None) -> Answered:
+    def answer(self, data: bytes, wire: SocketSender, cold: ColdHit | None = None) -> Answered:
         """Answer `data`, a whole request, now. `cold`: the result before its pages were read; they are not waited for
         again."""
         started = time.perf_counter() if cold is None else cold.started
@@ -177,7 +177,7 @@ class FastPath:
                                  meaning.app, told)  # fmt: skip
         return True
 
-    def _answer_any(self, data: bytes, wire: SocketSender, started: float, cold: PageCold | None) -> Answered:
+    def _answer_any(self, data: bytes, wire: SocketSender, started: float, cold: ColdHit | None) -> Answered:
         read = recognise(data)
         if read is None:
             return False
@@ -198,23 +198,27 @@ class FastPath:
             return self._send(read, subject, wire, Extent(0, 0), (), started, who)
         pieces = self._hits.pieces(subject.known, extent, _BYTES_AT_ONCE)
         if pieces is None:
-            return self._not_in_memory(self._recognised(data, read, who), subject, extent, started, cold)
+            return self._not_ready(self._recognised(data, read, who), subject, extent, started, cold)
         try:
             brought = self._bring(extent, pieces)
             if brought is None:
-                return self._not_in_memory(self._recognised(data, read, who), subject, extent, started, cold)
+                return self._not_ready(self._recognised(data, read, who), subject, extent, started, cold)
             return self._send(read, subject, wire, extent, brought, started, who)
         finally:
             for lease, *_ in pieces:
                 lease.release()
 
-    def _not_in_memory(
-        self, recognised: bool | Recognised, subject: Subject, extent: Extent, started: float, cold: PageCold | None
-    ) -> bool | PageCold | Recognised:
+    def _not_ready(
+        self, recognised: bool | Recognised, subject: Subject, extent: Extent, started: float, cold: ColdHit | None
+    ) -> bool | ColdHit | Recognised:
         if cold is not None or extent.length > _PAGED_IN_BYTES or not isinstance(recognised, Recognised):
             return recognised
-        page_in = self._hits.page_in(subject.known, extent)
-        return recognised if page_in is None else PageCold(page_in, started, recognised)
+        if (page_in := self._hits.page_in(subject.known, extent)) is not None:
+            return ColdHit(page_in, None, started, recognised)
+        prepare = not self._is_apart and self._hits.prepare(subject.known, extent)
+        if prepare is False:
+            return recognised
+        return ColdHit(None, None if prepare is True else prepare, started, recognised)
 
     def _recognised(self, data: bytes, read: PlainRequest, who: Who | None) -> bool | Recognised:
         """The findings for the slow path; False: there are none. `who` None: the sender was not admitted here."""

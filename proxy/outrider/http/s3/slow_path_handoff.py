@@ -3,9 +3,9 @@ the disk, and all that it found out about a request that it could not answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp.http import HttpVersion11
 from aiohttp.web_request import BaseRequest
@@ -16,7 +16,7 @@ from outrider.http.access import Who
 from outrider.http.wire.sender import Sender
 
 # A disk that needs longer to bring pages is slow in any case: the slow path has time limits and error replies for it.
-PAGES_WAIT_S = 1.0
+DISK_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -77,13 +77,18 @@ class Recognised:
 
 
 @dataclass(slots=True)
-class PageCold:
-    """A hit whose pages are not in memory; nothing was sent yet. `page_in` reads them, in a thread that may wait; then
-    the fast path may be asked again."""
+class ColdHit:
+    """A hit whose pages are not in memory, or whose block was not verified since the start; nothing was sent yet. After
+    `page_in`, in a thread that may wait, or after `prepare` the fast path may be asked again. Both are None: now."""
 
-    page_in: Callable[[], None]
+    page_in: Callable[[], None] | None
+    prepare: Callable[[], Coroutine[Any, Any, None]] | None
     started: float
     recognised: Recognised
+
+    @property
+    def is_ready(self) -> bool:
+        return self.page_in is None and self.prepare is None
 
 
 class Caller(Protocol):
