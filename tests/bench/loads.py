@@ -40,7 +40,8 @@ class Load:
     """One load. `limit` is the target to which the ratios refer; `figure` is compared.
 
     A cold load empties the target before each run, and the bucket is far away. A warm load reads the keys of `warmed`
-    first, and before each run if it is `warmed_anew`: the kernel's pages of one target may go while others are read.
+    first, and before each run if it is `warmed_anew`: the kernel's pages of one target may go while others are read. A
+    target that is `restarted` is started anew after that.
     `each_round` is the number of runs in a round; there are more where a run takes less than a second and differs from
     the next by a third.
     """
@@ -54,6 +55,7 @@ class Load:
     warmed: Callable[[World], list[str]] | None = None
     each_round: int = 1
     warmed_anew: bool = False
+    restarted: bool = False
 
     @property
     def cold(self) -> bool:
@@ -69,6 +71,9 @@ def measured(load: Load, world: World, target: Target, round_number: int) -> Sam
     if load.cold:
         world.calm()
         target.clear()
+    elif load.restarted:
+        target.stop()
+        target.start()
     if isinstance(target, Direct):
         target.far = load.cold
     if load.cold:
