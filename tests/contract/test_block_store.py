@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -594,30 +595,24 @@ async def test_a_small_block_in_memory_is_verified_at_once(why: str, root: Path)
     disk.close()
 
 
+# Offsets of bytes: of the payload, its checksum, the header's checksum, the header's unused bytes, and its padding.
+TURNED = [FILE - 1, DIGEST_BYTES - 10, DIGEST_BYTES - 1, 10, PAGE_BYTES - 1]
 UNFIT = [
-    "a byte of the payload",
-    "a byte of the payload's checksum",
-    "a byte too much",
-    "a byte missing",
-    "not in memory",
-    "a large block",
-    "another kind of checksum is wanted",
-    "no probe of memory",
-]
+    *TURNED, "a byte too much", "a byte missing", "not in memory", "a large block",
+    "another kind of checksum is wanted", "no probe of memory",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("why", UNFIT)
 async def test_a_block_that_may_be_wrong_is_not_verified_at_once(
-    why: str, root: Path, monkeypatch: pytest.MonkeyPatch
+    why: str | int, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(root)
     await disk.write(meta_of(0), meta_of(1))
     await _unverified(disk)
     before, path = open_fds(root), disk.path(meta_of(0))
-    if why == "a byte of the payload":
-        turn(path, FILE - 1)
-    elif why == "a byte of the payload's checksum":
-        turn(path, DIGEST_BYTES - 10)
+    if isinstance(why, int):
+        turn(path, why)
     elif why == "a byte too much":
         path.write_bytes(path.read_bytes() + b"\0")
     elif why == "a byte missing":
@@ -633,6 +628,86 @@ async def test_a_block_that_may_be_wrong_is_not_verified_at_once(
     assert not disk.store.verify_at_once(meta_of(0).key)
     assert disk.store.lease_at_once(meta_of(0).key) is None
     assert open_fds(root) == before
+    disk.close()
+
+
+class Opened:
+    """Counts the block files that threads open, which wait until they may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.begun, self.may = 0, threading.Event(), threading.Event()
+        real = block_io.open_block
+
+        def counted(*args: Any, **knobs: Any) -> tuple[int, int]:
+            self.count += 1
+            self.begun.set()
+            self.may.wait(60)
+            return real(*args, **knobs)
+
+        monkeypatch.setattr(block_io, "open_block", counted)
+
+
+async def test_all_who_wait_for_a_block_share_one_verification(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, opened = Disk(root), Opened(monkeypatch)
+    await disk.write(meta_of(0))
+    await _unverified(disk)
+    prepare = disk.store.prepare(meta_of(0).key)
+    assert prepare is not None
+    leaves, prepares = asyncio.create_task(disk.store.lease(meta_of(0).key)), asyncio.create_task(prepare())
+    leases = [asyncio.create_task(disk.store.lease(meta_of(0).key)) for _ in range(5)]
+    await asyncio.to_thread(opened.begun.wait, 60)
+    # The one that began it leaves.
+    leaves.cancel()
+    await asyncio.sleep(0)
+    opened.may.set()
+    await prepares
+    for lease in await asyncio.gather(*leases):
+        assert lease is not None
+        assert os.pread(lease.block.fd, BLOCK, lease.block.payload_offset) == payload_of(meta_of(0))
+        lease.release()
+    assert opened.count == 1
+    disk.close()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_a_shared_verification_that_fails_is_a_miss_for_all(
+    damaged: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0))
+    await _unverified(disk)
+    if damaged:
+        turn(disk.path(meta_of(0)), FILE - 1)
+    else:
+        monkeypatch.setattr(block_io, "open_block", refuse)
+    opened = Opened(monkeypatch)
+    opened.may.set()
+    assert await asyncio.gather(*(disk.store.lease(meta_of(0).key) for _ in range(5))) == [None] * 5
+    assert disk.store.has(meta_of(0).key) != damaged
+    assert disk.store._verifying == {}
+    assert opened.count == 1
+    disk.close()
+
+
+def refuse(*_: Any, **__: Any) -> tuple[int, int]:
+    raise OSError(errno.EIO, "the disk fails")
+
+
+async def test_an_opening_that_nobody_waits_for_is_dropped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, opened = Disk(root), Opened(monkeypatch)
+    await disk.write(meta_of(0), meta_of(1))
+    disk.store._verify_always = True
+    disk.store.work.threads = ThreadPoolExecutor(1)
+    before = open_fds(root)
+    reads = [asyncio.create_task(disk.store.lease(meta_of(number).key)) for number in (0, 1, 0, 1)]
+    await asyncio.to_thread(opened.begun.wait, 60)
+    for read in reads:
+        read.cancel()
+    await asyncio.wait(reads)
+    opened.may.set()
+    await asyncio.to_thread(disk.store.work.threads.shutdown)
+    await asyncio.sleep(0)
+    assert (opened.count, open_fds(root)) == (1, before), "and the file of the one that had begun is closed"
     disk.close()
 
 

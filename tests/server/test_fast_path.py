@@ -975,6 +975,8 @@ def test_a_disk_that_brings_nothing_in_time_is_left_to_the_slow_path(
         assert waiting.read_answer().body == OBJECTS["a"]
         watched.proxy.settle()
         assert watched.seen == ["cold", False]
+        if watched.proxy.outrider.store.work.threads is readers:
+            assert readers.begun == 1, "a verification that is late is not begun once more"
 
 
 def test_a_request_that_waits_for_the_disk_counts_as_under_way_to_a_stop(cold: Cold) -> None:

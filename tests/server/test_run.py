@@ -414,6 +414,31 @@ async def test_a_signal_that_comes_before_the_child_starts_is_passed_on_later() 
         signals.remove()
 
 
+async def test_a_signal_before_the_child_is_known_at_once() -> None:
+    """The child may be started before the loop runs on."""
+    signals = Signals()
+    signals.install()
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.ended_by is signal.SIGINT
+        await signals.ending.wait()
+    finally:
+        signals.remove()
+
+
+async def test_handlers_are_as_before_afterwards() -> None:
+    before = [signal.getsignal(number) for number in signal.valid_signals()]
+    signals = Signals()
+    signals.install()
+    signals.remove()
+    assert [signal.getsignal(number) for number in signal.valid_signals()] == before
+    # A library that was loaded before Python may have installed one.
+    signals.install()
+    signals._replaced[signal.SIGUSR2] = None
+    signals.remove()
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+
+
 def test_a_signal_that_comes_with_another_one_is_passed_on_once() -> None:
     sent: list[signal.Signals] = []
 

@@ -199,6 +199,42 @@ async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhil
         assert room.origin.count() == 3, "a HEAD, and a GET of each block"
 
 
+@pytest.mark.parametrize("begun_by", ["a told version", "a known version", "an opened object"])
+async def test_the_version_that_a_get_under_way_brings_is_fetched(making: Making, begun_by: str) -> None:
+    """The object is overwritten between the replies to the HEAD and the GET."""
+
+    async def sleep(seconds: float) -> None:
+        await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))
+
+    with making(sleep=sleep) as room:
+        ref, head, get = REFS[0], asyncio.Event(), asyncio.Event()
+        room.origin.faults += [
+            Fault(key=ref.key, method="HEAD", gate=head), Fault(key=ref.key, method="GET", gate=get)
+        ]  # fmt: skip
+        begun = asyncio.create_task(room.fills.told(ref))
+        await under_way(room, 1)
+        reading = asyncio.create_task(room.get(ref))
+        await under_way(room, 2)
+        head.set()
+        await settled_loop()
+        old = room.fills.known(ref)
+        assert old is not None
+        if begun_by == "a known version":
+            tell(room, [ref])
+        elif begun_by == "an opened object":
+            begun = asyncio.create_task(room.fills.opened(ref))
+        await settled_loop()
+        room.origin.put(ref, ramp(2 * BLOCK, 99))
+        get.set()
+        if begun_by != "a known version":
+            room.fills.fill(await begun, [0, 1])
+        assert await reading == ramp(2 * BLOCK, 99)
+        await room.tasks.settle()
+        asked = [dict(request.headers).get("if-match") for request in room.origin.log]
+        assert old.etag not in asked
+        assert room.fills.is_here(ref)
+
+
 async def test_a_reader_that_joins_the_first_request_of_an_object_reports_the_bytes_to_come(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults.append(Fault(key=OTHER.key, body_gate=gate))

@@ -116,6 +116,27 @@ async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhil
         assert nodes.origin.count() == 2, "a HEAD and a GET"
 
 
+async def test_a_block_that_the_owner_has_waits_for_no_question(tmp_path: Path) -> None:
+    with cluster(tmp_path, sleep=no_patience_ends) as nodes:
+        nodes.origin.put(REF, DATA[:BLOCK])
+        await nodes.meet()
+        owner, (edge, _) = nodes.owner_of(), nodes.others_of()
+        await owner.get()
+        await edge.engine.reads.head(REF, {})
+        await nodes.settle()
+        gate = asyncio.Event()
+        nodes.origin.faults.append(Fault(method="GET", gate=gate))
+        asked = asyncio.ensure_future(owner.engine.version_lookup.ask(REF, 0, by_get=True))
+        await steps_until(lambda: nodes.origin.under_way == 1)
+        async with asyncio.timeout(60):
+            assert await edge.get() == DATA[:BLOCK]
+            assert await owner.get() == DATA[:BLOCK]
+        assert not asked.done()
+        gate.set()
+        await asked
+        await nodes.settle()
+
+
 async def no_patience_ends(seconds: float) -> None:
     """A sleep that ends before its time, but for a wait for something that comes."""
     await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))

@@ -92,20 +92,22 @@ def open_known_block(path: bytes, meta: BlockMeta, *, verify: bool = False) -> t
         return None
     expected = block_file.Header(meta)
     header = pagecache.read_known(fd, expected.length) or b""
-    if expected.begins(header) and (not verify or _is_payload_right(fd, header, meta.extent.length)):
+    if header == _sealed_in_memory(fd, expected) if verify else expected.begins(header):
         return fd, expected.length
     os.close(fd)
     return None
 
 
-def _is_payload_right(fd: int, header: bytes, length: int) -> bool:
-    payload = memoryview(bytearray(length))
+def _sealed_in_memory(fd: int, header: block_file.Header) -> bytes | None:
+    """The header as it is to be for the payload that the file has. None: not all of that is in memory."""
+    payload = memoryview(bytearray(header.meta.extent.length))
     try:
-        is_whole = os.fstat(fd).st_size == len(header) + length and pagecache.read_in_memory(fd, len(header), payload)
+        is_long = os.fstat(fd).st_size == header.length + len(payload)
+        if not (is_long and pagecache.read_in_memory(fd, header.length, payload)):
+            return None
     except OSError:
-        return False
-    digest = block_file.digest_text(block_file.PayloadChecksum(payload).digest())
-    return is_whole and digest == block_file.digest_of(header)
+        return None
+    return header.sealed(block_file.PayloadChecksum(payload).digest())
 
 
 def page_in(path: bytes, start: int, count: int) -> None:

@@ -93,6 +93,7 @@ class DiskBlockStore(BlockIndex):
         self.contents: Contents | None = None
         """Hears of the content hash of each block that is written, or verified. None: nobody does."""
         self._leaving: set[asyncio.Future[list[int | OSError]]] = set()
+        self._verifying: dict[BlockKey, asyncio.Task[bool]] = {}
         metrics.store_capacity_bytes.set(limits.capacity_bytes)
         metrics.store_bytes.set_function(lambda: self.budget.used_bytes)
         metrics.store_blocks.set_function(lambda: len(self))
@@ -110,7 +111,14 @@ class DiskBlockStore(BlockIndex):
     # -- reading ------------------------------------------------------------------------------------------------
 
     async def lease(self, block: BlockKey) -> FileLease | None:
-        if (lease := self.lease_open(block)) is None and (lease := await self._open_block(block)) is not None:
+        if (lease := self.lease_open(block)) is not None:
+            return lease
+        slot = self._slots.get(block)
+        if slot is not None and self._is_unverified(slot):
+            if not await self._is_verified_now(block):
+                return None
+            lease = self.lease_open(block)
+        if lease is None and (lease := await self._open_block(block)) is not None:
             self._policy.read(block)
         return lease
 
@@ -173,8 +181,21 @@ class DiskBlockStore(BlockIndex):
         return None if slot is None or not self._is_unverified(slot) else partial(self._prepare, block)
 
     async def _prepare(self, block: BlockKey) -> None:
-        if (lease := await self._open_block(block)) is not None:
+        await self._is_verified_now(block)
+
+    async def _is_verified_now(self, block: BlockKey) -> bool:
+        """Verify the block, once for all who wait for it. It goes on without them: the next reader has it then."""
+        task = self._verifying.get(block)
+        if task is None:
+            task = self._verifying[block] = asyncio.create_task(self._verify(block), name="verify")
+            task.add_done_callback(lambda _: self._verifying.pop(block))
+        return await asyncio.shield(task)
+
+    async def _verify(self, block: BlockKey) -> bool:
+        lease = await self._open_block(block)
+        if lease is not None:
             lease.release()
+        return lease is not None
 
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
         """The file of a verified block, if it can be opened without waiting for the disk. Callable from any thread.

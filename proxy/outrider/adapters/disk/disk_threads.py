@@ -97,10 +97,13 @@ class DiskThreads:
         return await self.begin(work, *args)
 
     async def run_opening(self, work: Callable[[], OpenFile]) -> OpenFile:
-        """Run `work` in a thread. If the caller is cancelled meanwhile, the file that `work` opens is closed again."""
-        future = self.begin(work)
+        """Run `work` in a thread. If the caller is cancelled meanwhile, the file that `work` opens is closed again, and
+        work that no thread has begun is dropped."""
+        job = self.threads.submit(work)
+        future = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            future.add_done_callback(doom_result)
+            if not job.cancel():
+                future.add_done_callback(doom_result)
             raise

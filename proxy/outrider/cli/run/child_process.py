@@ -47,7 +47,12 @@ class Signals:
         # Not by `loop.add_signal_handler`: where two signals come at once, uvloop (0.23) may call the handler of the
         # second one twice. A child that ends at SIGTERM would be killed by the other SIGTERM.
         def came(number: int, _: object) -> None:
-            loop.call_soon_threadsafe(self._pass_on, signal.Signals(number))
+            if self._child is not None:
+                loop.call_soon_threadsafe(self._pass_on, signal.Signals(number))
+            elif number in _ENDING and self.ended_by is None:
+                # Not in a later turn of the loop: the child may be started in this one.
+                self.ended_by = signal.Signals(number)
+                loop.call_soon_threadsafe(self.ending.set)
 
         for number in _PASSED_ON:
             # A signal that is ignored at our start (nohup) must be ignored in the child as well. exec keeps a signal
@@ -59,7 +64,8 @@ class Signals:
 
     def remove(self) -> None:
         for number, handler in self._replaced.items():
-            signal.signal(number, handler)
+            # None: it was not installed by Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def to(self, child: subprocess.Popen[bytes]) -> None:
         """From here on `child` gets the signals, also one that came while it was being started."""
@@ -70,17 +76,10 @@ class Signals:
             self._pass_on(self.ended_by)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        if self._child is not None:
-            if not (number in _FROM_KEYBOARD and _in_foreground()):
-                self._send(number)
-        elif number in _ENDING and self.ended_by is None:
-            self.ended_by = number
-            self.ending.set()
-
-    def _send(self, number: signal.Signals) -> None:
         assert self._child is not None
-        with contextlib.suppress(ProcessLookupError):
-            self._child.send_signal(number)
+        if not (number in _FROM_KEYBOARD and _in_foreground()):
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(number)
 
 
 def start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -74,10 +74,11 @@ class BackgroundFill:
         version = self._versions.fresh(ref)
         return None if version is None or (self._with_checksums(ref) and not version.whole_headers) else version
 
-    async def brought(self, ref: ObjectRef) -> None:
+    async def brought(self, version: ObjectVersion) -> ObjectVersion:
         """Wait for the flight of the block that a reader's question brings now, if there is one: `fill` would bring it
-        once more."""
-        await self._version_lookup.brought(ref, None)
+        once more. Returns the version that is known then."""
+        await self._version_lookup.brought(version, None)
+        return self._versions.fresh(version.ref) or version
 
     def forget(self, ref: ObjectRef) -> None:
         """The origin has another version by now: the next `known` is None."""
@@ -124,7 +125,7 @@ class BackgroundFill:
                 version = await self._version_lookup.ask(
                     ref, 0, whole_headers=checksums, if_small=True, size=size, patient=False
                 )
-            await self.brought(ref)
+            version = await self.brought(version)
             opened = self._flights.get(self.layout.key(version, 0))
             begin(version)
             if opened is not None and opened.slot is None:
@@ -141,8 +142,7 @@ class BackgroundFill:
         scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
         async with scheduler.slot(demand=False, purpose=purpose):
             version = await self._version_lookup.ask(ref, None, patient=False)
-        await self.brought(ref)
-        return version
+        return await self.brought(version)
 
     def fill(self, version: ObjectVersion, blocks: Iterable[int], *, purpose: Purpose = Purpose.READER) -> list[Flight]:
         """Begins to fill those of the blocks that are neither here nor on their way. Returns the flights of all that

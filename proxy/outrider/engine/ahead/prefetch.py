@@ -327,7 +327,7 @@ class Prefetch:
         try:
             version = self._fills.known(want.ref)
             if version is not None:
-                await self._fills.brought(want.ref)
+                version = await self._fills.brought(version)
             flights = await self._begin_unknown(want) if version is None else self._begin(want, version)
             ended = [await flight.ended() for flight in flights]
             again = not all(ended)

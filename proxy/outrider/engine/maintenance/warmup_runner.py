@@ -304,7 +304,7 @@ class WarmupRunner:
         version = self._fills.known(item.ref)
         brought = False
         if version is not None:
-            await self._fills.brought(item.ref)
+            version = await self._fills.brought(version)
         elif not item.counts:
             async with self._blocks:
                 version = await self._fills.told(item.ref, purpose=Purpose.COMMAND)

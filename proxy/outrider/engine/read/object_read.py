@@ -125,7 +125,7 @@ class ObjectReads:
             if asked is not None:
                 asked(version, whole)
                 asked = None
-            await self._version_lookup.brought(ref, whole.start)
+            await self._version_lookup.brought(version, whole.start)
             body = self._body(version, whole, self._versions.changes)
             cache = self._status_of(version, whole)
             try:

@@ -204,14 +204,16 @@ class VersionLookup:
             return known.version
         return await self.ask(ref, None, whole_headers=True, patient=False)
 
-    async def brought(self, ref: ObjectRef, byte: int | None, *, from_origin: bool = False) -> None:
-        """Wait for the flight of the block that holds `byte`, if a question under way brings it. The version may be
-        known before, by a HEAD that was answered earlier; a fill of the block would then bring it twice. `byte` None:
-        whichever block is brought. `from_origin`: a question to other members is not waited for."""
-        get = self._gets.get(ref)
+    async def brought(self, version: ObjectVersion, byte: int | None, *, from_origin: bool = False) -> None:
+        """Wait for the flight of the block that holds `byte`, if a question under way brings it, and it is not here.
+        The version may be known before, by a HEAD that was answered earlier; a fill of the block would then bring it
+        twice. `byte` None: whichever block is brought. `from_origin`: a question to other members is not waited for."""
+        get = self._gets.get(version.ref)
         if get is None or (from_origin and get.by_peers):
             return
         if byte is not None and get.index != self._layout.index_of(byte):
+            return
+        if not self._flights.wanted(self._layout.key(version, get.index)):
             return
         waits: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(get.boarded.wait()),
