@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from outrider import pagecache
-from outrider.adapters.disk import block_io, block_store, index_snapshot, memory_dir
+from outrider.adapters.disk import block_io, block_reads, index_snapshot, memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.adapters.disk.block_writer import DiskBlockWriter
@@ -620,7 +620,7 @@ async def test_a_block_that_may_be_wrong_is_not_verified_at_once(
     elif why == "not in memory":
         monkeypatch.setattr(pagecache, "read_in_memory", lambda fd, offset, into, **_: False)
     elif why == "a large block":
-        monkeypatch.setattr(block_store, "_AT_ONCE_BYTES_MAX", FILE - 1)
+        monkeypatch.setattr(block_reads, "_AT_ONCE_BYTES_MAX", FILE - 1)
     elif why == "another kind of checksum is wanted":
         disk.store.contents = Wanting()
     else:

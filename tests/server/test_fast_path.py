@@ -27,7 +27,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from outrider.adapters.disk import block_store
+from outrider.adapters.disk import block_reads
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.http.access import Who
 from outrider.http.s3 import connection as connection_module
@@ -879,7 +879,7 @@ def unverified(
         (key,) = (key for key in store.present() if store.directory.path_of(key).samefile(file))
         as_at_the_start(watched, key)
         # Its pages are in memory.
-        monkeypatch.setattr(block_store, "_AT_ONCE_BYTES_MAX", at_once_bytes_max)
+        monkeypatch.setattr(block_reads, "_AT_ONCE_BYTES_MAX", at_once_bytes_max)
         threads = store.work.threads
         store.work.threads = readers
         watched._seen.clear()

@@ -1,6 +1,6 @@
 """The block store on disk: one file per block in a directory that this process has locked.
 
-A read. `block_store.DiskBlockStore.lease` looks the block up in the index (`block_index`). If its file is open, the
+A read. `block_reads.BlockReads.lease` looks the block up in the index (`block_index`). If its file is open, the
 reader gets a lease on it (`leases`); a leased block is never evicted, and its file is not closed. Otherwise the file is
 opened, in a thread unless the kernel can open it without waiting for the disk. The first use of a block verifies its
 checksum. A bad block becomes a miss, is deleted and counted.
