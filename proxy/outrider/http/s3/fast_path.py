@@ -1,9 +1,9 @@
 """The fast path of the S3 port: a plain read of a cached object is answered in the very call that brought its bytes,
 without the HTTP parser, a task or a wait.
 
-If anything is unusual, missing, stale, unverified or refused, nothing is sent, and the request takes the slow path
-(`handler`). The slow path gives the same reply, only later. It also sends the rest of a reply that the socket did not
-take at once.
+If anything is unusual, missing, stale or refused, nothing is sent, and the request takes the slow path (`handler`). The
+slow path gives the same reply, only later. It also sends the rest of a reply that the socket did not take at once. A
+small read waits for the disk before it does (`ColdHit`).
 """
 
 from __future__ import annotations
