@@ -61,6 +61,11 @@ class AtOnce(ThreadPoolExecutor):
         return future
 
 
+async def no_patience_ends(seconds: float) -> None:
+    """A sleep that ends before its time, but for a wait for something that comes, as `VersionLookup.brought`."""
+    await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))
+
+
 class FakeTasks:
     """Owns the background work of an engine under test; `settle` waits for all of it."""
 

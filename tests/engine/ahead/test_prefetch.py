@@ -20,7 +20,7 @@ from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillSlot, Purpose
 from tests.support.engine import BLOCK, Engine, engine, taken
-from tests.support.fakes import FakeOrigin, Fault, ramp
+from tests.support.fakes import FakeOrigin, Fault, no_patience_ends, ramp
 
 CLIENT = "10.0.0.1"
 COUNT = 12
@@ -165,74 +165,68 @@ async def test_a_reader_joins_the_prefetch_of_its_object(making: Making) -> None
         assert room.origin.body_bytes <= sum(map(len, BODIES.values()))
 
 
-@pytest.mark.parametrize("begun_by", ["a told version", "a known version", "an opened object"])
-async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhile(
-    making: Making, begun_by: str
-) -> None:
-    async def sleep(seconds: float) -> None:
-        await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))
+async def told_amid_a_get(
+    room: Engine, **headers: str
+) -> tuple[asyncio.Event, asyncio.Task[ObjectVersion], asyncio.Task[bytes]]:
+    """The GET of a reader is under way, and a HEAD that was asked before it has told the version. Returns the gate that
+    its reply waits for, the telling of the version, and the read."""
+    ref, head, get = REFS[0], asyncio.Event(), asyncio.Event()
+    room.origin.faults += [
+        Fault(key=ref.key, method="HEAD", gate=head), Fault(key=ref.key, method="GET", gate=get)
+    ]  # fmt: skip
+    told = asyncio.create_task(room.fills.told(ref))
+    await under_way(room, 1)
+    reading = asyncio.create_task(room.get(ref, **headers))
+    await under_way(room, 2)
+    head.set()
+    await settled_loop()
+    assert room.fills.known(ref) is not None
+    return get, told, reading
 
-    with making(sleep=sleep) as room:
-        ref, head, get = REFS[0], asyncio.Event(), asyncio.Event()
-        room.origin.faults += [
-            Fault(key=ref.key, method="HEAD", gate=head), Fault(key=ref.key, method="GET", gate=get)
-        ]  # fmt: skip
-        begun = asyncio.create_task(room.fills.told(ref))
-        await under_way(room, 1)
-        reading = asyncio.create_task(room.get(ref, range=f"bytes={BLOCK}-"))
-        await under_way(room, 2)
-        head.set()
-        await settled_loop()
-        assert room.fills.known(ref) is not None
-        if begun_by == "a known version":
-            tell(room, [ref])
-        elif begun_by == "an opened object":
-            begun = asyncio.create_task(room.fills.opened(ref))
-        await settled_loop()
+
+async def begun_by_a(way: str, room: Engine, told: asyncio.Task[ObjectVersion]) -> asyncio.Task[ObjectVersion]:
+    if way == "known version":
+        tell(room, REFS[:1])
+    elif way == "opened object":
+        told = asyncio.create_task(room.fills.opened(REFS[0]))
+    await settled_loop()
+    return told
+
+
+WAYS = ["told version", "known version", "opened object"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhile(making: Making, way: str) -> None:
+    with making(sleep=no_patience_ends) as room:
+        get, told, reading = await told_amid_a_get(room, range=f"bytes={BLOCK}-")
+        begun = await begun_by_a(way, room, told)
         if begun.done():
             room.fills.fill(begun.result(), [0, 1])
         get.set()
         room.fills.fill(await begun, [0, 1])
-        assert await reading == BODIES[ref][BLOCK:]
+        assert await reading == BODIES[REFS[0]][BLOCK:]
         await room.tasks.settle()
         assert room.origin.body_bytes == 2 * BLOCK
         assert room.origin.count() == 3, "a HEAD, and a GET of each block"
 
 
-@pytest.mark.parametrize("begun_by", ["a told version", "a known version", "an opened object"])
-async def test_the_version_that_a_get_under_way_brings_is_fetched(making: Making, begun_by: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_version_that_a_get_under_way_brings_is_fetched(making: Making, way: str) -> None:
     """The object is overwritten between the replies to the HEAD and the GET."""
-
-    async def sleep(seconds: float) -> None:
-        await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))
-
-    with making(sleep=sleep) as room:
-        ref, head, get = REFS[0], asyncio.Event(), asyncio.Event()
-        room.origin.faults += [
-            Fault(key=ref.key, method="HEAD", gate=head), Fault(key=ref.key, method="GET", gate=get)
-        ]  # fmt: skip
-        begun = asyncio.create_task(room.fills.told(ref))
-        await under_way(room, 1)
-        reading = asyncio.create_task(room.get(ref))
-        await under_way(room, 2)
-        head.set()
-        await settled_loop()
-        old = room.fills.known(ref)
-        assert old is not None
-        if begun_by == "a known version":
-            tell(room, [ref])
-        elif begun_by == "an opened object":
-            begun = asyncio.create_task(room.fills.opened(ref))
-        await settled_loop()
-        room.origin.put(ref, ramp(2 * BLOCK, 99))
+    with making(sleep=no_patience_ends) as room:
+        get, told, reading = await told_amid_a_get(room)
+        old = room.fills.known(REFS[0])
+        begun = await begun_by_a(way, room, told)
+        room.origin.put(REFS[0], ramp(2 * BLOCK, 99))
         get.set()
-        if begun_by != "a known version":
+        if way != "known version":
             room.fills.fill(await begun, [0, 1])
         assert await reading == ramp(2 * BLOCK, 99)
         await room.tasks.settle()
-        asked = [dict(request.headers).get("if-match") for request in room.origin.log]
-        assert old.etag not in asked
-        assert room.fills.is_here(ref)
+        assert old is not None
+        assert old.etag not in [dict(request.headers).get("if-match") for request in room.origin.log]
+        assert room.fills.is_here(REFS[0])
 
 
 async def test_a_reader_that_joins_the_first_request_of_an_object_reports_the_bytes_to_come(room: Engine) -> None:

@@ -18,7 +18,7 @@ from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.fill.origin_reader import OriginRefused
 from tests.support.engine import BLOCK, REF, as_large, by_threads
 from tests.support.fake_peers import PeerFault
-from tests.support.fakes import RAMP, Fault
+from tests.support.fakes import RAMP, Fault, no_patience_ends
 from tests.support.members import Cluster, cluster
 
 DATA = RAMP[: 5 * BLOCK + 77]
@@ -135,11 +135,6 @@ async def test_a_block_that_the_owner_has_waits_for_no_question(tmp_path: Path) 
         gate.set()
         await asked
         await nodes.settle()
-
-
-async def no_patience_ends(seconds: float) -> None:
-    """A sleep that ends before its time, but for a wait for something that comes."""
-    await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))
 
 
 async def steps_until(holds: Callable[[], bool]) -> None:

@@ -19,7 +19,7 @@ from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
 from tests.support.engine import BLOCK, Engine, engine
-from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
+from tests.support.fakes import FakeClock, FakeOrigin, Fault, no_patience_ends, ramp
 from tests.support.virtual_time import VirtualTime
 
 COUNT = 6
@@ -76,10 +76,7 @@ async def test_each_byte_is_filled_once_and_counted(making: Making) -> None:
 
 
 async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhile(making: Making) -> None:
-    async def sleep(seconds: float) -> None:
-        await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))
-
-    with making(sleep=sleep) as room:
+    with making(sleep=no_patience_ends) as room:
         head, get = asyncio.Event(), asyncio.Event()
         room.origin.faults += [Fault(method="HEAD", gate=head), Fault(method="GET", gate=get)]
         told = asyncio.create_task(room.version_lookup.ask(REFS[0], None))
@@ -180,7 +177,7 @@ async def test_objects_of_unknown_size_do_not_begin_all_at_once_on_the_same_toke
         room.clock.advance(seconds)
         await asyncio.sleep(0)
 
-    with making(sleep=sleep) as room:
+    with making(sleep=no_patience_ends) as room:
         warm_up = begun(room, rate=BLOCK / 10)
         async with asyncio.timeout(60):
             while not room.origin.body_bytes:
