@@ -177,7 +177,7 @@ async def test_objects_of_unknown_size_do_not_begin_all_at_once_on_the_same_toke
         room.clock.advance(seconds)
         await asyncio.sleep(0)
 
-    with making(sleep=no_patience_ends) as room:
+    with making(sleep=sleep) as room:
         warm_up = begun(room, rate=BLOCK / 10)
         async with asyncio.timeout(60):
             while not room.origin.body_bytes:
