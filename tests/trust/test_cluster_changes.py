@@ -214,8 +214,8 @@ def test_a_member_that_joins_amid_an_epoch(world: World, fourth: Node) -> None:
     world.nodes.list_members([*world.nodes.running, fourth])
     fourth.start()
     world.nodes.wait_for_all()
-    owned = [key for key in objects if owner_of(world.nodes[0], key) == fourth.name]
-    assert owned
+    owners = world.nodes.all[:3]
+    until(lambda: all(any(owner_of(node, key) == fourth.name for key in objects) for node in owners), "a new owner")
     for node in (fourth, *world.nodes.all[:3]):
         assert {key: get(node, key) for key in objects} == objects
     assert world.fetched() == 0
