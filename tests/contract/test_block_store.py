@@ -1413,6 +1413,24 @@ async def test_a_damaged_snapshot_is_ignored_and_the_directory_scanned(damage: s
     disk.close()
 
 
+@pytest.mark.parametrize("dated", [True, False])
+async def test_blocks_of_a_release_that_named_them_without_a_date_are_kept(dated: bool, root: Path) -> None:
+    headers = (("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT"),) if dated else ()
+    meta, undated = meta_of(0, headers=headers), meta_of(0)
+    disk = Disk(root)
+    await disk.write(meta)
+    older = disk.path(undated)
+    older.parent.mkdir(exist_ok=True)
+    disk.path(meta).rename(older)
+    assert (older == disk.path(meta)) is not dated
+    for _ in range(2):
+        disk = await restarted(disk, clean=False)
+        assert await disk.read(meta) == payload_of(meta)
+        assert older.exists() is not dated
+        disk.keep_budget()
+    disk.close()
+
+
 async def test_a_snapshot_keeps_two_sets_of_headers_of_one_version_apart(root: Path) -> None:
     disk = Disk(root)
     await disk.recovery.index()

@@ -90,11 +90,13 @@ def test_an_id_is_the_one_of_earlier_releases() -> None:
     assert BlockLayout("http://origin", 8).version_id(version).hex() == "8718fa2835a33f0fbe02b44a98c49cba"
 
 
-def test_headers_are_no_part_of_the_identity() -> None:
+def test_no_header_but_the_date_is_part_of_the_identity() -> None:
     plain, dressed = ObjectVersion(REF, '"a"', 5), ObjectVersion(REF, '"a"', 5, (("content-type", "x"),))
     layout = BlockLayout("o", 8)
     assert layout.version_id(plain) == layout.version_id(dressed)
     assert layout.key(plain, 3) == BlockKey(layout.version_id(dressed), 3)
+    dated = [ObjectVersion(REF, '"a"', 5, (("content-type", "x"), ("last-modified", day))) for day in ("one", "two")]
+    assert len({layout.version_id(version) for version in (plain, *dated)}) == 3
 
 
 def test_a_remembered_id_is_never_that_of_another_version() -> None:

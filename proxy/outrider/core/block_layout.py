@@ -42,17 +42,19 @@ class BlockLayout:
     # -- names ------------------------------------------------------------------------------------------------------
 
     def version_id(self, version: ObjectVersion) -> bytes:
-        """A 16-byte name for everything that makes the blocks of `version` what they are: origin, bucket, key, ETag,
-        size and block size.
+        """A 16-byte name for everything that makes the blocks of `version` what they are: origin, bucket, key, identity
+        and block size.
 
-        Fields are length-prefixed: no two versions share an input by moving a separator.
+        Fields are length-prefixed: no two versions share an input by moving a separator. A date comes last, and only
+        where there is one.
         """
         known = self._ids.get(id(version))
         if known is not None and known[0] is version:
             return known[1]
-        ref = version.ref
+        ref, (etag, size, modified) = version.ref, version.identity
         digest = blake2b(digest_size=16)
-        for text in (self.origin, ref.bucket, ref.key, version.etag, str(version.size), str(self.block_bytes)):
+        dated = (modified,) if modified else ()
+        for text in (self.origin, ref.bucket, ref.key, etag, str(size), str(self.block_bytes), *dated):
             raw = text.encode("utf-8", "surrogateescape")
             digest.update(len(raw).to_bytes(4, "big"))
             digest.update(raw)

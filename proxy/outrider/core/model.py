@@ -58,6 +58,20 @@ class Extent:
         return self.stop - self.start
 
 
+class VersionIdentity(NamedTuple):
+    """The name of one content of an object. Two versions are compared by their identities, and by nothing else.
+    `modified`: the Last-Modified as it was sent; empty: none was.
+
+    No ETag names a content without its date. Some stores give the same one to all contents, also in the form of an MD5,
+    and an overwrite may keep the size. The price: a second upload of the same bytes is another version.
+    Source: RFC 9110 section 8.8.
+    """
+
+    etag: str
+    size: int
+    modified: str
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
     """One content of an object. `etag` is strong and quoted; `headers` are what a reply replays.
@@ -78,9 +92,18 @@ class ObjectVersion:
         if not is_strong_etag(self.etag):
             raise ValueError(f"not a strong ETag: {self.etag!r}")
 
+    @property
+    def identity(self) -> VersionIdentity:
+        return VersionIdentity(self.etag, self.size, last_modified(self.headers))
+
+
+def last_modified(headers: Headers) -> str:
+    """The Last-Modified as it was sent; empty: none was."""
+    return next((value for name, value in headers if name == "last-modified"), "")
+
 
 class BlockKey(NamedTuple):
-    """A block's identity: the version's digest (origin, bucket, key, ETag, size, block size) and the index."""
+    """A block's identity: the version's digest (`BlockLayout.version_id`) and the index."""
 
     version_id: bytes
     index: int  # type: ignore[assignment]  # hides tuple.index, which is never called

@@ -457,12 +457,14 @@ async def test_a_body_never_mixes_two_contents_under_one_etag(room: Engine, orig
         await room.get()
 
 
-async def test_a_second_upload_of_the_same_bytes_keeps_the_blocks(room: Engine, origin: OddPort) -> None:
+async def test_a_second_upload_is_another_version_also_with_the_same_hash(room: Engine, origin: OddPort) -> None:
     assert await whole(room) == DATA
     origin.put(REF, DATA, (("last-modified", "Thu, 01 Jan 2026 00:00:05 GMT"), DATED[1]))
     room.clock.advance(61)
     assert await whole(room) == DATA
-    assert origin.body_bytes == SIZE
+    assert origin.body_bytes == 2 * SIZE
+    assert await whole(room) == DATA
+    assert origin.body_bytes == 2 * SIZE
 
 
 async def test_another_etag_with_each_reply_is_found_out_at_the_second_read(room: Engine, origin: OddPort) -> None:

@@ -219,14 +219,21 @@ def test_a_malformed_sequence_number_is_refused(value: str) -> None:
 
 
 KNOWN_READ = PeerRead(REF, Extent(2, 4), 0, Confirmed(ObjectVersion(REF, '"e"', 10), 0.0))
-RIGHT = ((FROM, "owner"), (KNOWN, known_value(size=10)), ("content-range", "bytes 2-3/10"), (DIGEST, "xxh3:00112233"))
+RIGHT = (
+    (FROM, "owner"),
+    (KNOWN, known_value(size=10, modified="")),
+    ("content-range", "bytes 2-3/10"),
+    (DIGEST, "xxh3:00112233"),
+)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        (FROM, "other"), (FROM, None), (KNOWN, known_value(size=11)), (KNOWN, known_value(size=10, etag='"f"')),
-        (KNOWN, None), (DIGEST, "xxh3"), (DIGEST, "xxh3:"), (DIGEST, "xxh3:XY"), (DIGEST, "xxh3:" + "0" * 200),
+        (FROM, "other"), (FROM, None), (KNOWN, known_value(size=11, modified="")), (KNOWN, None),
+        (KNOWN, known_value(size=10, modified="", etag='"f"')), (KNOWN, known_value(size=10, modified="later")),
+        (KNOWN, known_value(size=10)),
+        *((DIGEST, value) for value in ("xxh3", "xxh3:", "xxh3:XY", "xxh3:" + "0" * 200)),
         *(("content-range", value) for value in (None, "bytes 2-3/*", "bytes 2-4/10", "bytes 1-3/10", "bytes 2-2/10",
                                                  "bytes 2-3/11", "bytes 3-2/10", "2-3/10", "bytes 2-3/10,")),
     ],

@@ -19,9 +19,13 @@ from outrider.core.cluster.pin_messages import (
     pins_told,
 )
 from outrider.core.cluster.wire_forms import WireError
-from outrider.core.model import ObjectRef
+from outrider.core.model import ObjectRef, VersionIdentity
 
-OBJECTS = (ObjectRef("b", "k\udcff"), '"etag"', 0), (ObjectRef("b", "é"), "etag", 7)
+DAY = "Thu, 01 Jan 2026 00:00:00 GMT"
+OBJECTS = (
+    (ObjectRef("b", "k\udcff"), VersionIdentity('"etag"', 0, DAY)),
+    (ObjectRef("b", "é"), VersionIdentity("etag", 7, "")),
+)
 PAGE = PinPage("team", 1.5, b"s3://b/\xff\n", OBJECTS, more=True)
 PINS = (PinTold("AKEY", "mine", 12.5, has_ended=False), PinTold("", "é", 13.0, has_ended=True))
 
@@ -41,9 +45,11 @@ def test_what_is_told_arrives() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"objects": None}, {"objects": [["b", "k", '"e"', 1]] * (OBJECTS_MAX + 1)}, {"objects": [["b", "k", '"e"']]},
-        {"objects": [["b", "", '"e"', 1]]}, {"objects": [["b", "k", 'W/"e"', 1]]}, {"objects": [["b", "k", '"e"', -1]]},
-        {"objects": [["b", "k", '"e"', True]]}, {"objects": [["b", "\ud800", '"e"', 1]]}, {"objects": ["bkes"]},
+        {"objects": None}, {"objects": [["b", "k", '"e"', 1, ""]] * (OBJECTS_MAX + 1)},
+        *({"objects": [[*told]]} for told in (
+            ("b", "k", '"e"', 1), ("b", "", '"e"', 1, ""), ("b", "k", 'W/"e"', 1, ""), ("b", "k", '"e"', -1, ""),
+            ("b", "k", '"e"', True, ""), ("b", "\ud800", '"e"', 1, ""), ("b", "k", '"e"', 1, None), "bkes1",
+        )),
         {"list": "-"}, {"at": -1}, {"at": None}, {"more": 1}, {"client": None},
     ],
 )  # fmt: skip

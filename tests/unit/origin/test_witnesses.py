@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import md5
 
 import pytest
 
@@ -41,9 +42,9 @@ def test_a_version_that_may_be_overwritten_within_its_second_shows_no_change_of_
     assert witnesses.judge("b", "k", replace(TOLD, etag='"two"')) is None
 
 
-def test_a_hash_names_its_content_at_any_date() -> None:
+def test_an_etag_that_can_be_a_hash_may_come_with_another_date() -> None:
     witnesses = Witnesses()
-    etag = f'"{"a" * 32}"'
+    etag = f'"{md5(b"content").hexdigest()}"'
     witnesses.judge("b", "k", replace(TOLD, etag=etag))
     assert witnesses.judge("b", "k", replace(TOLD, etag=etag, modified=NEXT)) is None
 
@@ -61,4 +62,13 @@ def test_the_forms_of_s3s_etags_are_hashes() -> None:
     assert is_hash('"d41d8cd98f00b204e9800998ecf8427e"')
     assert is_hash('"d41d8cd98f00b204e9800998ecf8427e-12"')
     assert not is_hash('"CJ+q/w=="')
+    assert all(is_hash(f'"{md5(bytes([n])).hexdigest()}"') for n in range(256))
     assert is_of_nothing('"D41D8CD98F00B204E9800998ECF8427E"')
+
+
+@pytest.mark.parametrize("digits", [32 * "0", 16 * "fF", 8 * "dead", 32 * "0" + "-1"])
+def test_a_constant_in_the_form_of_a_hash_is_none(digits: str) -> None:
+    etag, witnesses = f'"{digits}"', Witnesses()
+    assert not is_hash(etag)
+    witnesses.judge("b", "k", replace(TOLD, etag=etag))
+    assert witnesses.judge("b", "k", replace(TOLD, etag=etag, modified=NEXT)) is Oddity.ETAG_SHARED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -48,9 +49,14 @@ def read_meta(path: Path) -> BlockMeta:
         meta, _, _ = read_header(fd)
     finally:
         os.close(fd)
-    if file_name(meta.key) != path.name:
+    if path.name not in (file_name(meta.key), undated_name(meta)):
         raise BadBlock("lies under another block's name")
     return meta
+
+
+def undated_name(meta: BlockMeta) -> str:
+    """The name of the block's file as Outrider 0.2 made it, for which ETag and size named a version."""
+    return file_name(meta.layout.key(replace(meta.version, headers=()), meta.index))
 
 
 def open_block(

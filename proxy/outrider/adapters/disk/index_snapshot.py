@@ -17,7 +17,7 @@ from outrider.core.block_layout import BlockLayout, shared_layout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import ObjectRef, ObjectVersion, shared_headers, shared_text
 
-_FORMAT = LinesFormat("outrider index", 1)
+_FORMAT = LinesFormat("outrider index", 2)
 
 
 class Snapshot:

@@ -176,7 +176,14 @@ def _read_batch(files: Sequence[FoundFile]) -> list[BlockMeta | OSError | None]:
 
 def _read_or_remove(path: Path) -> BlockMeta | None:
     try:
-        return block_io.read_meta(path)
+        meta = block_io.read_meta(path)
     except (BadBlock, FileNotFoundError):
         path.unlink(missing_ok=True)
         return None
+    name = block_io.file_name(meta.key)
+    if path.name != name:
+        # Outrider 0.2 named a version without its date.
+        folder = path.parent.with_name(name[:2])
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path.rename(folder / name)
+    return meta

@@ -11,7 +11,7 @@ from typing import Any
 from outrider.adapters import sealed_file
 from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.core.cache.pins import SavedPin
-from outrider.core.model import ObjectRef, quoted_etag
+from outrider.core.model import ObjectRef, VersionIdentity, quoted_etag
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def load(path: Path) -> list[SavedPin]:
 
 
 def _pin_of(fields: dict[str, Any]) -> SavedPin:
-    objects = tuple((ObjectRef(_text(bucket), _text(key)), _etag(etag), _size(size))
-                    for (bucket, key), etag, size in fields["objects"])  # fmt: skip
+    objects = tuple((ObjectRef(_text(bucket), _text(key)), _identity(*identity))
+                    for (bucket, key), *identity in fields["objects"])  # fmt: skip
     owner, client, name, body = (_text(fields[field]) for field in ("owner", "client", "name", "body"))
     return SavedPin(owner, client, name, body, float(fields["at"]), objects, fields.get("has_ended") is True)
 
@@ -48,19 +48,18 @@ def _text(value: object) -> str:
     return value
 
 
-def _etag(value: object) -> str:
-    if quoted_etag(_text(value)) is None:
-        raise TypeError(f"not an ETag: {value!r}")
-    return _text(value)
-
-
-def _size(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"not a size: {value!r}")
-    return value
+def _identity(etag: object, size: object, modified: object = "") -> VersionIdentity:
+    """Pins of older releases have no date: their objects are found by the next question about them."""
+    if quoted_etag(_text(etag)) is None:
+        raise TypeError(f"not an ETag: {etag!r}")
+    if type(size) is not int or size < 0:
+        raise TypeError(f"not a size: {size!r}")
+    return VersionIdentity(_text(etag), size, _text(modified))
 
 
 async def save(path: Path, pins: Sequence[SavedPin], work: DiskThreads) -> None:
     """Write all pins; the file is on the disk when this returns. Raises OSError; the older file then stays."""
-    data = _FORMAT.encode([asdict(pin) for pin in pins])
+    data = _FORMAT.encode([
+        asdict(pin) | {"objects": [[ref, *identity] for ref, identity in pin.objects]} for pin in pins
+    ])  # fmt: skip
     await sealed_file.write(path, [data], work.threads, durable=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from outrider.core.errors import NoRoom
-from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, VersionIdentity
 from outrider.core.text import counted
 
 PinKey = tuple[str, str]
@@ -22,15 +22,15 @@ PinKey = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class SavedPin:
     """A pin as it is stored over a restart. `body`: the list as the client sent it. `at`: when it was pinned, in
-    seconds since 1970. `objects`: the pinned objects with their ETags and sizes. `has_ended`: it is over since `at`,
-    and the cluster remembers that."""
+    seconds since 1970. `objects`: the pinned objects, each with the identity of its version. `has_ended`: it is over
+    since `at`, and the cluster remembers that."""
 
     owner: str
     client: str
     name: str
     body: str
     at: float
-    objects: tuple[tuple[ObjectRef, str, int], ...]
+    objects: tuple[tuple[ObjectRef, VersionIdentity], ...]
     has_ended: bool = False
 
 

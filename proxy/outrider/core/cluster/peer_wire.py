@@ -3,7 +3,7 @@
 A read is a GET, or a HEAD for the version alone, of `/BUCKET/KEY`. Its headers:
 
 range              the bytes, as `bytes=FIRST-LAST`
-x-outrider-peer    `v=1;from=NAME;ring=DIGEST;cluster=ID;class=demand;hops=1;only-if-here=0;checksums=0;block=INDEX`
+x-outrider-peer    `v=2;from=NAME;ring=DIGEST;cluster=ID;class=demand;hops=1;only-if-here=0;checksums=0;block=INDEX`
 x-outrider-known   the known version, in base64 of JSON; absent: none is
 
 An answer of status 200, 206, 304 or 412 has `x-outrider-from`, the name of the member that gives it. It has
@@ -212,7 +212,7 @@ def _answered_version(read: PeerRead, status: int, values: Mapping[str, str]) ->
     known = read.known
     if known is None or status == 200:
         return _confirmed(told, read.ref)
-    if (told.get("etag"), told.get("size")) != (known.version.etag, known.version.size):
+    if (told.get("etag"), told.get("size"), told.get("modified")) != known.version.identity:
         raise WireError("the version is not the one that was asked for")
     return Confirmed(known.version, seconds(told, "age"), is_settled=truth(told, "settled"))
 
@@ -242,7 +242,7 @@ def _digest_of(values: Mapping[str, str]) -> str:
 def _known_value(confirmed: Confirmed, *, with_headers: bool) -> str:
     version = confirmed.version
     told: dict[str, object] = {
-        "etag": version.etag, "size": version.size, "age": confirmed.age_s, "settled": confirmed.is_settled,
+        **version.identity._asdict(), "age": confirmed.age_s, "settled": confirmed.is_settled,
     }  # fmt: skip
     if with_headers:
         told |= {"whole": version.whole_headers, "headers": [list(pair) for pair in version.headers]}

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.cluster.wire_forms import WireError, seconds, text, truth, whole
-from outrider.core.model import ObjectRef, quoted_etag
+from outrider.core.model import ObjectRef, VersionIdentity, quoted_etag
 
 OBJECTS_MAX = 1000
 """Objects in one answer."""
 
-PinnedObject = tuple[ObjectRef, str, int]
-"""An object, its ETag without quotes where it has none, and its size."""
+PinnedObject = tuple[ObjectRef, VersionIdentity]
+"""An object, and the identity of its version. The ETag has no quotes where the LIST showed none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def parse_pins(told: dict[str, Any]) -> Sequence[PinTold]:
 def page_told(page: PinPage) -> dict[str, Any]:
     return {
         "client": page.client, "at": page.at, "list": base64.b64encode(page.body).decode(), "more": page.more,
-        "objects": [[ref.bucket, ref.key, etag, size] for ref, etag, size in page.objects],
+        "objects": [[*ref, *identity] for ref, identity in page.objects],
     }  # fmt: skip
 
 
@@ -78,9 +78,9 @@ def parse_page(told: dict[str, Any]) -> PinPage:
 
 
 def _object(told: object) -> PinnedObject:
-    if not isinstance(told, list) or len(told) != 4:
+    if not isinstance(told, list) or len(told) != 5:
         raise WireError("objects: not of their form")
-    bucket, key, etag = (text(field, "objects") for field in told[:3])
+    bucket, key, etag, modified = (text(field, "objects") for field in (*told[:3], told[4]))
     if not bucket or not key or quoted_etag(etag) is None:
         raise WireError("objects: no name, or no ETag")
-    return ObjectRef(bucket, key), etag, whole({"size": told[3]}, "size")
+    return ObjectRef(bucket, key), VersionIdentity(etag, whole({"size": told[3]}, "size"), modified)

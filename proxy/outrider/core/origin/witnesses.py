@@ -1,7 +1,7 @@
 """Finds validators that prove nothing: one ETag for different contents, and another ETag with each reply.
 
-A version is named by its ETag and its size. Both come from the origin, so each reply is compared with the earlier ones.
-Dates are the third witness: a form of ETag that is no hash of the content names it only beside the same date.
+A version is named by its ETag, its size and its date. All come from the origin, so each reply is compared with the
+earlier ones. A date has a resolution of one second: an ETag that is no hash, and was seen with two, names nothing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from cachetools import LRUCache
 from outrider.core.origin.oddities import Oddity
 
 _NAMES_MAX = 10_000
-# S3's ETags: the MD5 of the content, or of the MD5s of its parts. Two such ETags that are the same mean the same bytes,
-# also after a second upload.
-_HASH = re.compile('"[0-9A-Fa-f]{32}(-[0-9]{1,5})?"')
+# S3's ETags: the MD5 of the content, or of the MD5s of its parts.
+_HASH = re.compile('"([0-9A-Fa-f]{32})(-[0-9]{1,5})?"')
+# Two MD5s in 10^10 have no more than six of the sixteen digits. Constants that stores send for want of a hash, such as
+# zeros alone, have fewer.
+_DIGITS_MIN = 7
 _OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
 
 
 def is_hash(etag: str) -> bool:
-    """Whether the ETag has the form of a hash of the content, as S3's have."""
-    return _HASH.fullmatch(etag) is not None
+    """Whether the ETag can be a hash of the content, as S3's are. The form alone proves nothing."""
+    match = _HASH.fullmatch(etag)
+    return match is not None and len(set(match[1].lower())) >= _DIGITS_MIN
 
 
 def is_of_nothing(etag: str) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.parsers import expat
 
+from outrider.core.model import VersionIdentity
 from outrider.core.s3.xml import DEPTH_MAX
 
 PAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -34,6 +35,11 @@ class Listed(NamedTuple):
             and last_modified is not None
             and last_modified == _http_date(self.modified)
         )
+
+    @property
+    def identity(self) -> VersionIdentity:
+        """The identity of the version. The date has the form that a HEAD gives it; the ETag is as the LIST shows it."""
+        return VersionIdentity(self.etag, self.size, _http_date(self.modified) or "")
 
 
 def _http_date(iso: str) -> str | None:

@@ -27,7 +27,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.content_ledger import Content, ContentLedger, Finding, Md5Etags, Verdict
 from outrider.core.errors import S3Error, Signal, VersionChanged
-from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
+from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, last_modified
 from outrider.core.origin.oddities import Uncached
 from outrider.core.s3.checksums import ContentProof, Kind, checksum_of, small_proof_of
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
@@ -295,7 +295,7 @@ class ContentVerification:
     def _told_by(self, version: ObjectVersion) -> ContentProof | None:
         """The checksum, as far as replies to other questions told it."""
         known = self._listeners.known(version.ref)
-        if known is not None and (known.etag, known.size) == (version.etag, version.size):
+        if known is not None and known.identity == version.identity:
             return checksum_of(known.headers) or checksum_of(version.headers)
         return checksum_of(version.headers)
 
@@ -390,12 +390,13 @@ class ContentVerification:
         """The headers of the version; None: the object is another by now, or they are not told."""
         if self.ask is not None:
             told = await self.ask(version.ref)
-            return told.headers if told.etag == version.etag and told.whole_headers else None
+            return told.headers if told.identity == version.identity and told.whole_headers else None
         request = OriginRequest("HEAD", version.ref.bucket, version.ref.key)
         async with self._origin_reader.asked(request, _CHECKSUMS) as reply:
             if reply.status != 200:
                 raise await OriginRefused.read(reply)
-            return reply.headers if dict(reply.headers).get("etag") == version.etag else None
+            same = dict(reply.headers).get("etag") == version.etag
+            return reply.headers if same and last_modified(reply.headers) == version.identity.modified else None
 
     def _told_nothing(self, ref: ObjectRef) -> None:
         folder = _folder_of(ref)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from outrider.core.errors import Signal, VersionChanged
 from outrider.core.model import Extent, ObjectVersion
 from outrider.core.origin.oddities import Oddity, sentence
-from outrider.core.origin.witnesses import is_hash
 from outrider.core.s3.ranges import parse_content_range
 from outrider.ports import OriginReply
 
@@ -120,7 +119,7 @@ def check_version(reply: OriginReply, version: ObjectVersion) -> None:
     # Not all origins heed If-Match on a GET: the ETag of the reply decides.
     if headers.get("etag") != version.etag:
         raise VersionChanged(f"{version.ref}: another ETag")
-    if not is_hash(version.etag) and _differ(headers.get("last-modified"), known.get("last-modified")):
+    if _differ(headers.get("last-modified"), known.get("last-modified")):
         raise VersionChanged(f"{version.ref}: another date under one ETag")
     # The bytes of the same object, encoded on their way or not, must not be mixed.
     if headers.get("content-encoding", "identity") != known.get("content-encoding", "identity"):

@@ -172,9 +172,9 @@ class Pinning:
             pin = Warmup(entry.owner, entry.client, entry.name, body, entry.at, parse_list(body), lambda ref: True,
                          Progress(now), TokenBucket(0.0, now), trusting=True)  # fmt: skip
             pin.part = self._warmup_runner.kept_part()
-            pin.add((ref, size) for ref, _, size in entry.objects)
-            for ref, etag, _ in entry.objects:
-                pin.items[ref].etag = etag
+            pin.add((ref, identity.size) for ref, identity in entry.objects)
+            for ref, identity in entry.objects:
+                pin.items[ref].is_named(identity)
             self.book.put(pin)
             try:
                 self._reserve(pin, room_bytes)
@@ -348,9 +348,10 @@ class Pinning:
 def _version(item: Item) -> ObjectVersion:
     etag = quoted_etag(item.etag)
     assert etag is not None, "it was asked for"
-    return ObjectVersion(item.ref, etag, item.size)
+    date = (("last-modified", item.modified),) if item.modified else ()
+    return ObjectVersion(item.ref, etag, item.size, date)
 
 
 def _saved(pin: Warmup) -> SavedPin:
-    objects = tuple((item.ref, item.etag, item.size) for item in pin.items.values())
+    objects = tuple((item.ref, item.identity) for item in pin.items.values())
     return SavedPin(pin.owner, pin.client, pin.name, pin.body.decode("utf-8", "surrogateescape"), pin.at, objects)

@@ -220,9 +220,9 @@ class PinsTogether:
                 raise ServiceUnavailable("The pin was replaced meanwhile.")
             if not pin.items:
                 pin.client, pin.body = page.client, page.body
-            pin.add((ref, size) for ref, _, size in page.objects)
-            for ref, etag, _ in page.objects:
-                pin.items[ref].etag = etag
+            pin.add((ref, identity.size) for ref, identity in page.objects)
+            for ref, identity in page.objects:
+                pin.items[ref].is_named(identity)
             more = page.more and bool(page.objects)
 
 
@@ -230,7 +230,7 @@ def _page(pin: Warmup, body: bytes) -> dict[str, Any]:
     """The objects from the one on whose number is in `body`."""
     start = int(body) if body.isdigit() else 0
     items = list(pin.items.values())
-    some = [(item.ref, item.etag, item.size) for item in items[start : start + OBJECTS_MAX]]
+    some = [(item.ref, item.identity) for item in items[start : start + OBJECTS_MAX]]
     return page_told(PinPage(pin.client, pin.at, b"" if start else pin.body, some, start + len(some) < len(items)))
 
 

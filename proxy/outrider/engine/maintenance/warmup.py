@@ -12,7 +12,7 @@ from outrider.core.errors import InvalidRequest
 from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
 from outrider.core.maintenance.sums import warmup_sum
-from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, VersionIdentity
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.maintenance.own_part import OwnPart
 
@@ -29,13 +29,15 @@ _RECOUNT_SHARE = 0.05
 class Item:
     """One object. `size` -1: unknown. `version_id` empty: the names of its blocks are unknown. `here`: how many of its
     bytes were seen on disk. `wanted_bytes`: how many of them this node is to have; 0 while the size is unknown.
-    `counts`: this node counts the object."""
+    `counts`: this node counts the object. `etag`: as the LIST shows it; empty: unknown. `modified`: see
+    `VersionIdentity`."""
 
     ref: ObjectRef
     size: int = -1
     wanted_bytes: int = 0
     counts: bool = True
     etag: str = ""
+    modified: str = ""
     version_id: bytes = b""
     here: int = 0
     whole: bool = False
@@ -43,8 +45,17 @@ class Item:
     has_room: bool = False
 
     def is_now(self, version: ObjectVersion, version_id: bytes) -> None:
-        self.size, self.etag, self.version_id = version.size, version.etag, version_id
+        self.is_named(version.identity)
+        self.size, self.version_id = version.size, version_id
         self.here, self.whole = 0, False
+
+    def is_named(self, identity: VersionIdentity) -> None:
+        """A LIST, or another member, told the identity of its version."""
+        self.etag, self.modified = identity.etag, identity.modified
+
+    @property
+    def identity(self) -> VersionIdentity:
+        return VersionIdentity(self.etag, self.size, self.modified)
 
 
 @dataclass(slots=True)
@@ -107,7 +118,8 @@ class Warmup:
             some = items[start : start + _COUNTED_AT_ONCE]
             anew.add((item.ref, item.size) for item in some)
             for item in some:
-                anew.items[item.ref].etag, anew.items[item.ref].version_id = item.etag, item.version_id
+                anew.items[item.ref].is_named(item.identity)
+                anew.items[item.ref].version_id = item.version_id
             await asyncio.sleep(0)
         self.part, self.progress, self.items = part, anew.progress, anew.items
 
@@ -132,15 +144,15 @@ class Warmup:
         progress = self.progress = Progress(now)
         for ref, item in self.items.items():
             # Which of it is wanted here takes a while to compute, for many objects.
-            self.items[ref] = Item(ref, item.size, item.wanted_bytes, item.counts, item.etag)
+            self.items[ref] = Item(ref, item.size, item.wanted_bytes, item.counts, item.etag, item.modified)
             progress.wanted_objects += item.counts
             progress.unsized += item.counts * (item.size < 0)
             progress.wanted_bytes += item.wanted_bytes
 
-    def sized(self, item: Item, size: int, etag: str) -> None:
-        """A LIST told the size and the ETag of `item`."""
-        self._is_sized(item, size)
-        item.etag = etag
+    def sized(self, item: Item, listed: VersionIdentity) -> None:
+        """A LIST told the identity of the version of `item`."""
+        self._is_sized(item, listed.size)
+        item.is_named(listed)
 
     def found(self, item: Item, version: ObjectVersion, version_id: bytes) -> None:
         """`version` of `item` is the one that is brought."""

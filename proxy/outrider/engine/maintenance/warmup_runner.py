@@ -158,7 +158,7 @@ class WarmupRunner:
                         continue
                     count += 1
                     warmup.add([(ref, listed.size)])
-                    warmup.items[ref].etag = listed.etag
+                    warmup.items[ref].is_named(listed.identity)
         if not count:
             warmup.progress.fail(str(prefix), "there is no object whose key begins so")
 
@@ -176,7 +176,7 @@ class WarmupRunner:
                     async for page in pages:
                         for listed in page:
                             if (item := items.get(listed.key)) is not None:
-                                warmup.sized(item, listed.size, listed.etag)
+                                warmup.sized(item, listed.identity)
                         pages_left -= 1
                         if not pages_left or (page and page[-1].key >= last):
                             break

@@ -14,7 +14,7 @@ from cachetools import TTLCache
 
 from outrider.core.cache.freshness import is_settled
 from outrider.core.errors import Signal
-from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_strong_etag
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, VersionIdentity, is_strong_etag
 from outrider.core.origin.oddities import HEAD_TELLS_NOTHING, Oddity, Uncached, sentence
 from outrider.core.origin.quirks import UncachedNames
 from outrider.core.origin.witnesses import Told, Witnesses, is_of_nothing
@@ -67,7 +67,7 @@ class VersionAnswers:
         self._versions = versions
         self._witnesses = Witnesses()
         self._uncached = UncachedNames(clock)
-        self._cuts: TTLCache[ObjectRef, frozenset[str]] = TTLCache(_CUTS_MAX, _CUTS_KEPT_S, clock)
+        self._cuts: TTLCache[ObjectRef, frozenset[VersionIdentity]] = TTLCache(_CUTS_MAX, _CUTS_KEPT_S, clock)
         self.oddities = origin_reader.oddities
 
     # -- objects that stay uncached -----------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ class VersionAnswers:
     def cut(self, version: ObjectVersion) -> None:
         """The body of a reply ended early, because the origin no longer has `version`."""
         ref = version.ref
-        etags = self._cuts[ref] = self._cuts.get(ref, frozenset()) | {version.etag}
-        if len(etags) > 1:
+        versions = self._cuts[ref] = self._cuts.get(ref, frozenset()) | {version.identity}
+        if len(versions) > 1:
             self.refuse(ref, Uncached.CHANGING)
 
     # -- asked for alone ----------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class VersionAnswers:
         except (NotCacheable, OriginRefused) as error:
             raise self.refuse(ref, body.odd) from error
         headers, known = dict(reply.headers), dict(told.headers)
-        same = headers["etag"] == told.etag and headers.get("content-encoding") == known.get("content-encoding")
+        same = all(headers.get(name) == known.get(name) for name in ("etag", "last-modified", "content-encoding"))
         if same and body.length == told.size:
             return Brought(0, body.length, told.size, Oddity.RANGE_IGNORED)
         if same and body.length is None and (asked is None or asked.start == 0):

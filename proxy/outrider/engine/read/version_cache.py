@@ -158,7 +158,7 @@ class VersionCache:
     def age_s(self, version: ObjectVersion) -> float:
         """The seconds since the origin confirmed the version, as far as is known."""
         entry = self._entries.get(version.ref)
-        if entry is None or entry.mark is None or entry.version.etag != version.etag:
+        if entry is None or entry.mark is None or entry.version.identity != version.identity:
             return AGE_UNKNOWN_S
         return min(self._clock() - entry.mark.at, AGE_UNKNOWN_S)
 

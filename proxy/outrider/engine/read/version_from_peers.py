@@ -101,7 +101,7 @@ class VersionFromPeers:
                     return None if self._versions.likely(ref) == version else False
                 if whole_headers and not version.whole_headers:
                     return False
-                if (newer := self._versions.fresh(ref)) is not None and newer.etag != version.etag:
+                if (newer := self._versions.fresh(ref)) is not None and newer.identity != version.identity:
                     return False
                 brings = extent is not None and told.extent is not None and told.extent.start == extent.start
                 if not brings or not self._flights.wanted(self._layout.key(version, 0)):

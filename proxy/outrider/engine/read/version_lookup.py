@@ -493,7 +493,7 @@ class VersionLookup:
 
 def _same(by_head: ObjectVersion | None, version: ObjectVersion) -> ObjectVersion:
     """The version as the HEAD told it, if it is the same; else `version`."""
-    if by_head is not None and (by_head.etag, by_head.size) == (version.etag, version.size):
+    if by_head is not None and by_head.identity == version.identity:
         return by_head
     return version
 
