@@ -106,7 +106,7 @@ ODD_LINES = st.one_of(
 
 
 def sealed_snapshot(lines: list[bytes]) -> bytes:
-    body = b"".join(line + b"\n" for line in [b'{"outrider index":1}', *lines])
+    body = b"".join(line + b"\n" for line in [b'{"outrider index":2}', *lines])
     return body + json.dumps({"xxh3": xxhash.xxh3_64(body).hexdigest()}, separators=(",", ":")).encode() + b"\n"
 
 
