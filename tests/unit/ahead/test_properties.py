@@ -20,7 +20,7 @@ from tests.support.planned import BLOCK, PlannedStore, calls_of
 from tests.support.trials import SCALE
 
 # `make soak` takes a hundred.
-MIXTURES = 100 if SCALE > 1 else 10
+MIXTURES = 100 if SCALE > 1 else 5
 
 
 @settings(max_examples=100, deadline=None)

@@ -142,9 +142,9 @@ def test_for_one_rank_of_many_no_objects_of_the_others_are_prefetched() -> None:
 def test_for_some_ranks_of_many_no_objects_of_the_others_are_prefetched() -> None:
     """Two of eight ranks behind one proxy look like workers with batches of two. The objects between theirs are not
     prefetched."""
-    jobs = [a_job(sampled(4001, rank=rank, ranks=8), count=4001, name=f"rank {rank}", client="node") for rank in (2, 3)]
+    jobs = [a_job(sampled(2001, rank=rank, ranks=8), count=2001, name=f"rank {rank}", client="node") for rank in (2, 3)]
     of_all = sum(epoch.origin_bytes for epoch in simulated(jobs, 2))
-    with_chance = [replace(job, order=chance_of(sampled(4001, rank=i, ranks=8))) for i, job in enumerate(jobs, 2)]
+    with_chance = [replace(job, order=chance_of(sampled(2001, rank=i, ranks=8))) for i, job in enumerate(jobs, 2)]
     assert of_all < 1.1 * sum(epoch.origin_bytes for epoch in simulated(with_chance, 2))
 
 
@@ -153,7 +153,7 @@ def chance_of(order: Order) -> Order:
 
     @cache
     def name_of(epoch: int) -> list[int]:
-        return Random(f"{epoch}").sample(range(4001), 4001)
+        return Random(f"{epoch}").sample(range(2001), 2001)
 
     return lambda epoch: [[name_of(epoch)[number] for number in its] for its in order(epoch)]
 
