@@ -26,7 +26,7 @@ _HEAD_BYTES_MAX = 16 * 1024
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) ")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,18})\r\n", re.IGNORECASE)
 _RANGE = re.compile(rb"\r\ncontent-range: *bytes (\d{1,18})-", re.IGNORECASE)
-_ETAG = re.compile(rb"\r\netag: *([^\r\n]*?) *\r\n", re.IGNORECASE)
+_ETAG = re.compile(rb"\r\netag:([^\r\n]*)\r\n", re.IGNORECASE)
 # A proxy that asks for signatures serves an unsigned request so, if strangers may read the object.
 _PAST_CACHE = re.compile(rb"\r\nx-cache: *BYPASS\r\n", re.IGNORECASE)
 # One that says how the body is framed otherwise, or that the connection ends with it.
@@ -238,7 +238,12 @@ class _Connection(asyncio.BufferedProtocol):
         if status is None:
             return False
         self.status, self.is_past_cache = int(status[1]), _PAST_CACHE.search(head) is not None
-        if etag is None or etag[1].strip(b'"') != self._etag or length is None or int(length[1]) != buffer.room:
+        if (
+            etag is None
+            or etag[1].strip(b" ").strip(b'"') != self._etag
+            or length is None
+            or int(length[1]) != buffer.room
+        ):
             return False
         if self._start is None:
             is_asked = self.status == 200

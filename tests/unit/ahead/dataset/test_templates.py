@@ -50,6 +50,10 @@ NAMES: dict[str, Callable[[int], str]] = {
     ("s/shard-00000-of-00016.tar", "s/shard-{}-of-{}.tar"), ("s/shard-07-of-16.tar", "s/shard-{}-of-{}.tar"),
     ("s/train-5-of-8.tfrecord", "s/train-{}-of-{}.tfrecord"), ("v2/part_3_of_12", "v2/part_{}_of_{}"),
     ("train2-000123.tar", "train2-{}.tar"), ("bag-2-offcut-7.tar", "bag-2-offcut-{}.tar"),
+    (f"{'f' * 40}-7", f"{'f' * 40}-{{}}"), (f"{'f' * 39}7.jpg", "{}.jpg"), (f"g{'f' * 15}7{'f' * 9}.jpg", "g{}.jpg"),
+    (f"12345678-1234-1234-1234-12345678901f{'f' * 15}7.jpg", "{}{}.jpg"),
+    (f"x{'f' * 30}12345678-1234-1234-1234-123456789012.jpg", "x{}-{}-{}-{}-{}.jpg"),
+    (f"a/xyz/ab/c/{'f' * 15}7", "a/xyz/{}/{}/{}"), (f"ab/cd//{'0' * 16}", "ab/cd//{}"),
 ])  # fmt: skip
 def test_the_numbers_that_vary_within_a_dataset(key: str, template: str) -> None:
     assert template_of(key) == template

@@ -15,15 +15,16 @@ from outrider.core.model import shared_text
 
 # The parts of a name that vary within a dataset: the long hexadecimal names that tools generate, and numbers that
 # count. A short number (`v2/`, `train2-`) belongs to the name of the dataset, unless it is the last number of the name
-# or the number before an `of` (`3-of-8`).
+# or the number before an `of` (`3-of-8`). A hexadecimal name has a digit; it is looked for once in each run of letters,
+# at the start of the run or after a UUID, so that a key of letters takes linear time.
 _VARIES = re.compile(
-    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*[0-9])[0-9a-f]{16,}"
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?:(?<![a-f])|(?<=-[0-9a-f]{12}))(?=[a-f]*[0-9])[0-9a-f]{16,}"
     r"|[0-9]{3,}|[0-9]+(?=[-_.]?of[-_.]?[0-9])|[0-9]+(?=[^0-9]*\Z)"
 )
 _VARIES_IN_FOLDERS = re.compile(r"[0-9]{3,}")
 # Objects that are named by a hash lie in folders named by its first digits (`ab/cd/`): git, DVC and many others do so.
 _HASH = re.compile(r"[0-9a-f]{16,}\Z")
-_BY_FIRST_DIGITS = re.compile(r"(?<![^/])[0-9a-f]{1,3}(?=(?:/[0-9a-f]{1,3})*\Z)")
+_FIRST_DIGITS = re.compile(r"[0-9a-f]{1,3}")
 # A template is single while one key of it was met. With more single templates than this in one folder and of one
 # ending, the names there have nothing in common, and the templates are merged.
 _SINGLE_NAMES_MAX = 32
@@ -61,9 +62,19 @@ def template_of(key: str) -> str:
     if varied == stem:
         varied = "*"
     if _HASH.match(stem):
-        folder = _BY_FIRST_DIGITS.sub("{}", folder)
+        folder = _without_first_digits(folder)
     # All keys of the template share one string, since it is kept for each of them.
     return shared_text(_VARIES_IN_FOLDERS.sub("{}", folder) + slash + varied + dot + ending)
+
+
+def _without_first_digits(path: str) -> str:
+    """`{}` in place of the lowest folders that are named by the first digits of a hash."""
+    folders = path.split("/")
+    for at in reversed(range(len(folders))):
+        if _FIRST_DIGITS.fullmatch(folders[at]) is None:
+            break
+        folders[at] = "{}"
+    return "/".join(folders)
 
 
 def prefix_of(template: str) -> str:
