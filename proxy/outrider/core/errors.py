@@ -95,6 +95,10 @@ class InvalidBucketName(S3Error):
     code, status, message = "InvalidBucketName", 400, "The specified bucket is not valid."
 
 
+class KeyTooLong(S3Error):
+    code, status, message = "KeyTooLongError", 400, "Your key is too long"
+
+
 class InvalidPolicyDocument(S3Error):
     code, status = "InvalidPolicyDocument", 400
     message = "The content of the form does not meet the conditions specified in the policy document."

@@ -32,6 +32,18 @@ def _shared(name: str, value: str) -> tuple[str, str]:
     return shared_text(name), value
 
 
+KEY_BYTES_MAX = 1024
+"""The longest key, in UTF-8. Source: Amazon S3 User Guide, "Naming Amazon S3 objects"."""
+
+
+def is_too_long(key: str) -> bool:
+    """Raises UnicodeEncodeError: the key has a surrogate that escapes no byte."""
+    # The encoding takes time, and most keys are ASCII.
+    return len(key) > KEY_BYTES_MAX or (
+        not key.isascii() and len(key.encode("utf-8", "surrogateescape")) > KEY_BYTES_MAX
+    )
+
+
 class ObjectRef(NamedTuple):
     """A bucket and a key, percent-decoded. Bytes of the key that are no UTF-8 are kept as surrogate escapes."""
 

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.errors import InvalidArgument, MalformedPOSTRequest, MaxPostPreDataLengthExceeded, S3Error
+from outrider.core.errors import (
+    InvalidArgument,
+    KeyTooLong,
+    MalformedPOSTRequest,
+    MaxPostPreDataLengthExceeded,
+    S3Error,
+)
 from outrider.core.model import Headers
 from outrider.core.s3.form_fields import FIELDS_BYTES_MAX, FieldsReader, FileScanner, PostForm, boundary_of, is_form
 from outrider.core.s3.operation import classify
@@ -196,6 +202,13 @@ def test_a_path_of_windows_gives_its_last_name() -> None:
 def test_a_key_that_origins_would_expand_otherwise_is_refused(filename: str | None) -> None:
     with pytest.raises(InvalidArgument, match="filename"):
         _ = read(encoded([("key", "up/${filename}")], b"", filename))[0].key
+
+
+def test_a_key_longer_than_s3_allows_is_refused() -> None:
+    for key, filename, extra in (("k" * 1024, "f", "k"), ("k" * 500 + "${filename}", "f" * 524, "k")):
+        assert len(read(encoded([("key", key)], b"", filename))[0].key) == 1024
+        with pytest.raises(KeyTooLong):
+            _ = read(encoded([("key", key + extra)], b"", filename))[0].key
 
 
 def test_a_form_without_a_key_is_refused_as_such() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, S3Error
+from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, KeyTooLong, S3Error
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.headers import passed_down, passed_up, replayable, without_aws_chunked, without_checksums
 from outrider.core.s3.operation import (
@@ -150,6 +150,34 @@ def test_a_target_that_is_no_path_is_refused(target: str) -> None:
 def test_two_host_headers_are_refused() -> None:
     with pytest.raises(BadRequest):
         classify("GET", "/bkt/k", (("host", "a"), ("host", "b")))
+
+
+LONGEST = ("k" * 1024, "%F0%9F%98%80" * 256, "%61" * 1024, "\udcff" * 1024)
+TOO_LONG = ("k" * 1025, "k" + "%F0%9F%98%80" * 256, "%61" * 1025, "k" + "\udcff" * 1024, "%FF" * 1025)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"])
+def test_a_key_longer_than_s3_allows_is_refused(method: str) -> None:
+    for key in LONGEST:
+        classify(method, f"/bkt/{key}?acl", (("x-amz-copy-source", f"/bkt/{key}"),))
+    for key in TOO_LONG:
+        for target, domains in ((f"/bkt/{key}?acl", ()), (f"/{key}", ("s3.local",))):
+            with pytest.raises(KeyTooLong):
+                classify(method, target, (("host", "bkt.s3.local"),), domains)
+
+
+@pytest.mark.parametrize("name", ["x-amz-copy-source", "x-amz-rename-source"])
+def test_a_source_of_a_copy_longer_than_s3_allows_is_refused(name: str) -> None:
+    for key in TOO_LONG:
+        with pytest.raises(KeyTooLong):
+            classify("PUT", "/bkt/k", ((name, f"/bkt/{key}"),))
+
+
+def test_a_deletion_of_a_key_longer_than_s3_allows_is_refused() -> None:
+    body = "<Delete><Object><Key>a</Key></Object><Object><Key>{}</Key></Object></Delete>"
+    assert keys_to_delete(body.format("\u00fc" * 512).encode()) == ["a", "\u00fc" * 512]
+    with pytest.raises(KeyTooLong):
+        keys_to_delete(body.format("\u00fc" * 513).encode())
 
 
 @pytest.mark.parametrize(

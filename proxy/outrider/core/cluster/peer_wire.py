@@ -42,7 +42,7 @@ from outrider.core.cluster.wire_forms import (
     truth,
     whole,
 )
-from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_strong_etag, shared_headers
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_strong_etag, is_too_long, shared_headers
 
 PEER, KNOWN = "x-outrider-peer", "x-outrider-known"
 FROM, DIGEST, SEQUENCE = "x-outrider-from", "x-outrider-digest", "x-outrider-seq"
@@ -304,6 +304,8 @@ def _ref_of(raw_path: str) -> ObjectRef:
     ref = ObjectRef(_unescaped(bucket), _unescaped(key, safe="/"))
     if not raw_path.startswith("/") or not slash or not ref.bucket or not ref.key:
         raise WireError("the path names no object")
+    if is_too_long(ref.key):
+        raise WireError("the key is too long")
     return ref
 
 

@@ -15,7 +15,7 @@ from itertools import product, zip_longest
 from math import prod
 
 from outrider.core.errors import InvalidArgument
-from outrider.core.model import ObjectRef
+from outrider.core.model import ObjectRef, is_too_long
 from outrider.core.s3.operation import is_bucket_name, ref_of
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
@@ -100,7 +100,7 @@ def _prefix(name: str) -> ObjectRef | None:
     bucket, slash, key = name.removeprefix("s3://").partition("/")
     if (slash and key and not key.endswith("/")) or not is_bucket_name(bucket):
         return None
-    return ObjectRef(bucket, key) if len(key.encode()) <= 1024 else None
+    return None if is_too_long(key) else ObjectRef(bucket, key)
 
 
 def _expanded(template: str, number: int) -> tuple[int, Iterator[str]]:

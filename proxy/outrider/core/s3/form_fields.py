@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from email.message import Message
 
-from outrider.core.errors import InvalidArgument, MalformedPOSTRequest, MaxPostPreDataLengthExceeded
-from outrider.core.model import Headers
+from outrider.core.errors import InvalidArgument, KeyTooLong, MalformedPOSTRequest, MaxPostPreDataLengthExceeded
+from outrider.core.model import Headers, is_too_long
 from outrider.core.s3.operation import Operation
 
 FIELDS_BYTES_MAX = 20 * 1024
@@ -63,6 +63,7 @@ class PostForm:
 
         Raises:
             InvalidArgument: there is no key, or one that origins may read in another way.
+            KeyTooLong: no object can have it.
         """
         key = next((value for name, value in self.fields if name.lower() == "key"), "")
         if not key:
@@ -71,6 +72,8 @@ class PostForm:
             key = key.replace(_FILENAME, self.filename)
         if _FILENAME in key:
             raise InvalidArgument(f"The key names {_FILENAME}, and the file has no name that can stand there.")
+        if is_too_long(key):
+            raise KeyTooLong
         return key
 
     @property

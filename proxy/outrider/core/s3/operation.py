@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from urllib.parse import unquote, unquote_to_bytes
 
-from outrider.core.errors import BadRequest, InvalidBucketName
-from outrider.core.model import Headers, ObjectRef, shared_text
+from outrider.core.errors import BadRequest, InvalidBucketName, KeyTooLong
+from outrider.core.model import Headers, ObjectRef, is_too_long, shared_text
 from outrider.core.s3 import conditions, ranges
 from outrider.core.s3.conditions import CONDITIONALS
 from outrider.core.s3.encoding import OTHER_STORE_HEADERS, STORE_HEADERS, parse_query
@@ -72,8 +72,6 @@ _BUCKET = re.compile(r"(?!(?:[0-9]+\.){3}[0-9]+:)(?:[A-Za-z0-9._-]{0,255}:)?[A-Z
 # A name or an address, and a port. `tenant:bucket.DOMAIN` is none: no request may be for another bucket than it names.
 _HOST = re.compile(r"(?:[^:]*|\[[^\]]*\])(?::[0-9]*)?", re.ASCII)
 
-_KEY_BYTES_MAX = 1024
-
 # Query parameters that carry a signature (SigV4, SigV2). The proxy signs anew in their place.
 SIGNATURE_QUERY = frozenset(
     ("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders", "x-amz-signature",
@@ -112,6 +110,7 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
         BadRequest: the target is not a path (absolute form, `*`), there is not exactly one Host header or it is
             malformed, or another store's header names an object to copy.
         InvalidBucketName: no bucket can have the name.
+        KeyTooLong: no object can have the key, or a source of a copy cannot.
     """
     path, _, raw_query = target.partition("?")
     if not path.startswith("/"):
@@ -135,6 +134,8 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
         return Operation(Kind.FORWARD, method, None, "", query)
     if not is_bucket_name(bucket):
         raise InvalidBucketName
+    if is_too_long(key):
+        raise KeyTooLong
     bucket = shared_text(bucket)  # stored with each of its objects
     kind = _kind(method, key, query, headers)
     forgets, sources, renames = _effects(method, bucket, key, query, headers)
@@ -251,6 +252,8 @@ def _effects(
             # A rename stays within one bucket, so the value may lack the bucket: its first folder may look like one.
             sources.append(ObjectRef(bucket, unquote(value, errors="surrogateescape").removeprefix("/")))
             renames = True
+        if any(is_too_long(source.key) for source in sources):
+            raise KeyTooLong
         if name in _OTHER_SOURCES:
             raise BadRequest(f"{name} is not understood here: write x-amz-copy-source.")
     if key:
@@ -290,7 +293,6 @@ def ref_of(url: str) -> ObjectRef | None:
     if not url.startswith("s3://") or not key or _BUCKET.fullmatch(bucket) is None:
         return None
     try:
-        whole = len(key.encode("utf-8", "surrogateescape")) <= _KEY_BYTES_MAX
+        return None if is_too_long(key) else ObjectRef(bucket, key)
     except UnicodeEncodeError:  # a surrogate that escapes nothing
         return None
-    return ObjectRef(bucket, key) if whole else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from xml.parsers import expat
 
-from outrider.core.errors import S3Error
+from outrider.core.errors import KeyTooLong, S3Error
+from outrider.core.model import is_too_long
 
 DELETE_BODY_BYTES_MAX = 4 * 1024 * 1024
 """Room for 1,000 keys (S3's limit) of 1,024 bytes with each byte escaped as `&#xNN;`. A longer body is not parsed."""
@@ -19,6 +20,9 @@ def keys_to_delete(body: bytes) -> list[str] | None:
     """The keys of a DeleteObjects body; None: it does not parse, and the origin says why.
 
     No DTD is accepted, so no entity can expand.
+
+    Raises:
+        KeyTooLong: no object can have one of the keys.
     """
     keys: list[str] = []
     path: list[str] = []
@@ -55,6 +59,8 @@ def keys_to_delete(body: bytes) -> list[str] | None:
         parser.Parse(body, True)
     except (expat.ExpatError, ValueError):
         return None
+    if any(map(is_too_long, keys)):
+        raise KeyTooLong
     return keys
 
 
