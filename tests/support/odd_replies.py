@@ -200,6 +200,12 @@ def _content_range(form: ContentRange, extent: tuple[int, int], size: int) -> li
 def _checksums(odd: Oddities, whole: bytes, body: bytes, *, is_part: bool) -> list[tuple[str, str]]:
     if odd.checksum is Checksum.NONE or (is_part and odd.checksum is not Checksum.OF_PART):
         return []
+    if odd.checksum is Checksum.OF_PARTS:
+        if odd.etag not in (ETag.MULTIPART, ETag.CONSTANT):
+            return []
+        half = len(whole) // 2
+        parts = b"".join(zlib.crc32(part).to_bytes(4, "big") for part in (whole[:half], whole[half:]))
+        return [("x-amz-checksum-crc32", base64.b64encode(zlib.crc32(parts).to_bytes(4, "big")).decode())]
     crc = zlib.crc32(body if is_part else whole) ^ (odd.checksum is Checksum.WRONG)
     value = base64.b64encode(crc.to_bytes(4, "big")).decode()
     return [("x-amz-checksum-crc32", value), ("x-amz-checksum-type", "FULL_OBJECT")]

@@ -75,6 +75,7 @@ class Checksum(StrEnum):
     NONE = "none"
     RIGHT = "right"
     WRONG = "wrong"
+    OF_PARTS = "of parts"  # of the parts of an upload, without their number and without a type
     OF_PART = "of part"  # a reply to a Range has one, too: that of the part
 
 

@@ -16,7 +16,7 @@ from tests.support.fakes import no_wait_patience
 from tests.support.maintenance_commands import put, wait_for_end
 from tests.support.odd_origin import OddOrigin
 from tests.support.odd_worlds import BLOCK, MORE
-from tests.support.oddities import AWS, Body, ContentRange, ETag, HeadLength, IfMatch, Length, Oddities
+from tests.support.oddities import AWS, Body, Checksum, ContentRange, ETag, HeadLength, IfMatch, Length, Oddities
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import Answer, RawConnection, ask
 
@@ -199,6 +199,18 @@ def test_a_client_that_asks_for_checksums_itself_gets_the_bytes_or_the_refusal(w
         answer = world.ask(method, PLACE, x_amz_checksum_mode="ENABLED")
         assert answer.status in (200, status)
         assert answer.status == status or method == "HEAD" or answer.body == RAMP
+
+
+def test_a_checksum_of_the_parts_of_an_upload_cuts_no_reader(world_of: WorldOf) -> None:
+    world = world_of(Oddities(etag=ETag.MULTIPART, checksum=Checksum.OF_PARTS))
+    for _ in range(2):
+        world.reads(SMALL, RAMP[:1000])
+        assert world.ask("HEAD", PLACE).status == 200
+        world.range(0, 3 * BLOCK)
+        world.range(3 * BLOCK, len(RAMP))
+        world.reads()
+    assert world.reads() == "HIT"
+    assert world.proxy.metric("outrider_origin_mismatches_total") == 0
 
 
 @pytest.mark.parametrize("if_match", [IfMatch.REFUSED, IfMatch.FAILS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from base64 import b64encode
@@ -35,6 +36,12 @@ def told(kind: Kind, data: bytes, *, is_full: bool = True) -> Headers:
     value = b64encode(running.digest()).decode()
     form = ("x-amz-checksum-type", "FULL_OBJECT" if is_full else "COMPOSITE")
     return (f"x-amz-checksum-{kind.value}", value if is_full else f"{value}-2"), form
+
+
+# A checksum of the checksums of the parts, as stores send it that leave out the number of parts, the type, or both.
+_COMPOSITE = told(Kind.CRC32, bytes(12), is_full=False)
+_UNMARKED = _COMPOSITE[0][0], _COMPOSITE[0][1].partition("-")[0]
+COMPOSITES = ((_UNMARKED, _COMPOSITE[1]), (_COMPOSITE[0],), (_UNMARKED,))
 
 
 @pytest.fixture(params=[as_large, by_threads])
@@ -117,7 +124,10 @@ async def test_no_byte_of_a_wrong_small_body_reaches_a_reader(room: Engine) -> N
 
 async def test_the_last_bytes_of_a_wrong_body_reach_no_reader(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_verification, "_HELD_BYTES_MAX", 0)
-    data = RAMP[:10_500]
+    data, right = RAMP[:10_500], ObjectRef(REF.bucket, "right.bin")
+    put(room, data, ref=right)
+    assert await read(room, right) == data
+    await room.store.drop(room.store.present())
     put(room, data)
     room.origin.turned[REF] = Turned(offset=10, times=1)
     answer = await room.reads.get(REF, {})
@@ -177,6 +187,17 @@ async def test_an_etag_that_is_no_md5_costs_one_object_a_second_fetch_and_claims
         assert await read(room, ref) == SMALL
     assert (room.origin.count("GET"), len(room.store)) == (21, 20)
     assert [proved(room, ref) for ref in refs] == [[]] * 20
+
+
+async def test_no_reader_is_cut_by_an_etag_that_is_no_md5(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the size that is held back as a rule, too, the first body of a bucket is."""
+    monkeypatch.setattr(content_verification, "_HELD_BYTES_MAX", 0)
+    data, refs = RAMP[:10_500], [ObjectRef("train", f"{number}.bin") for number in range(5)]
+    for ref in refs:
+        put(room, data, etag=f'"{md5(ref.key.encode()).hexdigest()}"', ref=ref)
+    assert await asyncio.gather(*(room.get(ref) for ref in refs)) == [data] * len(refs)
+    await room.tasks.settle()
+    assert [proved(room, ref) for ref in refs] == [[]] * len(refs)
 
 
 @pytest.mark.parametrize(
@@ -314,8 +335,8 @@ async def test_blocks_are_read_again_where_the_bucket_has_another_kind_of_crc(ro
 
 @pytest.mark.parametrize(
     "headers",
-    [(), told(Kind.CRC32, LARGE, is_full=False), told(Kind.SHA256, LARGE)],
-    ids=["no checksum", "composite", "no CRC"],
+    [(), told(Kind.CRC32, LARGE, is_full=False), *COMPOSITES, told(Kind.SHA256, LARGE)],
+    ids=["no checksum", "composite", "no suffix", "no type", "no suffix and no type", "no CRC"],
 )
 async def test_nothing_is_claimed_where_the_bucket_tells_nothing_that_can_be_compared(
     headers: Headers, room: Engine
@@ -329,6 +350,32 @@ async def test_nothing_is_claimed_where_the_bucket_tells_nothing_that_can_be_com
     assert room.origin.count("HEAD") == 3
     assert room.contents.is_silent(refs[0])
     assert not room.contents.is_silent(ObjectRef("train", "elsewhere/0.tar"))
+
+
+@pytest.mark.parametrize("headers", COMPOSITES, ids=["no suffix", "no type", "neither"])
+async def test_a_checksum_of_parts_cuts_no_reader_of_ranges_however_late_it_is_told(
+    headers: Headers, room: Engine
+) -> None:
+    put(room, LARGE, *headers, etag='"v1-3"')
+    gate = asyncio.Event()
+    room.origin.faults.append(Fault(method="HEAD", times=None, gate=gate))
+    for index in range(BLOCKS):
+        stop = min(len(LARGE), (index + 1) * BLOCK)
+        assert await room.get(REF, range=f"bytes={index * BLOCK}-{stop - 1}") == LARGE[index * BLOCK : stop]
+    answer = await room.reads.get(REF, {})
+    gate.set()
+    await room.tasks.settle()
+    assert room.origin.count("HEAD") == 1
+    assert await taken(answer) == LARGE
+    assert (mismatches(room), len(room.store), proved(room)) == (0, BLOCKS, [])
+
+
+@pytest.mark.parametrize("headers", COMPOSITES, ids=["no suffix", "no type", "neither"])
+async def test_a_checksum_of_parts_proves_nothing_of_a_small_object(headers: Headers, room: Engine) -> None:
+    put(room, SMALL, *headers, etag='"v1-3"')
+    await asked_before(room)
+    assert await read(room) == SMALL
+    assert (mismatches(room), room.origin.count("GET"), proved(room)) == (0, 1, [])
 
 
 async def test_an_object_that_was_overwritten_meanwhile_proves_nothing(room: Engine) -> None:

@@ -72,6 +72,9 @@ def told(kind: Kind, data: bytes) -> tuple[str, str]:
 
 FULL = ("x-amz-checksum-type", "FULL_OBJECT")
 CRC64 = told(Kind.CRC64NVME, b"abc")
+ONE_UPLOAD = f'"{md5(b"abc").hexdigest()}"'
+PARTS = f'"{md5(b"abc").hexdigest()}-3"'
+OPAQUE = ('"v1"', '"v1-3"', '"-CJKq8ZeL"', '""', ONE_UPLOAD.replace('"', ""), f"W/{ONE_UPLOAD}", f'"{"g" * 32}"')
 
 
 @pytest.mark.parametrize(
@@ -97,8 +100,28 @@ CRC64 = told(Kind.CRC64NVME, b"abc")
     ],
 )
 def test_which_checksum_of_the_whole_object_headers_tell(headers: Headers, kind: Kind | None) -> None:
-    proof = checksum_of(headers)
+    proof = checksum_of('"v1-3"' if FULL in headers else ONE_UPLOAD, headers)
     assert proof == (None if kind is None else ContentProof(kind, hashed(kind, b"abc")))
+
+
+@given(
+    etag=st.sampled_from((ONE_UPLOAD, ONE_UPLOAD.upper(), PARTS, *OPAQUE)),
+    kind=st.sampled_from(Kind),
+    form=st.sampled_from(("FULL_OBJECT", "full_object", "COMPOSITE", "composite", "", "FULL_OBJECT, COMPOSITE", None)),
+    suffix=st.sampled_from(("", "-1", "-3", "-10000")),
+    data=st.binary(max_size=20),
+)
+def test_a_checksum_proves_nothing_unless_it_must_be_of_the_whole_object(
+    etag: str, kind: Kind, form: str | None, suffix: str, data: bytes
+) -> None:
+    name, value = told(kind, data)
+    headers = ((name, value + suffix), *(() if form is None else (("x-amz-checksum-type", form),)))
+    is_whole = form in ("FULL_OBJECT", "full_object") or (form is None and etag.lower() == ONE_UPLOAD)
+    expected = ContentProof(kind, hashed(kind, data)) if is_whole and not suffix else None
+    assert checksum_of(etag, headers) == expected
+    # Nor does the ETag of an upload in parts.
+    version = ObjectVersion(ObjectRef("b", "k"), PARTS, 1, headers)
+    assert small_proof_of(version) == checksum_of(PARTS, headers)
 
 
 @pytest.mark.parametrize(

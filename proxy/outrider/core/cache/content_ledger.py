@@ -178,6 +178,10 @@ class Md5Etags:
         self._are: dict[str, bool] = {}
         self._passed: dict[str, int] = {}
 
+    def are_known(self, bucket: str) -> bool:
+        """Whether it is known of the bucket's ETags that they are MD5s, or that they are none."""
+        return bucket in self._are
+
     def compares(self, bucket: str) -> bool:
         """Whether the next object of the bucket is to be compared."""
         if self._are.get(bucket, True):

@@ -18,10 +18,13 @@ from typing import Any, Protocol
 from outrider.core.model import Headers, ObjectVersion
 
 _PLAIN_MD5 = re.compile(r'"([0-9a-f]{32})"')
+# The ETag of an object that came by one upload, be it an MD5 or not. All others may belong to an upload in parts: S3's
+# end in the number of parts.
+_OF_ONE_UPLOAD = re.compile(r'"[0-9A-Fa-f]{32}"')
 # A cold small read costs the proxy 1.5 ms of CPU time, and its verification may add 5 % to that: 75 us, in which SHA-1
 # or SHA-256 (2 GB/s) take in 128 KiB. A CRC (30 GB/s) is cheap at any size. MD5 (0.84 GB/s) is used beyond that, where
 # it costs less than the HEAD that would have to tell a checksum: a second request for each image of a dataset.
-_MD5_BYTES_MAX = 256 * 1024
+MD5_BYTES_MAX = 256 * 1024
 _SHA_BYTES_MAX = 128 * 1024
 
 
@@ -103,14 +106,19 @@ class ContentProof:
 _CHECKSUM_HEADERS = {kind: f"x-amz-checksum-{kind.value}" for kind in Kind}
 
 
-def checksum_of(headers: Headers) -> ContentProof | None:
+def checksum_of(etag: str, headers: Headers) -> ContentProof | None:
     """The checksum of the whole object that a reply tells; the cheapest one, if there are several.
 
     None: there is none. A COMPOSITE checksum is one of the checksums of the parts of an upload, and nothing tells where
-    the parts ended.
+    the parts ended. Stores that send no type send it without a mark, too: such a checksum counts only where the ETag
+    shows that the object came by one upload.
     """
     told = dict(headers)
-    if told.get("x-amz-checksum-type", "FULL_OBJECT").upper() != "FULL_OBJECT":
+    form = told.get("x-amz-checksum-type")
+    if form is None:
+        if _OF_ONE_UPLOAD.fullmatch(etag) is None:
+            return None
+    elif form.upper() != "FULL_OBJECT":
         return None
     for kind in Kind:
         value = told.get(_CHECKSUM_HEADERS[kind])
@@ -147,7 +155,7 @@ def md5_of(etag: str, headers: Headers) -> ContentProof | None:
 def small_proof_of(version: ObjectVersion) -> ContentProof | None:
     """The proof that is worth its price for an object whose bytes all pass through one hash; None: the replies so far
     tell none."""
-    proof = checksum_of(version.headers)
+    proof = checksum_of(version.etag, version.headers)
     if proof is not None and (proof.kind.is_crc or version.size <= _SHA_BYTES_MAX):
         return proof
-    return md5_of(version.etag, version.headers) if version.size <= _MD5_BYTES_MAX else None
+    return md5_of(version.etag, version.headers) if version.size <= MD5_BYTES_MAX else None

@@ -29,7 +29,7 @@ from outrider.core.cache.content_ledger import Content, ContentLedger, Finding, 
 from outrider.core.errors import S3Error, Signal, VersionChanged
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, last_modified
 from outrider.core.origin.oddities import Uncached
-from outrider.core.s3.checksums import ContentProof, Kind, checksum_of, small_proof_of
+from outrider.core.s3.checksums import MD5_BYTES_MAX, ContentProof, Kind, checksum_of, small_proof_of
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
@@ -58,6 +58,8 @@ _LOGGED_BLOCKS_MAX = 20
 # A reader gets the bytes of an object up to this size once all are here and found right. They come within a few
 # milliseconds of each other, and it needs them all.
 _HELD_BYTES_MAX = 64 * 1024
+# The bytes of the object that is a bucket's first to be compared with an ETag: it may turn out to be no MD5.
+_HELD_IN_DOUBT_BYTES_MAX = MD5_BYTES_MAX
 
 
 class ContentMismatch(VersionChanged):
@@ -119,8 +121,11 @@ class BodyCheck:
     """The check of one body that brings a whole object."""
 
     def __init__(
-        self, meta: BlockMeta, proof: ContentProof, judge: Callable[[BlockMeta, ContentProof, bytes], Judgement]
-    ) -> None:
+        self, meta: BlockMeta, proof: ContentProof, judge: Callable[[BlockMeta, ContentProof, bytes], Judgement],
+        *, held_bytes_max: int,
+    ) -> None:  # fmt: skip
+        """`held_bytes_max`: the bytes of an object up to this size come as a whole."""
+        self._is_held = meta.extent.length <= held_bytes_max
         self._meta = meta
         self._proof = proof
         self._judge = judge
@@ -140,7 +145,7 @@ class BodyCheck:
                 self._left -= len(chunk)
                 if self._left == 0:
                     self.judgement = self._judge(self._meta, self._proof, self._hash.digest())
-                elif self._meta.extent.length <= _HELD_BYTES_MAX:
+                elif self._is_held:
                     held.append(chunk)
                     continue
                 for piece in (*held, chunk):
@@ -200,7 +205,11 @@ class ContentVerification:
         """The check for a fill that brings the block in order, by one hash. None: it is not the whole object, or the
         replies so far prove nothing about it."""
         proof = self._small_proof(meta)
-        return None if proof is None else BodyCheck(meta, proof, self._judged)
+        if proof is None:
+            return None
+        in_doubt = proof.kind is Kind.MD5 and not self._md5_etags.are_known(meta.version.ref.bucket)
+        held = _HELD_IN_DOUBT_BYTES_MAX if in_doubt else _HELD_BYTES_MAX
+        return BodyCheck(meta, proof, self._judged, held_bytes_max=held)
 
     def is_silent(self, ref: ObjectRef) -> bool:
         """Whether the bucket told no checksum of the objects beside this one."""
@@ -216,7 +225,7 @@ class ContentVerification:
         content = self._ledger.get(meta.key.version_id)
         if content is not None:
             return content.kind
-        told = checksum_of(meta.version.headers)
+        told = checksum_of(meta.version.etag, meta.version.headers)
         if told is not None:
             return told.kind if told.kind.is_crc else None
         if meta.version.whole_headers or self.is_silent(meta.version.ref):
@@ -296,8 +305,8 @@ class ContentVerification:
         """The checksum, as far as replies to other questions told it."""
         known = self._listeners.known(version.ref)
         if known is not None and known.identity == version.identity:
-            return checksum_of(known.headers) or checksum_of(version.headers)
-        return checksum_of(version.headers)
+            return checksum_of(known.etag, known.headers) or checksum_of(version.etag, version.headers)
+        return checksum_of(version.etag, version.headers)
 
     def _compare(self, content: Content, version_id: bytes) -> None:
         told = content.told
@@ -376,7 +385,7 @@ class ContentVerification:
                 await self._runtime.sleep(_HEAD_AGAIN_S)
                 self._questions[version_id] = version, tries + 1
             return
-        told = None if headers is None else checksum_of(headers)
+        told = None if headers is None else checksum_of(version.etag, headers)
         if told is not None and told.kind.is_crc:
             self._silent.pop(_folder_of(version.ref), None)
         elif headers is not None:
