@@ -44,6 +44,27 @@ PYTHON_TESTS := $(filter-out $(addprefix tests/unit/,ahead cache chart project s
 test-python: install
 	$(MAKE) test PYTEST="$(PYTHON_TESTS)"
 
+# The proxy with each of its requirements at its lower bound, in an environment of its own: it starts, reads the bucket,
+# answers over HTTP and from its command line, and the extras' libraries do what is asked of them.
+LOWEST := $(VENV)/lowest
+LOWEST_TESTS := tests/server/test_imports.py tests/unit/cli/test_help.py tests/contract/test_origin.py \
+	tests/server/test_vary.py tests/unit/adapters/cluster/test_slurm_source.py tests/unit/adapters/test_certificates.py \
+	tests/server/test_tracing.py
+.PHONY: test-lowest
+test-lowest: $(LOWEST)/installed
+	$(LOWEST)/bin/python -m pytest -p no:cacheprovider $(LOWEST_TESTS)
+
+# boto3 as old as the botocore that aiobotocore chose: pip would try each of them, from the newest one down.
+$(LOWEST)/installed: $(VENV)/installed tests/support/lowest_versions.py
+	$(PYTHON) -m venv $(LOWEST)
+	$(BIN)/python -m tests.support.lowest_versions > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile --constraint $(LOWEST)/constraints.txt \
+		--editable ".[kubernetes,operator,slurm,tracing]"
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile --constraint $(LOWEST)/constraints.txt \
+		--editable ".[bucket]" "boto3<=$$($(LOWEST)/bin/python -c 'import botocore; print(botocore.__version__)')" \
+		hypothesis opentelemetry-proto pytest pytest-asyncio pytest-timeout trustme
+	touch $@
+
 # On Debian and its kin, as root, what is missing of them; anywhere else it says so, and nothing fails.
 test-tools:
 	@for tool in $(TEST_TOOLS); do command -v $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
