@@ -7,6 +7,7 @@ import email.message
 import email.parser
 import email.policy
 from itertools import pairwise
+from time import thread_time
 
 import pytest
 from hypothesis import given
@@ -209,6 +210,29 @@ def test_a_key_longer_than_s3_allows_is_refused() -> None:
         assert len(read(encoded([("key", key)], b"", filename))[0].key) == 1024
         with pytest.raises(KeyTooLong):
             _ = read(encoded([("key", key + extra)], b"", filename))[0].key
+
+
+@pytest.mark.parametrize("end", ["", '"'])
+def test_a_header_that_takes_long_to_read_is_refused_by_its_length(end: str) -> None:
+    """The library takes quadratic time for semicolons in quotes (16 KiB of them: 0.2 s), and for many headers."""
+    with pytest.raises(MalformedPOSTRequest):
+        boundary_of(f'multipart/form-data; boundary=x; a="{";" * 16_000}{end}')
+    with pytest.raises(MalformedPOSTRequest):
+        read(encoded([("key", "k")], b"", ";" * 16_000))
+    with pytest.raises(MalformedPOSTRequest):
+        read(f"--{BOUNDARY}\r\n{''.join(f'h{number}:' + chr(13) + chr(10) for number in range(2000))}\r\n".encode())
+    assert read(encoded([("key", "${filename}")], b"", ";" * 1024))[0].key == ";" * 1024
+
+
+def test_a_head_is_read_once_however_the_value_after_it_is_cut() -> None:
+    reader = FieldsReader(BOUNDARY)
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="key"\r\nX-Long: {"a" * 1900}\r\n\r\n'
+    assert reader.feed(head.encode()) is None
+    began = thread_time()
+    for _ in range(15_000):
+        assert reader.feed(b"k") is None
+    # 2 s where the head is read for each piece.
+    assert thread_time() - began < 0.5
 
 
 def test_a_form_without_a_key_is_refused_as_such() -> None:

@@ -68,10 +68,10 @@ def parse_query(raw: str) -> list[tuple[str, str]]:
 def canonical_values(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """The canonical values of headers by name. The values of a header that came twice are joined by a comma, so that
     they never pass for a single value."""
-    values: dict[str, str] = {}
+    values: dict[str, list[str]] = {}
     for name, value in headers:
-        values[name] = f"{values[name]},{trimmed(value)}" if name in values else trimmed(value)
-    return values
+        values.setdefault(name, []).append(trimmed(value))
+    return {name: ",".join(each) for name, each in values.items()}
 
 
 def trimmed(value: str) -> str:

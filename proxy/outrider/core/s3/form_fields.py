@@ -24,6 +24,9 @@ Fields = tuple[tuple[str, str], ...]
 
 _BOUNDARY = re.compile(r"[A-Za-z0-9'()+_,./:=? -]{0,69}[A-Za-z0-9'()+_,./:=?-]", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,256}", re.ASCII)
+# Of the Content-Type, and of the head of a part, whose longest names a file of 1,024 bytes. `email` takes quadratic
+# time for semicolons in quotes, and for many headers.
+_HEAD_CHARS_MAX = 2048
 _FILE = "file"
 _FILENAME = "${filename}"
 # POST Object has no such field. Some origins read each x-amz-* field as a header, and a copy needs a grant on its
@@ -108,6 +111,8 @@ def is_form(operation: Operation, headers: Headers) -> bool:
 
 def boundary_of(content_type: str) -> str:
     """Raises MalformedPOSTRequest: the header has no boundary that RFC 2046 allows."""
+    if len(content_type) > _HEAD_CHARS_MAX:
+        raise MalformedPOSTRequest
     boundary = _parameter(content_type, "boundary")
     if boundary is None or _BOUNDARY.fullmatch(boundary) is None:
         raise MalformedPOSTRequest
@@ -123,6 +128,8 @@ class FieldsReader:
         # A line end is put before the form, so that the first delimiter looks like all others.
         self._buffer = bytearray(b"\r\n")
         self._part = 0
+        # The head of the part that begins at `_part`, once it is complete.
+        self._read_head: tuple[int, str, Message] | None = None
         self._fields: list[tuple[str, str]] = []
 
     def feed(self, data: bytes) -> tuple[PostForm, bytes] | None:
@@ -134,7 +141,8 @@ class FieldsReader:
             MaxPostPreDataLengthExceeded: the fields are too long.
         """
         self._buffer += data
-        while (head := self._head()) is not None:
+        while (head := self._read_head or self._head()) is not None:
+            self._read_head = head
             start, name, message = head
             _check_length(start)
             if name.lower() == _FILE:
@@ -148,7 +156,7 @@ class FieldsReader:
             self._fields.append(
                 (name, bytes(self._buffer[start : max(start, stop)]).decode("utf-8", "surrogateescape"))
             )
-            self._part = stop
+            self._part, self._read_head = stop, None
         _check_length(len(self._buffer))
         return None
 
@@ -234,6 +242,8 @@ def _check_after(after: bytes) -> None:
 
 
 def _headers(raw: bytes) -> Message:
+    if len(raw) > _HEAD_CHARS_MAX:
+        raise MalformedPOSTRequest
     message = Message()
     for line in raw.decode("utf-8", "surrogateescape").split("\r\n"):
         name, colon, value = line.partition(":")
