@@ -6,6 +6,8 @@ import contextlib
 import email.message
 import email.parser
 import email.policy
+import time
+from collections.abc import Iterable
 from itertools import pairwise
 from time import thread_time
 
@@ -52,7 +54,8 @@ def read(body: bytes, cuts: tuple[int, ...] = ()) -> tuple[PostForm, bytes, byte
 
 
 def ends_a_file(file: bytes) -> bool:
-    return f"\r\n--{BOUNDARY}".encode() in b"\r\n" + file + b"\r\n--"
+    framed = b"\r\n" + file + b"\r\n--"
+    return any(end + f"--{BOUNDARY}".encode() in framed for end in (b"\r", b"\n"))
 
 
 @given(
@@ -100,6 +103,32 @@ def test_any_bytes_are_a_form_or_an_s3_error(raw: bytes, cuts: tuple[int, ...]) 
             read(body, cuts)
 
 
+@pytest.mark.parametrize("raw", [b"\xe9", "é".encode(), "é".encode() + b"\xe9", "日\u2028".encode() + b"\x85"])
+def test_the_heads_of_parts_keep_their_bytes(raw: bytes) -> None:
+    """Also those that are no UTF-8: a browser writes a file's name in the encoding of its page."""
+    body = encoded([("key", "up/${filename}")], b"x", "f-NAME.bin", file_type="a/b; c=NAME").replace(b"NAME", raw)
+    form, file, _ = read(body)
+    text = raw.decode("utf-8", "surrogateescape")
+    assert (form.filename, form.key, form.file_type, file) == (
+        f"f-{text}.bin",
+        f"up/f-{text}.bin",
+        f"a/b; c={text}",
+        b"x",
+    )
+    assert b"Content-Type: a/b; c=" + raw + b"\r\n" in form.head(form.fields)
+
+
+def test_a_name_in_the_form_of_rfc_2231_is_decoded() -> None:
+    body = encoded([("key", "${filename}")], b"", "f").replace(b'filename="f"', b"filename*=utf-8''%C3%A9%E6%97%A5")
+    assert read(body)[0].key == "é日"
+
+
+def test_a_boundary_beside_odd_bytes_is_found() -> None:
+    assert boundary_of("multipart/form-data; boundary=x; a=é\udcff") == "x"
+    with pytest.raises(MalformedPOSTRequest):
+        boundary_of("multipart/form-data; boundary=é\udcff")
+
+
 def test_a_file_that_begins_with_a_delimiter_ends_there() -> None:
     """Some parsers see a part there. The key that they would find must not pass for bytes of the file."""
     evil = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="key"\r\n\r\nevil\r\n'.encode()
@@ -107,6 +136,38 @@ def test_a_file_that_begins_with_a_delimiter_ends_there() -> None:
     assert file == b""
     assert sent.startswith(f"--{BOUNDARY}--".encode())
     assert b"evil" not in sent
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\n\n", "x\n"])
+@pytest.mark.parametrize("place", ["value", "file"])
+@pytest.mark.parametrize("cuts", [(), tuple(range(1000))])
+def test_a_delimiter_behind_any_other_end_of_a_line_is_refused(end: str, place: str, cuts: tuple[int, ...]) -> None:
+    """Parsers that take LF, or CR, for the end of a line would see a part there, and another key."""
+    evil = f'a{end}--{BOUNDARY}{end}Content-Disposition: form-data; name="key"{end}{end}evil'
+    body = encoded([("key", "good"), ("x-ignore-a", evil if place == "value" else "")],
+                   evil.encode() if place == "file" else b"x")  # fmt: skip
+    with pytest.raises(MalformedPOSTRequest):
+        read(body, cuts)
+
+
+def test_a_boundary_within_a_line_is_a_part_of_the_value() -> None:
+    body = encoded([("key", f"k--{BOUNDARY}")], f"a--{BOUNDARY}\n-{BOUNDARY}".encode())
+    form, file, _ = read(body)
+    assert (form.key, file) == (f"k--{BOUNDARY}", f"a--{BOUNDARY}\n-{BOUNDARY}".encode())
+
+
+def test_the_head_of_a_part_is_parsed_once_however_slowly_its_value_comes() -> None:
+    """A client that sends the value byte by byte would have cost as much CPU time for each as the whole head does."""
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="key"{";a=b" * 2500}\r\n\r\n'.encode()
+
+    def cost(pieces: Iterable[bytes]) -> float:
+        reader, began = FieldsReader(BOUNDARY), time.process_time()
+        for piece in pieces:
+            assert reader.feed(piece) is None
+        return time.process_time() - began
+
+    at_once = min(cost([head + b"v" * 1000]) for _ in range(3))
+    assert cost([head, *[b"v"] * 1000]) < 50 * at_once
 
 
 def test_an_empty_field_may_have_no_line_of_its_own() -> None:

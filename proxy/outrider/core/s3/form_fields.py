@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from email.message import Message
+from email.policy import Compat32
 
 from outrider.core.errors import InvalidArgument, KeyTooLong, MalformedPOSTRequest, MaxPostPreDataLengthExceeded
 from outrider.core.model import Headers, is_too_long
@@ -32,6 +33,17 @@ _FILENAME = "${filename}"
 # POST Object has no such field. Some origins read each x-amz-* field as a header, and a copy needs a grant on its
 # source.
 _SOURCES = ("x-amz-copy-source", "x-amz-rename-source")
+
+
+class _Verbatim(Compat32):
+    """Gives header values back as they are. Its base makes U+FFFD of bytes that are no UTF-8, and fails where other
+    characters beyond ASCII stand beside them."""
+
+    def header_fetch_parse(self, name: str, value: str) -> str:
+        return value
+
+
+_VERBATIM = _Verbatim()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +140,8 @@ class FieldsReader:
         # A line end is put before the form, so that the first delimiter looks like all others.
         self._buffer = bytearray(b"\r\n")
         self._part = 0
-        # The head of the part that begins at `_part`, once it is complete.
-        self._read_head: tuple[int, str, Message] | None = None
+        # The head of the part that begins there, once it is complete.
+        self._head: tuple[int, str, Message] | None = None
         self._fields: list[tuple[str, str]] = []
 
     def feed(self, data: bytes) -> tuple[PostForm, bytes] | None:
@@ -141,8 +153,8 @@ class FieldsReader:
             MaxPostPreDataLengthExceeded: the fields are too long.
         """
         self._buffer += data
-        while (head := self._read_head or self._head()) is not None:
-            self._read_head = head
+        while (head := self._head or self._next_head()) is not None:
+            self._head = head
             start, name, message = head
             _check_length(start)
             if name.lower() == _FILE:
@@ -153,14 +165,14 @@ class FieldsReader:
             stop = self._buffer.find(self._delimiter, start - 2)
             if stop < 0:
                 break
-            self._fields.append(
-                (name, bytes(self._buffer[start : max(start, stop)]).decode("utf-8", "surrogateescape"))
-            )
-            self._part, self._read_head = stop, None
+            value = bytes(self._buffer[start : max(start, stop)])
+            _check_lines(value, self._delimiter)
+            self._fields.append((name, value.decode("utf-8", "surrogateescape")))
+            self._part, self._head = stop, None
         _check_length(len(self._buffer))
         return None
 
-    def _head(self) -> tuple[int, str, Message] | None:
+    def _next_head(self) -> tuple[int, str, Message] | None:
         """The head of the part that begins at `_part`: where its value begins, its name, its headers. None: the head is
         not complete yet."""
         start = self._part + len(self._delimiter)
@@ -196,7 +208,8 @@ class FileScanner:
         """The bytes fed so far that belong to the file and were not returned before.
 
         Raises:
-            MalformedPOSTRequest: more than `FIELDS_BYTES_MAX` bytes come after the file.
+            MalformedPOSTRequest: more than `FIELDS_BYTES_MAX` bytes come after the file, or some parsers see its end
+                in another place.
         """
         if self._ending is not None:
             self._after += data
@@ -204,6 +217,7 @@ class FileScanner:
             return b""
         joined = self._held + data
         at = joined.find(self._delimiter)
+        _check_lines(joined if at < 0 else joined[:at], self._delimiter)
         if at < 0:
             at = max(0, len(joined) - len(self._delimiter) + 1)
             self._held = joined[at:]
@@ -231,6 +245,15 @@ def _delimiter(boundary: str) -> bytes:
     return b"\r\n--" + boundary.encode("ascii")
 
 
+def _check_lines(value: bytes, delimiter: bytes) -> None:
+    """Raises MalformedPOSTRequest: a parser that takes LF or CR for the end of a line sees a delimiter in `value`."""
+    dashes, at = delimiter[2:], 0
+    while (at := value.find(dashes, at)) >= 0:
+        if value[at - 1 : at] in (b"\r", b"\n"):
+            raise MalformedPOSTRequest
+        at += 1
+
+
 def _check_length(length: int) -> None:
     if length > FIELDS_BYTES_MAX:
         raise MaxPostPreDataLengthExceeded
@@ -244,12 +267,15 @@ def _check_after(after: bytes) -> None:
 def _headers(raw: bytes) -> Message:
     if len(raw) > _HEAD_CHARS_MAX:
         raise MalformedPOSTRequest
-    message = Message()
+    message = Message(_VERBATIM)
+    # `Message` would compare a name with all before it.
+    names: set[str] = set()
     for line in raw.decode("utf-8", "surrogateescape").split("\r\n"):
         name, colon, value = line.partition(":")
-        if not colon or not _NAME.fullmatch(name) or name in message or not _is_line(value):
+        if not colon or not _NAME.fullmatch(name) or name.lower() in names or not _is_line(value):
             raise MalformedPOSTRequest
-        message[name] = value.strip()
+        names.add(name.lower())
+        message[name] = value.strip(" \t")
     return message
 
 
@@ -258,7 +284,7 @@ def _is_line(value: str) -> bool:
 
 
 def _parameter(content_type: str, name: str) -> str | None:
-    message = Message()
+    message = Message(_VERBATIM)
     message["content-type"] = content_type
     value = message.get_param(name)
     return value if isinstance(value, str) else None
