@@ -71,6 +71,11 @@ def test_a_size_that_is_no_number_is_unknown(size: str) -> None:
     assert parse_page(body) == ListPage((as_listed("a", -1),), is_encoded=True)
 
 
+@pytest.mark.parametrize("encoding", ["UTF-2", "none", "utf-7", "base64", "rot13"])
+def test_a_page_in_an_encoding_that_nobody_knows_is_none(encoding: str) -> None:
+    assert parse_page(page([("a", 1)]).replace(b"UTF-8", encoding.encode())) is None
+
+
 def test_common_prefixes_show_that_keys_are_left_out() -> None:
     body = page([("a", 1)]).replace(ENCODED, b"<CommonPrefixes><Prefix>b/</Prefix></CommonPrefixes>" + ENCODED)
     assert parse_page(body) == ListPage((as_listed("a", 1),), groups=("b/",), is_encoded=True)

@@ -329,6 +329,12 @@ def test_a_dtd_is_refused_before_an_entity_expands(dtd: str) -> None:
     assert keys_to_delete(f"{dtd}<Delete><Object><Key>k</Key></Object></Delete>".encode()) is None
 
 
+@pytest.mark.parametrize("encoding", ["UTF-2", "none", "utf-7", "base64", "rot13"])
+def test_a_deletion_in_an_encoding_that_nobody_knows_is_for_the_origin(encoding: str) -> None:
+    body = f"<?xml version='1.0' encoding='{encoding}'?><Delete><Object><Key>k</Key></Object></Delete>".encode()
+    assert keys_to_delete(body) is None
+
+
 @given(st.binary(max_size=100))
 def test_no_body_makes_the_parser_fail(body: bytes) -> None:
     keys_to_delete(body)

@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 from xml.parsers import expat
 
 from outrider.core.model import VersionIdentity
-from outrider.core.s3.xml import DEPTH_MAX
+from outrider.core.s3.xml import DEPTH_MAX, parses
 
 PAGE_BYTES_MAX = 16 * 1024 * 1024
 """Ample room for 1,000 keys of 1,024 bytes with each byte escaped, and for the other elements."""
@@ -69,19 +69,18 @@ class ListPage:
 def parse_page(body: bytes) -> ListPage | None:
     """A page of a LIST, of version 1 or 2; None: `body` is no such page.
 
-    Keys are decoded only where the page says that they are encoded: not every store heeds `encoding-type`. No DTD is
-    accepted, so no entity can expand.
+    Keys are decoded only where the page says that they are encoded: not every store heeds `encoding-type`.
     """
     reader = _Reader()
     parser = expat.ParserCreate()
     parser.StartElementHandler = reader.start
     parser.EndElementHandler = reader.end
     parser.CharacterDataHandler = reader.text.append
-    parser.StartDoctypeDeclHandler = _refuse
+    if not parses(parser, body) or not reader.is_list:
+        return None
     try:
-        parser.Parse(body, True)
-        return reader.page() if reader.is_list else None
-    except (expat.ExpatError, ValueError):
+        return reader.page()
+    except ValueError:
         return None
 
 
@@ -150,7 +149,3 @@ def _listed(entry: dict[str, str], *, is_encoded: bool) -> Listed:
 
 def _decoded(text: str) -> str:
     return unquote_to_bytes(text.replace("+", " ")).decode("utf-8", "surrogateescape")
-
-
-def _refuse(*_: object) -> None:
-    raise ValueError("a DTD is not allowed")

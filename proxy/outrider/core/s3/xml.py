@@ -19,8 +19,6 @@ DEPTH_MAX = 16
 def keys_to_delete(body: bytes) -> list[str] | None:
     """The keys of a DeleteObjects body; None: it does not parse, and the origin says why.
 
-    No DTD is accepted, so no entity can expand.
-
     Raises:
         KeyTooLong: no object can have one of the keys.
     """
@@ -45,23 +43,34 @@ def keys_to_delete(body: bytes) -> list[str] | None:
             keys.append("".join(text))
         path.pop()
 
-    def refuse(*_: object) -> None:
-        raise ValueError("a DTD is not allowed")
-
     parser = expat.ParserCreate()
     parser.StartElementHandler = start
     parser.EndElementHandler = end
     parser.CharacterDataHandler = text.append
     parser.CommentHandler = text_alone
     parser.ProcessingInstructionHandler = text_alone
-    parser.StartDoctypeDeclHandler = refuse
-    try:
-        parser.Parse(body, True)
-    except (expat.ExpatError, ValueError):
+    if not parses(parser, body):
         return None
     if any(map(is_too_long, keys)):
         raise KeyTooLong
     return keys
+
+
+def parses(parser: expat.XMLParserType, body: bytes) -> bool:
+    """Whether `body` is XML that a fresh parser, and its handlers, take. The handlers raise ValueError.
+
+    No DTD is accepted, so no entity can expand.
+    """
+    parser.StartDoctypeDeclHandler = _refuse
+    try:
+        parser.Parse(body, True)
+    except (expat.ExpatError, ValueError, LookupError):  # LookupError: no codec has the name of its encoding
+        return False
+    return True
+
+
+def _refuse(*_: object) -> None:
+    raise ValueError("a DTD is not allowed")
 
 
 def error_xml(error: S3Error, *, resource: str, request_id: str) -> bytes:
