@@ -153,6 +153,36 @@ async def test_a_header_that_cannot_be_written_is_a_request_that_failed_for_good
         await world.nothing_is_left()
 
 
+EARLY_HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a>; rel=preload\r\n\r\n"
+
+
+@pytest.mark.parametrize("interim", [b"HTTP/1.1 100 Continue\r\n\r\n", EARLY_HINTS, b"HTTP/1.1 102 \r\n\r\n" * 2])
+async def test_the_reply_is_the_one_behind_interim_heads(interim: bytes) -> None:
+    async with world_of(interim + REPLY) as world:
+        sink = Kept()
+        await world.receive(sink)
+        assert sink.data == DATA
+        await world.nothing_is_left()
+
+
+async def test_a_head_behind_an_interim_one_is_looked_at_as_any() -> None:
+    """`http.client` would take the first of two lengths."""
+    odd = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"
+    async with world_of(odd, odd) as world:
+        with pytest.raises(OriginBroke, match="Content-Length headers differ"):
+            await world.receive(Kept())
+
+
+@pytest.mark.parametrize("value", ["\xa0v\xa0", "v\u2028", "\x85"])
+async def test_header_values_keep_the_white_space_of_other_scripts(value: str) -> None:
+    """As by the other client, and as the bucket has them."""
+    reply = b"HTTP/1.1 200 OK\r\nx-amz-meta-a: %b \t\r\nContent-Length: 0\r\n\r\n" % value.encode()
+    async with world_of(reply, reply) as world:
+        for bulk in (True, False):
+            async with world.origin.send(OriginRequest("GET", "b", "k", bulk=bulk)) as answer:
+                assert dict(answer.headers)["x-amz-meta-a"] == value
+
+
 @pytest.mark.usefixtures("soon")
 async def test_a_disk_that_hangs_ends_the_body_and_its_thread_comes_back_when_it_answers() -> None:
     async with world_of(REPLY) as world:

@@ -39,7 +39,7 @@ class Threads:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         try:
             done.set_result(work())
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             done.set_exception(error)
         return done
 
@@ -153,3 +153,45 @@ async def test_a_small_body_that_breaks_is_broken_for_its_reader() -> None:
             assert await anext(chunks) == RAMP[:9_000]
             with pytest.raises(OriginBroke):
                 await anext(chunks)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"2\r\nhe\r\n003;a=b\r\nllo\r\n0\r\n\r\n",
+        b"5 \r\nhello\r\n0\r\nx-trailer: 1\r\n\r\n",
+        b"A\r\nhellohello\r\n0\n\n",
+    ],
+)
+async def test_a_body_in_chunks_is_whole_with_its_last_line(body: bytes) -> None:
+    reply, threads = reply_on(Line(CHUNKED, body), Threads()), Threads()
+    assert b"".join(await chunks_of(reply)) in (b"hello", b"hellohello")
+    reply = reply_on(Line(CHUNKED, body[:-2]), threads)
+    with pytest.raises(OriginBroke):
+        await chunks_of(reply)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"2\r\nheXX3\r\nllo\r\n0\r\n\r\n", b"3\r\nhe\r\n2\r\nllo\r\n0\r\n\r\n",
+     b"1\r\nhello\r\n0\r\n\r\n", b"+5\r\nhello\r\n0\r\n\r\n",
+     b"0x5\r\nhello\r\n0\r\n\r\n", b"-5\r\nhello\r\n0\r\n\r\n", b"\r\n0\r\n\r\n", b"5\r\nhello0\r\n\r\n",
+     b"1_0\r\nhello\r\n0\r\n\r\n", b"5" * 70_000],
+)  # fmt: skip
+async def test_a_body_in_chunks_of_other_lengths_than_they_say_is_broken(body: bytes) -> None:
+    with pytest.raises(OriginBroke):
+        await chunks_of(reply_on(Line(CHUNKED, body), Threads()))
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [b"Content-Length: +5", b"Content-Length: 1_0", b"Content-Length: 0x5", b"Content-Length: -1", b"Content-Length:",
+     b"Content-Length: 5, 5", b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: identity",
+     b"Transfer-Encoding: chunked, chunked", b"Transfer-Encoding:"],
+)  # fmt: skip
+def test_a_body_that_parsers_frame_in_different_ways_is_read_elsewhere(framing: bytes) -> None:
+    with pytest.raises(http.client.HTTPException, match="read elsewhere"):
+        reply_on(Line(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % framing, b"hello"), Threads())

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from outrider.adapters.origin.http_reply import in_socket
 from outrider.adapters.origin.pass_on import pass_on
 from outrider.core.errors import OriginBroke, S3Error
+from outrider.core.origin.reply_head import split
 from outrider.ports import BodyInThread
 
 T = TypeVar("T")
@@ -24,8 +25,13 @@ _HEAD_BYTES_MAX = 256 * 1024
 _HEAD_READ_BYTES = 16 * 1024
 # The rest of a small body is waited for no longer with the head. The reader of a body has bounds of its own.
 _SMALL_WAIT_S = 0.02
-_HEAD = re.compile(rb"HTTP/1\.[01] [1-5][0-9]{2}[^\r\n\0]*\r\n(?:[!-9;-~]+:[^\r\n\0]*\r\n)*\r\n")
-_FRAMING = re.compile(rb"\r\n(?:content-length|transfer-encoding):", re.IGNORECASE)
+_HEAD = re.compile(rb"HTTP/1\.[01] [2-5][0-9]{2}[^\r\n\0]*\r\n(?:[!-9;-~]+:[^\r\n\0]*\r\n)*\r\n")
+_FRAMING = re.compile(rb"\r\n((?:content-length|transfer-encoding):[^\r\n]*)", re.IGNORECASE)
+_PLAIN_FRAMING = re.compile(
+    rb"(?:content-length:[ \t]*[0-9]{1,18}|transfer-encoding:[ \t]*chunked)[ \t]*", re.IGNORECASE
+)
+_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r?\n")
+_CHUNK_LINE_BYTES_MAX = 8192
 
 
 class Unfit(Exception):
@@ -143,6 +149,27 @@ class Response(http.client.HTTPResponse):
             self._close_conn()  # type: ignore[attr-defined]
         return count
 
+    def _get_chunk_left(self) -> int | None:
+        """The bytes left of the chunk, or of the next one; None: the body has ended.
+
+        The method of `http.client` takes any two bytes for the end of a chunk, what Python takes for a number for its
+        size, and the end of the connection for that of the trailers: other bytes than were sent would look whole.
+        """
+        if self.chunk_left:
+            return int(self.chunk_left)
+        if self.chunk_left == 0 and self.fp.readline(2) not in (b"\r\n", b"\n"):
+            raise http.client.HTTPException("a chunk of another length than it said")
+        size = _CHUNK_SIZE.fullmatch(self.fp.readline(_CHUNK_LINE_BYTES_MAX))
+        if size is None:
+            raise http.client.HTTPException("no size of a chunk")
+        self.chunk_left = int(size[1], 16) or None
+        if self.chunk_left is None:
+            while (line := self.fp.readline(_CHUNK_LINE_BYTES_MAX)) not in (b"\r\n", b"\n"):
+                if not line.endswith(b"\n"):
+                    raise http.client.HTTPException("no end of the trailers")
+            self._close_conn()  # type: ignore[attr-defined]
+        return self.chunk_left
+
     def hold(self) -> None:
         """Receive the body, to be taken later, as far as it comes within a moment. Only for a body whose length was
         told. In a thread. Errors are left for the next read to meet."""
@@ -191,20 +218,19 @@ class _Stream(io.RawIOBase):
         return _in_time(self._socket.recv_into, buffer)
 
     def _read_head(self) -> None:
-        """Receives until the empty line, an end, or more than any head may have."""
+        """Receives until the empty line of a head that is no interim one (1xx), an end, or more than any head may have.
+
+        Interim heads are dropped: `http.client` takes all of them but a 100 for the reply.
+        """
         came = b""
-        while b"\r\n\r\n" not in came and b"\n\n" not in came and len(came) < _HEAD_BYTES_MAX:
+        while (found := split(came)) is None and len(came) < _HEAD_BYTES_MAX:
             more = _in_time(self._socket.recv, _HEAD_READ_BYTES)
             if not more:
                 break
             came += more
-        ends = [at + len(mark) for mark in (b"\r\n\r\n", b"\n\n") if (at := came.find(mark)) >= 0]
-        # An interim reply (100) is a head of its own; the next one is read as a body is.
-        stop = min(ends, default=len(came))
-        self._head, self._body, self._whole_head = came[:stop], came[stop:], True
-        # `http.client` takes a bare CR for the end of a line, a line that is no field for the end of the head, and the
-        # first of several lengths.
-        if self._head and not (_HEAD.fullmatch(self._head) and len(_FRAMING.findall(self._head)) <= 1):
+        self._head, self._body = found or (came, b"")
+        self._whole_head = True
+        if self._head and not _is_plain(self._head):
             raise http.client.HTTPException("a head that is read elsewhere")
 
     def hold(self, count: int, wait_s: float) -> None:
@@ -234,6 +260,14 @@ class _Stream(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def _is_plain(head: bytes) -> bool:
+    """Whether `http.client` reads the head as all parsers do. It takes a bare CR for the end of a line, a line that is
+    no field for the end of the head, the first of several lengths, and as a length what Python takes for a number."""
+    framings = _FRAMING.findall(head)
+    is_framed_plainly = len(framings) <= 1 and all(map(_PLAIN_FRAMING.fullmatch, framings))
+    return is_framed_plainly and _HEAD.fullmatch(head) is not None
 
 
 def _in_time(call: Callable[..., T], *args: object) -> T:

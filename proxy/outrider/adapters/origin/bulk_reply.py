@@ -63,7 +63,7 @@ class BulkReply(Reply):
         self._closed = False
         self._read_bytes = READ_BYTES_FIRST
         headers = tuple(
-            (name.lower(), value.encode("latin-1", "replace").decode("utf-8", "surrogateescape").strip())
+            (name.lower(), value.encode("latin-1", "replace").decode("utf-8", "surrogateescape").strip(" \t"))
             for name, value in response.getheaders()
         )
         super().__init__(counts, response.status, headers)
