@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,3 +64,15 @@ def test_the_expansion_of_templates_is_bounded() -> None:
             parse_list(body, objects_max=1000)
     with pytest.raises(InvalidArgument, match="prefixes"):
         parse_list(b"\n".join(b"s3://bkt/%d/" % number for number in range(PREFIXES_MAX + 1)))
+
+
+def test_templates_of_any_number_of_braces_cost_no_more_than_their_length() -> None:
+    """The number of names has a digit for each brace, and each multiplication of it would cost as many steps."""
+
+    def cost(braces: int) -> float:
+        body, began = b"s3://bkt/" + b"{0..9}" * braces, time.process_time()
+        with pytest.raises(InvalidArgument, match="more than"):
+            parse_list(body)
+        return time.process_time() - began
+
+    assert cost(160_000) < 40 * min(cost(10_000) for _ in range(3))

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product, zip_longest
-from math import prod
 
 from outrider.core.errors import InvalidArgument
 from outrider.core.model import ObjectRef, is_too_long
@@ -22,6 +21,8 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 # Names and prefixes of one list, at most. Each name takes some 200 bytes during a warm-up.
 OBJECTS_MAX = 200_000
 PREFIXES_MAX = 1000
+# A template that stands for more names counts as one that stands for so many.
+_COUNT_MAX = 10**18
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})", re.ASCII)
 
@@ -118,7 +119,11 @@ def _parsed(template: str, number: int) -> tuple[int, Sequence[str], list[Sequen
             f"Line {number}: a brace without its other, or braces in braces. A prefix covers such keys."
         )
     choices = [_choices(inner, number) for inner in braces]
-    return prod(map(len, choices)), texts, choices
+    count = 1
+    for words in choices:
+        # Bounded: with a digit for each brace, each multiplication would take longer than the one before.
+        count = min(count * len(words), _COUNT_MAX)
+    return count, texts, choices
 
 
 def _names(texts: Sequence[str], choices: Sequence[Sequence[str]]) -> Iterator[str]:
