@@ -15,7 +15,7 @@ TEST_TOOLS := chromium kubectl prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test test-python test-tools soak frameworks audit lock chart-readme bench bench-ahead bench-tools demo demo-short bench-cluster cluster-demo papers lint clean
+.PHONY: install test test-python test-tools soak fuzz frameworks audit lock chart-readme bench bench-ahead bench-tools demo demo-short bench-cluster cluster-demo papers lint clean
 
 install: $(VENV)/installed
 
@@ -86,6 +86,11 @@ TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_
 	tests/unit/ahead/test_properties.py tests/unit/http/test_any_pod.py
 soak: install
 	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 --tb native $(TESTS)
+
+# Coverage-guided fuzzing of all that reads bytes of strangers: `make fuzz FUZZ="--seconds 3600 --only form"`.
+FUZZ ?=
+fuzz: install
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 # Asks the advisory database of PyPI about what requirements.lock names; without a network it says so, and fails.
 audit: $(VENV)/tools/installed
@@ -216,4 +221,4 @@ layers: install
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .fuzz

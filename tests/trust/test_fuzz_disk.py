@@ -16,6 +16,7 @@ from outrider.adapters.sealed_file import BadFile
 from outrider.core.ahead.dataset import learned_state
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES, BadBlock
+from tests.fuzz.disk_bytes import sealed_header
 from tests.support.fuzzing import fuzzing
 from tests.support.trials import Trials
 
@@ -35,16 +36,6 @@ META: dict[str, Any] = {
     "block_bytes": 4096,
     "index": 0,
 }
-
-
-def sealed_header(meta: bytes) -> bytes:
-    """A block file's header around any `meta`, with a right checksum. Rot cannot make such a header; a bug of ours
-    could."""
-    fixed = block_file._FIXED
-    length = -(-(fixed.size + len(meta)) // PAGE_BYTES) * PAGE_BYTES
-    unsealed = fixed.pack(b"OUTRIDER", block_file.FORMAT, length, len(meta), b"c" * 16, bytes(8))
-    seal = xxhash.xxh3_64(unsealed + meta).digest()
-    return (unsealed[:-8] + seal + meta).ljust(length, b"\0")
 
 
 @given(

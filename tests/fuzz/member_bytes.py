@@ -1,0 +1,165 @@
+"""Targets: bytes that another member of the cluster sends. Each is a message, or a WireError and nothing else."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from outrider.core.cluster import (
+    command_messages,
+    here_messages,
+    order_messages,
+    peer_control,
+    peer_wire,
+    pin_messages,
+    read_messages,
+    share_messages,
+)
+from outrider.core.cluster.command_messages import Command, CommandAnswer
+from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.order_messages import OrderTold
+from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead, ReadClass
+from outrider.core.cluster.peer_wire import AnswerHead, Asker
+from outrider.core.cluster.pin_messages import PinPage, PinTold
+from outrider.core.cluster.read_messages import ReadsTold, ToldRead
+from outrider.core.cluster.share_messages import DatasetShare, SharesAsked
+from outrider.core.cluster.wire_forms import WireError, as_json, json_object
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
+from tests.fuzz.target import target
+
+_REF = ObjectRef("bucket", "key\udcff/é")
+_VERSION = ObjectVersion(_REF, '"e"', 100, (("content-type", "a/b"), ("x-amz-meta-a", "é")))
+_CONFIRMED = Confirmed(_VERSION, 1.5, is_settled=True)
+_ASKER = Asker("edge-1.local", "aa11", "bb22")
+_READS = (
+    PeerRead(_REF, Extent(0, 10), 0, _CONFIRMED, ReadClass.AHEAD, only_if_here=True),
+    PeerRead(_REF, Extent(10, 20), 1),
+    PeerRead(_REF, None, whole_headers=True),
+    PeerRead(_REF, None, known=_CONFIRMED),
+)
+_OBJECTS = [(ObjectRef("b", "k"), '"e"', 5)]
+
+
+def _lines(first: str, headers: Any) -> bytes:
+    """A head in lines. The known version stands there without its base64, in which a change would make no other
+    version."""
+    lines = [first]
+    for name, value in headers:
+        lines.append(f"{name}: {b64decode(value).decode() if name == peer_wire.KNOWN else value}")
+    return "\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+def _head_of(data: bytes) -> tuple[str, Headers]:
+    first, *lines = data.decode("utf-8", "surrogateescape").split("\n")
+    headers = []
+    for line in lines:
+        name, _, value = line.partition(": ")
+        if name == peer_wire.KNOWN:
+            value = b64encode(value.encode("utf-8", "surrogateescape")).decode()
+        headers.append((name, value))
+    return first, tuple(headers)
+
+
+@target(
+    *(
+        _lines(f"{head.method} {head.path}", [*head.headers.items(), (peer_wire.SEQUENCE, "7.1")])
+        for head in (peer_wire.read_head(read, _ASKER) for read in _READS)
+    )
+)
+def read_of_a_member(data: bytes) -> None:
+    """A read that is understood is the same when it is written anew."""
+    first, pairs = _head_of(data)
+    headers = dict(pairs)
+    method, _, path = first.partition(" ")
+    with suppress(WireError):
+        peer_wire.sequence_of(headers)
+    with suppress(WireError):
+        asker = peer_wire.parse_asker(headers)
+        assert peer_wire.parse_asker(peer_wire.control_headers(asker)) == asker
+        peer_wire.is_spoken(asker.wire)
+    try:
+        read = peer_wire.parse_read(method, path, headers)
+    except WireError:
+        return
+    with suppress(WireError):  # spelled out, a version may be too long
+        head = peer_wire.read_head(read, _ASKER)
+        assert head.path == path
+        assert peer_wire.parse_read(head.method, head.path, head.headers) == read
+
+
+@target(
+    *(
+        _lines(f"{number} {status} {length}", peer_wire.answer_headers(_READS[number], answer, "owner"))
+        for number, status, length, answer in (
+            (0, 206, 10, AnswerHead(_CONFIRMED, Extent(0, 10), "xxh3:" + "0" * 32)),
+            (1, 206, 10, AnswerHead(_CONFIRMED, Extent(10, 20), "")),
+            (2, 200, 0, AnswerHead(_CONFIRMED, None, "")),
+            (3, 304, 0, AnswerHead(_CONFIRMED, None, "")),
+            (0, 412, 0, AnswerHead(None, None, "")),
+        )
+    )
+)
+def answer_of_a_member(data: bytes) -> None:
+    """An answer that is believed has the bytes, and the version, that were asked for."""
+    first, headers = _head_of(data)
+    numbers = [int(text) for text in first.split(" ") if text.isascii() and text.isdecimal() and len(text) < 19]
+    number, status, length = (*numbers, 0, 206, 10)[:3]
+    read = _READS[number % len(_READS)]
+    try:
+        answer = peer_wire.parse_answer(read, status, headers, length, "owner")
+    except WireError:
+        return
+    assert answer.confirmed is None or answer.confirmed.version.ref == read.ref
+    if answer.extent is not None:
+        assert answer.confirmed is not None
+        assert read.extent is not None
+        assert answer.extent.length == length
+        assert answer.extent.start == read.extent.start
+        assert answer.extent.stop <= min(read.extent.stop, answer.confirmed.version.size)
+        assert read.known is None or answer.confirmed.version == read.known.version
+
+
+def _hello() -> Hello:
+    return Hello(Member("n", "127.0.0.1:1", "zone", 10**12, "cluster"), 7, "ring", 3, 1.8e9)
+
+
+def _page_anew(page: PinPage) -> bytes:
+    return as_json(pin_messages.page_told(page))
+
+
+_Form = tuple[Callable[[bytes], Any], Callable[[Any], bytes], Any]
+_BODIES: tuple[_Form, ...] = (
+    (peer_control.parse_hello, peer_control.hello_body, _hello()),
+    (peer_control.parse_forget, peer_control.forget_body, Forget("n", 1, 2, (_REF, "bucket"), in_doubt=True)),
+    (command_messages.parse_command, command_messages.command_body,
+     Command("n", "put", "warm", "o", "a", b"s3://b/", 1.5)),
+    (command_messages.parse_answer, command_messages.answer_body, CommandAnswer({"state": "done"}, "e", "c")),
+    (order_messages.parse_order, order_messages.order_body, OrderTold("n", 1, 2, 3, "c", (_REF,), 0, 12)),
+    (read_messages.parse_reads, read_messages.reads_body, ReadsTold("n", 2, (ToldRead("10.0.0.1", _REF, 5, 0.5),))),
+    (share_messages.parse_shares, share_messages.shares_body, (DatasetShare("b", "a-{}.tar", 12, 34, 5, 6),)),
+    (share_messages.parse_question, share_messages.question_body, SharesAsked("n")),
+    (lambda body: pin_messages.parse_page(json_object(body)), _page_anew,
+     PinPage("c", 1.0, b"s3://b/k", _OBJECTS, more=True)),
+    (lambda body: list(pin_messages.parse_pins(json_object(body))), lambda pins: as_json(pin_messages.pins_told(pins)),
+     [PinTold("o", "n", 1.0, has_ended=False)]),
+    (lambda body: list(here_messages.parse_blocks(json_object(body), 2)),
+     lambda found: as_json(here_messages.blocks_told(found)), [None, (b"1" * 16, 2, 3)]),
+)  # fmt: skip
+
+
+@target(*(write(message) for _, write, message in _BODIES), bytes_max=16384)
+def body_of_a_member(data: bytes) -> None:
+    """A body that is understood is the same when it is written anew."""
+    for parse, write, _ in _BODIES:
+        try:
+            message = parse(data)
+        except WireError:
+            continue
+        again = parse(write(message))
+        if isinstance(message, ReadsTold):
+            again = replace(again, reads=message.reads)  # milliseconds are rounded
+        assert again == message or json.dumps(str(again)) == json.dumps(str(message)), (message, again)

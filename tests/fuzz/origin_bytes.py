@@ -1,0 +1,300 @@
+"""Targets: bytes that the origin sends. Each reply is read the same by all readers of the proxy, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+from xml.etree import ElementTree as ET
+
+from aiohttp.streams import StreamReader
+
+from outrider.adapters.origin.blocking_exchange import Response, _is_plain
+from outrider.adapters.origin.bulk_reply import BulkReply
+from outrider.adapters.origin.reply_parser import LenientResponseHandler
+from outrider.core.cache import freshness
+from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_etag, quoted_etag
+from outrider.core.origin import error_causes
+from outrider.core.origin.backoff import retry_after_s
+from outrider.core.origin.reply_head import UnreadableHead, mend, split
+from outrider.core.s3 import checksums, ranges
+from outrider.core.s3.conditions import parse_http_date
+from outrider.core.s3.headers import passed_down, replayable, varies_with_clients
+from outrider.core.s3.list_page import Listed, parse_page
+from outrider.mount import plain_gets
+from outrider.mount.target import Target
+from tests.fuzz.target import pieces, target
+
+_REPLIES = (
+    b'HTTP/1.1 200 OK\r\nDate: Fri, 24 May 2013 00:00:00 GMT\r\nETag: "e"\r\nContent-Length: 5\r\n\r\nhello',
+    b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-4/10\r\ncontent-length: 5\r\nConnection: close\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nx-amz-meta-a: \xc3\xa9\xff\r\n\r\n"
+    b"2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\n\r\n",
+    b"HTTP/1.0 200 OK\r\nServer: x\r\n\r\nhello",
+    b"HTTP/1.1 304 Not Modified\r\nETag: W/\"e\"\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\nKeep-Alive: timeout=5\r\n\r\n",
+    b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 503 Slow Down\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 200 OK\nx-amz-meta-a/b : 1\r\nx-a: b\r\n\t c\r\nContent-Length: 5, 5\r\nContent-Length: 5\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\nx: a\x00b\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+)  # fmt: skip
+
+_HEAD_LIMITS: dict[str, Any] = {"max_line_size": 32768, "max_field_size": 32768, "max_headers": 1000}
+_Read = tuple[int, Headers, bytes, bool]
+"""Status, headers, body, and whether the body came whole."""
+
+
+class _Line:
+    """A socket on which bytes come in pieces, and then the end."""
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self._parts = [part for part in parts if part]
+
+    def makefile(self, *_: object, **__: object) -> io.BytesIO:
+        return io.BytesIO()
+
+    def recv(self, count: int, _: int = 0) -> bytes:
+        if not self._parts:
+            return b""
+        part = self._parts.pop(0)
+        if len(part) > count:
+            self._parts.insert(0, part[count:])
+        return part[:count]
+
+    def recv_into(self, buffer: memoryview, count: int = 0, flags: int = 0) -> int:
+        wanted = count or len(buffer)
+        part = self.recv(wanted)
+        while flags and len(part) < wanted and (more := self.recv(wanted - len(part))):
+            part += more
+        buffer[: len(part)] = part
+        return len(part)
+
+
+def _by_thread(parts: Iterable[bytes]) -> _Read | None:
+    """As `blocking_exchange` and `bulk_reply` read it. None: it is refused, and read by the other reader."""
+    response = Response(cast(Any, _Line(parts)), method="GET")
+    try:
+        response.begin()
+    except (http.client.HTTPException, ValueError, OSError):
+        return None
+    nobody = cast(Any, None)
+    headers = BulkReply(nobody, ("", ""), nobody, response, nobody).headers
+    body = bytearray()
+    try:
+        while not response.isclosed():
+            if response.length == 0:
+                response.close()
+                break
+            chunk = response.read1(7)
+            body += chunk
+            if not chunk:
+                break
+    except (http.client.HTTPException, ValueError, OSError):
+        return response.status, headers, bytes(body), False
+    finally:
+        closed, length = response.isclosed(), response.length
+        response.close()
+    return response.status, headers, bytes(body), closed and not length
+
+
+class _Loop:
+    """The part of an event loop that aiohttp's connection asks for, which never has to run."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        raise AssertionError("nobody waits")
+
+
+_LOOP = cast(Any, _Loop())
+
+
+def _by_loop(parts: Iterable[bytes]) -> _Read | None:
+    """As aiohttp's connection reads it, with our second try at odd heads. None: it is refused."""
+    handler = LenientResponseHandler(lambda kind, name: None, _LOOP)
+    handler.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=2**20, **_HEAD_LIMITS)
+    for part in parts:
+        handler.data_received(part)
+    handler.connection_lost(None)
+    replies = [reply for reply, _ in handler._buffer if reply[0].code >= 200 or reply[0].code == 101]
+    if not replies:
+        return None
+    message, payload = replies[0]
+    body, whole = _drained(payload)
+    headers = tuple(
+        (name.decode("latin-1").strip().lower(), value.decode("utf-8", "surrogateescape"))
+        for name, value in message.raw_headers
+    )
+    return message.code, headers, body, whole
+
+
+def _drained(payload: StreamReader) -> tuple[bytes, bool]:
+    body = b"".join(getattr(payload, "_buffer", ()))
+    return body, payload.exception() is None and (payload.is_eof())
+
+
+@target(*_REPLIES)
+def reply_read_by_a_thread(data: bytes) -> None:
+    """Both readers see the same reply. The reader of the threads may refuse one: the other is asked then."""
+    by_thread = _by_thread((data,))
+    assert _by_thread(pieces(data, len(data) % 23)) == by_thread
+    if by_thread is None:
+        return
+    by_loop = _by_loop((data,))
+    if by_loop is not None:
+        assert _comparable(by_thread) == _comparable(by_loop)
+
+
+def _comparable(read: _Read) -> tuple[object, ...]:
+    status, headers, body, whole = read
+    return status, sorted(headers), body if whole else None, whole
+
+
+@target(*_REPLIES)
+def reply_read_by_the_loop(data: bytes) -> None:
+    """The second try at odd heads reads the same in any pieces, and never reads more into a reply than is there."""
+    at_once = _by_loop((data,))
+    in_pieces = _by_loop(pieces(data, len(data) % 23))
+    # Bytes behind a reply that come with it make aiohttp refuse both.
+    if at_once is not None:
+        assert in_pieces is not None
+        assert _comparable(at_once) == _comparable(in_pieces)
+    _check_mended(data)
+
+
+def _check_mended(data: bytes) -> None:
+    found = split(data)
+    if found is None:
+        return
+    head, rest = found
+    assert data.endswith(head + rest)
+    try:
+        mended = mend(head)
+    except UnreadableHead:
+        return
+    for name, value in mended.headers:
+        assert name
+        assert not set(name) & set(b"\r\n\0: \t")
+        assert not set(value) & set(b"\r\n\0")
+    assert not mend(mended.head).framed_twice
+
+
+@target(*_REPLIES[:3])
+def reply_to_a_mount(data: bytes) -> None:
+    """A reply that fills a mount's buffer is one that aiohttp reads the same, as long, and of the version asked for."""
+    buffer = Target(5)
+    lost: list[object] = []
+    connection = plain_gets._Connection(lost.append)
+    connection.connection_made(cast(Any, _Transport()))
+    connection._buffer, connection._etag, connection._start = buffer, b"e", None if len(data) % 2 else 0
+    rest = data
+    while rest and connection._transport is not None and connection._buffer is not None:
+        room = connection.get_buffer(-1)
+        part, rest = rest[: len(room)][: 1 + len(data) % 40], rest[min(len(room), 1 + len(data) % 40) :]
+        room[: len(part)] = part
+        connection.buffer_updated(len(part))
+    if buffer.room or not connection.is_free:
+        return
+    read = _by_loop((data[: len(data) - len(rest)],))
+    if read is None or _is_plain(data.partition(b"\r\n\r\n")[0] + b"\r\n\r\n") is False:
+        return  # the peer is a proxy of ours, and a mount looks less closely
+    status, headers, body, whole = read
+    assert (body, whole) == (bytes(buffer.bytes), True)
+    assert status == (200 if len(data) % 2 else 206)
+    assert dict(headers)["etag"].strip('"') == "e"
+
+
+class _Transport:
+    def abort(self) -> None: ...
+
+
+# -- headers and documents ---------------------------------------------------------------------------------------------
+
+
+def _head_of(data: bytes) -> Headers:
+    lines = (line.partition(b": ") for line in data.split(b"\n"))
+    return tuple(
+        (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip()) for name, _, value in lines
+    )
+
+
+@target(
+    b'etag: "d41d8cd98f00b204e9800998ecf8427e"\ncontent-range: bytes 0-4/10\n'
+    b"last-modified: Fri, 24 May 2013 00:00:00 GMT\ndate: Fri, 24 May 2013 00:00:00 GMT\n"
+    b"retry-after: 12\nx-amz-checksum-crc32: AAAAAA==\nvary: Origin, Accept",
+    b'etag: W/"e"\ncontent-range: bytes */10\nretry-after: Fri, 24 May 2013 00:00:00 GMT\n'
+    b"x-amz-checksum-type: COMPOSITE\nx-amz-server-side-encryption: aws:kms\nx-amz-checksum-sha256: AAAA-3\nvary: *",
+)
+def headers_of_a_reply(data: bytes) -> None:
+    """Nothing that an origin writes into a header is an error of ours."""
+    headers = _head_of(data)
+    named = dict(headers)
+    passed_down(headers)
+    replayable(headers)
+    varies_with_clients(headers)
+    assert retry_after_s(named, 0.0) >= 0
+    parse_http_date(named.get("last-modified"))
+    error_causes.clock_offset(403, None, named.get("date"), 0.0, 0.0)
+    for parse in (ranges.parse_content_range, ranges.parse_empty_range):
+        parse(named.get("content-range", ""))
+    checksums.checksum_of(headers)
+    etag = named.get("etag", "")
+    quoted_etag(etag)
+    if is_strong_etag(etag):
+        version = ObjectVersion(ObjectRef("b", "k"), etag, 5, headers)
+        checksums.small_proof_of(version)
+        Listed("k", 5, etag, named.get("last-modified", "")).is_version(etag, 5, named.get("last-modified"))
+        freshness.is_settled(named)
+        freshness.was_settled(version, 0.0)
+
+
+@target(
+    b"<?xml version='1.0'?><Error><Code>ExpiredToken</Code><Token-0>secret</Token-0><AWSAccessKeyId>a</AWSAccessKeyId>"
+    b"<StringToSign>b\nc</StringToSign><CanonicalRequestBytes>00</CanonicalRequestBytes></Error>",
+    b"<Error><Code>SignatureDoesNotMatch</Code><SignatureProvided>x",
+    bytes_max=65536,
+)
+def refusal_of_the_origin(data: bytes) -> None:
+    error_causes.code_of(data)
+    left = error_causes.without_signers(data)
+    assert error_causes.without_signers(left) == left or b"<AWSAccessKeyId>" not in left
+
+
+_PAGE = (
+    b"<?xml version='1.0' encoding='UTF-8'?><ListBucketResult xmlns='u'><Name>b</Name><EncodingType>url</EncodingType>"
+    b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken><NextMarker>a%2Fb</NextMarker>"
+    b"<Contents><Key>a+%C3%A9</Key><LastModified>2013-05-24T00:00:00.000Z</LastModified><ETag>&quot;e&quot;</ETag>"
+    b"<Size>5</Size><Owner><ID>1</ID></Owner></Contents><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>"
+    b"</ListBucketResult>"
+)
+
+
+@target(_PAGE, _PAGE.replace(b"<EncodingType>url</EncodingType>", b""), b"<Error><Code>AccessDenied</Code></Error>")
+def list_page(data: bytes) -> None:
+    """A page has the keys that another parser finds in it."""
+    page = parse_page(data)
+    if page is None:
+        return
+    for entry in page.objects:
+        assert entry.key
+        assert entry.size >= -1
+        entry.is_version('"e"', 5, "Fri, 24 May 2013 00:00:00 GMT")
+    try:
+        root = ET.fromstring(data)
+    except ET.ParseError:
+        return  # prefixes are looked at by the other alone
+    assert _local(root) == "ListBucketResult"
+    keys = ["".join(key.itertext()) for key in _keys_in(root)]
+    if not page.is_encoded:
+        assert [entry.key for entry in page.objects] == keys
+    assert len(keys) == len(page.objects)
+
+
+def _keys_in(root: ET.Element) -> Iterator[ET.Element]:
+    for entry in root:
+        if _local(entry) == "Contents":
+            yield from [key for key in entry if _local(key) == "Key"][-1:]
+
+
+def _local(element: ET.Element) -> str:
+    return element.tag.rpartition("}")[2]
