@@ -103,7 +103,7 @@ def test_any_bytes_are_a_form_or_an_s3_error(raw: bytes, cuts: tuple[int, ...]) 
             read(body, cuts)
 
 
-@pytest.mark.parametrize("raw", [b"\xe9", "é".encode(), "é".encode() + b"\xe9", "日\u2028".encode() + b"\x85"])
+@pytest.mark.parametrize("raw", [b"\xe9", "é".encode(), "é".encode() + b"\xe9", "日\u2028".encode()])
 def test_the_heads_of_parts_keep_their_bytes(raw: bytes) -> None:
     """Also those that are no UTF-8: a browser writes a file's name in the encoding of its page."""
     body = encoded([("key", "up/${filename}")], b"x", "f-NAME.bin", file_type="a/b; c=NAME").replace(b"NAME", raw)
