@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import io
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 from xml.etree import ElementTree as ET
 
@@ -13,18 +14,23 @@ from aiohttp.streams import StreamReader
 
 from outrider.adapters.origin.blocking_exchange import Response, _is_plain
 from outrider.adapters.origin.bulk_reply import BulkReply
+from outrider.adapters.origin.endpoint import Endpoint, moved
 from outrider.adapters.origin.reply_parser import LenientResponseHandler
 from outrider.core.cache import freshness
-from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_etag, quoted_etag
+from outrider.core.errors import Signal
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_strong_etag, quoted_etag
 from outrider.core.origin import error_causes
 from outrider.core.origin.backoff import retry_after_s
+from outrider.core.origin.oddities import Oddity
 from outrider.core.origin.reply_head import UnreadableHead, mend, split
 from outrider.core.s3 import checksums, ranges
 from outrider.core.s3.conditions import parse_http_date
 from outrider.core.s3.headers import passed_down, replayable, varies_with_clients
 from outrider.core.s3.list_page import Listed, parse_page
+from outrider.engine.fill.reply_proof import brought_of
 from outrider.mount import plain_gets
 from outrider.mount.target import Target
+from outrider.ports import OriginRequest
 from tests.fuzz.target import pieces, target
 
 _REPLIES = (
@@ -147,7 +153,7 @@ def reply_read_by_a_thread(data: bytes) -> None:
 
 def _comparable(read: _Read) -> tuple[object, ...]:
     status, headers, body, whole = read
-    return status, sorted(headers), body if whole else None, whole
+    return status, headers, body if whole else None, whole
 
 
 @target(*_REPLIES)
@@ -246,6 +252,40 @@ def headers_of_a_reply(data: bytes) -> None:
         Listed("k", 5, etag, named.get("last-modified", "")).is_version(etag, 5, named.get("last-modified"))
         freshness.is_settled(named)
         freshness.was_settled(version, 0.0)
+
+
+@dataclass
+class _Reply:
+    status: int
+    headers: Headers
+    content_length: int | None
+
+
+@target(
+    b'206 5\netag: "e"\ncontent-range: bytes 10-14/100\nlast-modified: Fri, 24 May 2013 00:00:00 GMT',
+    b'200 100\netag: "e"',
+    b'206 5\netag: "e"\ncontent-type: multipart/byteranges; boundary=x\ncontent-encoding: gzip',
+    b"301 0\nx-amz-bucket-region: eu-west-1",
+)
+def proof_of_a_reply(data: bytes) -> None:
+    """A reply is believed to have the bytes that were asked for only where its head says so."""
+    first, _, rest = data.partition(b"\n")
+    status, _, told = first.partition(b" ")
+    length = int(told) if told.isdigit() and len(told) < 19 else None
+    reply = cast(Any, _Reply(int(status) if status.isdigit() and len(status) == 3 else 206, _head_of(rest), length))
+    moved(_GET, reply.status, reply.headers, _HOME)
+    version, extent = ObjectVersion(ObjectRef("b", "k"), '"e"', 100), Extent(10, 15)
+    try:
+        body = brought_of(reply, version, extent)
+    except Signal:
+        return
+    assert body.size == 100
+    assert body.start == 10 or (body.start == 0 and body.odd is Oddity.RANGE_IGNORED)
+    assert body.length in (length, None)
+    assert body.length is None or body.start + body.length <= 100
+
+
+_GET, _HOME = OriginRequest("GET", "b", "k"), Endpoint.at("https://s3.eu-central-1.amazonaws.com", "eu-central-1")
 
 
 @target(

@@ -102,6 +102,21 @@ def plain_request_recognised(data: bytes) -> None:
     _check_kind(read, parsed)
 
 
+@target(
+    *(b"\0".join((first, then)) for first in _PLAIN for then in _PLAIN),
+    b"\0".join((_PLAIN[0], _PLAIN[0].replace(b"Host", b"Range: bytes=1-2\r\nHost"))),
+)
+def plain_requests_in_a_row(data: bytes) -> None:
+    """The fields of earlier requests are remembered, and make no difference to a later one."""
+    first, _, then = data.partition(b"\0")
+    plain_request._MEANINGS.clear()
+    alone = recognise(then)
+    plain_request._MEANINGS.clear()
+    recognise(first)
+    assert recognise(then) == alone == recognise(then)
+    _check_known_fields(then.partition(b"\r\n")[2])
+
+
 def _check_known_fields(fields: bytes) -> None:
     known = known_fields(fields)
     if known is not None:
