@@ -153,7 +153,8 @@ def reply_read_by_a_thread(data: bytes) -> None:
 
 def _comparable(read: _Read) -> tuple[object, ...]:
     status, headers, body, whole = read
-    return status, headers, body if whole else None, whole
+    # The second try at odd heads puts Content-Length last. Of other names that come twice, the last one counts.
+    return status, sorted(headers), dict(headers), body if whole else None, whole
 
 
 @target(*_REPLIES)
@@ -281,7 +282,7 @@ def proof_of_a_reply(data: bytes) -> None:
         return
     assert body.size == 100
     assert body.start == 10 or (body.start == 0 and body.odd is Oddity.RANGE_IGNORED)
-    assert body.length in (length, None)
+    assert length is None or body.length == length
     assert body.length is None or body.start + body.length <= 100
 
 
