@@ -61,7 +61,7 @@ def _decoded(form: str, trailer: object, parts: Iterator[bytes]) -> tuple[bytes,
     return bytes(got), True
 
 
-@target(more=_chunked_seeds())
+@target(more=_chunked_seeds(), bytes_max=1024)
 def aws_chunked_body(data: bytes) -> None:
     """A body is the same in any pieces, and whole only if its signatures, its length and its checksum hold."""
     form, trailer = _FORMS[data[0] % len(_FORMS)] if data else _FORMS[0]
@@ -76,7 +76,7 @@ def aws_chunked_body(data: bytes) -> None:
         assert max(len(at_once), len(in_pieces)) < len(_BODY), "the last byte of a bad body was given out"
 
 
-@target(bytes((7, 3)) + _BODY, b"\0\0")
+@target(bytes((7, 3)) + _BODY, b"\0\0", bytes_max=512)
 def aws_chunked_body_encoded(data: bytes) -> None:
     """A body that the proxy encodes is decoded to the same, and is as long as it said."""
     chunk_bytes, body = (data[0] + 1 if data else 1), data[2:]
@@ -122,7 +122,7 @@ def _form_read(parts: Iterator[bytes] | tuple[bytes, ...]) -> tuple[PostForm, by
         return None
 
 
-@target(more=_form_seeds())
+@target(more=_form_seeds(), bytes_max=2048)
 def form_upload(data: bytes) -> None:
     """A form is the same in any pieces. As it goes to the origin, another parser reads the same fields and file."""
     body = data[1:]
