@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from xml.sax.saxutils import escape
 
 from tests.support.odd_replies import Reply, etag_of, object_reply, refusal, send
-from tests.support.oddities import AWS, Oddities, Seen, Stored
+from tests.support.oddities import AWS, ListETag, ListSize, Oddities, Seen, Stored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -155,20 +155,28 @@ class OddOrigin:
     # -- LIST ----------------------------------------------------------------------------------------------------------
 
     def _list(self, odd: Oddities, method: str, bucket: str, query: Mapping[str, str]) -> Reply:
-        """A page of ListObjectsV2, or of ListObjects; without `delimiter`."""
+        """A page of ListObjectsV2, or of ListObjects."""
         if method != "GET":
             return refusal(405, method)
+        if odd.list_refuses & query.keys():
+            return refusal(400, method)
         prefix = query.get("prefix", "")
         after = query.get("continuation-token") or query.get("start-after") or query.get("marker") or ""
-        keys = sorted(key for name, key in self.objects if name == bucket and key.startswith(prefix) and key > after)
-        page = keys[: min(odd.list_page, int(query.get("max-keys") or 1000))]
+        rows = self._rows(bucket, prefix, query.get("delimiter", ""))
+        # A marker that is a common prefix comes before the keys under it (S3 API reference, ListObjects: Marker).
+        names = sorted(name for name in rows if name > after)
+        page = names[: min(odd.list_page, int(query.get("max-keys") or 1000))]
         encodes = query.get("encoding-type") == "url" and not odd.list_ignores_encoding
-        entries = "".join(self._entry(odd, bucket, key, encodes=encodes) for key in page)
-        more = len(page) < len(keys)
+        entries = "".join(
+            self._entry(odd, bucket, key, encodes=encodes) if key else _group(name, encodes=encodes)
+            for name, key in ((name, rows[name]) for name in page)
+        )
+        more = len(page) < len(names)
         token = ""
         if more and not odd.list_without_token:
-            name = "NextContinuationToken" if query.get("list-type") == "2" else "NextMarker"
-            token = f"<{name}>{escape(page[-1])}</{name}>"
+            is_second = query.get("list-type") == "2"
+            name = "NextContinuationToken" if is_second else "NextMarker"
+            token = f"<{name}>{quote(page[-1]) if encodes and not is_second else escape(page[-1])}</{name}>"
         xml = (
             '<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"
@@ -177,12 +185,32 @@ class OddOrigin:
         )
         return Reply(200, [("Content-Type", "application/xml")], xml.encode())
 
+    def _rows(self, bucket: str, prefix: str, delimiter: str) -> dict[str, str]:
+        """The keys under `prefix`, each for itself; and the common prefixes, each with an empty key."""
+        rows = {}
+        for name, key in self.objects:
+            if name == bucket and key.startswith(prefix):
+                head, cut, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+                rows[prefix + head + cut if cut else key] = "" if cut else key
+        return rows
+
     def _entry(self, odd: Oddities, bucket: str, key: str, *, encodes: bool) -> str:
         stored = self.objects[bucket, key]
+        odd = self.odd_objects.get((bucket, key), odd)
         date = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stored.modified))
-        etag = etag_of(odd, stored, "GET")
+        etag = etag_of(odd, stored, "GET") if odd.list_etag is ListETag.RIGHT else _LISTED_ETAGS[odd.list_etag]
         shown = "" if etag is None else f"<ETag>{escape(etag)}</ETag>"
+        right = len(stored.body)
+        size = {ListSize.SMALLER: right // 2, ListSize.LARGER: right * 2, ListSize.ZERO: 0}.get(odd.list_size, right)
+        told = "" if odd.list_size is ListSize.MISSING else f"<Size>{size}</Size>"
         return (
             f"<Contents><Key>{quote(key) if encodes else escape(key)}</Key><LastModified>{date}</LastModified>{shown}"
-            f"<Size>{len(stored.body)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            f"{told}<StorageClass>STANDARD</StorageClass></Contents>"
         )
+
+
+_LISTED_ETAGS = {ListETag.OTHER: '"listed"', ListETag.MISSING: None}
+
+
+def _group(name: str, *, encodes: bool) -> str:
+    return f"<CommonPrefixes><Prefix>{quote(name) if encodes else escape(name)}</Prefix></CommonPrefixes>"

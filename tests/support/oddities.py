@@ -69,6 +69,24 @@ class IfMatch(StrEnum):
     FAILS = "412"  # whatever the ETag
 
 
+class ListSize(StrEnum):
+    """The size of each object in a LIST."""
+
+    RIGHT = "right"
+    SMALLER = "smaller"  # half of it
+    LARGER = "larger"  # twice as large
+    ZERO = "zero"
+    MISSING = "missing"
+
+
+class ListETag(StrEnum):
+    """The ETag of each object in a LIST."""
+
+    RIGHT = "right"
+    OTHER = "other"
+    MISSING = "missing"
+
+
 class Checksum(StrEnum):
     """The checksum header of a reply to a request that asks for it."""
 
@@ -118,7 +136,12 @@ class Oddities:
     list_ignores_encoding: bool = False
     """Keys are listed as they are, though `encoding-type=url` was asked for."""
     list_page: int = 1000
-    """The most objects on a page of a LIST."""
+    """The most objects and common prefixes on a page of a LIST."""
+    list_size: ListSize = ListSize.RIGHT
+    list_etag: ListETag = ListETag.RIGHT
+    list_refuses: frozenset[str] = frozenset()
+    """Parameters of a LIST that are answered 400: `list-type` as by a store that knows version 1 alone, and
+    `encoding-type`."""
 
     @property
     def forged(self) -> bool:
