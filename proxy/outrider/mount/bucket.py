@@ -13,8 +13,10 @@ from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.s3.conditions import parse_http_date
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListPage, parse_page
+from outrider.core.s3.list_walk import LIST_FORMS, NOT_UNDERSTOOD, ListWalk
 from outrider.core.s3.operation import Query
-from outrider.mount.nodes import Told
+from outrider.core.s3.ranges import parse_content_range
+from outrider.mount.listed import Told, Version
 from outrider.mount.plain_gets import PlainGets
 from outrider.mount.target import Target
 from outrider.ports import Origin, OriginReply, OriginRequest
@@ -27,7 +29,7 @@ _PAUSES_S = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 class Stale(Exception):
-    """The object is gone, or another version took its place."""
+    """The object is gone, or is not of the version and size that were asked for."""
 
 
 class Away(OSError):
@@ -47,38 +49,45 @@ class Bucket:
         self._plain = plain
         self._name = name
         self._sleep = sleep
+        # The first of `LIST_FORMS` that the store has answered.
+        self._form = 0
 
     async def pages(self, prefix: str) -> AsyncGenerator[ListPage, None]:
         """The objects and directories under `prefix`, without those in its directories."""
-        token: Query = ()
+        walk = ListWalk(delimited=True)
+        forms, way_on = range(self._form, len(LIST_FORMS)), Query()
         while True:
-            page = await self._patiently(partial(self._page, prefix, (("delimiter", "/"), *token)))
+            page = await self._patiently(partial(self._page, prefix, (("delimiter", "/"), *way_on), forms))
+            forms = range(self._form, self._form + 1)
+            try:
+                walk.take(page)
+                way_on = walk.way_on(page) if page.is_truncated else ()
+            except OriginBroke as error:
+                raise OSError(errno.EIO, str(error)) from error
             yield page
             if not page.is_truncated:
                 return
-            if page.next_token is None:
-                raise OSError(errno.EIO, "the LIST is truncated without a way on")
-            token = (("continuation-token", page.next_token),)
 
     async def has_any(self, prefix: str) -> bool:
         """Whether any key begins with `prefix`."""
-        page = await self._patiently(partial(self._page, prefix, (("max-keys", "1"),)))
+        forms = range(self._form, len(LIST_FORMS))
+        page = await self._patiently(partial(self._page, prefix, (("max-keys", "1"),), forms))
         return bool(page.objects or page.groups)
 
     async def head(self, key: str) -> Told | None:
         """None: there is no such object."""
         return await self._patiently(partial(self._head, key))
 
-    async def read_into(self, buffer: Target, key: str, start: int, etag: str, *, whole: bool) -> None:
-        """Fill `buffer` with the bytes from `start` on. `whole`: they are the whole object, which takes no Range.
+    async def read_into(self, buffer: Target, key: str, start: int, version: Version) -> None:
+        """Fill `buffer` with the bytes from `start` on. All of them take no Range.
 
         Raises:
-            Stale: they are not those of the version `etag`.
+            Stale: they are not those of `version`.
         """
         if self._plain is not None:
-            await self._plain.fill(buffer, key, start, etag, whole=whole)
+            await self._plain.fill(buffer, key, start, version)
         if buffer.room:
-            await self._patiently(partial(self._read_on, buffer, key, start, etag, whole))
+            await self._patiently(partial(self._read_on, buffer, key, start, version))
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         for pause_s in (*_PAUSES_S, None):
@@ -99,27 +108,39 @@ class Bucket:
             told = dict(reply.headers)
             return Told.of(reply.content_length, told.get("etag", ""), parse_http_date(told.get("last-modified")))
 
-    async def _read_on(self, buffer: Target, key: str, start: int, etag: str, whole: bool) -> None:
+    async def _read_on(self, buffer: Target, key: str, start: int, version: Version) -> None:
         """Goes on where a body broke off."""
         if not buffer.room:
             return
         first = start + buffer.came
         headers: Headers = ()
-        if not (whole and buffer.came == 0):
+        if buffer.room < version.size:
             headers = (("range", f"bytes={first}-{first + buffer.room - 1}"),)
         async with self._proxy.send(OriginRequest("GET", self._name, key, headers=headers)) as reply:
-            _check(reply, first, etag)
+            _check(reply, first, version)
             async with aclosing(reply.chunks()) as chunks:
                 async for chunk in chunks:
                     buffer.take(chunk)
         if buffer.room:
             raise OriginBroke("the body was too short")
 
-    async def _page(self, prefix: str, more: Query) -> ListPage:
-        query = (*more, ("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix))
-        async with self._proxy.send(OriginRequest("GET", self._name, "", query=query)) as reply:
+    async def _page(self, prefix: str, more: Query, forms: range) -> ListPage:
+        """In the first of `forms` that the store understands."""
+        for form in forms:
+            page = await self._page_in(form, prefix, more, is_last=form == forms[-1])
+            if page is not None:
+                self._form = form
+                return page
+        raise AssertionError("the last form returns or raises")
+
+    async def _page_in(self, form: int, prefix: str, more: Query, *, is_last: bool) -> ListPage | None:
+        """None: the store does not understand this form."""
+        request = OriginRequest("GET", self._name, "", query=(*LIST_FORMS[form], ("prefix", prefix), *more))
+        async with self._proxy.send(request) as reply:
             if reply.status == 404:
                 raise OSError(errno.EIO, f"there is no bucket {self._name}: check its name, and the proxy's --origin")
+            if reply.status in NOT_UNDERSTOOD and not is_last:
+                return None
             if reply.status != 200:
                 raise _refused(reply.status)
             body = bytearray()
@@ -134,14 +155,20 @@ class Bucket:
         return page
 
 
-def _check(reply: OriginReply, start: int, etag: str) -> None:
+def _check(reply: OriginReply, start: int, version: Version) -> None:
+    """Raises Stale: the reply is not of `version`."""
     if reply.status in (404, 416):
         raise Stale
     if reply.status != 206 and not (reply.status == 200 and start == 0):
         raise _refused(reply.status)
-    for name, value in reply.headers:
-        if name == "etag" and etag and value.strip('"') != etag:
-            raise Stale
+    headers, size = dict(reply.headers), reply.content_length
+    if reply.status == 206:
+        told = parse_content_range(headers.get("content-range", ""))
+        if told is not None and told[0].start != start:
+            raise OSError(errno.EIO, "the reply to a Range brings other bytes")
+        size = None if told is None else told[1]
+    if not version.may_be(size, headers.get("etag", "")):
+        raise Stale
 
 
 def _refused(status: int) -> Exception:

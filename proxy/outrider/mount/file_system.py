@@ -3,11 +3,17 @@
 The kernel keeps what it is told: names and attributes as long as they are believed, and pages as long as it has room.
 OPEN is not known here, after which the kernel opens files by itself. So a file that was read before is read again
 without any request here.
+
+The kernel reads no byte after the size that it was told. So a size that only a LIST told, and that is not believed
+(`listed.ListTrust`), is told for no time at all: then the kernel asks for the attributes before it opens, looks or
+reads, and a HEAD settles them. Each reply to a GET is compared, too. Where one shows that a believed LIST was wrong,
+the kernel is told that the attributes are out of date, and asks for them before it reads on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -20,6 +26,7 @@ from typing import Any
 
 from outrider.mount import messages
 from outrider.mount.bucket import Away, Bucket, Stale
+from outrider.mount.listed import ListTrust, Told, Verdict, verdict
 from outrider.mount.messages import HEADER, READ, Op, Owner
 from outrider.mount.nodes import Directory, File, Listing, Node, Nodes, is_name, packed_name
 from outrider.mount.reads import Reads
@@ -37,6 +44,8 @@ _HEADS_S = 60.0
 _REST = 10
 # A proxy that is away fails each call. One line a minute tells why.
 _LOG_PAUSE_S = 60.0
+# Notices to the kernel that are written before other tasks get their turn.
+_NOTICES_AT_ONCE = 250
 
 
 class _Listed:
@@ -70,6 +79,7 @@ class FileSystem:
         self._believed_s = believed_s
         self._clock = clock
         self._nodes = Nodes(prefix)
+        self._trust = ListTrust()
         self._owner = Owner(os.getuid(), os.getgid())
         self._tasks: set[asyncio.Task[Any]] = set()
         # The requests that are not answered yet, by the kernel's number for them.
@@ -173,32 +183,31 @@ class FileSystem:
     # -- names and attributes ----------------------------------------------------------------------------------
 
     def _lookup(self, parent: Directory, name: str) -> bytes | Coroutine[Any, Any, bytes]:
-        node = parent.children.get(name)
-        if self._holds(parent.listed_at):
-            return self._entry(node, parent)
-        if isinstance(node, File) and self._holds(node.checked_at):
-            return self._entry(node, parent)
+        if self._is_known(parent, name):
+            return self._entry(parent.children.get(name), parent)
         return self._looked_up(parent, name)
+
+    def _is_known(self, parent: Directory, name: str) -> bool:
+        """Whether what is known of this name, or that there is no such name, is still believed."""
+        node = parent.children.get(name)
+        return self._holds(node.checked_at if isinstance(node, File) else parent.listed_at)
 
     async def _looked_up(self, parent: Directory, name: str) -> bytes:
         if not is_name(name):
             return messages.absent_reply(self._believed_s)
-        if self._believed_s > 0 and self._clock() >= parent.heads_until:
+        if self._believed_s > 0 and self._clock() >= parent.heads_until and not self._holds(parent.listed_at):
             # A page of a LIST tells of a thousand names what a HEAD tells of one. Names of a directory with more of
             # them are not held up by its other pages.
             await self._list(parent).page()
-            if self._holds(parent.listed_at):
+            if self._is_known(parent, name):
                 return self._entry(parent.children.get(name), parent)
-            node = parent.children.get(name)
-            if isinstance(node, File) and self._holds(node.checked_at):
-                return self._entry(node, parent)
         told, prefix = await self._bucket.head(parent.prefix + name), f"{parent.prefix}{name}/"
         # A directory hides an object of the same name. An empty object may be there just to mark it.
         is_file = told is not None and told.size > 0 and not isinstance(parent.children.get(name), Directory)
         if not is_file and await self._bucket.has_any(prefix):
             return self._entry(self._nodes.directory(parent, name), parent)
         if told is not None:
-            return self._entry(self._nodes.file(parent, name, told, self._clock()), parent)
+            return self._entry(self._nodes.file(parent, name, told, self._clock(), settled=True), parent)
         self._nodes.remove(parent, name)
         return messages.absent_reply(0.0)
 
@@ -211,28 +220,77 @@ class FileSystem:
 
     def _described(self, node: Node, parent: Directory) -> bytes:
         checked_at = node.checked_at if isinstance(node, File) else parent.listed_at
-        return messages.entry_reply(node.attributes, self._owner, self._left_s(checked_at))
+        valid_s = self._left_s(checked_at)
+        return messages.entry_reply(node.attributes, self._owner, valid_s, valid_s if self._is_believed(node) else 0.0)
 
     def _attributes(self, node: Node) -> bytes | Coroutine[Any, Any, bytes]:
         if isinstance(node, Directory):
             return messages.attributes_reply(node.attributes, self._owner, self._believed_s)
-        if self._holds(node.checked_at):
+        if self._holds(node.checked_at) and self._is_believed(node):
             return messages.attributes_reply(node.attributes, self._owner, self._left_s(node.checked_at))
         return self._checked(node)
 
     async def _checked(self, file: File) -> bytes:
+        try:
+            await self._settle(file)
+        except OSError as error:
+            # Keys that may list an object need not be allowed to read it.
+            if error.errno != errno.EACCES or file.is_settled or not self._holds(file.checked_at):
+                raise
+            return messages.attributes_reply(file.attributes, self._owner, 0.0)
+        return messages.attributes_reply(file.attributes, self._owner, self._left_s(file.checked_at))
+
+    def _is_believed(self, node: Node) -> bool:
+        """Whether its attributes may be shown to programs."""
+        return isinstance(node, Directory) or node.is_settled or self._trust.believes(node.told)
+
+    async def _settle(self, file: File) -> None:
+        """Learn by a HEAD which version the object has.
+
+        Raises:
+            OSError: ENOENT where there is no such object any more, ESTALE where the file was of another version.
+        """
         told = await self._bucket.head(file.key)
         if told is None:
+            self._put_in_place(file, None)
             raise OSError(errno.ENOENT, "it is gone")
-        if not file.is_version(told):
+        found = verdict(file.told, told, is_settled=file.is_settled)
+        if found is Verdict.CHANGED:
+            self._put_in_place(file, told)
             raise self._outdated(file)
-        file.learn(told, self._clock())
-        return messages.attributes_reply(file.attributes, self._owner, self._believed_s)
+        if found is Verdict.MISTOLD:
+            self._distrust_lists(file)
+        elif not file.is_settled:
+            self._trust.confirm(file.told)
+        file.learn(told, self._clock(), settled=True)
+
+    def _put_in_place(self, file: File, told: Told | None) -> None:
+        """`told`: the version that took the place of that of `file`; None: there is none."""
+        if file.parent.children.get(file.name) is not file:
+            return
+        if told is None:
+            self._nodes.remove(file.parent, file.name)
+        else:
+            self._nodes.file(file.parent, file.name, told, self._clock(), settled=True)
 
     def _outdated(self, file: File) -> OSError:
         """Another version took its place. A program that has the file open reads no byte of that."""
-        file.checked_at, file.parent.listed_at = -inf, None
+        file.checked_at = -inf
         return OSError(errno.ESTALE, "it was written anew")
+
+    def _distrust_lists(self, file: File) -> None:
+        """The LIST that showed `file` was wrong. The kernel may have been told of others by a LIST that it believes."""
+        self._reads.drop(file)
+        if not self._trust.is_lost:
+            self._trust.lose()
+            log.warning("lists show wrong sizes or ETags", extra={"key": file.key})
+            self._spawn(self._notify_of_all())
+
+    async def _notify_of_all(self) -> None:
+        for place, number in enumerate(self._nodes.told_files(), 1):
+            self._write([messages.outdated_attributes(number)])
+            if place % _NOTICES_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def _holds(self, checked_at: float | None) -> bool:
         return checked_at is not None and self._left_s(checked_at) > 0
@@ -309,12 +367,24 @@ class FileSystem:
         node = self._nodes[number]
         if not isinstance(node, File):
             raise OSError(errno.EISDIR, "a directory")
+        with contextlib.suppress(Stale):
+            return await self._settling_read(node, start, size)
         try:
-            return await self._reads.read(node, start, size)
-        except Stale:
-            # The next open asks anew.
-            self._write([messages.outdated_attributes(number)])
+            await self._settle(node)
+            return await self._settling_read(node, start, size)
+        except (Stale, FileNotFoundError):
             raise self._outdated(node) from None
+        finally:
+            # Now, since before that the kernel might have asked for what was still wrong.
+            self._write([messages.outdated_attributes(number)])
+
+    async def _settling_read(self, file: File, start: int, size: int) -> memoryview:
+        """The bytes, of a version that is settled by them. Raises OSError, Stale."""
+        data = await self._reads.read(file, start, size)
+        if data and not file.is_settled:
+            file.is_settled = True
+            self._trust.confirm(file.told)
+        return data
 
     # -- replies -----------------------------------------------------------------------------------------------
 

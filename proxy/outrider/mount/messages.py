@@ -99,10 +99,12 @@ def init_reply(request: memoryview) -> bytes:
     )  # fmt: skip
 
 
-def entry_reply(attributes: Attributes, owner: Owner, valid_s: float) -> bytes:
-    """`valid_s`: how long the kernel believes the name and the attributes."""
+def entry_reply(attributes: Attributes, owner: Owner, valid_s: float, attributes_valid_s: float) -> bytes:
+    """How long the kernel believes the name, and how long the attributes."""
     whole, rest = _seconds(valid_s)
-    return _ENTRY.pack(attributes.number, 0, whole, whole, rest, rest) + _packed(attributes, owner)
+    attributes_whole, attributes_rest = _seconds(attributes_valid_s)
+    head = _ENTRY.pack(attributes.number, 0, whole, attributes_whole, rest, attributes_rest)
+    return head + _packed(attributes, owner)
 
 
 def absent_reply(valid_s: float) -> bytes:

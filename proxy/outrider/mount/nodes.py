@@ -7,33 +7,24 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import count
 from math import inf
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from outrider.core.s3.list_page import Listed
+from outrider.mount.listed import Told, Version
 from outrider.mount.messages import NAME_BYTES_MAX, Attributes
 
 ROOT = 1
 _NANOSECONDS = 1_000_000_000
 
 
-class Told(NamedTuple):
-    """An object as a HEAD or a LIST tells of it. `etag` has no quotes, and is empty where none was told. `seconds`: the
-    time of its upload since 1970; 0: not told."""
-
-    size: int
-    etag: str
-    seconds: int
-
-    @classmethod
-    def of(cls, size: int, etag: str, modified: datetime | None) -> Told:
-        return cls(size, etag.strip('"'), 0 if modified is None else int(modified.timestamp()))
-
-
 class File:
     """One version of an object. Another version is another file with a number of its own, so that the kernel never
     takes the pages, or the reader, of one for those of the other."""
 
-    __slots__ = ("checked_at", "etag", "is_child", "key", "lookups", "number", "parent", "reads_at", "size", "time_ns")
+    __slots__ = (
+        "checked_at", "etag", "is_child", "is_settled", "key", "lookups", "number", "parent", "reads_at", "size",
+        "time_ns",
+    )  # fmt: skip
 
     def __init__(self, number: int, key: str, parent: Directory) -> None:
         self.number = number
@@ -42,23 +33,30 @@ class File:
         self.size = 0
         self.etag = ""
         self.time_ns = 0
+        # The object told its version. False: a LIST did, and no byte was read by it.
+        self.is_settled = False
         self.checked_at = 0.0
         # Where a reader that goes on would read next.
         self.reads_at = 0
         self.lookups = 0
         self.is_child = False
 
-    def learn(self, told: Told, now: float) -> None:
-        self.size, self.etag, self.checked_at = told.size, told.etag or self.etag, now
+    def learn(self, told: Told, now: float, *, settled: bool) -> None:
+        """`settled`: by the object itself, and not by a LIST."""
+        self.size = told.size if told.size >= 0 else self.size
+        self.etag, self.checked_at = told.etag or self.etag, now
+        self.is_settled = self.is_settled or settled
         # Programs compare the times of files. Two versions within a second differ in the ETag only, so the ETag makes
         # the fraction of the second. HEAD tells whole seconds, LIST may tell more.
         self.time_ns = told.seconds * _NANOSECONDS + zlib.crc32(self.etag.encode()) % _NANOSECONDS
 
-    def is_version(self, told: Told) -> bool:
-        """Whether a HEAD or a LIST shows this version."""
-        if self.etag and told.etag:
-            return (self.size, self.etag) == (told.size, told.etag)
-        return (self.size, self.time_ns // _NANOSECONDS) == (told.size, told.seconds)
+    @property
+    def told(self) -> Told:
+        return Told(self.size, self.etag, self.time_ns // _NANOSECONDS)
+
+    @property
+    def version(self) -> Version:
+        return Version(self.size, self.etag, self.is_settled)
 
     @property
     def name(self) -> str:
@@ -121,13 +119,17 @@ class Nodes:
             node.lookups -= lookups
             self._leave(node)
 
-    def file(self, parent: Directory, name: str, told: Told, now: float) -> File:
-        """The file that has this version; a new one if there was none."""
+    def told_files(self) -> list[int]:
+        """The numbers of the files that the kernel knows."""
+        return [node.number for node in self._by_number.values() if isinstance(node, File) and node.lookups > 0]
+
+    def file(self, parent: Directory, name: str, told: Told, now: float, *, settled: bool) -> File:
+        """The file that has this version; a new one if there was none. `settled`: see `File.learn`."""
         known = parent.children.get(name)
-        if not (isinstance(known, File) and known.is_version(told)):
+        if not (isinstance(known, File) and known.told.is_version(told)):
             known = File(next(self._numbers), parent.prefix + name, parent)
             self._put(parent, name, known)
-        known.learn(told, now)
+        known.learn(told, now, settled=settled)
         return known
 
     def directory(self, parent: Directory, name: str) -> Directory:
@@ -178,17 +180,34 @@ class Listing:
 
     def take(self, objects: Iterable[Listed], groups: Iterable[str], now: float) -> None:
         """`now`: when the page was asked for."""
-        start = len(self._directory.prefix)
+        prefix = self._directory.prefix
         for group in groups:
-            if is_name(name := group[start:].removesuffix("/")):
-                self._nodes.directory(self._directory, name)
-                self._names.add(name)
+            self._take_directory(group.removeprefix(prefix).removesuffix("/"))
         for listed in objects:
-            # A directory hides an object of the same name, as one path is one of the two.
-            if is_name(name := listed.key[start:]) and not isinstance(self._directory.children.get(name), Directory):
-                told = Told.of(max(0, listed.size), listed.etag, _date(listed.modified))
-                self._nodes.file(self._directory, name, told, now)
-                self._names.add(name)
+            # Some stores take the prefix for a hint, or ignore the delimiter.
+            if listed.key.startswith(prefix):
+                name, slash, _ = listed.key[len(prefix) :].partition("/")
+                if slash:
+                    self._take_directory(name)
+                else:
+                    self._take_file(name, Told.of(listed.size, listed.etag, _date(listed.modified)), now)
+
+    def _take_directory(self, name: str) -> None:
+        if is_name(name):
+            self._nodes.directory(self._directory, name)
+            self._names.add(name)
+
+    def _take_file(self, name: str, told: Told, now: float) -> None:
+        known = self._directory.children.get(name)
+        # A directory hides an object of the same name, as one path is one of the two.
+        if not is_name(name) or isinstance(known, Directory):
+            return
+        self._names.add(name)
+        if known is None or not known.is_settled or known.told.is_version(told):
+            self._nodes.file(self._directory, name, told, now, settled=False)
+        elif known.checked_at <= now:
+            # It was put again, or the LIST is wrong: the object itself is asked at the next look.
+            known.checked_at = -inf
 
     def done(self) -> None:
         children = self._directory.children

@@ -19,13 +19,14 @@ from outrider.ports import Clock, OriginRequest
 
 if TYPE_CHECKING:
     from outrider.adapters.origin.endpoint import Endpoint
+    from outrider.mount.listed import Version
     from outrider.mount.target import Target
 
 _CONNECT_TIMEOUT_S = 5.0
 _HEAD_BYTES_MAX = 16 * 1024
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) ")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,18})\r\n", re.IGNORECASE)
-_RANGE = re.compile(rb"\r\ncontent-range: *bytes (\d{1,18})-", re.IGNORECASE)
+_RANGE = re.compile(rb"\r\ncontent-range: *bytes (\d{1,18})-\d{1,18}/(\d{1,18})\r\n", re.IGNORECASE)
 _ETAG = re.compile(rb"\r\netag:([^\r\n]*)\r\n", re.IGNORECASE)
 # A proxy that asks for signatures serves an unsigned request so, if strangers may read the object.
 _PAST_CACHE = re.compile(rb"\r\nx-cache: *BYPASS\r\n", re.IGNORECASE)
@@ -64,18 +65,17 @@ class PlainGets:
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._rest = b" HTTP/1.1\r\nHost: %s\r\n" % endpoint.host.encode()
 
-    async def fill(self, buffer: Target, key: str, start: int, etag: str, *, whole: bool) -> None:
-        """Fill `buffer` with the bytes of the version `etag` from `start` on, as far as that goes without anything
-        unusual. `whole`: they are the whole object."""
-        if not self._room or not etag or self._clock() < self._rests_until:
+    async def fill(self, buffer: Target, key: str, start: int, version: Version) -> None:
+        """Fill `buffer` with the bytes of `version` from `start` on, as far as that goes without anything unusual."""
+        if not self._room or not version.etag or self._clock() < self._rests_until:
             return
         self._room -= 1
         connection = None
         try:
             connection = self._idle.pop() if self._idle else await self._connected()
             if connection is not None:
-                request = self._request(buffer, key, start, whole=whole)
-                await connection.get(request, buffer, etag, None if whole else start, self._reply_s)
+                request = self._request(buffer, key, start, whole=buffer.room == version.size)
+                await connection.get(request, buffer, start, version, self._reply_s)
                 if connection.status in _REFUSED or connection.is_past_cache:
                     self._pause()
                 elif connection.is_free:
@@ -154,7 +154,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._body: memoryview | None = None
         self._buffer: Target | None = None
         self._etag = b""
-        self._start: int | None = None
+        self._start = self._size = 0
         self._done: asyncio.Future[None] | None = None
         # Whether anything came since the last look.
         self._heard = False
@@ -172,13 +172,13 @@ class _Connection(asyncio.BufferedProtocol):
         """Whether the last reply was read whole, and the next request may be sent."""
         return self._buffer is None and self._transport is not None
 
-    async def get(self, request: bytes, buffer: Target, etag: str, start: int | None, reply_s: float) -> None:
-        """Send `request`, and put the body into `buffer`. Returns when it is full, or when that will not be. `start`:
-        of the range that was asked for; None: it was the whole object."""
+    async def get(self, request: bytes, buffer: Target, start: int, version: Version, reply_s: float) -> None:
+        """Send `request`, and put the body into `buffer`. Returns when it is full, or when that will not be."""
         if self._transport is None:
             return
         loop = asyncio.get_running_loop()
-        self._buffer, self._etag, self._start = buffer, etag.encode("utf-8", "surrogateescape"), start
+        self._buffer, self._start, self._size = buffer, start, version.size
+        self._etag = version.etag.encode("utf-8", "surrogateescape")
         self._head_bytes, self._body, self.status, self.is_past_cache = 0, None, 0, False
         self._done = loop.create_future()
         self._heard = False
@@ -245,10 +245,12 @@ class _Connection(asyncio.BufferedProtocol):
             or int(length[1]) != buffer.room
         ):
             return False
-        if self._start is None:
+        if buffer.room == self._size:
             is_asked = self.status == 200
         else:
-            is_asked = self.status == 206 and part is not None and int(part[1]) == self._start
+            is_asked = (
+                self.status == 206 and part is not None and (int(part[1]), int(part[2])) == (self._start, self._size)
+            )
         return is_asked and _UNUSUAL.search(head) is None
 
     def _take(self, count: int) -> None:

@@ -6,7 +6,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
-from outrider.mount.bucket import Bucket
+from outrider.mount.bucket import Bucket, Stale
+from outrider.mount.listed import Version
 from outrider.mount.nodes import File
 from outrider.mount.target import Target
 from outrider.ports import Clock
@@ -76,8 +77,21 @@ class Reads:
         """The bytes of `file`, fewer at its end.
 
         Raises:
-            OSError, Stale
+            OSError
+            Stale: the object, or what is known of it, is no longer of the version that the file had.
         """
+        version = file.version
+        data = await self._read(file, version, start, size)
+        if (file.size, file.etag) != (version.size, version.etag):
+            raise Stale
+        return data
+
+    def drop(self, file: File) -> None:
+        """Another size or ETag was learnt of `file`."""
+        for key in [key for key in self._streams if key[0] == file.number]:
+            del self._streams[key]
+
+    async def _read(self, file: File, version: Version, start: int, size: int) -> memoryview:
         stop = min(start + size, file.size)
         if start >= stop:
             return memoryview(b"")
@@ -86,7 +100,7 @@ class Reads:
         if stream := self._stream_at(file, start, stop, begins=goes_on and stop - start < file.size):
             return await self._from(file, stream, start, stop)
         target = Target(stop - start)
-        await self._bucket.read_into(target, file.key, start, file.etag, whole=target.room == file.size)
+        await self._bucket.read_into(target, file.key, start, version)
         return memoryview(target.bytes)
 
     def _stream_at(self, file: File, start: int, stop: int, *, begins: bool) -> _Stream | None:
@@ -113,13 +127,12 @@ class Reads:
     def _begun(self, file: File, part: int) -> _Stream:
         stream = _Stream(part, min(STREAM_BYTES, file.size - part), self._clock())
         self._streams[file.number, part] = stream
-        self._spawn(self._fill(file, stream))
+        self._spawn(self._fill(file, file.version, stream))
         return stream
 
-    async def _fill(self, file: File, stream: _Stream) -> None:
+    async def _fill(self, file: File, version: Version, stream: _Stream) -> None:
         try:
-            whole = stream.room == file.size
-            await self._bucket.read_into(stream, file.key, stream.start, file.etag, whole=whole)
+            await self._bucket.read_into(stream, file.key, stream.start, version)
         except Exception as error:  # noqa: BLE001 - its readers raise it
             self._forget(file, stream)
             stream.failed(error)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.process.system import new_event_loop
+from outrider.mount.listed import Version
 from outrider.mount.plain_gets import PlainGets
 from outrider.mount.target import Target
 from tests.support.fakes import FakeClock
@@ -72,13 +73,13 @@ async def before(
 
 async def whole(gets: PlainGets, size: int = 100, etag: str = "v1") -> Target:
     target = Target(size)
-    await gets.fill(target, "a b/c", 0, etag, whole=True)
+    await gets.fill(target, "a b/c", 0, Version(size, etag, is_settled=True))
     return target
 
 
 async def part(gets: PlainGets) -> Target:
     target = Target(20)
-    await gets.fill(target, "c", 40, "v1", whole=False)
+    await gets.fill(target, "c", 40, Version(100, "v1", is_settled=True))
     return target
 
 
@@ -113,6 +114,8 @@ async def test_a_connection_serves_one_read_after_the_other() -> None:
         (part, PART.replace(b"206", b"200") + BODY[40:60]),
         (part, PART.replace(b"40-59", b"41-60") + BODY[41:61]),
         (part, PART.replace(b"Content-Range", b"Content-Rage") + BODY[40:60]),
+        (part, PART.replace(b"/100", b"/101") + BODY[40:60]),
+        (part, PART.replace(b"/100", b"/*") + BODY[40:60]),
     ],
 )  # fmt: skip
 async def test_what_is_unusual_is_left_to_the_other_client(ask: Callable[[PlainGets], object], reply: bytes) -> None:

@@ -11,6 +11,7 @@ from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import OriginBroke, SlowDown
 from outrider.core.origin.oddities import Oddity
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, ListPage, parse_page
+from outrider.core.s3.list_walk import LIST_FORMS, NOT_UNDERSTOOD, ListWalk
 from outrider.core.s3.operation import Query
 from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
 from outrider.engine.fill.patience import NOBODY, Waiters
@@ -24,14 +25,6 @@ log = logging.getLogger(__name__)
 _PAGES_MAX = 1000
 # S3 answers 403 in place of 404 where the key may not LIST (API reference, HeadObject: "Permissions").
 _THERE_OR_NOT = (200, 403, 404)
-# Ways to ask for a LIST, the best first: older stores refuse version 2, or `encoding-type`.
-_FORMS: tuple[Query, ...] = (
-    (("encoding-type", "url"), ("list-type", "2")),
-    (("encoding-type", "url"),),
-    (),
-)
-# Statuses by which stores refuse a parameter that they do not know.
-_NOT_UNDERSTOOD = (400, 501)
 
 
 class Enumerator:
@@ -42,7 +35,7 @@ class Enumerator:
         self._origin_reader = origin_reader
         self._memory = memory
         self._versions = versions
-        # The first of `_FORMS` that the origin has answered.
+        # The first of `LIST_FORMS` that the origin has answered.
         self._form = 0
 
     async def pages(
@@ -57,11 +50,11 @@ class Enumerator:
             SlowDown: there is no memory for a page.
         """
         way_on: Query = ()
-        steps = _Steps()
+        walk = ListWalk()
         for _ in range(_PAGES_MAX):
             mark = self._versions.mark() if self._versions is not None else None
             page = await self._page(bucket, prefix, way_on, waiters)
-            steps.take(page)
+            walk.take(page)
             self._note(bucket, prefix, page)
             under = [listed for listed in page.objects if listed.key.startswith(prefix)]
             if len(under) < len(page.objects):
@@ -72,11 +65,11 @@ class Enumerator:
             yield under
             if not page.is_truncated:
                 return
-            way_on = steps.way_on(page)
+            way_on = walk.way_on(page)
         raise OriginBroke(f"its LIST has more than {_PAGES_MAX} pages")
 
     def _note(self, bucket: str, prefix: str, page: ListPage) -> None:
-        if page.objects and not page.is_encoded and _FORMS[self._form]:
+        if page.objects and not page.is_encoded and LIST_FORMS[self._form]:
             self._origin_reader.oddities.note(Oddity.LIST_NOT_ENCODED, f"s3://{bucket}/{prefix}")
         if page.is_truncated and page.next_token is None and page.next_marker is None:
             self._origin_reader.oddities.note(Oddity.LIST_CUT_SHORT, f"s3://{bucket}/{prefix}")
@@ -108,11 +101,11 @@ class Enumerator:
 
     async def _page(self, bucket: str, prefix: str, way_on: Query, waiters: Waiters) -> ListPage:
         """The next page. The first page of a LIST is asked for in other forms, too, where the origin refuses one."""
-        forms = range(self._form, len(_FORMS)) if not way_on else [self._form]
+        forms = range(self._form, len(LIST_FORMS)) if not way_on else [self._form]
         for form in forms:
-            request = OriginRequest("GET", bucket, "", query=(*_FORMS[form], ("prefix", prefix), *way_on))
+            request = OriginRequest("GET", bucket, "", query=(*LIST_FORMS[form], ("prefix", prefix), *way_on))
             async with self._origin_reader.reply(request, waiters=waiters) as reply:
-                if reply.status in _NOT_UNDERSTOOD and form != forms[-1]:
+                if reply.status in NOT_UNDERSTOOD and form != forms[-1]:
                     continue
                 if reply.status != 200:
                     raise await OriginRefused.read(reply)
@@ -133,49 +126,3 @@ class Enumerator:
             self._form = form
             return page
         raise AssertionError("the last form returns or raises")
-
-
-class _Steps:
-    """Checks that the pages of one LIST go on from each other and leave nothing out."""
-
-    def __init__(self) -> None:
-        self._first_keys: set[str] = set()
-        # The continuation tokens and markers.
-        self._marks: set[str] = set()
-        # With a way on by the last key, all keys of the next page must come after it.
-        self._after: bytes | None = None
-
-    def take(self, page: ListPage) -> None:
-        """Raises OriginBroke: the page is one of the pages before, or does not show all keys."""
-        if page.groups:
-            raise OriginBroke("its LIST hides keys under common prefixes, without a delimiter in the request")
-        if not page.objects:
-            return
-        first = page.objects[0].key
-        if first in self._first_keys or (self._after is not None and _bytes_of(first) <= self._after):
-            raise OriginBroke(f"its LIST comes to the key {first!r} again and does not go on")
-        self._first_keys.add(first)
-
-    def way_on(self, page: ListPage) -> Query:
-        """The parameters that ask for the page after `page`. Raises OriginBroke: there is no way on."""
-        self._after = None
-        mark = page.next_token or page.next_marker
-        if mark is not None:
-            if mark in self._marks:
-                raise OriginBroke("its LIST goes on from the same place twice, and would have no end")
-            self._marks.add(mark)
-            return (("continuation-token" if page.next_token else "marker", mark),)
-        keys = [_bytes_of(listed.key) for listed in page.objects]
-        if not keys or keys != sorted(keys):
-            raise OriginBroke("its LIST is truncated, with neither a continuation token nor a last key to go on from")
-        self._after = keys[-1]
-        last = page.objects[-1].key
-        # `marker` is of version 1, `start-after` of version 2; each version ignores the other's. A store that does not
-        # know version 2 answers with a page of version 1, which need not tell a marker: the last key is it (S3 API
-        # reference, ListObjects: NextMarker).
-        return (("marker", last), ("start-after", last))
-
-
-def _bytes_of(key: str) -> bytes:
-    # S3 sorts by the bytes of UTF-8 (S3 user guide, "Listing object keys programmatically").
-    return key.encode("utf-8", "surrogateescape")

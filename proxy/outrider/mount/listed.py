@@ -1,0 +1,90 @@
+"""LISTs are hints. The object itself tells which version a file has: when a LIST may be shown, and what follows where a
+HEAD tells otherwise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from enum import Enum
+from typing import NamedTuple
+
+# So many objects of a kind must be as listed before a LIST is believed of the kind.
+_PROOFS = 4
+
+
+class Told(NamedTuple):
+    """An object as a HEAD or a LIST tells of it. `size`: -1 where none was told. `etag` has no quotes, and is empty
+    where none was told. `seconds`: the time of its upload since 1970; 0: not told."""
+
+    size: int
+    etag: str
+    seconds: int
+
+    @classmethod
+    def of(cls, size: int, etag: str, modified: datetime | None) -> Told:
+        return cls(size, etag.strip('"'), 0 if modified is None else int(modified.timestamp()))
+
+    def is_version(self, other: Told) -> bool:
+        """Whether both are of one version. Dates count where an ETag is missing: a store may tell them differently."""
+        if self.size != other.size and self.size >= 0 and other.size >= 0:
+            return False
+        if self.etag and other.etag:
+            return self.etag == other.etag
+        return self.seconds == other.seconds
+
+
+class Version(NamedTuple):
+    """What the replies to the GETs of a file must tell. `is_settled`: the object told so, and not a LIST alone."""
+
+    size: int
+    etag: str
+    is_settled: bool
+
+    def may_be(self, size: int | None, etag: str) -> bool:
+        """Whether a reply with this ETag, of an object of this size, brings the version. None, and an empty ETag: the
+        reply does not tell."""
+        if size is None or not etag or not self.etag:
+            # Nothing proves it. It will do where the object has told this version before.
+            return self.is_settled and size in (None, self.size)
+        return (size, etag.strip('"')) == (self.size, self.etag)
+
+
+class Verdict(Enum):
+    SAME = "the object is as it was known"
+    MISTOLD = "the LIST told something else of this very upload"
+    CHANGED = "another version took its place"
+
+
+def verdict(known: Told, told: Told, *, is_settled: bool) -> Verdict:
+    """What a HEAD that tells `told` means for a file that is known as `known`. `is_settled`: the object told so before;
+    False: a LIST did, and no byte was read by it."""
+    if known.is_version(told):
+        return Verdict.SAME
+    is_one_upload = known.seconds == told.seconds or not (known.seconds and told.seconds)
+    return Verdict.MISTOLD if is_one_upload and not is_settled else Verdict.CHANGED
+
+
+class ListTrust:
+    """Whether the sizes that LISTs tell may be shown to programs. One that was wrong once is not believed again."""
+
+    def __init__(self) -> None:
+        self._proofs: Counter[tuple[bool, int]] = Counter()
+        self.is_lost = False
+
+    def believes(self, listed: Told) -> bool:
+        """Sizes of 0 never: where one is wrong, the kernel would not even begin to read. Nor where no ETag could show
+        that the object has changed."""
+        return not self.is_lost and listed.size > 0 and listed.etag != "" and self._proofs[_kind(listed)] >= _PROOFS
+
+    def confirm(self, listed: Told) -> None:
+        """The object is as it was listed."""
+        self._proofs[_kind(listed)] += 1
+
+    def lose(self) -> None:
+        self.is_lost = True
+
+
+def _kind(listed: Told) -> tuple[bool, int]:
+    """Stores that list wrong sizes do so for a kind of objects: uploads in parts (AWS's ETag of these has a hyphen), or
+    those that are large enough to be compressed."""
+    return "-" in listed.etag, listed.size.bit_length()
