@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +23,16 @@ from outrider.mount.plain_gets import PlainGets
 from outrider.mount.target import Target
 from tests.support.child import program
 from tests.support.command import Command
+from tests.support.odd_origin import OddOrigin
+from tests.support.oddities import ListETag, ListSize, Oddities
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from tests.support.bucket import Bucket
 
+MIB = 1024 * 1024
 IMAGE = bytes(range(251)) * 440
 SHARD = bytes(range(251)) * 40_000
 CLIENTS = """
@@ -85,6 +92,118 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
         assert process.wait() == 1
         assert "all reads of the mount fail" in process.stderr.read()
     assert not is_mounted(str(place))
+
+
+@contextlib.contextmanager
+def mounted(bucket: Bucket, origin: OddOrigin, directory: Path) -> Iterator[Path]:
+    place = directory / "mount"
+    place.mkdir(parents=True)
+    command = Command(bucket, directory)
+    command.environ["OUTRIDER_ORIGIN"] = origin.endpoint
+    with command.start("mount", "--freshness", "immutable", "s3://pets", place) as process:
+        assert process.stderr is not None
+        assert "Ctrl-C" in process.stderr.readline()
+        yield place
+        process.terminate()
+        assert process.wait() == 0
+
+
+# In a process of its own: a page fault of a map holds the interpreter, and with it an origin on a thread.
+READER = """
+import hashlib, mmap, os, sys, tempfile
+
+def by_read(path):
+    with open(path, "rb", buffering=0) as file:
+        return b"".join(iter(lambda: file.read(1 << 20), b""))
+
+def by_map(path):
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return bytes(mapped)
+
+def by_sendfile(path):
+    with open(path, "rb") as file, tempfile.TemporaryFile() as copy:
+        while os.sendfile(copy.fileno(), file.fileno(), None, 1 << 20):
+            pass
+        copy.seek(0)
+        return copy.read()
+
+for path in sys.argv[2:]:
+    print(hashlib.sha256(globals()[sys.argv[1]](path)).hexdigest(), os.stat(path).st_size)
+"""
+WAYS = ("by_read", "by_map", "by_sendfile")
+
+
+def read(way: str, paths: Sequence[Path]) -> list[str]:
+    """The digest and the size of each file."""
+    argv = [sys.executable, "-c", READER, way, *(str(path) for path in paths)]
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout.splitlines()
+
+
+def shown(body: bytes) -> str:
+    return f"{hashlib.sha256(body).hexdigest()} {len(body)}"
+
+
+LIES = [
+    Oddities(list_size=ListSize.SMALLER),
+    Oddities(list_size=ListSize.LARGER),
+    Oddities(list_size=ListSize.ZERO),
+    Oddities(list_size=ListSize.MISSING),
+    Oddities(list_etag=ListETag.OTHER),
+    Oddities(list_etag=ListETag.MISSING),
+    Oddities(list_etag=ListETag.OTHER, list_size=ListSize.SMALLER),
+]
+
+
+@pytest.mark.skipif(lacks() is not None, reason=str(lacks()))
+def test_files_are_whole_whatever_a_list_says_of_them(bucket: Bucket, tmp_path: Path) -> None:
+    # More than one part of a stream, too.
+    cases = [(lie, IMAGE) for lie in LIES] + [(lie, IMAGE * (9 * MIB // len(IMAGE))) for lie in LIES[:2]]
+    with OddOrigin().on_thread() as origin:
+        for way in WAYS:
+            for number, (lie, body) in enumerate(cases):
+                origin.put("pets", f"{way}/{number}", body)
+                origin.odd_objects["pets", f"{way}/{number}"] = lie
+        with mounted(bucket, origin, tmp_path) as place:
+            for way in WAYS:
+                found = read(way, [place / way / str(number) for number in range(len(cases))])
+                for (lie, body), digest in zip(cases, found, strict=True):
+                    assert digest == shown(body), (way, lie, len(body))
+
+
+@pytest.mark.skipif(lacks() is not None, reason=str(lacks()))
+def test_a_list_that_was_right_of_such_objects_and_then_is_wrong(bucket: Bucket, tmp_path: Path) -> None:
+    wrong = {"longer": (ListSize.SMALLER, IMAGE * 2), "shorter": (ListSize.LARGER, IMAGE[: len(IMAGE) // 2])}
+    for name, (size, body) in wrong.items():
+        with OddOrigin().on_thread() as origin:
+            for number in range(8):
+                origin.put("pets", f"true/{number}", IMAGE)
+            for number in range(3):
+                origin.put("pets", f"wrong/{number}", body)
+                # Listed as large as those above.
+                origin.odd_objects["pets", f"wrong/{number}"] = Oddities(list_size=size)
+            with mounted(bucket, origin, tmp_path / name) as place:
+                assert set(read("by_read", sorted((place / "true").iterdir()))) == {shown(IMAGE)}
+                paths, heads = [place / "wrong" / str(number) for number in range(3)], origin.count("HEAD")
+                assert {path.stat().st_size for path in paths} == {len(IMAGE)}
+                assert origin.count("HEAD") == heads, "a LIST is believed"
+                if size is ListSize.LARGER:
+                    with pytest.raises(OSError, match="Stale"):
+                        paths[0].read_bytes()
+                assert read("by_read", paths[:1]) == [shown(body)]
+                assert read("by_map", paths[1:]) == [shown(body)] * 2, "it is not believed any more"
+
+
+@pytest.mark.skipif(lacks() is not None, reason=str(lacks()))
+def test_directories_of_a_store_that_knows_version_1_of_list_alone(bucket: Bucket, tmp_path: Path) -> None:
+    old = Oddities(list_refuses=frozenset(["list-type", "encoding-type"]), list_without_token=True, list_page=3)
+    with OddOrigin(old).on_thread() as origin:
+        names = [f"{number:02}+ &\u00e4" for number in range(5)]
+        for name in names:
+            origin.put("pets", f"{name}.jpg", IMAGE)
+            origin.put("pets", f"{name}/{name}", IMAGE)
+        with mounted(bucket, origin, tmp_path) as place:
+            found = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
+            assert found == sorted([name + end for name in names for end in (".jpg", "", f"/{name}")])
 
 
 async def test_bytes_come_without_a_signature_where_none_is_asked_for(bucket: Bucket, tmp_path: Path) -> None:

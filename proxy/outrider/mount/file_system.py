@@ -244,8 +244,8 @@ class FileSystem:
         """Whether its attributes may be shown to programs."""
         return isinstance(node, Directory) or node.is_settled or self._trust.believes(node.told)
 
-    async def _settle(self, file: File) -> None:
-        """Learn by a HEAD which version the object has.
+    async def _settle(self, file: File, *, is_read: bool = False) -> None:
+        """Learn by a HEAD which version the object has. `is_read`: the kernel has a READ under way.
 
         Raises:
             OSError: ENOENT where there is no such object any more, ESTALE where the file was of another version.
@@ -255,13 +255,16 @@ class FileSystem:
             self._put_in_place(file, None)
             raise OSError(errno.ENOENT, "it is gone")
         found = verdict(file.told, told, is_settled=file.is_settled)
-        if found is Verdict.CHANGED:
-            self._put_in_place(file, told)
-            raise self._outdated(file)
         if found is Verdict.MISTOLD:
             self._distrust_lists(file)
-        elif not file.is_settled:
+        elif found is Verdict.SAME and not file.is_settled:
             self._trust.confirm(file.told)
+        # The kernel fills the room up to the end that it knows with zeros, and there is no safe moment to tell it of
+        # another end while it reads: a file that is shorter than a LIST has shown becomes another file.
+        is_other = found is Verdict.MISTOLD and (not file.is_child or (is_read and told.size < file.size))
+        if found is Verdict.CHANGED or is_other:
+            self._put_in_place(file, told)
+            raise self._outdated(file)
         file.learn(told, self._clock(), settled=True)
 
     def _put_in_place(self, file: File, told: Told | None) -> None:
@@ -287,8 +290,9 @@ class FileSystem:
             self._spawn(self._notify_of_all())
 
     async def _notify_of_all(self) -> None:
-        for place, number in enumerate(self._nodes.told_files(), 1):
-            self._write([messages.outdated_attributes(number)])
+        for place, file in enumerate(self._nodes.shown_files(), 1):
+            if not file.is_settled:
+                self._write([messages.outdated_attributes(file.number)])
             if place % _NOTICES_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
@@ -370,7 +374,7 @@ class FileSystem:
         with contextlib.suppress(Stale):
             return await self._settling_read(node, start, size)
         try:
-            await self._settle(node)
+            await self._settle(node, is_read=True)
             return await self._settling_read(node, start, size)
         except (Stale, FileNotFoundError):
             raise self._outdated(node) from None

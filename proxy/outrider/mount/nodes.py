@@ -119,9 +119,9 @@ class Nodes:
             node.lookups -= lookups
             self._leave(node)
 
-    def told_files(self) -> list[int]:
-        """The numbers of the files that the kernel knows."""
-        return [node.number for node in self._by_number.values() if isinstance(node, File) and node.lookups > 0]
+    def shown_files(self) -> list[File]:
+        """The files that the kernel knows."""
+        return [node for node in self._by_number.values() if isinstance(node, File) and node.lookups > 0]
 
     def file(self, parent: Directory, name: str, told: Told, now: float, *, settled: bool) -> File:
         """The file that has this version; a new one if there was none. `settled`: see `File.learn`."""
