@@ -43,10 +43,11 @@ class Version(NamedTuple):
     def may_be(self, size: int | None, etag: str) -> bool:
         """Whether a reply with this ETag, of an object of this size, brings the version. None, and an empty ETag: the
         reply does not tell."""
-        if size is None or not etag or not self.etag:
-            # Nothing proves it. It will do where the object has told this version before.
-            return self.is_settled and size in (None, self.size)
-        return (size, etag.strip('"')) == (self.size, self.etag)
+        etag = etag.strip('"')
+        if (size is not None and size != self.size) or (etag and self.etag and etag != self.etag):
+            return False
+        # A reply that proves nothing will do where the object has told this version before.
+        return self.is_settled or (size is not None and etag == self.etag != "")
 
 
 class Verdict(Enum):

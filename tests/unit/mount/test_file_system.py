@@ -9,7 +9,7 @@ import socket
 import stat
 import struct
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
@@ -33,6 +33,7 @@ MIB = 1024 * 1024
 FLUSH = 25
 TUESDAY: Headers = (("last-modified", "Tue, 06 Jan 2026 00:00:00 GMT"),)
 TUESDAY_S = 1767657600
+MODIFIED = "2026-01-06T00:00:00.519Z"
 
 
 @dataclass
@@ -40,12 +41,18 @@ class Proxy(FakeOrigin):
     """`FakeOrigin` that also answers LISTs, `page` keys and groups at a time."""
 
     page: int = 1000
+    listed: dict[str, tuple[int, str, str]] = field(default_factory=dict)
+    """Size, ETag and date of objects in LISTs, where these are not the right ones."""
+    heeds_prefix: bool = True
+    """And the delimiter."""
 
     def _read(self, request: OriginRequest, ref: ObjectRef, fault: Fault | None) -> FakeReply:
         if ref.key:
             return super()._read(request, ref, fault)
         asked = dict(request.query)
         prefix, delimiter = asked["prefix"], asked.get("delimiter")
+        if not self.heeds_prefix:
+            prefix, delimiter = "", None
         rows: dict[str, str] = {}
         for (_, key), stored in sorted(self.objects.items()):
             name, slash, _ = key.removeprefix(prefix).partition("/")
@@ -55,9 +62,10 @@ class Proxy(FakeOrigin):
                 group = f"{prefix}{name}/"
                 rows[group] = f"<CommonPrefixes><Prefix>{_quoted(group)}</Prefix></CommonPrefixes>"
             else:
+                size, etag, date = self.listed.get(key, (len(stored.data), stored.etag, MODIFIED))
                 rows[key] = (
-                    f"<Contents><Key>{_quoted(key)}</Key><Size>{len(stored.data)}</Size><ETag>{stored.etag}</ETag>"
-                    "<LastModified>2026-01-06T00:00:00.519Z</LastModified></Contents>"
+                    f"<Contents><Key>{_quoted(key)}</Key><Size>{size}</Size><ETag>{etag}</ETag>"
+                    f"<LastModified>{date}</LastModified></Contents>"
                 )
         begin = int(asked.get("continuation-token", "0"))
         end = begin + int(asked.get("max-keys", self.page))
@@ -149,6 +157,12 @@ class Kernel:
         assert entry is not None
         return entry
 
+    async def stat(self, number: int) -> int:
+        """The size."""
+        error, body = await self.ask(Op.GETATTR, number, bytes(16))
+        assert error == 0
+        return attributes_of(body[16:])[0]
+
     async def read(self, number: int, start: int, size: int) -> Answer:
         return await self.ask(Op.READ, number, READ.pack(0, start, size, 0, 0, 0, 0))
 
@@ -214,6 +228,7 @@ async def test_a_name_is_found_and_then_believed() -> None:
         world.put("train/cat.jpg")
         entry = await world.kernel.found("cat.jpg")
         assert (entry.size, entry.is_directory, entry.valid_s) == (5, False, 60.0)
+        assert entry.attributes_valid_s == 0.0, "a LIST alone has told them"
         assert entry.time_ns // 10**9 == TUESDAY_S
         world.clock.advance(20)
         assert (await world.kernel.found("cat.jpg")).valid_s == pytest.approx(40.0)
@@ -503,6 +518,148 @@ async def test_a_read_never_mixes_versions() -> None:
         assert (await world.kernel.ask(Op.GETATTR, number, bytes(16))).error == errno.ESTALE, "so that it looks anew"
         new = await world.kernel.found("cat.jpg")
         assert (await world.kernel.read(new.number, 0, 4096)).body == b"new"
+
+
+# -- LISTs that are wrong ----------------------------------------------------------------------------------------
+
+DATA = bytes(range(100))
+
+
+async def trusting(world: World) -> int:
+    """Let LISTs be believed of objects of some hundred bytes. Returns the number of HEADs so far."""
+    for number in range(4):
+        world.put(f"train/true/{number}", DATA)
+    true = (await world.kernel.found("true")).number
+    for number in range(4):
+        await world.kernel.stat((await world.kernel.found(str(number), true)).number)
+    return world.proxy.count("HEAD")
+
+
+async def test_sizes_are_believed_of_lists_that_were_right_four_times() -> None:
+    async with mounted() as world:
+        for number in range(20):
+            world.put(f"train/{number}", DATA)
+        assert await trusting(world) == 4
+        for name, entry in (await world.kernel.names()).items():
+            if not name.startswith(".") and name != "true":
+                assert entry.attributes_valid_s == 60.0
+                assert await world.kernel.stat(entry.number) == 100
+        assert world.proxy.count("HEAD") == 4
+
+
+async def test_reads_prove_lists_without_a_request_of_their_own() -> None:
+    async with mounted() as world:
+        for number in range(5):
+            world.put(f"train/{number}", DATA)
+        for number in range(4):
+            await world.kernel.read((await world.kernel.found(str(number))).number, 0, 4096)
+        assert (await world.kernel.found("4")).attributes_valid_s == 60.0
+        assert world.proxy.count("HEAD") == 0
+
+
+@pytest.mark.parametrize("size", [0, 50, 300])
+async def test_a_size_that_only_a_list_told_is_settled_before_the_kernel_uses_it(size: int) -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg", DATA)
+        world.proxy.listed["train/cat.jpg"] = (size, "listed", MODIFIED)
+        entry = (await world.kernel.names())["cat.jpg"]
+        assert (entry.size, entry.valid_s, entry.attributes_valid_s) == (size, 60.0, 0.0)
+        assert await world.kernel.stat(entry.number) == 100
+        assert (await world.kernel.read(entry.number, 0, 4096)).body == DATA
+        again = await world.kernel.found("cat.jpg")
+        assert (again.number, again.size, again.attributes_valid_s) == (entry.number, 100, 60.0)
+        assert world.proxy.count("HEAD") == 1
+
+
+async def test_a_size_of_0_is_never_believed() -> None:
+    async with mounted() as world:
+        for number in range(10):
+            world.put(f"train/{number}", b"")
+        for number in range(10):
+            entry = await world.kernel.found(str(number))
+            assert entry.attributes_valid_s == 0.0
+            assert await world.kernel.stat(entry.number) == 0
+        assert world.proxy.count("HEAD") == 10
+
+
+async def test_a_file_that_is_longer_than_a_believed_list_told_is_read_to_its_end() -> None:
+    async with mounted() as world:
+        heads = await trusting(world)
+        world.put("train/cat.jpg", DATA * 3)
+        world.put("train/dog.jpg", DATA * 3)
+        for name in ("cat", "dog"):
+            world.proxy.listed[f"train/{name}.jpg"] = (100, "listed", MODIFIED)
+        world.clock.advance(60)
+        names = await world.kernel.names()
+        cat, dog = names["cat.jpg"].number, names["dog.jpg"].number
+        assert names["cat.jpg"].attributes_valid_s == 60.0
+        # The kernel asks for the page to its end.
+        assert (await world.kernel.read(cat, 0, 4096)).body == DATA * 3
+        assert world.proxy.count("HEAD") == heads + 1
+        assert await world.kernel.stat(cat) == 300
+        noticed = [struct.unpack_from("=Q", notice, 16)[0] for notice in world.kernel.notices]
+        assert cat in noticed, "so that it asks for the attributes before it reads on"
+        assert dog in noticed, "no LIST is believed any more"
+        assert await world.kernel.stat(dog) == 300
+
+
+async def test_a_file_that_is_shorter_than_a_believed_list_told_is_another_file() -> None:
+    async with mounted() as world:
+        await trusting(world)
+        world.put("train/cat.jpg", DATA)
+        world.proxy.listed["train/cat.jpg"] = (120, "listed", MODIFIED)
+        world.clock.advance(60)
+        number = (await world.kernel.names())["cat.jpg"].number
+        for start in (0, 110):
+            assert (await world.kernel.read(number, start, 4096)).error == errno.ESTALE
+        assert (await world.kernel.ask(Op.GETATTR, number, bytes(16))).error == errno.ESTALE
+        new = await world.kernel.found("cat.jpg")
+        assert (await world.kernel.read(new.number, 0, 4096)).body == DATA
+
+
+async def test_a_list_that_stays_behind_does_not_make_files_stale_for_ever() -> None:
+    async with mounted() as world:
+        await trusting(world)
+        world.put("train/cat.jpg", b"new" * 40)
+        world.proxy.listed["train/cat.jpg"] = (100, "old", "2026-01-05T00:00:00.000Z")
+        for _ in range(3):
+            world.clock.advance(60)
+            entry = (await world.kernel.names())["cat.jpg"]
+            if (read := await world.kernel.read(entry.number, 0, 4096)).error == errno.ESTALE:
+                entry = await world.kernel.found("cat.jpg")
+                read = await world.kernel.read(entry.number, 0, 4096)
+            assert read.body == b"new" * 40
+            assert (await world.kernel.found("cat.jpg")).number == entry.number, "no LIST takes its place"
+
+
+async def test_an_object_that_was_put_again_is_looked_up_by_itself_after_the_list_that_shows_it() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg", DATA)
+        old = await world.kernel.found("cat.jpg")
+        assert await world.kernel.stat(old.number) == 100
+        world.put("train/cat.jpg", b"new")
+        world.clock.advance(60)
+        assert (await world.kernel.names())["cat.jpg"].valid_s == 0.0
+        new = await world.kernel.found("cat.jpg")
+        assert (new.number == old.number, new.size) == (False, 3)
+        assert (await world.kernel.ask(Op.GETATTR, old.number, bytes(16))).error == errno.ESTALE
+
+
+async def test_keys_that_may_list_and_not_read_still_see_sizes() -> None:
+    async with mounted() as world:
+        world.put("train/cat.jpg", DATA)
+        entry = await world.kernel.found("cat.jpg")
+        world.proxy.faults = [Fault(status=403, times=None)]
+        assert await world.kernel.stat(entry.number) == 100
+        assert (await world.kernel.read(entry.number, 0, 4096)).error == errno.EACCES
+
+
+async def test_a_store_that_ignores_prefix_and_delimiter_shows_directories_all_the_same() -> None:
+    async with mounted() as world:
+        for key in ("other/x", "train/a", "train/b/1", "train/b/2"):
+            world.put(key)
+        world.proxy.heeds_prefix = False
+        assert sorted(await world.kernel.names()) == [".", "..", "a", "b"]
 
 
 async def test_a_file_that_is_open_stays_its_version_when_another_program_has_found_the_next_one() -> None:
