@@ -55,10 +55,9 @@ class Bucket:
     async def pages(self, prefix: str) -> AsyncGenerator[ListPage, None]:
         """The objects and directories under `prefix`, without those in its directories."""
         walk = ListWalk(delimited=True)
-        forms, way_on = range(self._form, len(LIST_FORMS)), Query()
+        way_on: Query = ()
         while True:
-            page = await self._patiently(partial(self._page, prefix, (("delimiter", "/"), *way_on), forms))
-            forms = range(self._form, self._form + 1)
+            page = await self._patiently(partial(self._page, prefix, (("delimiter", "/"), *way_on)))
             try:
                 walk.take(page)
                 way_on = walk.way_on(page) if page.is_truncated else ()
@@ -70,8 +69,7 @@ class Bucket:
 
     async def has_any(self, prefix: str) -> bool:
         """Whether any key begins with `prefix`."""
-        forms = range(self._form, len(LIST_FORMS))
-        page = await self._patiently(partial(self._page, prefix, (("max-keys", "1"),), forms))
+        page = await self._patiently(partial(self._page, prefix, (("max-keys", "1"),)))
         return bool(page.objects or page.groups)
 
     async def head(self, key: str) -> Told | None:
@@ -124,22 +122,21 @@ class Bucket:
         if buffer.room:
             raise OriginBroke("the body was too short")
 
-    async def _page(self, prefix: str, more: Query, forms: range) -> ListPage:
-        """In the first of `forms` that the store understands."""
-        for form in forms:
-            page = await self._page_in(form, prefix, more, is_last=form == forms[-1])
+    async def _page(self, prefix: str, more: Query) -> ListPage:
+        for form in range(self._form, len(LIST_FORMS)):
+            page = await self._page_in(form, prefix, more)
             if page is not None:
                 self._form = form
                 return page
         raise AssertionError("the last form returns or raises")
 
-    async def _page_in(self, form: int, prefix: str, more: Query, *, is_last: bool) -> ListPage | None:
+    async def _page_in(self, form: int, prefix: str, more: Query) -> ListPage | None:
         """None: the store does not understand this form."""
         request = OriginRequest("GET", self._name, "", query=(*LIST_FORMS[form], ("prefix", prefix), *more))
         async with self._proxy.send(request) as reply:
             if reply.status == 404:
                 raise OSError(errno.EIO, f"there is no bucket {self._name}: check its name, and the proxy's --origin")
-            if reply.status in NOT_UNDERSTOOD and not is_last:
+            if reply.status in NOT_UNDERSTOOD and form + 1 < len(LIST_FORMS):
                 return None
             if reply.status != 200:
                 raise _refused(reply.status)

@@ -640,9 +640,36 @@ async def test_an_object_that_was_put_again_is_looked_up_by_itself_after_the_lis
         world.put("train/cat.jpg", b"new")
         world.clock.advance(60)
         assert (await world.kernel.names())["cat.jpg"].valid_s == 0.0
+        lists = world.proxy.lists
         new = await world.kernel.found("cat.jpg")
-        assert (new.number == old.number, new.size) == (False, 3)
+        assert (new.number == old.number, new.size, world.proxy.lists) == (False, 3, lists)
         assert (await world.kernel.ask(Op.GETATTR, old.number, bytes(16))).error == errno.ESTALE
+
+
+async def test_bytes_that_were_on_their_way_when_a_list_proved_wrong_are_not_read() -> None:
+    old, new = b"o" * 3 * STREAM_BYTES, b"n" * 3 * STREAM_BYTES
+    async with mounted() as world:
+        world.put("train/1.tar", old)
+        number, gate = (await world.kernel.found("1.tar")).number, asyncio.Event()
+        world.proxy.faults = [Fault(body_gate=gate)]
+        world.kernel.unique += 1
+        await world.kernel.send(Op.READ, number, READ.pack(0, 0, 4096, 0, 0, 0, 0))
+        while world.proxy.under_way == 0:
+            await asyncio.sleep(0)
+        # Within the second of the version that was listed.
+        world.put("train/1.tar", new)
+        assert (await world.kernel.read(number, 2 * STREAM_BYTES + MIB, 4096)).body == new[:4096]
+        gate.set()
+        assert (await world.kernel.answer())[16:] == new[:4096]
+
+
+async def test_other_bytes_than_a_range_asked_for_are_not_read() -> None:
+    async with mounted() as world:
+        world.put("train/1.tar", bytes(range(250)) * (STREAM_BYTES // 100))
+        number, start = (await world.kernel.found("1.tar")).number, 250 * (STREAM_BYTES // 125)
+        world.proxy.faults = [Fault(method="GET", shift=1)]
+        assert (await world.kernel.read(number, start, 250)).error == errno.EIO
+        assert (await world.kernel.read(number, start, 250)).body == bytes(range(250))
 
 
 async def test_keys_that_may_list_and_not_read_still_see_sizes() -> None:

@@ -56,3 +56,11 @@ def test_lists_are_believed_of_kinds_of_objects_that_were_as_listed(confirmed: l
         assert len(like) >= 4
     trust.lose()
     assert not trust.believes(told)
+
+
+def test_lists_without_a_size_or_an_etag_are_never_believed() -> None:
+    trust = ListTrust()
+    for told, believed in ((Told(0, "a", 1), False), (Told(100, "", 1), False), (Told(100, "a", 1), True)):
+        for _ in range(10):
+            trust.confirm(told)
+        assert trust.believes(told) is believed
