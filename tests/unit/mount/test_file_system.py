@@ -651,10 +651,10 @@ async def test_bytes_that_were_on_their_way_when_a_list_proved_wrong_are_not_rea
     async with mounted() as world:
         world.put("train/1.tar", old)
         number, gate = (await world.kernel.found("1.tar")).number, asyncio.Event()
-        world.proxy.faults = [Fault(body_gate=gate)]
+        world.proxy.faults, sent_bytes = [Fault(body_gate=gate, gate_after=1000)], world.proxy.body_bytes
         world.kernel.unique += 1
         await world.kernel.send(Op.READ, number, READ.pack(0, 0, 4096, 0, 0, 0, 0))
-        while world.proxy.under_way == 0:
+        while world.proxy.body_bytes == sent_bytes:
             await asyncio.sleep(0)
         # Within the second of the version that was listed.
         world.put("train/1.tar", new)
