@@ -34,7 +34,7 @@ class Told(NamedTuple):
 
 
 class Version(NamedTuple):
-    """What the replies to the GETs of a file must tell. `is_settled`: the object told so, and not a LIST alone."""
+    """Replies to the GETs of a file must tell this version. `is_settled`: the object told so, and not a LIST alone."""
 
     size: int
     etag: str

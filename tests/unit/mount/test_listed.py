@@ -1,4 +1,4 @@
-"""What follows from what a LIST says of an object, and from what the object itself says."""
+"""A LIST and the object itself tell of its version: which of them is believed, and when."""
 
 from __future__ import annotations
 
