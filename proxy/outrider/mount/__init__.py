@@ -1,8 +1,8 @@
 """A read-only FUSE file system before a proxy: the client that `outrider mount` starts by default.
 
 1. `device` mounts by fusermount3, and gets the descriptor over which the kernel talks. `messages` are its messages.
-2. `file_system` answers them. `nodes` are the files and directories that are known, `listed` says how far LISTs are
-   believed of them.
+2. `file_system` answers them. `nodes` are the files and directories that are known, `listings` their LISTs under way,
+   and `listed` says how far a LIST is believed.
 3. `bucket` asks the proxy: LIST and HEAD for names and attributes, GET for bytes. `plain_gets` sends those first that
    need no signature. `reads` turns the reads of a file that go on into a stream.
 

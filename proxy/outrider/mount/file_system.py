@@ -25,10 +25,11 @@ from math import inf
 from typing import Any
 
 from outrider.mount import messages
-from outrider.mount.bucket import Away, Bucket, Stale
+from outrider.mount.bucket import Bucket, Stale
 from outrider.mount.listed import ListTrust, Told, Verdict, verdict
+from outrider.mount.listings import Listings
 from outrider.mount.messages import HEADER, READ, Op, Owner
-from outrider.mount.nodes import Directory, File, Listing, Node, Nodes, is_name, packed_name
+from outrider.mount.nodes import Directory, File, Node, Nodes, is_name, packed_name
 from outrider.mount.reads import Reads
 from outrider.ports import Clock
 
@@ -38,34 +39,10 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 16
 _SILENT = (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT)
 _NOTICES = (*_SILENT, Op.RELEASEDIR, Op.DESTROY)
-# Names of a directory whose LIST has failed are asked for one by one for so long.
-_HEADS_S = 60.0
-# The same after a LIST that took too long, as a multiple of that time.
-_REST = 10
 # A proxy that is away fails each call. One line a minute tells why.
 _LOG_PAUSE_S = 60.0
 # Notices to the kernel that are written before other tasks get their turn.
 _NOTICES_AT_ONCE = 250
-
-
-class _Listed:
-    """A LIST under way. A reader that is killed waits no more; the LIST goes on for the others."""
-
-    task: asyncio.Task[None]
-
-    def __init__(self) -> None:
-        self.has_page = asyncio.Event()
-        self.away: Away | None = None
-
-    async def page(self) -> None:
-        """Wait for the first page, or for a failure. Raises Away."""
-        await self.has_page.wait()
-        if self.away is not None:
-            raise self.away
-
-    async def end(self) -> None:
-        """Raises OSError: it failed."""
-        await asyncio.shield(self.task)
 
 
 class FileSystem:
@@ -85,7 +62,7 @@ class FileSystem:
         # The requests that are not answered yet, by the kernel's number for them.
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._reads = Reads(bucket, self._spawn, clock)
-        self._listings: dict[int, _Listed] = {}
+        self._listings = Listings(bucket, self._nodes, self._spawn, self._holds, clock)
         self._handles = count(1)
         self._opened: dict[int, list[tuple[str, Node]]] = {}
         self._request = bytearray(messages.REQUEST_BYTES_MAX)
@@ -198,7 +175,7 @@ class FileSystem:
         if self._believed_s > 0 and self._clock() >= parent.heads_until and not self._holds(parent.listed_at):
             # A page of a LIST tells of a thousand names what a HEAD tells of one. Names of a directory with more of
             # them are not held up by its other pages.
-            await self._list(parent).page()
+            await self._listings.of(parent).page()
             if self._is_known(parent, name):
                 return self._entry(parent.children.get(name), parent)
         told, prefix = await self._bucket.head(parent.prefix + name), f"{parent.prefix}{name}/"
@@ -305,48 +282,11 @@ class FileSystem:
             return 0.0
         return max(0.0, checked_at + self._believed_s - self._clock())
 
-    def _list(self, directory: Directory) -> _Listed:
-        """One LIST of a directory at a time."""
-        listed = self._listings.get(directory.number)
-        if listed is None:
-            listed = self._listings[directory.number] = _Listed()
-            listed.task = self._spawn(self._listed(directory, listed))
-            listed.task.add_done_callback(lambda ended: self._no_longer_listed(directory, ended))
-        return listed
-
-    def _no_longer_listed(self, directory: Directory, ended: asyncio.Task[None]) -> None:
-        del self._listings[directory.number]
-        # Nobody may have waited for it.
-        if not ended.cancelled() and (error := ended.exception()) is not None:
-            log.debug("directory not listed", extra={"prefix": directory.prefix, "error": str(error)})
-
-    async def _listed(self, directory: Directory, listed: _Listed) -> None:
-        try:
-            began_at = asked_at = self._clock()
-            listing = Listing(self._nodes, directory, began_at)
-            async for page in self._bucket.pages(directory.prefix):
-                listing.take(page.objects, page.groups, asked_at)
-                if page.is_truncated:
-                    listed.has_page.set()
-                asked_at = self._clock()
-            listing.done()
-            if not self._holds(directory.listed_at):
-                # It took longer than it is believed: otherwise the next name would begin it anew.
-                directory.heads_until = self._clock() + _REST * (self._clock() - began_at)
-        except Away as error:
-            listed.away = error
-            raise
-        except OSError as error:
-            directory.heads_until = inf if error.errno == errno.EACCES else self._clock() + _HEADS_S
-            raise
-        finally:
-            listed.has_page.set()
-
     # -- directories -------------------------------------------------------------------------------------------
 
     async def _open_directory(self, directory: Directory) -> bytes:
         if not self._holds(directory.listed_at):
-            await self._list(directory).end()
+            await self._listings.of(directory).end()
         handle = next(self._handles)
         self._opened[handle] = [(".", directory), ("..", directory), *directory.children.items()]
         return messages.opened_reply(handle)

@@ -57,7 +57,7 @@ class Verdict(Enum):
 
 
 def verdict(known: Told, told: Told, *, is_settled: bool) -> Verdict:
-    """What a HEAD that tells `told` means for a file that is known as `known`. `is_settled`: the object told so before;
+    """A HEAD tells `told` of a file that is known as `known`. `is_settled`: the object told so before;
     False: a LIST did, and no byte was read by it."""
     if known.is_version(told):
         return Verdict.SAME

@@ -1,0 +1,92 @@
+"""The LISTs of directories: one of each at a time, and none for a while where they fail or take too long."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any
+
+from outrider.mount.bucket import Away, Bucket
+from outrider.mount.nodes import Directory, Listing, Nodes
+from outrider.ports import Clock
+
+log = logging.getLogger(__name__)
+
+# Names of a directory whose LIST has failed are asked for one by one for so long.
+_HEADS_S = 60.0
+# The same after a LIST that took too long, as a multiple of that time.
+_REST = 10
+
+
+class UnderWay:
+    """A LIST under way. A reader that is killed waits no more; the LIST goes on for the others."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self) -> None:
+        self.has_page = asyncio.Event()
+        self.away: Away | None = None
+
+    async def page(self) -> None:
+        """Wait for the first page, or for a failure. Raises Away."""
+        await self.has_page.wait()
+        if self.away is not None:
+            raise self.away
+
+    async def end(self) -> None:
+        """Raises OSError: it failed."""
+        await asyncio.shield(self.task)
+
+
+class Listings:
+    def __init__(
+        self, bucket: Bucket, nodes: Nodes, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        holds: Callable[[float | None], bool], clock: Clock,
+    ) -> None:  # fmt: skip
+        """`spawn` starts a task and keeps it. `holds`: whether what was learnt then is still believed."""
+        self._bucket = bucket
+        self._nodes = nodes
+        self._spawn = spawn
+        self._holds = holds
+        self._clock = clock
+        self._under_way: dict[int, UnderWay] = {}
+
+    def of(self, directory: Directory) -> UnderWay:
+        """One LIST of a directory at a time."""
+        listed = self._under_way.get(directory.number)
+        if listed is None:
+            listed = self._under_way[directory.number] = UnderWay()
+            listed.task = self._spawn(self._listed(directory, listed))
+            listed.task.add_done_callback(lambda ended: self._no_longer_listed(directory, ended))
+        return listed
+
+    def _no_longer_listed(self, directory: Directory, ended: asyncio.Task[None]) -> None:
+        del self._under_way[directory.number]
+        # Nobody may have waited for it.
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            log.debug("directory not listed", extra={"prefix": directory.prefix, "error": str(error)})
+
+    async def _listed(self, directory: Directory, listed: UnderWay) -> None:
+        try:
+            began_at = asked_at = self._clock()
+            listing = Listing(self._nodes, directory, began_at)
+            async for page in self._bucket.pages(directory.prefix):
+                listing.take(page.objects, page.groups, asked_at)
+                if page.is_truncated:
+                    listed.has_page.set()
+                asked_at = self._clock()
+            listing.done()
+            if not self._holds(directory.listed_at):
+                # It took longer than it is believed: otherwise the next name would begin it anew.
+                directory.heads_until = self._clock() + _REST * (self._clock() - began_at)
+        except Away as error:
+            listed.away = error
+            raise
+        except OSError as error:
+            directory.heads_until = inf if error.errno == errno.EACCES else self._clock() + _HEADS_S
+            raise
+        finally:
+            listed.has_page.set()
