@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Coroutine
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from math import inf
 from typing import Any
 
@@ -41,6 +41,8 @@ _SILENT = (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT)
 _NOTICES = (*_SILENT, Op.RELEASEDIR, Op.DESTROY)
 # A proxy that is away fails each call. One line a minute tells why.
 _LOG_PAUSE_S = 60.0
+# So many names of a directory are looked at for kinds of objects of which LISTs are not believed yet.
+_LOOKED_AT = 1000
 # Notices to the kernel that are written before other tasks get their turn.
 _NOTICES_AT_ONCE = 250
 
@@ -287,9 +289,17 @@ class FileSystem:
     async def _open_directory(self, directory: Directory) -> bytes:
         if not self._holds(directory.listed_at):
             await self._listings.of(directory).end()
+            await self._prove(directory)
         handle = next(self._handles)
         self._opened[handle] = [(".", directory), ("..", directory), *directory.children.items()]
         return messages.opened_reply(handle)
+
+    async def _prove(self, directory: Directory) -> None:
+        """Ask at once about a few of its files, so that the kernel need not ask for the attributes of each."""
+        nodes = islice(directory.children.values(), _LOOKED_AT if self._believed_s > 0 else 0)
+        files = [node for node in nodes if isinstance(node, File) and not node.is_settled]
+        asked = [files[place] for place in self._trust.unproved(file.told for file in files)]
+        await asyncio.gather(*(self._settle(file) for file in asked), return_exceptions=True)
 
     def _entries(self, number: int, handle: int, offset: int, size: int, *, plus: bool) -> bytes:
         entries, parent, body = self._opened.get(handle, []), self._directory(number), bytearray()

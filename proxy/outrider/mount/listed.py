@@ -4,6 +4,7 @@ HEAD tells otherwise."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
@@ -76,6 +77,17 @@ class ListTrust:
         """Sizes of 0 never: where one is wrong, the kernel would not even begin to read. Nor where no ETag could show
         that the object has changed."""
         return not self.is_lost and listed.size > 0 and listed.etag != "" and self._proofs[_kind(listed)] >= _PROOFS
+
+    def unproved(self, listed: Iterable[Told]) -> list[int]:
+        """The places in `listed` of objects that, if they are as listed, prove all its kinds that can be proved."""
+        if self.is_lost:
+            return []
+        proofs, places = self._proofs.copy(), []
+        for place, told in enumerate(listed):
+            if told.size > 0 and told.etag and proofs[_kind(told)] < _PROOFS:
+                proofs[_kind(told)] += 1
+                places.append(place)
+        return places
 
     def confirm(self, listed: Told) -> None:
         """The object is as it was listed."""

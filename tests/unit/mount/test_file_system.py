@@ -562,13 +562,32 @@ async def test_a_size_that_only_a_list_told_is_settled_before_the_kernel_uses_it
     async with mounted() as world:
         world.put("train/cat.jpg", DATA)
         world.proxy.listed["train/cat.jpg"] = (size, "listed", MODIFIED)
-        entry = (await world.kernel.names())["cat.jpg"]
+        entry = await world.kernel.found("cat.jpg")
         assert (entry.size, entry.valid_s, entry.attributes_valid_s) == (size, 60.0, 0.0)
         assert await world.kernel.stat(entry.number) == 100
         assert (await world.kernel.read(entry.number, 0, 4096)).body == DATA
         again = await world.kernel.found("cat.jpg")
         assert (again.number, again.size, again.attributes_valid_s) == (entry.number, 100, 60.0)
         assert world.proxy.count("HEAD") == 1
+
+
+async def test_a_few_files_of_a_directory_that_is_opened_prove_its_list() -> None:
+    async with mounted() as world:
+        for number in range(20):
+            world.put(f"train/{number}", DATA)
+        names = await world.kernel.names()
+        assert {names[str(number)].attributes_valid_s for number in range(20)} == {60.0}
+        assert world.proxy.count("HEAD") == 4
+
+
+async def test_a_list_that_is_wrong_of_some_files_of_a_directory_is_believed_of_none() -> None:
+    async with mounted() as world:
+        for number in range(20):
+            world.put(f"train/{number}", DATA)
+            world.proxy.listed[f"train/{number}"] = (70, "listed", MODIFIED)
+        for entry in [entry for name, entry in (await world.kernel.names()).items() if not name.startswith(".")]:
+            assert (entry.size, entry.attributes_valid_s) in ((100, 60.0), (70, 0.0))
+            assert await world.kernel.stat(entry.number) == 100
 
 
 async def test_a_size_of_0_is_never_believed() -> None:
