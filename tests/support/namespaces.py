@@ -88,11 +88,23 @@ class Switch:
         """Nothing arrives from `some` at `others`, or the other way, and nobody is told. Both see all the rest, until
         `meet`."""
         for host, other in _both_ways(some, others):
-            self._in(host, *_NEIGHBOUR, "replace", self.address(other), "lladdr", _NOBODY, "dev", "eth0")
+            self.mute(host, other)
 
     def meet(self, some: Iterable[str], others: Iterable[str]) -> None:
         for host, other in _both_ways(some, others):
-            self._in(host, *_NEIGHBOUR, "delete", self.address(other), "dev", "eth0")
+            self.unmute(host, other)
+
+    def mute(self, host: str, other: str) -> None:
+        """Nothing arrives from `host` at `other`, and nobody is told. The other way is open."""
+        self._in(host, *_NEIGHBOUR, "replace", self.address(other), "lladdr", _NOBODY, "dev", "eth0")
+
+    def unmute(self, host: str, other: str) -> None:
+        self._in(host, *_NEIGHBOUR, "delete", self.address(other), "dev", "eth0")
+
+    def reset(self, host: str) -> None:
+        """All connections of `host` over the switch are reset, at both ends."""
+        for other in self._hosts:
+            self._in(host, "ss", "--kill", "dst", self.address(other))
 
     def __enter__(self) -> Self:
         try:

@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, quote, unquote
 from xml.sax.saxutils import escape
 
@@ -22,6 +22,7 @@ from tests.support.odd_replies import Reply, etag_of, object_reply, refusal, sen
 from tests.support.oddities import AWS, ListETag, ListSize, Oddities, Seen, Stored
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Iterator, Mapping
 
 _HEAD_BYTES_MAX = 64 * 1024
@@ -80,9 +81,10 @@ class OddOrigin:
         return f"http://{host}:{port}"
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[OddOrigin]:
-        """Serves on the running loop."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_HEAD_BYTES_MAX)
+    async def serving(self, listener: socket.socket | None = None) -> AsyncIterator[Self]:
+        """Serves on the running loop. `listener` None: on a free port of loopback."""
+        where: dict[str, Any] = {"host": "127.0.0.1", "port": 0} if listener is None else {"sock": listener}
+        self._server = await asyncio.start_server(self._serve, **where, limit=_HEAD_BYTES_MAX)
         try:
             yield self
         finally:
@@ -138,19 +140,27 @@ class OddOrigin:
         method, target, _ = start.split(" ", 2)
         pairs = (line.partition(":") for line in lines)
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        await reader.readexactly(int(headers.get("content-length", "0")))
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
         seen = Seen(method, target, headers)
         self.seen.append(seen)
         path, _, query = target.partition("?")
         bucket, _, key = unquote(path, errors="surrogateescape").removeprefix("/").partition("/")
         odd = self.odd_objects.get((bucket, key), self.oddities)
-        if key:
-            reply = object_reply(odd, seen, self.objects.get((bucket, key)))
-        else:
-            reply = self._list(odd, method, bucket, dict(parse_qsl(query, keep_blank_values=True)))
+        reply = self._reply(odd, seen, bucket, key, dict(parse_qsl(query, keep_blank_values=True)), body)
         seen.status = reply.status
-        await send(writer, odd, seen, reply)
+        await self._send(writer, odd, seen, reply)
         return not (reply.closes or odd.closes or odd.hangs_up or odd.http_1_0 or headers.get("connection") == "close")
+
+    def _reply(
+        self, odd: Oddities, seen: Seen, bucket: str, key: str, query: Mapping[str, str], body: bytes
+    ) -> Reply:  # fmt: skip
+        """`body`: that of the request, which only an origin that can be written needs."""
+        if key:
+            return object_reply(odd, seen, self.objects.get((bucket, key)))
+        return self._list(odd, seen.method, bucket, query)
+
+    async def _send(self, writer: asyncio.StreamWriter, odd: Oddities, seen: Seen, reply: Reply) -> None:
+        await send(writer, odd, seen, reply)
 
     # -- LIST ----------------------------------------------------------------------------------------------------------
 

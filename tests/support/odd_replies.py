@@ -42,6 +42,8 @@ class Reply:
 
 def etag_of(odd: Oddities, stored: Stored, method: str) -> str | None:
     """The value of the header; None: there is none."""
+    if stored.etag is not None:
+        return stored.etag
     md5 = hashlib.md5(stored.body).digest()
     right = f'"{md5.hex()}"'
     if odd.etag is ETag.CHANGING:

@@ -173,11 +173,12 @@ AWS = Oddities()
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object. `modified`: seconds since 1970."""
+    """An object. `modified`: seconds since 1970. `etag` None: as the oddities have it."""
 
     body: bytes
     modified: int
     headers: tuple[tuple[str, str], ...] = ()
+    etag: str | None = None
 
 
 @dataclass(slots=True)
