@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 from tests.support.trials import Trials
-from tests.trust.histories.rounds import Plan, Tally, play
+from tests.trust.histories.bucket import FOLDERS
+from tests.trust.histories.clients import Plan
+from tests.trust.histories.rounds import Tally, play
 
 FRESHNESS = ("ttl:5", "immutable", "always")
 
@@ -23,6 +25,7 @@ def main() -> int:
     parser.add_argument("--round-seconds", type=float, default=300.0, help="the members of each round are new")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 10**6))
     parser.add_argument("--freshness", action="append", help=f"default: {' '.join(FRESHNESS)}, in turn")
+    parser.add_argument("--etags", action="append", choices=FOLDERS, help="default: all, side by side")
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     given = parser.parse_args()
@@ -36,7 +39,10 @@ def main() -> int:
     for number, freshness in enumerate(itertools.cycle(given.freshness or FRESHNESS)):
         if left_s <= 0:
             break
-        plan = Plan(f"{given.seed} {number}", min(left_s, given.round_seconds), freshness, given.members)
+        plan = Plan(
+            f"{given.seed} {number}", min(left_s, given.round_seconds), freshness, tuple(given.etags or FOLDERS),
+            given.members,
+        )  # fmt: skip
         left_s -= plan.seconds
         say(f"round {number}: {freshness}")
         verdict = asyncio.run(play(plan, tally, say))

@@ -33,7 +33,6 @@ WRITERS = 3
 READERS = 2
 """Readers of each member."""
 WRITE_PAUSE_S = 1.2
-READ_PAUSE_S = 0.03
 # A client that waits for longer was left without an answer.
 _ANSWER_S = 75.0
 _LOOK_EVERY_S = 0.5
@@ -52,23 +51,42 @@ class _Reply:
     is_whole: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One round. `folders`: the forms of ETags. `longest_s`: no fault is longer. `hello_s` None: as often as members
+    do. `read_pause_s`: of each reader, in the mean."""
+
+    seed: str
+    seconds: float
+    freshness: str
+    folders: tuple[str, ...] = FOLDERS
+    members: int = 3
+    longest_s: float = 8.0
+    hello_s: float | None = None
+    read_pause_s: float = 0.03
+
+
 class Clients:
     """As a context. `up`: the members that serve."""
 
-    def __init__(self, nodes: dict[str, Node], up: set[str], bucket: Bucket, history: History, seed: str) -> None:
+    def __init__(
+        self, nodes: dict[str, Node], up: set[str], bucket: Bucket, history: History, plan: Plan
+    ) -> None:  # fmt: skip
         self._nodes = nodes
         self._up = up
         self._bucket = bucket
         self._history = history
-        self._seed = seed
+        self._plan = plan
         self._numbers = count(1)
-        self._generations = {(folder, slot): 0 for folder in FOLDERS for slot in range(SLOTS)}
+        self._generations = {(folder, slot): 0 for folder in plan.folders for slot in range(SLOTS)}
         # The heads that readers saw last.
         self._seen: dict[str, tuple[str, int]] = {}
         self._readers: dict[str, aiohttp.ClientSession] = {}
         self._writers: dict[str, aiohttp.ClientSession] = {}
         self._stack = AsyncExitStack()
         self.stopping = False
+        for slot in self._generations:
+            self._begin(slot)
 
     async def __aenter__(self) -> Self:
         for name, node in self._nodes.items():
@@ -87,10 +105,10 @@ class Clients:
 
     def tasks(self, group: asyncio.TaskGroup) -> None:
         for number in range(WRITERS):
-            group.create_task(self._write_on(random.Random(f"{self._seed} writer {number}")))
+            group.create_task(self._write_on(random.Random(f"{self._plan.seed} writer {number}")))
         for name in self._nodes:
             for number in range(READERS):
-                group.create_task(self._read_on(name, random.Random(f"{self._seed} reader {name} {number}")))
+                group.create_task(self._read_on(name, random.Random(f"{self._plan.seed} reader {name} {number}")))
             group.create_task(self._look_on(name))
         group.create_task(self._watch_the_clock())
 
@@ -115,7 +133,7 @@ class Clients:
 
     async def _read_on(self, name: str, chance: random.Random) -> None:
         while not self.stopping:
-            await asyncio.sleep(chance.expovariate(1 / READ_PAUSE_S))
+            await asyncio.sleep(chance.expovariate(1 / self._plan.read_pause_s))
             if name in self._up:
                 (way,) = chance.choices([*READS], [*READS.values()])
                 await self.read(name, self._key(chance.choice([*self._generations])), way, chance)
@@ -193,6 +211,11 @@ class Clients:
                 # A write in doubt keeps members from believing anything of the name for long. Objects that are new are
                 # wanted anyway.
                 self._generations[slot] += 1
+                self._begin(slot)
+
+    def _begin(self, slot: tuple[str, int]) -> None:
+        """Each object is there from its beginning."""
+        self._write_past(self._key(slot), SIZES[slot[1]], is_delete=False)
 
     def _write_past(self, key: str, size: int, *, is_delete: bool) -> None:
         number, now = next(self._numbers), time.monotonic()

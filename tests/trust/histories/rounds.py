@@ -18,7 +18,7 @@ from tests.support.namespaces import Switch, are_here
 from tests.support.nodes import Nodes
 from tests.trust.histories.bucket import Bucket
 from tests.trust.histories.checks import Verdict, judged
-from tests.trust.histories.clients import BLOCK, Clients
+from tests.trust.histories.clients import BLOCK, Clients, Plan
 from tests.trust.histories.faults import NEEDS_NETWORK, Faults, Kind, schedule
 from tests.trust.histories.record import BUCKET, History
 
@@ -31,18 +31,6 @@ AREA = "histories"
 KINDS = ("mixed", "headers", "stale", "lost", "twice", "failed")
 # Less than all objects have together, so that blocks are evicted.
 _CACHE_SIZE = "4MiB"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """`hello_s` None: as often as members do."""
-
-    seed: str
-    seconds: float
-    freshness: str
-    members: int = 3
-    longest_s: float = 8.0
-    hello_s: float | None = None
 
 
 @dataclass
@@ -130,7 +118,7 @@ async def play(plan: Plan, tally: Tally, say: Callable[[str], None] = lambda tex
         await asyncio.to_thread(nodes.start)
         up, by_name = set(names), {node.name: node for node in nodes.all}
         faults = Faults(by_name, switch, bucket, history, up, say=say)
-        clients = await stack.enter_async_context(Clients(by_name, up, bucket, history, plan.seed))
+        clients = await stack.enter_async_context(Clients(by_name, up, bucket, history, plan))
         async with asyncio.TaskGroup() as group:
             clients.tasks(group)
             of_members, of_bucket = schedule(chance, plan.seconds, names, kinds, plan.longest_s)
