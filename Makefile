@@ -10,8 +10,8 @@ EXTRAS := bucket,clients,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
 # What the benchmarks need and no wheel brings; nginx from here because the wheel's has no slice module.
 BENCH_TOOLS := curl nginx-light s3fs wrk
 # What some tests drive: the dashboard's browser, and Prometheus with promtool. Without them these tests are skipped.
-# Programs; `kubectl` is in Debian's package kubernetes-client.
-TEST_TOOLS := chromium kubectl prometheus
+# Programs; Debian has `kubectl` in kubernetes-client, and `ip`, `ss` and `tc` in iproute2.
+TEST_TOOLS := chromium ip kubectl prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
@@ -70,7 +70,7 @@ test-tools:
 	@for tool in $(TEST_TOOLS); do command -v $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
 	test -z "$$missing" || { command -v apt-get >/dev/null 2>&1 && test "$$(id -u)" = 0 && apt-get update --quiet=2 \
 		&& DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends \
-		$$(echo $$missing | sed s/kubectl/kubernetes-client/); } \
+		$$(echo $$missing | sed 's/\bkubectl\b/kubernetes-client/; s/\bip\b/iproute2/'); } \
 		|| echo "not installed:$$missing; the tests that need them are skipped"
 
 # The tests of trust, SOAK times longer, the tests whose full size is not in `make test`, and the table of what was tried;

@@ -240,7 +240,8 @@ class Clients:
         if reply.status not in (200, 204) or not reply.is_whole or b"<Error" in reply.body:
             return False
         self._history.writes[number] = replace(write, ended=time.monotonic(), is_acknowledged=True)
-        self._bucket.deletes.pop(key, None)
+        if self._bucket.deletes.get(key) == number:
+            del self._bucket.deletes[key]
         return True
 
     async def _send(self, name: str, method: str, target: str, body: bytes = b"", **headers: str) -> _Reply:
@@ -268,7 +269,10 @@ class Clients:
         source = f"sources/{number}"
         self._bucket.apply(source, content(number, size))
         del self._bucket.versions[source]
-        return await self._send(name, "PUT", f"/{key}", x_amz_copy_source=f"/{NAME}/{source}")
+        try:
+            return await self._send(name, "PUT", f"/{key}", x_amz_copy_source=f"/{NAME}/{source}")
+        finally:
+            self._bucket.apply(source, None)
 
     async def _post(self, name: str, key: str, number: int, size: int) -> _Reply:
         document = forms.policy([{"bucket": NAME}, ["starts-with", "$key", ""]])
