@@ -22,7 +22,7 @@ from tests.support.bucket import REGION
 from tests.support.odd_origin import OddOrigin
 from tests.support.odd_replies import Reply, refusal
 from tests.support.oddities import Stored
-from tests.trust.histories.record import Version, is_part, numbers_in
+from tests.trust.histories.record import CELL_BYTES, Version, is_part, numbers_in
 
 if TYPE_CHECKING:
     import random
@@ -68,25 +68,28 @@ class Bucket(OddOrigin):
 
     # -- the state ----------------------------------------------------------------------------------------------------
 
-    def apply(self, key: str, body: bytes | None, *, parts: int = 1, number: int | None = None) -> Stored | None:
-        """A write becomes true. `body` None: a DELETE, whose number is `number`."""
-        now = time.monotonic()
-        if body is None:
-            self.objects.pop((NAME, key), None)
-            number = self.deletes.get(key) if number is None else number
-            if number is not None:
-                self.versions.setdefault(key, []).append(Version(number, now, None))
-            return None
+    def apply(self, key: str, body: bytes, *, parts: int = 1) -> Stored:
+        """A write becomes true."""
         modified = int(time.time())
         stored = Stored(body, modified, etag=self._etag(key, body, modified, parts))
         self.objects[NAME, key] = stored
-        numbers = numbers_in(body[:64], 0)
-        number = numbers[0] if numbers else 0
-        assert stored.etag is not None
-        date = formatdate(modified, usegmt=True)
-        is_damaged = not is_part(body, number, 0)
-        self.versions.setdefault(key, []).append(Version(number, now, len(body), stored.etag, date, is_damaged))
+        number = next(iter(numbers_in(body[:CELL_BYTES], 0)), 0)
+        self._note(
+            key, number, len(body), stored.etag or "", formatdate(modified, usegmt=True),
+            is_damaged=not is_part(body, number, 0),
+        )  # fmt: skip
         return stored
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.objects.pop((bucket, key), None)
+        if (number := self.deletes.get(key)) is not None:
+            self._note(key, number, None)
+
+    def _note(
+        self, key: str, number: int, size: int | None, etag: str = "", date: str = "", *, is_damaged: bool = False
+    ) -> None:  # fmt: skip
+        version = Version(number, time.monotonic(), size, etag, date, is_damaged)
+        self.versions.setdefault(key, []).append(version)
 
     def _etag(self, key: str, body: bytes, modified: int, parts: int) -> str:
         folder = key.partition("/")[0]
@@ -129,32 +132,37 @@ class Bucket(OddOrigin):
 
     def _written(self, seen: Seen, key: str, query: Mapping[str, str], body: bytes) -> Reply:
         if seen.method == "DELETE":
-            self.apply(key, None)
+            self.delete(NAME, key)
             return Reply(204, [], without_length=True)
         if seen.method == "PUT" and (upload := query.get("uploadId")):
             self._uploads[upload][int(query["partNumber"])] = body
             return Reply(200, [("ETag", f'"{hashlib.md5(body).hexdigest()}"')])
         if seen.method == "PUT":
             source = seen.headers.get("x-amz-copy-source")
-            copied = body if source is None else self.objects[NAME, source.removeprefix(f"/{NAME}/")].body
-            stored = self.apply(key, copied)
-            assert stored is not None
             if source is None:
-                return Reply(200, [("ETag", stored.etag or "")])
+                return Reply(200, [("ETag", self.apply(key, body).etag or "")])
+            copied = self.objects.get((NAME, source.removeprefix(f"/{NAME}/")))
+            if copied is None:
+                return refusal(404, seen.method)
+            stored = self.apply(key, copied.body)
             return _document("CopyObjectResult", f"<ETag>{escape(stored.etag or '')}</ETag>")
+        return self._posted(seen, key, query, body)
+
+    def _posted(self, seen: Seen, key: str, query: Mapping[str, str], body: bytes) -> Reply:
         if "uploads" in query:
             upload = f"upload-{next(self._names)}"
             self._uploads[upload] = {}
             return _document("InitiateMultipartUploadResult", f"<UploadId>{upload}</UploadId>")
         if upload := query.get("uploadId"):
-            parts = self._uploads.pop(upload)
+            parts = self._uploads.pop(upload, None)
+            if parts is None:
+                return refusal(404, seen.method)
             stored = self.apply(key, b"".join(part for _, part in sorted(parts.items())), parts=2)
-            assert stored is not None
             return _document("CompleteMultipartUploadResult", f"<ETag>{escape(stored.etag or '')}</ETag>")
         if "delete" in query:
             keys = re.findall("<Key>([^<]*)</Key>", body.decode())
             for each in keys:
-                self.apply(each, None)
+                self.delete(NAME, each)
             return _document("DeleteResult", "".join(f"<Deleted><Key>{each}</Key></Deleted>" for each in keys))
         return self._form(seen, body)
 

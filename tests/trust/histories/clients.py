@@ -27,7 +27,10 @@ BLOCK = 64 * 1024
 SLOTS = 4
 """So many objects in each folder."""
 SIZES = (100, 5000, BLOCK, 2 * BLOCK + 1000, 6 * BLOCK + 8, 10 * BLOCK)
-WAYS = {"PUT": 6, "multipart": 2, "COPY": 2, "form": 1, "DELETE": 1, "DeleteObjects": 1, "past the members": 2}
+PAST = "past the members"
+WAYS = {"PUT": 6, "multipart": 2, "COPY": 2, "form": 1, "DELETE": 1, "DeleteObjects": 1, PAST: 1}
+WAYS_PAST = {"PUT": 1, PAST: 9}
+"""Those of the last object in each folder, at which the time to live shows."""
 READS = {"GET": 9, "range": 6, "HEAD": 2, "If-Match": 2}
 WRITERS = 3
 READERS = 2
@@ -199,11 +202,12 @@ class Clients:
         while not self.stopping:
             await asyncio.sleep(chance.expovariate(1 / WRITE_PAUSE_S))
             slot = chance.choice([*self._generations])
-            (way,) = chance.choices([*WAYS], [*WAYS.values()])
+            ways = WAYS_PAST if slot[1] == SLOTS - 1 else WAYS
+            (way,) = chance.choices([*ways], [*ways.values()])
             name = chance.choice([*self._nodes])
             size = SIZES[slot[1]] if chance.random() < 0.8 else chance.choice(SIZES)
             is_new = chance.random() < 0.03
-            if way == "past the members":
+            if way == PAST:
                 self._write_past(self._key(slot), size, is_delete=chance.random() < 0.1)
             elif name in self._up:
                 is_new |= not await self._write(name, way, self._key(slot), size)
@@ -218,9 +222,16 @@ class Clients:
         self._write_past(self._key(slot), SIZES[slot[1]], is_delete=False)
 
     def _write_past(self, key: str, size: int, *, is_delete: bool) -> None:
+        if is_delete and key in self._bucket.deletes:
+            return
         number, now = next(self._numbers), time.monotonic()
-        self._history.writes[number] = Write(number, key, "past the members", "", now, now, is_acknowledged=True)
-        self._bucket.apply(key, None if is_delete else content(number, size), number=number)
+        self._history.writes[number] = Write(number, key, PAST, "", now, now, is_acknowledged=True)
+        if is_delete:
+            self._bucket.deletes[key] = number
+            self._bucket.delete(NAME, key)
+            del self._bucket.deletes[key]
+        else:
+            self._bucket.apply(key, content(number, size))
 
     async def _write(self, name: str, way: str, key: str, size: int) -> bool:
         """Returns whether it was acknowledged."""
@@ -272,7 +283,7 @@ class Clients:
         try:
             return await self._send(name, "PUT", f"/{key}", x_amz_copy_source=f"/{NAME}/{source}")
         finally:
-            self._bucket.apply(source, None)
+            self._bucket.delete(NAME, source)
 
     async def _post(self, name: str, key: str, number: int, size: int) -> _Reply:
         document = forms.policy([{"bucket": NAME}, ["starts-with", "$key", ""]])
