@@ -150,9 +150,9 @@ class Bucket(OddOrigin):
 
     def _posted(self, seen: Seen, key: str, query: Mapping[str, str], body: bytes) -> Reply:
         if "uploads" in query:
-            upload = f"upload-{next(self._names)}"
-            self._uploads[upload] = {}
-            return _document("InitiateMultipartUploadResult", f"<UploadId>{upload}</UploadId>")
+            begun = f"upload-{next(self._names)}"
+            self._uploads[begun] = {}
+            return _document("InitiateMultipartUploadResult", f"<UploadId>{begun}</UploadId>")
         if upload := query.get("uploadId"):
             parts = self._uploads.pop(upload, None)
             if parts is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -24,13 +25,17 @@ if TYPE_CHECKING:
     from tests.trust.histories.record import History
 
 BLOCK = 64 * 1024
-SLOTS = 4
-"""So many objects in each folder."""
-SIZES = (100, 5000, BLOCK, 2 * BLOCK + 1000, 6 * BLOCK + 8, 10 * BLOCK)
+SIZES = (5000, 10 * BLOCK, 2 * BLOCK + 1000, 100, 6 * BLOCK + 8, 9 * BLOCK + 24)
+"""Of the objects in each folder, and most of their writes: an overwrite of the same size is the hardest to see."""
+WRITTEN = (8, 6, 4, 1, 1, 4)
+"""How often they are written, each beside the others. A write that a member missed shows at one that is written
+rarely."""
 PAST = "past the members"
 WAYS = {"PUT": 6, "multipart": 2, "COPY": 2, "form": 1, "DELETE": 1, "DeleteObjects": 1, PAST: 1}
 WAYS_PAST = {"PUT": 1, PAST: 9}
-"""Those of the last object in each folder, at which the time to live shows."""
+"""Those of the last object of each folder, at which the time to live shows."""
+SLOW_READS = 0.1
+"""The share of reads that take a while, so that the object may be overwritten meanwhile."""
 READS = {"GET": 9, "range": 6, "HEAD": 2, "If-Match": 2}
 WRITERS = 3
 READERS = 2
@@ -81,7 +86,7 @@ class Clients:
         self._history = history
         self._plan = plan
         self._numbers = count(1)
-        self._generations = {(folder, slot): 0 for folder in plan.folders for slot in range(SLOTS)}
+        self._generations = {(folder, slot): 0 for folder in plan.folders for slot in range(len(SIZES))}
         # The heads that readers saw last.
         self._seen: dict[str, tuple[str, int]] = {}
         self._readers: dict[str, aiohttp.ClientSession] = {}
@@ -117,8 +122,9 @@ class Clients:
 
     async def _ask(
         self, session: aiohttp.ClientSession, node: Node, method: str, target: str,
-        headers: Mapping[str, str] | None = None, body: bytes = b"",
+        headers: Mapping[str, str] | None = None, body: bytes = b"", pause_s: float = 0.0,
     ) -> _Reply:  # fmt: skip
+        """`pause_s`: between any two pieces of the body."""
         received, status, told = bytearray(), 0, dict[str, str]()
         try:
             async with session.request(
@@ -128,6 +134,8 @@ class Clients:
                 status, told = reply.status, {name.lower(): value for name, value in reply.headers.items()}
                 async for chunk in reply.content.iter_any():
                     received += chunk
+                    if pause_s:
+                        await asyncio.sleep(pause_s)
         except _DEAD:
             return _Reply(status, told, bytes(received))
         return _Reply(status, told, bytes(received), is_whole=True)
@@ -154,7 +162,8 @@ class Clients:
             headers["if-match"] = if_match
         began = time.monotonic()
         method = "HEAD" if way == "HEAD" else "GET"
-        reply = await self._ask(self._readers[name], self._nodes[name], method, f"/{key}", headers)
+        pause_s = chance.uniform(0.01, 0.1) if chance.random() < SLOW_READS else 0.0
+        reply = await self._ask(self._readers[name], self._nodes[name], method, f"/{key}", headers, pause_s=pause_s)
         ended = time.monotonic()
         told = reply.headers
         head = (told.get("etag", ""), told.get("last-modified", ""), _size(reply, start))
@@ -201,8 +210,8 @@ class Clients:
     async def _write_on(self, chance: random.Random) -> None:
         while not self.stopping:
             await asyncio.sleep(chance.expovariate(1 / WRITE_PAUSE_S))
-            slot = chance.choice([*self._generations])
-            ways = WAYS_PAST if slot[1] == SLOTS - 1 else WAYS
+            (slot,) = chance.choices([*self._generations], WRITTEN * len(self._plan.folders))
+            ways = WAYS_PAST if slot[1] == len(SIZES) - 1 else WAYS
             (way,) = chance.choices([*ways], [*ways.values()])
             name = chance.choice([*self._nodes])
             size = SIZES[slot[1]] if chance.random() < 0.8 else chance.choice(SIZES)
@@ -330,12 +339,14 @@ class Clients:
 
 def _sockets(node: Node) -> Any:
     """Makes sockets on the node's host."""
-    import socket
 
     def made(address: Any) -> socket.socket:
         family, kind, protocol, *_ = address
         with node.inside():
-            return socket.socket(family, kind, protocol)
+            sock = socket.socket(family, kind, protocol)
+        # What a slow reader leaves stays with the member.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BLOCK // 2)
+        return sock
 
     return made
 

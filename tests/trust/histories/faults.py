@@ -61,18 +61,20 @@ class Fault:
 
 
 def schedule(
-    chance: random.Random, seconds: float, nodes: Sequence[str], kinds: Sequence[Kind], longest_s: float
+    chance: random.Random, seconds: float, nodes: Sequence[str], kinds: Sequence[Kind], longest_s: float, calm_s: float
 ) -> tuple[list[Fault], list[Fault]]:  # fmt: skip
-    """The faults of members, and those of the bucket, for so long. Each kind comes before one comes again."""
+    """The faults of members, and those of the bucket, for so long. Each kind comes before one comes again. `calm_s`:
+    some calms are so long that all members have heard of all writes by their end."""
 
-    def drawn(kinds: Sequence[Kind | Weather], calm_s: float) -> list[Fault]:
+    def drawn(kinds: Sequence[Kind | Weather]) -> list[Fault]:
         faults: list[Fault] = []
         left: list[Kind | Weather] = []
         spent_s = 0.0
         while True:
             left = left or chance.sample(kinds, len(kinds))
             fault = Fault(
-                left.pop(), chance.uniform(0.3, 1.0) * calm_s, chance.uniform(0.05, 1.0) * longest_s,
+                left.pop(), calm_s if chance.random() < 0.4 else chance.uniform(0.2, 0.8) * longest_s,
+                chance.uniform(0.05, 1.0) * longest_s,
                 chance.sample(nodes, len(nodes)), chance.random(),
             )  # fmt: skip
             spent_s += fault.calm_s + fault.for_s
@@ -80,7 +82,7 @@ def schedule(
                 return faults
             faults.append(fault)
 
-    return drawn(kinds, longest_s), drawn(list(Weather), 2 * longest_s)
+    return drawn(kinds), drawn(list(Weather))
 
 
 @dataclass

@@ -121,7 +121,9 @@ async def play(plan: Plan, tally: Tally, say: Callable[[str], None] = lambda tex
         clients = await stack.enter_async_context(Clients(by_name, up, bucket, history, plan))
         async with asyncio.TaskGroup() as group:
             clients.tasks(group)
-            of_members, of_bucket = schedule(chance, plan.seconds, names, kinds, plan.longest_s)
+            of_members, of_bucket = schedule(
+                chance, plan.seconds, names, kinds, plan.longest_s, history.greeted_s + 4.0
+            )
             playing = [group.create_task(faults.play(each)) for each in (of_members, of_bucket)]
             await asyncio.wait([*playing, group.create_task(asyncio.sleep(plan.seconds))])
             clients.stopping = True
