@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 NAME = "histories"
 FOLDERS = ("hash", "opaque", "parts")
+IS_OWN = b"The origin is odd."
+"""In each refusal of the bucket itself."""
 _XML = ("Content-Type", "application/xml")
 
 

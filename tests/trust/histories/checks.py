@@ -113,7 +113,7 @@ class _Judge:
         elif read.status == 416 and any((v.size or 0) <= read.start and v.at < read.ended for v in versions):
             self._verdict.outcomes["416"] += 1
         else:
-            self._verdict.outcomes["failed"] += 1
+            self._verdict.outcomes["503 of the bucket" if read.is_relayed else "failed"] += 1
             if not self._may_fail(read):
                 self._violated("failed", read.key, f"{read}")
 
