@@ -191,6 +191,7 @@ class Clients:
                 start,
                 if_match,
                 told.get("x-cache") == "BYPASS" and (reply.status < 400 or way == "HEAD" or IS_OWN in reply.body),
+                "" if reply.status in (0, 200, 206, 404) else reply.body.decode(errors="replace"),
             )
         )
 

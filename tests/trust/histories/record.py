@@ -83,7 +83,7 @@ class Read:
     """`status` 0: no reply came. `head`: see `Version.head`. `numbers`: see `numbers_in`. `is_misplaced`: the bytes are
     of one write and do not lie where they belong. `is_whole`: all bytes came that the head promised. `start`: the first
     byte that was asked for. `if_match`: the ETag that was asked for; empty: any. `is_relayed`: the member says that it
-    relayed the bucket's reply as it is."""
+    relayed the bucket's reply as it is. `refusal`: the document of an error."""
 
     key: str
     node: str
@@ -98,6 +98,7 @@ class Read:
     start: int = 0
     if_match: str = ""
     is_relayed: bool = False
+    refusal: str = ""
 
 
 BUCKET = "bucket"
