@@ -462,6 +462,15 @@ async def test_a_refusal_whose_body_breaks_off_is_an_unreachable_origin(room: En
     await room.tasks.settle()
 
 
+async def test_a_refusal_whose_body_breaks_off_is_asked_for_again(room: Engine) -> None:
+    room.origin.delete(REF)
+    room.origin.faults = [Fault(times=2, status=404, break_after=3)]
+    with pytest.raises(OriginRefused) as refused:
+        await room.get(REF)
+    assert refused.value.status == 404
+    assert b"NoSuchKey" in refused.value.body
+
+
 async def test_an_attempt_that_brought_bytes_is_always_followed_by_another(room: Engine) -> None:
     room.origin.faults = [Fault(times=20, break_after=100)]
     assert await room.range(0, BLOCK) == DATA[:BLOCK]

@@ -43,6 +43,8 @@ _BROUGHT_WAIT_S = 1.0
 # After a HEAD for checksums that failed or took longer, none is sent for this folder for so long: each read of a whole
 # object in it would wait as long in vain.
 _CHECKSUMS_REST_S = 60.0
+# As many as for replies that contradict themselves, since most faults pass.
+_REFUSAL_TRIES = 5
 _FOLDERS_MAX = 4096
 
 
@@ -424,6 +426,11 @@ class VersionLookup:
                     if error.may_pass(tries, otherwise=1):
                         continue
                     raise self._answers.refuse(ref, error.why) from error
+                except OriginBroke:
+                    if reply.status in (200, 206) or tries >= _REFUSAL_TRIES:
+                        raise
+                    # The document of a refusal broke off, without which a client does not see what it says.
+                    continue
                 yield reply, asked_at, answer
                 return
 
