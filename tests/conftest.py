@@ -32,6 +32,7 @@ USUAL_SECONDS = {
     "tests/unit/ahead/order/test_order_search.py": 45.0,
     "tests/unit/ahead/order/test_webdataset_shuffle.py": 40.0,
     "tests/server/test_reads.py": 35.0,
+    "tests/trust/test_histories.py": 45.0,
     "tests/trust/test_cluster_faults.py": 35.0,
     "tests/trust/test_stop.py": 35.0,
     "tests/clients/test_streaming.py": 30.0,

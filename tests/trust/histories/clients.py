@@ -41,6 +41,8 @@ WRITERS = 3
 READERS = 2
 """Readers of each member."""
 WRITE_PAUSE_S = 1.2
+# More than one whole cell, wherever they begin.
+_RANGE_BYTES = 2 * CELL_BYTES
 # A client that waits for longer was left without an answer.
 _ANSWER_S = 75.0
 _LOOK_EVERY_S = 0.5
@@ -152,48 +154,33 @@ class Clients:
     async def read(self, name: str, key: str, way: str, chance: random.Random) -> None:
         etag, size = self._seen.get(key, ("", 0))
         headers, start = {}, 0
-        if way == "range" and size > 2 * CELL_BYTES:
-            start = chance.choice((0, chance.randrange(size - 2 * CELL_BYTES), size // BLOCK * BLOCK))
-            start = max(0, min(start, size - 2 * CELL_BYTES))
-            stop = chance.choice((start + 2 * CELL_BYTES, start + BLOCK, size))
+        if way == "range" and size >= 2 * _RANGE_BYTES:
+            start = chance.choice((0, chance.randrange(size - _RANGE_BYTES), size // BLOCK * BLOCK - 1))
+            start = max(0, min(start, size - _RANGE_BYTES))
+            stop = chance.choice((start + _RANGE_BYTES, start + BLOCK, size))
             headers["range"] = f"bytes={start}-{stop - 1}"
-        if_match = etag if way == "If-Match" else ""
-        if if_match:
-            headers["if-match"] = if_match
-        began = time.monotonic()
+        elif way == "If-Match" and etag:
+            headers["if-match"] = etag
         method = "HEAD" if way == "HEAD" else "GET"
         pause_s = chance.uniform(0.01, 0.1) if chance.random() < SLOW_READS else 0.0
+        began = time.monotonic()
         reply = await self._ask(self._readers[name], self._nodes[name], method, f"/{key}", headers, pause_s=pause_s)
-        ended = time.monotonic()
         told = reply.headers
         head = (told.get("etag", ""), told.get("last-modified", ""), _size(reply, start))
-        numbers: tuple[int, ...] = ()
-        is_misplaced = False
+        is_relayed = told.get("x-cache") == "BYPASS" and (way == "HEAD" or reply.status < 400 or IS_OWN in reply.body)
+        read = Read(
+            key, name, way, began, time.monotonic(), reply.status, head, start=start, is_whole=reply.is_whole,
+            if_match=headers.get("if-match", ""), is_relayed=is_relayed,
+        )  # fmt: skip
         if reply.status in (200, 206):
-            numbers = numbers_in(reply.body, start if reply.status == 206 else 0)
-            is_misplaced = len(numbers) == 1 and not is_part(
-                reply.body, numbers[0], start if reply.status == 206 else 0
-            )
-            if head[2] is not None:
-                self._seen[key] = head[0], head[2]
-        self._history.reads.append(
-            Read(
-                key,
-                name,
-                way,
-                began,
-                ended,
-                reply.status,
-                head,
-                numbers,
-                is_misplaced,
-                reply.is_whole,
-                start,
-                if_match,
-                told.get("x-cache") == "BYPASS" and (reply.status < 400 or way == "HEAD" or IS_OWN in reply.body),
-                "" if reply.status in (0, 200, 206, 404) else reply.body.decode(errors="replace"),
-            )
-        )
+            first = start if reply.status == 206 else 0
+            numbers = numbers_in(reply.body, first)
+            is_misplaced = len(numbers) == 1 and not is_part(reply.body, numbers[0], first)
+            read = replace(read, numbers=numbers, is_misplaced=is_misplaced)
+            self._seen[key] = head[0], head[2] or 0
+        else:
+            read = replace(read, refusal=reply.body.decode(errors="replace"))
+        self._history.reads.append(read)
 
     async def read_all(self) -> None:
         """Each object at each member, in calm."""
