@@ -143,6 +143,8 @@ def _nodes(plan: Plan, bucket: Bucket, directory: Path, switch: Switch | None) -
     )  # fmt: skip
     for number, node in enumerate(nodes.all):
         node.argv[node.argv.index("outrider")] = "tests.trust.histories.member"
+        # In the fork server the product is imported already, with the right clock.
+        node.forked = False
         if plan.hello_s is not None:
             node.environment["HISTORIES_HELLO_S"] = str(plan.hello_s)
         # Members that differ: one prefetches, one answers hits on two loops.
