@@ -124,7 +124,9 @@ class Bucket(OddOrigin):
     async def _send(self, writer: asyncio.StreamWriter, odd: Oddities, seen: Seen, reply: Reply) -> None:
         if self._strikes(Weather.SLOW):
             await asyncio.sleep(self._chance.uniform(0.1, 1.0))
-        if reply.body and seen.method == "GET" and self._strikes(Weather.BROKEN):
+        # A refusal is asked for five times in all: it must not often break off as often in a row.
+        breaks = reply.status < 400 or self._chance.random() < 0.1
+        if reply.body and seen.method == "GET" and breaks and self._strikes(Weather.BROKEN):
             reply.told, reply.closes = len(reply.body), True
             reply.body = reply.body[: self._chance.randrange(len(reply.body))]
         await super()._send(writer, odd, seen, reply)
