@@ -122,7 +122,7 @@ def _pins(entries: list[Any]) -> None:
     with suppress(OSError, ValueError, TypeError, KeyError):
         for pin in map(pin_file._pin_of, entries):
             pin.body.encode("utf-8", "surrogateescape")
-            for (bucket, key), _, _ in pin.objects:
+            for (bucket, key), _ in pin.objects:
                 (bucket + key).encode("utf-8", "surrogateescape")
 
 

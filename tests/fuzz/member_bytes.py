@@ -28,7 +28,7 @@ from outrider.core.cluster.pin_messages import PinPage, PinTold
 from outrider.core.cluster.read_messages import ReadsTold, ToldRead
 from outrider.core.cluster.share_messages import DatasetShare, SharesAsked
 from outrider.core.cluster.wire_forms import WireError, as_json, json_object
-from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, VersionIdentity
 from tests.fuzz.target import target
 
 _REF = ObjectRef("bucket", "key\udcff/é")
@@ -41,7 +41,7 @@ _READS = (
     PeerRead(_REF, None, whole_headers=True),
     PeerRead(_REF, None, known=_CONFIRMED),
 )
-_OBJECTS = [(ObjectRef("b", "k"), '"e"', 5)]
+_OBJECTS = [(ObjectRef("b", "k"), VersionIdentity('"e"', 5, "Thu, 01 Jan 2026 00:00:00 GMT"))]
 
 
 def _lines(first: str, headers: Any) -> bytes:

@@ -193,7 +193,8 @@ def reply_to_a_mount(data: bytes) -> None:
     lost: list[object] = []
     connection = plain_gets._Connection(lost.append)
     connection.connection_made(cast(Any, _Transport()))
-    connection._buffer, connection._etag, connection._start = buffer, b"e", None if len(data) % 2 else 0
+    connection._buffer, connection._etag, connection._start = buffer, b"e", 0
+    connection._size = 5 if len(data) % 2 else 10
     rest = data
     while rest and connection._transport is not None and connection._buffer is not None:
         room = connection.get_buffer(-1)
@@ -244,8 +245,8 @@ def headers_of_a_reply(data: bytes) -> None:
     error_causes.clock_offset(403, None, named.get("date"), 0.0, 0.0)
     for parse in (ranges.parse_content_range, ranges.parse_empty_range):
         parse(named.get("content-range", ""))
-    checksums.checksum_of(headers)
     etag = named.get("etag", "")
+    checksums.checksum_of(etag, headers)
     quoted_etag(etag)
     if is_strong_etag(etag):
         version = ObjectVersion(ObjectRef("b", "k"), etag, 5, headers)
