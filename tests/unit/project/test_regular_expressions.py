@@ -29,7 +29,7 @@ SHORT, LONG = 1024, 4096
 # Between linear, 4, and quadratic, 16.
 GROWTH_MAX = 8.0
 # An exponential or cubic expression must be stopped before it is given a long text.
-FIRST_LENGTHS, FIRST_S = (22, 128, SHORT), 0.03
+FIRST_LENGTHS, FIRST_S = (22, 128), 0.03
 
 
 class Calls(ast.NodeVisitor):
@@ -206,8 +206,10 @@ def slow_text(pattern: re.Pattern[Any], methods: set[str]) -> str | None:
                 return words
         # A first look says that almost all are quick; all others are measured again.
         if seconds(pattern, method, text(SHORT)) > FLOOR_S:
-            bound = GROWTH_MAX * max(FLOOR_S, least(SHORT))
-            if seconds(pattern, method, text(LONG)) > bound and least(LONG) > bound:
+            short = max(FLOOR_S, least(SHORT))
+            if short > FIRST_S or (
+                seconds(pattern, method, text(LONG)) > GROWTH_MAX * short and least(LONG) > GROWTH_MAX * short
+            ):
                 return words
     return None
 
