@@ -25,8 +25,8 @@ Fields = tuple[tuple[str, str], ...]
 
 _BOUNDARY = re.compile(r"[A-Za-z0-9'()+_,./:=? -]{0,69}[A-Za-z0-9'()+_,./:=?-]", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,256}", re.ASCII)
-# Of the Content-Type, and of the head of a part, whose longest names a file of 1,024 bytes. `email` takes quadratic
-# time for semicolons in quotes, and for many headers.
+# This bounds the Content-Type, and the head of a part, whose longest names a file of 1,024 bytes: `email` takes
+# quadratic time for semicolons in quotes, and for many headers.
 _HEAD_CHARS_MAX = 2048
 _FILE = "file"
 _FILENAME = "${filename}"
