@@ -18,7 +18,7 @@ from outrider.cli.mount.missing import complaint, facts
 from outrider.cli.mount.mounting import is_mounted
 from outrider.cli.mount.running_proxy import Who, asked
 from outrider.core.cache.freshness import Freshness
-from outrider.mount.listed import Version
+from outrider.mount.listed import FileVersion
 from outrider.mount.plain_gets import PlainGets
 from outrider.mount.target import Target
 from tests.support.child import program
@@ -215,7 +215,7 @@ async def test_bytes_come_without_a_signature_where_none_is_asked_for(bucket: Bu
 
     async def came(gets: PlainGets, start: int, size: int) -> bytes:
         target = Target(size)
-        await gets.fill(target, "a b/0.jpg", start, Version(len(IMAGE), etag, is_settled=True))
+        await gets.fill(target, "a b/0.jpg", start, FileVersion(len(IMAGE), etag, is_settled=True))
         return bytes(target.bytes[: target.came])
 
     def gets(proxy: Proxy) -> PlainGets:

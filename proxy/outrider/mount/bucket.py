@@ -16,7 +16,7 @@ from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListPage, parse_page
 from outrider.core.s3.list_walk import LIST_FORMS, NOT_UNDERSTOOD, ListWalk
 from outrider.core.s3.operation import Query
 from outrider.core.s3.ranges import parse_content_range
-from outrider.mount.listed import Told, Version
+from outrider.mount.listed import FileVersion, Told
 from outrider.mount.plain_gets import PlainGets
 from outrider.mount.target import Target
 from outrider.ports import Origin, OriginReply, OriginRequest
@@ -76,7 +76,7 @@ class Bucket:
         """None: there is no such object."""
         return await self._patiently(partial(self._head, key))
 
-    async def read_into(self, buffer: Target, key: str, start: int, version: Version) -> None:
+    async def read_into(self, buffer: Target, key: str, start: int, version: FileVersion) -> None:
         """Fill `buffer` with the bytes from `start` on. All of them take no Range.
 
         Raises:
@@ -106,7 +106,7 @@ class Bucket:
             told = dict(reply.headers)
             return Told.of(reply.content_length, told.get("etag", ""), parse_http_date(told.get("last-modified")))
 
-    async def _read_on(self, buffer: Target, key: str, start: int, version: Version) -> None:
+    async def _read_on(self, buffer: Target, key: str, start: int, version: FileVersion) -> None:
         """Goes on where a body broke off."""
         if not buffer.room:
             return
@@ -152,7 +152,7 @@ class Bucket:
         return page
 
 
-def _check(reply: OriginReply, start: int, version: Version) -> None:
+def _check(reply: OriginReply, start: int, version: FileVersion) -> None:
     """Raises Stale: the reply is not of `version`."""
     if reply.status in (404, 416):
         raise Stale

@@ -26,7 +26,7 @@ from typing import Any
 
 from outrider.mount import messages
 from outrider.mount.bucket import Bucket, Stale
-from outrider.mount.listed import ListTrust, Told, Verdict, verdict
+from outrider.mount.listed import ListTrust, SettleVerdict, Told, verdict
 from outrider.mount.listings import Listings
 from outrider.mount.messages import HEADER, READ, Op, Owner
 from outrider.mount.nodes import Directory, File, Node, Nodes, is_name, packed_name
@@ -234,14 +234,14 @@ class FileSystem:
             self._put_in_place(file, None)
             raise OSError(errno.ENOENT, "it is gone")
         found = verdict(file.told, told, is_settled=file.is_settled)
-        if found is Verdict.MISTOLD:
+        if found is SettleVerdict.MISTOLD:
             self._distrust_lists(file)
-        elif found is Verdict.SAME and not file.is_settled:
+        elif found is SettleVerdict.SAME and not file.is_settled:
             self._trust.confirm(file.told)
         # The kernel fills the room up to the end that it knows with zeros, and there is no safe moment to tell it of
         # another end while it reads: a file that is shorter than a LIST has shown becomes another file.
-        is_other = found is Verdict.MISTOLD and (not file.is_child or (is_read and told.size < file.size))
-        if found is Verdict.CHANGED or is_other:
+        is_other = found is SettleVerdict.MISTOLD and (not file.is_child or (is_read and told.size < file.size))
+        if found is SettleVerdict.CHANGED or is_other:
             self._put_in_place(file, told)
             raise self._outdated(file)
         file.learn(told, self._clock(), settled=True)

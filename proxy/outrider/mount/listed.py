@@ -34,7 +34,7 @@ class Told(NamedTuple):
         return self.seconds == other.seconds
 
 
-class Version(NamedTuple):
+class FileVersion(NamedTuple):
     """Replies to the GETs of a file must tell this version. `is_settled`: the object told so, and not a LIST alone."""
 
     size: int
@@ -51,19 +51,19 @@ class Version(NamedTuple):
         return self.is_settled or (size is not None and etag == self.etag != "")
 
 
-class Verdict(Enum):
+class SettleVerdict(Enum):
     SAME = "the object is as it was known"
     MISTOLD = "the LIST told something else of this very upload"
     CHANGED = "another version took its place"
 
 
-def verdict(known: Told, told: Told, *, is_settled: bool) -> Verdict:
+def verdict(known: Told, told: Told, *, is_settled: bool) -> SettleVerdict:
     """A HEAD tells `told` of a file that is known as `known`. `is_settled`: the object told so before;
     False: a LIST did, and no byte was read by it."""
     if known.is_version(told):
-        return Verdict.SAME
+        return SettleVerdict.SAME
     is_one_upload = known.seconds == told.seconds or not (known.seconds and told.seconds)
-    return Verdict.MISTOLD if is_one_upload and not is_settled else Verdict.CHANGED
+    return SettleVerdict.MISTOLD if is_one_upload and not is_settled else SettleVerdict.CHANGED
 
 
 class ListTrust:

@@ -10,7 +10,7 @@ from math import inf
 from typing import TypeVar
 
 from outrider.core.s3.list_page import Listed
-from outrider.mount.listed import Told, Version
+from outrider.mount.listed import FileVersion, Told
 from outrider.mount.messages import NAME_BYTES_MAX, Attributes
 
 ROOT = 1
@@ -55,8 +55,8 @@ class File:
         return Told(self.size, self.etag, self.time_ns // _NANOSECONDS)
 
     @property
-    def version(self) -> Version:
-        return Version(self.size, self.etag, self.is_settled)
+    def version(self) -> FileVersion:
+        return FileVersion(self.size, self.etag, self.is_settled)
 
     @property
     def name(self) -> str:

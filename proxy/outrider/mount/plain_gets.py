@@ -19,7 +19,7 @@ from outrider.ports import Clock, OriginRequest
 
 if TYPE_CHECKING:
     from outrider.adapters.origin.endpoint import Endpoint
-    from outrider.mount.listed import Version
+    from outrider.mount.listed import FileVersion
     from outrider.mount.target import Target
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -65,7 +65,7 @@ class PlainGets:
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._rest = b" HTTP/1.1\r\nHost: %s\r\n" % endpoint.host.encode()
 
-    async def fill(self, buffer: Target, key: str, start: int, version: Version) -> None:
+    async def fill(self, buffer: Target, key: str, start: int, version: FileVersion) -> None:
         """Fill `buffer` with the bytes of `version` from `start` on, as far as that goes without anything unusual."""
         if not self._room or not version.etag or self._clock() < self._rests_until:
             return
@@ -172,7 +172,7 @@ class _Connection(asyncio.BufferedProtocol):
         """Whether the last reply was read whole, and the next request may be sent."""
         return self._buffer is None and self._transport is not None
 
-    async def get(self, request: bytes, buffer: Target, start: int, version: Version, reply_s: float) -> None:
+    async def get(self, request: bytes, buffer: Target, start: int, version: FileVersion, reply_s: float) -> None:
         """Send `request`, and put the body into `buffer`. Returns when it is full, or when that will not be."""
         if self._transport is None:
             return

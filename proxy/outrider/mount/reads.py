@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from outrider.mount.bucket import Bucket, Stale
-from outrider.mount.listed import Version
+from outrider.mount.listed import FileVersion
 from outrider.mount.nodes import File
 from outrider.mount.target import Target
 from outrider.ports import Clock
@@ -91,7 +91,7 @@ class Reads:
         for key in [key for key in self._streams if key[0] == file.number]:
             del self._streams[key]
 
-    async def _read(self, file: File, version: Version, start: int, size: int) -> memoryview:
+    async def _read(self, file: File, version: FileVersion, start: int, size: int) -> memoryview:
         stop = min(start + size, file.size)
         if start >= stop:
             return memoryview(b"")
@@ -130,7 +130,7 @@ class Reads:
         self._spawn(self._fill(file, file.version, stream))
         return stream
 
-    async def _fill(self, file: File, version: Version, stream: _Stream) -> None:
+    async def _fill(self, file: File, version: FileVersion, stream: _Stream) -> None:
         try:
             await self._bucket.read_into(stream, file.key, stream.start, version)
         except Exception as error:  # noqa: BLE001 - its readers raise it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.mount.listed import ListTrust, Told, Verdict, Version, verdict
+from outrider.mount.listed import FileVersion, ListTrust, SettleVerdict, Told, verdict
 
 SIZES = st.sampled_from([-1, 0, 1, 100, 200])
 TOLD = st.builds(Told, SIZES, st.sampled_from(["", "a", "b", "a-2"]), st.sampled_from([0, 1000, 1001]))
@@ -20,8 +20,8 @@ def test_a_file_is_only_kept_as_it_is_where_nothing_contradicts_it(known: Told, 
         or (known.etag and told.etag and known.etag != told.etag)
         or (not (known.etag and told.etag) and known.seconds != told.seconds)
     )
-    assert (found is Verdict.SAME) is not contradicts
-    if found is Verdict.MISTOLD:
+    assert (found is SettleVerdict.SAME) is not contradicts
+    if found is SettleVerdict.MISTOLD:
         # Only what no byte was read by may become another version in place, and no date says that it was put again.
         assert not is_settled
         assert known.seconds == told.seconds or 0 in (known.seconds, told.seconds)
@@ -30,15 +30,15 @@ def test_a_file_is_only_kept_as_it_is_where_nothing_contradicts_it(known: Told, 
 @given(TOLD, BY_HEAD)
 def test_a_version_that_the_object_told_of_is_settled(known: Told, told: Told) -> None:
     """Else each read would fail, for ever."""
-    assert verdict(told, told, is_settled=True) is Verdict.SAME
-    assert verdict(known, told, is_settled=True) in (Verdict.SAME, Verdict.CHANGED)
+    assert verdict(told, told, is_settled=True) is SettleVerdict.SAME
+    assert verdict(known, told, is_settled=True) in (SettleVerdict.SAME, SettleVerdict.CHANGED)
 
 
 @given(TOLD, st.none() | st.sampled_from([0, 1, 100, 200]), st.sampled_from(["", '"a"', '"b"']), st.booleans())
 def test_a_reply_of_another_size_or_etag_is_never_taken(
     told: Told, size: int | None, etag: str, is_settled: bool
 ) -> None:
-    taken = Version(told.size, told.etag, is_settled).may_be(size, etag)
+    taken = FileVersion(told.size, told.etag, is_settled).may_be(size, etag)
     contradicts = (size is not None and size != told.size) or (etag and told.etag and etag.strip('"') != told.etag)
     proves = size == told.size and etag.strip('"') == told.etag != ""
     assert taken is (proves or (is_settled and not contradicts))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.process.system import new_event_loop
-from outrider.mount.listed import Version
+from outrider.mount.listed import FileVersion
 from outrider.mount.plain_gets import PlainGets
 from outrider.mount.target import Target
 from tests.support.fakes import FakeClock
@@ -73,13 +73,13 @@ async def before(
 
 async def whole(gets: PlainGets, size: int = 100, etag: str = "v1") -> Target:
     target = Target(size)
-    await gets.fill(target, "a b/c", 0, Version(size, etag, is_settled=True))
+    await gets.fill(target, "a b/c", 0, FileVersion(size, etag, is_settled=True))
     return target
 
 
 async def part(gets: PlainGets) -> Target:
     target = Target(20)
-    await gets.fill(target, "c", 40, Version(100, "v1", is_settled=True))
+    await gets.fill(target, "c", 40, FileVersion(100, "v1", is_settled=True))
     return target
 
 
