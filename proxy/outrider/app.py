@@ -36,6 +36,7 @@ from outrider.engine.status.held_datasets import HeldDatasets
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import background
 from outrider.http.admin.server import AdminServer
+from outrider.http.wire.acceptor import BACKLOG, Listener
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
 from outrider.ports import Clock
@@ -48,7 +49,6 @@ log = logging.getLogger(__name__)
 _INDEX_WAIT_S = 0.25
 # A start does not wait at all for a longer snapshot: 100,000 blocks take two seconds.
 _INDEX_WAIT_BYTES_MAX = 1024 * 1024
-_BACKLOG = 1024
 # The planner learns of hits this much later at most: far less than it takes to read a shard.
 _TICK_S = 0.05
 # A block that was being read when it was to be dropped is dropped this much later at most.
@@ -183,7 +183,7 @@ async def _upkeep(outrider: Outrider) -> None:
         outrider.control.maintenance.pinning.check_again()
 
 
-async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | None:
+async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | Listener | None:
     """Open both ports. Returns the listener of the S3 port; None: the workers have it."""
     settings = outrider.settings
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
@@ -193,16 +193,24 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
         None if outrider.cluster is None else outrider.cluster.map.told,
     )  # fmt: skip
     stack.push_async_callback(_shut_down, admin)
-    at_admin, outrider.admin = await _listen(admin, settings.admin, None)
+    at_admin, outrider.admin = await _listen(admin, settings.admin)
     stack.callback(at_admin.close)
     stack.push_async_callback(_shut_down, outrider.server)
-    listener = None
-    if settings.workers == 1:
-        listener, outrider.listen = await _listen(outrider.server, settings.listen, _tls(settings))
+    listener: asyncio.Server | Listener | None = None
+    if (tls := _tls(settings)) is not None:
+        listener = Listener(
+            [bind(*_host_and_port(settings.listen))], outrider.server, outrider.metrics.refused_connections, port="s3",
+            connections_max=outrider.server.accepted_max, connected=lambda: outrider.server.connected, tls=tls,
+        )  # fmt: skip
+        outrider.listen = f"{_host(settings.listen)}:{listener.number}"
+        stack.callback(listener.abort)
+        stack.callback(listener.close)
+    elif settings.workers == 1:
+        listener, outrider.listen = await _listen(outrider.server, settings.listen)
         stack.callback(listener.close)
     else:
         shared = bind(*_host_and_port(settings.listen))
-        shared.listen(_BACKLOG)
+        shared.listen(BACKLOG)
         outrider.server.work_with(settings.workers - 1, new_event_loop).listen(shared)
         outrider.listen = f"{_host(settings.listen)}:{shared.getsockname()[1]}"
     outrider.ready = True
@@ -217,16 +225,16 @@ def _peer_socket(settings: Settings, stack: AsyncExitStack) -> socket.socket | N
     return stack.enter_context(bind(*_host_and_port(settings.peer_listen_at)))
 
 
-async def _listen(server: Server, address: str, tls: ssl.SSLContext | None) -> tuple[asyncio.Server, str]:
+async def _listen(server: Server, address: str) -> tuple[asyncio.Server, str]:
     """By the loop's own `create_server`: aiohttp's runners import a router, middlewares and file responses, a megabyte
-    in all."""
+    in all. Without TLS a connection is the server's from its first moment, and is bounded there."""
     host, port = _host_and_port(address)
     loop = asyncio.get_running_loop()
     if ":" in host:
         # The loop's own socket at `::` would take IPv6 alone.
-        listener = await loop.create_server(server, sock=bind(host, port), ssl=tls, backlog=_BACKLOG)
+        listener = await loop.create_server(server, sock=bind(host, port), backlog=BACKLOG)
     else:
-        listener = await loop.create_server(server, host, port, ssl=tls, backlog=_BACKLOG)
+        listener = await loop.create_server(server, host, port, backlog=BACKLOG)
     return listener, f"{_host(address)}:{listener.sockets[-1].getsockname()[1]}"
 
 

@@ -70,11 +70,12 @@ from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.peer.gatekeeper import Gatekeeper
 from outrider.http.peer.handler import PeerHandler
 from outrider.http.peer.server import PeerServer
+from outrider.http.wire.acceptor import Listener
 from outrider.metrics import Metrics
 from outrider.ports import Clock
 from outrider.settings import Settings
 
-# Connections of other members beyond these are cut. Each holds a socket, its duplicate for `sendfile`, and a block.
+# More connections are turned away. Each holds a socket, its duplicate for `sendfile`, and a block.
 _CONNECTIONS_MAX = 512
 _READS_MAX = 256
 # Blocks are judged anew in such steps when the ring has changed: one takes a few milliseconds.
@@ -182,7 +183,7 @@ class Cluster:
         )  # fmt: skip
         gatekeeper = Gatekeeper(lambda: self._key.accepted, ReplayGuard(), time.time)
         handler = PeerHandler(service, gatekeeper, self._asker, self._metrics, reads_max=_READS_MAX)
-        self.server = PeerServer(handler, connections_max=_CONNECTIONS_MAX)
+        self.server = PeerServer(handler)
         self.part = ClusterPart(
             self.members, self._metrics, self._runtime.clock,
             source=self._settings.peers or "", domain=self._settings.peer_domain, near=self._near_here,
@@ -244,8 +245,11 @@ class Cluster:
         """Listen, and get to know the members. Returns the tasks that never end, once it is known who is there."""
         await self._transport.open()
         stack.push_async_callback(self._transport.close)
-        tls = None if self._tls is None else self._tls.server
-        listener = await asyncio.get_running_loop().create_server(self.server, sock=self.socket, ssl=tls)
+        listener = Listener(
+            [self.socket], self.server, self._metrics.refused_connections, port="peer",
+            connections_max=_CONNECTIONS_MAX, connected=lambda: len(self.server.connections),
+            tls=None if self._tls is None else self._tls.server,
+        )  # fmt: skip
         stack.push_async_callback(self._shut_down, listener)
         endless = {*self.members.start(), self._tasks.spawn(self._key.follow(), "peer key")}
         if self._tls is not None:
@@ -260,10 +264,11 @@ class Cluster:
         except TimeoutError:
             pass
 
-    async def _shut_down(self, listener: asyncio.Server) -> None:
+    async def _shut_down(self, listener: Listener) -> None:
         listener.close()
         self.server.pre_shutdown()
         await self.server.shutdown(1.0)
+        listener.abort()
 
     # -- blocks that have changed hands -------------------------------------------------------------------------------
 

@@ -211,6 +211,18 @@ class PeerMetrics:
         return name
 
 
+def refused_connections(registry: CollectorRegistry) -> Counter:
+    """The counter of a process's ports; see `http.wire.acceptor`."""
+    return Counter(
+        "outrider_refused_connections",
+        "Connections that were turned away before their first request; `why`: full (the port has no room), address "
+        "(one address has half of the room, and has not shown who it is), late (for its TLS handshake), or handshake "
+        "(it failed).",
+        ["port", "why"],
+        registry=registry,
+    )
+
+
 FIRST_BUCKET_S = 0.001
 """The upper bound of the first bucket of `Metrics.first_byte_s`."""
 
@@ -232,6 +244,7 @@ class Metrics:
             buckets=(FIRST_BUCKET_S, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
             registry=r,
         )
+        self.refused_connections = refused_connections(r)
         self.in_flight = Gauge("outrider_requests_in_flight", "Requests being answered now.", registry=r)
         self.origin_requests = Counter(
             "outrider_origin_requests",

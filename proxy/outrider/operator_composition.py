@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from outrider.adapters.kubernetes.certificates import X509Certifier
+from outrider.adapters.process.listening import bind
 from outrider.core.operator.leadership import RENEW_S
 from outrider.core.operator.pod_patch import Offers
 from outrider.engine.operator.event_writer import EventWriter
@@ -60,7 +62,13 @@ class Operator:
 
     @asynccontextmanager
     async def running(self, webhook: tuple[str, int], plain: tuple[str, int]) -> AsyncIterator[tuple[int, int]]:
-        """Yields the ports. Raises OSError: one of them cannot be listened on."""
+        """Yields the ports. A host is "" for all addresses. Raises OSError: one of them cannot be listened on."""
+        with _bound(webhook) as at_webhook, _bound(plain) as at_plain:
+            async with self._listening(at_webhook, at_plain) as ports:
+                yield ports
+
+    @asynccontextmanager
+    async def _listening(self, webhook: socket.socket, plain: socket.socket) -> AsyncIterator[tuple[int, int]]:
         loops = {
             "leader": self._lead, "rights": self._check, "holdings": self._ask, "certificates": self._keep,
             "gates": self._open, "warned": self._warned.step,
@@ -127,3 +135,8 @@ class Operator:
         if not self._leader.is_leader():
             return _FOLLOWER_S
         return await self._gates.step()
+
+
+def _bound(at: tuple[str, int]) -> socket.socket:
+    host, port = at
+    return bind(host or "::", port)

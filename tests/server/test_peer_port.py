@@ -29,8 +29,7 @@ from outrider.core.cluster.share_messages import SHARES_PATH, SharesAsked, quest
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, Piece
-from outrider.http.peer import connection
-from outrider.http.wire import sender
+from outrider.http.wire import bounded_head, sender
 from outrider.metrics import Metrics
 from tests.support.fake_peers import FakeMember
 from tests.support.fakes import ramp
@@ -349,7 +348,7 @@ async def test_the_send_buffer_of_a_nearby_member_is_larger_than_that_of_a_clien
 
 
 async def test_a_head_without_an_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_HEAD_TIMEOUT_S", 1e6)
+    monkeypatch.setattr(bounded_head, "HEAD_TIMEOUT_S", 1e6)
     async with asked_raw() as (_, wire, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
         writer.write(b"GET /bucket/key HTTP/1.1\r\n" + 3 * (b"x-a: " + b"b" * 60_000 + b"\r\n"))
@@ -359,7 +358,7 @@ async def test_a_head_without_an_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_head_that_takes_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_HEAD_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(bounded_head, "HEAD_TIMEOUT_S", 0.01)
     async with asked_raw() as (_, wire, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
         writer.write(b"GET /bucket/key HTTP/1.1\r\n")

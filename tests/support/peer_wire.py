@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from outrider.adapters.cluster.peer_client import PeerClient
+from outrider.adapters.process.listening import bind
 from outrider.core.cluster.member import WIRE_VERSIONS, Hello, Member
 from outrider.core.cluster.peer_wire import Asker
 from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.http.peer.gatekeeper import Gatekeeper
 from outrider.http.peer.handler import PeerHandler, PeerService
 from outrider.http.peer.server import PeerServer
+from outrider.http.wire.acceptor import Listener
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock
 
@@ -56,6 +57,7 @@ class PeerWire:
     client: PeerClient
     member: Member
     server: PeerServer
+    listener: Listener
 
     @property
     def port(self) -> int:
@@ -65,21 +67,26 @@ class PeerWire:
 @asynccontextmanager
 async def peer_wire(
     service: PeerService, *, owner: Side | None = None, edge: Side | None = None, reads_max: int = 64,
-    connections_max: int = 64, connections_per_peer: int = 64, receivers: int = 64,
+    connections_max: int = 64, connections_per_peer: int = 64, receivers: int = 64, handshake_timeout_s: float = 5.0,
 ) -> AsyncIterator[PeerWire]:  # fmt: skip
     owner, edge = owner or Side("owner"), edge or Side("edge")
     gatekeeper = Gatekeeper(lambda: owner.secrets, ReplayGuard(), owner.clock)
     handler = PeerHandler(service, gatekeeper, owner.asker, owner.metrics, reads_max=reads_max)
-    server = PeerServer(handler, connections_max=connections_max)
+    server = PeerServer(handler)
     client = PeerClient(
         edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1, tls=lambda: edge.tls,
         connections_per_peer=connections_per_peer, receivers=receivers,
     )  # fmt: skip
     async with AsyncExitStack() as stack:
-        listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0, ssl=owner.tls)
+        listener = Listener(
+            [bind("127.0.0.1", 0)], server, owner.metrics.refused_connections, port="peer",
+            connections_max=connections_max, connected=lambda: len(server.connections), tls=owner.tls,
+            handshake_timeout_s=handshake_timeout_s,
+        )  # fmt: skip
+        stack.callback(listener.abort)
         stack.push_async_callback(server.shutdown, 1.0)
         stack.callback(listener.close)
         await client.open()
         stack.push_async_callback(client.close)
-        address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-        yield PeerWire(owner, edge, client, Member(owner.name, address, "", 0, owner.cluster_id), server)
+        address = f"127.0.0.1:{listener.number}"
+        yield PeerWire(owner, edge, client, Member(owner.name, address, "", 0, owner.cluster_id), server, listener)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from outrider.metrics import refused_connections
+
 
 class OperatorMetrics:
     def __init__(self) -> None:
@@ -20,6 +22,7 @@ class OperatorMetrics:
         )
         self.gated = Gauge("outrider_operator_gated_pods", "Pods that wait for their data.", registry=self.registry)
         self.leader = Gauge("outrider_operator_leader", "1: this process opens gates.", registry=self.registry)
+        self.refused_connections = refused_connections(self.registry)
         self.failures = Counter(
             "outrider_operator_failures", "Rounds of a loop that failed, and are made again.", ["loop"],
             registry=self.registry,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -13,10 +15,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from outrider.core.operator.certificates import Issued
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.http.operator.admission import Admission, ReviewError
+from outrider.http.wire.acceptor import HANDSHAKE_TIMEOUT_S, Listener
+from outrider.http.wire.bounded_head import BoundedHeads
 
 # The API server takes objects of 3 MiB at most, and sends one in a review.
 _REVIEW_BYTES_MAX = 8 * 2**20
 _STOP_S = 5.0
+# An API server keeps a few connections for all of its reviews, and a cluster has a few API servers.
+_CONNECTIONS_MAX = 256
+_HEAD_BYTES_MAX = 64 * 1024
 
 
 class ServerCertificate:
@@ -51,10 +58,11 @@ class ServerCertificate:
 
 @asynccontextmanager
 async def listening(
-    admission: Admission, metrics: OperatorMetrics, certificate: ServerCertificate, *, webhook: tuple[str, int],
-    plain: tuple[str, int], is_ready: Callable[[], bool],
+    admission: Admission, metrics: OperatorMetrics, certificate: ServerCertificate, *, webhook: socket.socket,
+    plain: socket.socket, is_ready: Callable[[], bool], connections_max: int = _CONNECTIONS_MAX,
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> AsyncIterator[tuple[int, int]]:  # fmt: skip
-    """Yields the two ports. A host is "" for all addresses. Raises OSError: one cannot be listened on."""
+    """Yields the two ports. `webhook`, `plain`: bound sockets. `connections_max`: of each port."""
 
     async def mutate(request: web.Request) -> web.Response:
         try:
@@ -77,15 +85,26 @@ async def listening(
     pages.router.add_get("/healthz", health)
     pages.router.add_get("/readyz", ready)
     pages.router.add_get("/metrics", prometheus)
-    runners = [web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_S) for app in (hooks, pages)]
-    ports = []
-    try:
-        for runner, (host, port), context in zip(runners, (webhook, plain), (certificate.context, None), strict=True):
+    async with AsyncExitStack() as stack:
+        ports = []
+        for app, listening_at, name, tls in (
+            (hooks, webhook, "webhook", certificate.context), (pages, plain, "operator", None)
+        ):  # fmt: skip
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_S)
+            stack.push_async_callback(runner.cleanup)
             await runner.setup()
-            site = web.TCPSite(runner, host or None, port, ssl_context=context)
-            await site.start()
-            ports.append(int(runner.addresses[0][1]))
+            server = runner.server
+            assert server is not None
+            listener = Listener(
+                [listening_at], partial(BoundedHeads, server, _HEAD_BYTES_MAX, access_log=None),
+                metrics.refused_connections, port=name, connections_max=connections_max,
+                connected=partial(_connected, server), tls=tls, handshake_timeout_s=handshake_timeout_s,
+            )  # fmt: skip
+            stack.callback(listener.abort)
+            stack.callback(listener.close)
+            ports.append(listener.number)
         yield ports[0], ports[1]
-    finally:
-        for runner in runners:
-            await runner.cleanup()
+
+
+def _connected(server: web.Server) -> int:
+    return len(server.connections)

@@ -7,14 +7,13 @@ import logging
 from concurrent.futures import Executor
 from typing import Any, Protocol, cast
 
-from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 from aiohttp.web_server import Server
 
 from outrider.http.peer.gatekeeper import Refused
 from outrider.http.peer.handler import PeerHandler
-from outrider.http.wire.parser_guard import guarded
+from outrider.http.wire.bounded_head import BoundedHeads
 from outrider.http.wire.sender import TlsSender, wire_of
 
 log = logging.getLogger(__name__)
@@ -26,8 +25,6 @@ _HEAD_BYTES_MAX = 128 * 1024
 _LINE_BYTES_MAX = 16 * 1024
 _FIELD_BYTES_MAX = 64 * 1024
 _HEADERS_MAX = 64
-# A head comes in one piece, as a rule.
-_HEAD_TIMEOUT_S = 10.0
 # A member takes bytes in bursts, as it writes them to its disk meanwhile. With twice the buffer of a client its owner
 # waits for room half as often, which takes a fifth of the CPU time of a body. With four times as much, the pages leave
 # the processor's cache.
@@ -48,16 +45,11 @@ class ConnectionPort(Protocol):
         """The threads that wait for the disk."""
         ...
 
-    @property
-    def spare_connections(self) -> int:
-        """How many more connections there may be; a negative number: this one is too many."""
-        ...
 
-
-class PeerConnection(RequestHandler):
+class PeerConnection(BoundedHeads):
     """Owned by aiohttp's server. `wire` sends on it, as long as it is open."""
 
-    __slots__ = ("_head_bytes", "_head_timer", "closed", "is_ending", "port", "wire")
+    __slots__ = ("closed", "introduced", "is_ending", "port", "wire")
 
     def __init__(self, server: Server, port: ConnectionPort) -> None:
         options: dict[str, Any] = {
@@ -65,43 +57,25 @@ class PeerConnection(RequestHandler):
             "max_line_size": _LINE_BYTES_MAX, "max_field_size": _FIELD_BYTES_MAX, "max_headers": _HEADERS_MAX,
             "logger": log,
         }  # fmt: skip
-        super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self._parser = guarded(self._parser)
+        super().__init__(server, _HEAD_BYTES_MAX, **options)
         self.port = port
-        self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
         self.closed = asyncio.Event()
+        self.introduced = asyncio.Event()
+        """Set once a request had the signature of a member, and when the connection is lost."""
         self.is_ending = False
         """The request that is under way is the last one."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        is_one_too_many = self.port.spare_connections <= 0
         self.is_ending = self.port.is_ending
         super().connection_made(transport)
         # A cast, not an assertion: uvloop's transports are no subclasses of asyncio's.
         self.wire = wire_of(cast(asyncio.Transport, transport), self.port.readers, _NEAR_BUFFER_BYTES)
-        if is_one_too_many:
-            self.wire.abort()
-        else:
-            self._head_timer = self._loop.call_later(_HEAD_TIMEOUT_S, self._head_is_late)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._stop_head_timer()
         self.wire.lost()
         self.closed.set()
+        self.introduced.set()
         super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._has_request():
-            self._head_bytes = 0
-            self._stop_head_timer()
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > _HEAD_BYTES_MAX:
-            self.wire.abort()
-        elif self._head_timer is None:
-            self._head_timer = self._loop.call_later(_HEAD_TIMEOUT_S, self._head_is_late)
 
     def end(self) -> None:
         """The request that is under way is the last one. Without one, the connection is closed."""
@@ -112,20 +86,6 @@ class PeerConnection(RequestHandler):
         elif request is None or not request.body_exists:
             # aiohttp's `close` stops reading. A request whose body is on its way ends the connection by its reply.
             self.close()
-
-    def _has_request(self) -> bool:
-        """A request is under way, or about to begin."""
-        return self._request_in_progress or bool(self._messages)
-
-    def _head_is_late(self) -> None:
-        self._head_timer = None
-        if not self._has_request():
-            self.force_close()
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -70,6 +70,8 @@ class OnPort(Protocol):
     """The connection that a request came on."""
 
     wire: Sender
+    introduced: asyncio.Event
+    """To be set once a request had the signature of a member."""
 
 
 class PeerHandler:
@@ -95,9 +97,11 @@ class PeerHandler:
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         """Called by aiohttp with each request that its parser accepted."""
-        wire = cast(OnPort, request.protocol).wire
+        connection = cast(OnPort, request.protocol)
+        wire = connection.wire
         try:
             asker, headers, body_hash = self._gatekeeper.admit(request)
+            connection.introduced.set()
             if request.method == "POST":
                 return await self._control(request, wire, asker, headers, body_hash)
             return await self._read(request, wire, asker, headers)

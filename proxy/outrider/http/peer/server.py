@@ -19,24 +19,19 @@ _GOODBYE_S = 0.5
 
 
 class PeerServer(Server):
-    """The protocol factory of the peer port. `connections_max`: more connections are cut."""
+    """The protocol factory of the peer port."""
 
-    def __init__(self, handler: PeerHandler, *, connections_max: int) -> None:
+    def __init__(self, handler: PeerHandler) -> None:
         # A read whose member left is given up; a fill that it began goes on by itself.
         super().__init__(handler.handle, handler_cancellation=True)
         self.handler = handler
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-peer-read")
-        self._connections_max = connections_max
         self.is_ending = False
 
     @property
     def in_flight(self) -> int:
         """How many reads are under way."""
         return self.handler.in_flight
-
-    @property
-    def spare_connections(self) -> int:
-        return self._connections_max - len(self.connections)
 
     def pre_shutdown(self) -> None:
         """Every connection ends with the request that is under way."""

@@ -88,6 +88,11 @@ class S3Server(Server):
         """How many more clients may connect; a negative number counts the connections that are being turned away."""
         return self._connections_max - self.connected
 
+    @property
+    def accepted_max(self) -> int:
+        """How many connections there may be, those included that are refused with a reply."""
+        return self._connections_max + self.turned_away_max
+
     def work_with(self, threads: int, new_loop: NewLoop) -> Workers:
         """Let `threads` more loops, each in a thread of its own, answer hits."""
         fast_paths = [self._new_fast_path(AccessLog(), is_apart=True) for _ in range(threads)]

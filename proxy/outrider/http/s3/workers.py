@@ -10,16 +10,13 @@ neither speed them up nor slow them down (`docs/benchmarks.md`).
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from outrider.core.errors import S3Error, Signal
@@ -28,6 +25,7 @@ from outrider.http.record.record import Sent
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.port import WorkerPort
 from outrider.http.s3.slow_path_handoff import Begun
+from outrider.http.wire.acceptor import Acceptor
 from outrider.http.wire.sender import SocketSender
 
 log = logging.getLogger(__name__)
@@ -35,7 +33,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SWEEP_S = 60.0
-_ACCEPT_AGAIN_S = 0.05
 
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -273,50 +270,10 @@ class Workers:
         self._workers = [
             Worker(fast_path, port, readers, new_loop, idle_s, number) for number, fast_path in enumerate(fast_paths, 1)
         ]
-        self._listener: socket.socket | None = None
-        # Given up for a moment to accept a client for which there is no descriptor, and to close its connection: it
-        # would wait in the backlog until its own time-out. libuv does the same.
-        self._reserve = -1
+        self._acceptor: Acceptor | None = None
 
-    def listen(self, listener: socket.socket) -> None:
-        listener.setblocking(False)
-        self._listener = listener
-        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._resume()
-
-    def _resume(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        try:
-            client, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            self._turn_away()
-            return
-        client.setblocking(False)
-        self.place(client)
-
-    def _turn_away(self) -> None:
-        """Close the connection of a client for which there is no descriptor."""
-        assert self._listener is not None
-        if self._reserve >= 0:
-            os.close(self._reserve)
-            self._reserve = -1
-            with suppress(OSError):
-                self._listener.accept()[0].close()
-        try:
-            self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            # Another thread took it. The loop would call at once again.
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(self._listener.fileno())
-            loop.call_later(_ACCEPT_AGAIN_S, self._resume)
+    def listen(self, listening: socket.socket) -> None:
+        self._acceptor = Acceptor(listening, lambda client, _: self.place(client))
 
     def place(self, client: socket.socket) -> None:
         worker = min(self._workers, key=lambda worker: worker.load)
@@ -336,13 +293,8 @@ class Workers:
 
     def stop_listening(self) -> None:
         """Accept no more connections. Idle ones are closed, the others end with their next request."""
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
-        if self._reserve >= 0:
-            os.close(self._reserve)
-            self._reserve = -1
+        if self._acceptor is not None:
+            self._acceptor.close()
         for worker in self._workers:
             worker.end()
 

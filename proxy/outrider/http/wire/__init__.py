@@ -1,5 +1,7 @@
 """The HTTP on the wire: what is read from a socket beside aiohttp's parser, and all that is written to it.
 
+Connections: `acceptor` bounds those that have not shown who they are; `bounded_head` bounds the wait for a request.
+
 Reading: `parser_guard` turns any exception of aiohttp's parser into a refusal. `smuggling_guard` refuses requests that
 HTTP stacks read in different ways, and drops the headers that are for one connection only. `request_body` yields the
 body of a request, with a time limit and a least rate. `body_socket` gives a large body to a thread instead.
