@@ -181,8 +181,11 @@ class Cluster:
             self._layout, source, versions, store, flights, contents, version_lookup, self.reads, self.members,
             self._metrics, self._runtime.clock,
         )  # fmt: skip
-        gatekeeper = Gatekeeper(lambda: self._key.accepted, ReplayGuard(), time.time)
-        handler = PeerHandler(service, gatekeeper, self._asker, self._metrics, reads_max=_READS_MAX)
+        gatekeeper = Gatekeeper(self._membership.view.me.name, lambda: self._key.accepted, ReplayGuard(), time.time)
+        handler = PeerHandler(
+            service, gatekeeper, self._asker, lambda name: self.view().is_member(name), self._metrics,
+            reads_max=_READS_MAX,
+        )  # fmt: skip
         self.server = PeerServer(handler)
         self.part = ClusterPart(
             self.members, self._metrics, self._runtime.clock,

@@ -143,6 +143,8 @@ class UsageMetrics:
 
 # So many members have a label of their own.
 _PEER_LABELS_MAX = 64
+OTHER = "other"
+"""The label of all members beyond these, and of those that are in no list."""
 
 
 class PeerMetrics:
@@ -206,7 +208,7 @@ class PeerMetrics:
         """The label of a member: its name, or `other` for all members beyond the first 64."""
         if name not in self._labels:
             if len(self._labels) >= _PEER_LABELS_MAX:
-                return "other"
+                return OTHER
             self._labels.add(name)
         return name
 

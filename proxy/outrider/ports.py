@@ -416,8 +416,9 @@ class PeerTransport(Protocol):
         """
         ...
 
-    async def hello(self, address: str, mine: Hello) -> Hello:
-        """Tell a member who we are, and hear who it is. Raises PeerFailed."""
+    async def hello(self, address: str, mine: Hello, name: str = "") -> Hello:
+        """Tell a member who we are, and hear who it is. `name`: the member that is believed to be there, any other one
+        refuses; empty: it is not known. Raises PeerFailed."""
         ...
 
     async def forget(self, member: Member, message: Forget) -> None:

@@ -220,6 +220,14 @@ async def test_a_hello_is_answered_by_a_hello(wire: Wire) -> None:
     assert wire.service.met == [MINE]
 
 
+async def test_a_hello_is_refused_by_another_member_than_it_is_for(wire: Wire) -> None:
+    assert await wire.transport.hello(wire.member.address, MINE, "owner") == wire.service.mine
+    with pytest.raises(PeerFailed) as failed:
+        await wire.transport.hello(wire.member.address, MINE, "other")
+    assert failed.value.why == "refused"
+    assert wire.service.met == [MINE]
+
+
 async def test_a_forget_has_arrived_when_it_returns(wire: Wire) -> None:
     message = Forget("edge", 7, 4, (REF, "whole-bucket", ObjectRef("b", "k")), in_doubt=True)
     await wire.transport.forget(wire.member, message)

@@ -63,8 +63,10 @@ async def why(wire: PeerWire, size: int, member: Member | None = None) -> str:
 
 PEER_FIELDS = "v=1;from=edge;ring=ring;cluster=cluster;hops=1;class=demand;only-if-here=0;checksums=0;block=0"
 
+OF_A_STRANGER = PEER_FIELDS.replace("from=edge", "from=else")
 LATER_FIELDS = PEER_FIELDS.replace("v=1", "v=9")
 COMMAND = command_body(Command("edge", "put", "warm", "", "w", b"s3://bucket/"))
+HELLO = peer_control.hello_body(hello_of("edge"))
 FORGET = peer_control.forget_body(Forget("edge", 1, 1, ("b",)))
 
 
@@ -129,6 +131,8 @@ def refusals(wire: PeerWire) -> dict[str, float]:
         "cluster",
         "too large",
         "busy",
+        "receiver",
+        "stranger",
     )
     return {reason: count for reason in reasons if (count := wire.owner.refused(reason))}
 
@@ -236,6 +240,13 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (with_another_body, 403, "signature"),
         (saying(**{PEER: PEER_FIELDS.replace("hops=1", "hops=2")}), 400, "hops"),
         (saying(**{PEER: PEER_FIELDS.replace("hops=1", "hops=0")}), 400, "hops"),
+        (saying(**{PEER: f"{PEER_FIELDS};to=third"}), 403, "receiver"),
+        (saying(**{PEER: f"{PEER_FIELDS};to=owner;to=third"}), 400, "garbage"),
+        (saying(**{PEER: f"{PEER_FIELDS};to="}), 400, "garbage"),
+        (by("POST", peer_control.HELLO_PATH, HELLO, **{PEER: f"{PEER_FIELDS};to=third"}), 403, "receiver"),
+        (by("POST", COMMAND_PATH, COMMAND.replace(b"edge", b"else"), **{PEER: OF_A_STRANGER}), 403, "stranger"),
+        (by("POST", READS_PATH, reads_body(ReadsTold("else", 1, ())), **{PEER: OF_A_STRANGER}), 403, "stranger"),
+        (by("POST", ORDER_PATH, order_body(OrderTold("else", 1, 1, 1, "")), **{PEER: OF_A_STRANGER}), 403, "stranger"),
         (saying(**{PEER: PEER_FIELDS.replace("cluster=cluster", "cluster=other")}), 421, "cluster"),
         (saying(**{PEER: LATER_FIELDS}), 400, "wire"),
         (saying(**{PEER: PEER_FIELDS.replace("v=1", "v=0")}), 400, "wire"),
@@ -324,6 +335,79 @@ async def test_a_request_that_came_before_is_refused() -> None:
         assert [await raw.ask(headers) for _ in range(3)] == [206, 403, 403]
         assert refusals(wire) == {"replay": 2}
         assert len(service.asked) == 1
+
+
+async def test_a_recorded_request_is_refused_by_each_other_member_and_by_the_same_one() -> None:
+    """Each kind of request is replayed. Only the first hello to an address names no receiver: nobody is known there."""
+    async with (
+        peer_wire(member_with(ramp(SMALL))) as wire, peer_wire(member_with(ramp(SMALL)), owner=Side("third")) as third,
+        recorded(wire.port) as (port, requests),
+    ):  # fmt: skip
+        member, client = replace(wire.member, address=f"127.0.0.1:{port}"), wire.client
+        assert await read_whole(wire, SMALL, member) == ramp(SMALL)
+        await client.hello(member.address, hello_of("edge"), member.name)
+        await client.forget(member, Forget("edge", 1, 1, ("b",)))
+        await client.tell_reads(member, ReadsTold("edge", 1, ()))
+        await client.command(member, Command("edge", "put", "evict", "a-tenant", "e", b"s3://bucket/key"))
+        await client.shares(member, SharesAsked("edge"))
+        await client.tell_order(member, order_body(OrderTold("edge", 1, 1, 1, "")))
+        assert len(requests) == 7
+        for request in requests:
+            assert await answered(third.port, request) == 403
+            assert await answered(wire.port, request) == 403
+        assert (refusals(third), refusals(wire)) == ({"receiver": 7}, {"replay": 7})
+
+
+@asynccontextmanager
+async def recorded(port: int) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A relay before the port, at a port of its own, and the requests that came through it. Each has a connection."""
+    requests: list[bytes] = []
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        lengths = [line for line in request.lower().splitlines() if line.startswith(b"content-length:")]
+        request += await reader.readexactly(sum(int(line.partition(b":")[2]) for line in lengths))
+        requests.append(request)
+        inside, outside = await asyncio.open_connection("127.0.0.1", port)
+        outside.write(request.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+        writer.write(await inside.read())
+        for each in (writer, outside):
+            each.close()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], requests
+
+
+async def answered(port: int, request: bytes) -> int:
+    """The status of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    line = await reader.readline()
+    writer.close()
+    return int(line.split(b" ")[1])
+
+
+async def test_a_forget_of_a_member_that_no_list_has_yet_is_heeded() -> None:
+    """A write must not be lost since a list is late. It costs questions alone."""
+    async with asked_raw() as (raw, wire, service):
+        body = peer_control.forget_body(Forget("else", 1, 1, ("b",)))
+        ask = by("POST", peer_control.FORGET_PATH, body, **{PEER: OF_A_STRANGER})
+        assert await raw.ask(ask(raw)) == 200
+        assert ([each.sender for each in service.forgets], refusals(wire)) == (["else"], {})
+
+
+async def test_a_read_of_a_stranger_is_in_no_statistics_of_members() -> None:
+    async with asked_raw() as (raw, wire, _):
+        for name, ring in (("else", "other"), ("edge", "other")):
+            fields = PEER_FIELDS.replace("from=edge", f"from={name}").replace("ring=ring", f"ring={ring}")
+            assert await raw.ask(raw.signed(raw.headers(**{PEER: fields}))) == 206
+        await wire.server.idle()
+        value = wire.owner.metrics.value
+        assert value("outrider_peer_ring_disagreements_total") == 1
+        sent = {
+            name: value("outrider_peer_bytes_total", peer=name, direction="out") for name in ("else", "edge", "other")
+        }
+        assert sent == {"else": 0, "edge": 10, "other": 10}
 
 
 async def test_bytes_that_are_no_http_are_refused() -> None:
@@ -535,11 +619,13 @@ async def test_another_member_at_the_address_is_not_believed(size: int) -> None:
     service = member_with(ramp(size))
     async with peer_wire(service) as wire:
         other = replace(wire.member, name="other")
-        assert await why(wire, size, other) == "garbage"
+        assert await why(wire, size, other) == "refused"
+        wire.owner.calls_itself = "third"
+        assert await why(wire, size) == "garbage"
         with pytest.raises(PeerFailed, match="another member"):
-            await wire.client.forget(other, Forget("edge", 1, 1, ("bucket",)))
+            await wire.client.forget(wire.member, Forget("edge", 1, 1, ("bucket",)))
         for service.status in (404, 503):
-            assert await why(wire, size, other) == "garbage"
+            assert await why(wire, size) == "garbage"
 
 
 @SIZES

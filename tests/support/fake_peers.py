@@ -147,9 +147,12 @@ class FakePeers:
         finally:
             self.under_way -= 1
 
-    async def hello(self, address: str, mine: Hello) -> Hello:
+    async def hello(self, address: str, mine: Hello, name: str = "") -> Hello:
         self.hellos.append(address)
-        return (await self._service(address)).hello(mine)
+        service = await self._service(address)
+        if name and isinstance(service, FakeMember) and service.mine.member.name != name:
+            raise PeerFailed("refused")
+        return service.hello(mine)
 
     async def forget(self, member: Member, message: Forget) -> None:
         self.forgets.append((member.name, message))

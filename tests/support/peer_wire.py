@@ -36,9 +36,13 @@ class Side:
     clock: FakeClock = field(default_factory=lambda: FakeClock(NOW_S))
     metrics: Metrics = field(default_factory=Metrics)
     tls: ssl.SSLContext | None = None
+    members: set[str] = field(default_factory=lambda: {"edge"})
+    """The names in its list."""
+    calls_itself: str = ""
+    """In its answers; empty: its name."""
 
     def asker(self) -> Asker:
-        return Asker(self.name, self.ring, self.cluster_id, self.hops, self.wire)
+        return Asker(self.calls_itself or self.name, self.ring, self.cluster_id, self.hops, self.wire)
 
     def refused(self, why: str) -> float:
         return self.metrics.value("outrider_peer_refused_total", why=why)
@@ -70,8 +74,10 @@ async def peer_wire(
     connections_max: int = 64, connections_per_peer: int = 64, receivers: int = 64, handshake_timeout_s: float = 5.0,
 ) -> AsyncIterator[PeerWire]:  # fmt: skip
     owner, edge = owner or Side("owner"), edge or Side("edge")
-    gatekeeper = Gatekeeper(lambda: owner.secrets, ReplayGuard(), owner.clock)
-    handler = PeerHandler(service, gatekeeper, owner.asker, owner.metrics, reads_max=reads_max)
+    gatekeeper = Gatekeeper(owner.name, lambda: owner.secrets, ReplayGuard(), owner.clock)
+    handler = PeerHandler(
+        service, gatekeeper, owner.asker, owner.members.__contains__, owner.metrics, reads_max=reads_max
+    )
     server = PeerServer(handler)
     client = PeerClient(
         edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1, tls=lambda: edge.tls,

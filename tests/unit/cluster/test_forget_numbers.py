@@ -94,7 +94,18 @@ def test_a_new_process_of_a_known_member_is_a_gap_once() -> None:
     assert not forgets.came("b", 2, 2, 1.0)
     assert forgets.told("b", 3, 0, 2.0)
     assert forgets.due_at is None
-    assert forgets.told("b", 2, 2, 2.0)  # of a clock that was set back: another process as well
+    assert forgets.told("b", 0, 0, 2.0)  # of a clock that was set back: another process as well
+
+
+def test_two_processes_of_one_name_are_a_gap_once() -> None:
+    """Not each time that the other one is heard of again."""
+    forgets = received(1, 2)
+    assert forgets.told("b", 2, 0, 1.0)
+    for number in range(1, 9):
+        assert not forgets.came("b", 2, number, 1.0)
+        assert not forgets.came("b", 1, 2 + number, 1.0)
+        assert not forgets.told("b", 1, 2 + number, 1.0)
+    assert forgets.due_at is None
 
 
 @pytest.mark.parametrize(("first", "is_gap"), [(0, False), (1, True), (7, True)])

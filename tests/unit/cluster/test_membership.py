@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.cluster.member import Hello, Listed
+from outrider.core.cluster.forget_numbers import ReceivedForgets
+from outrider.core.cluster.member import Hello, Listed, Member
 from outrider.core.cluster.membership import AWAY_S, PREVIOUS_S, Domain
+from outrider.core.cluster.view import Why
 from outrider.core.model import ObjectRef
 from tests.unit.cluster.nodes import GIB, WALL_S, Node, hello, member, under
 
@@ -518,15 +520,54 @@ def test_the_state_of_a_member_tells_its_clock_and_its_ring() -> None:
 
 def test_a_greeting_of_a_member_that_is_not_known_as_it_is_now_is_news() -> None:
     node = Node()
-    assert not node.membership.is_news(hello("b"))  # not listed
+    assert node.membership.news_from(hello("b")) is None  # not listed
     node.lists("a", "b")
-    assert node.membership.is_news(hello("b"))
+    assert node.membership.news_from(hello("b")) == "b:9482"
     node.hears("b")
-    assert not node.membership.is_news(hello("b"))
-    assert node.membership.is_news(hello("b", 101))
-    assert node.membership.is_news(hello("b", leaving=True))
+    assert node.membership.news_from(hello("b")) is None
+    assert node.membership.news_from(hello("b", 101)) == "b:9482"
+    assert node.membership.news_from(hello("b", leaving=True)) == "b:9482"
     node.fails("b")
-    assert node.membership.is_news(hello("b"))
+    assert node.membership.news_from(hello("b")) == "b:9482"
+
+
+def test_a_greeting_does_not_say_where_its_member_is() -> None:
+    """Otherwise a stranger with the key could have its own address asked for blocks."""
+    node = Node().knows("ab")
+    elsewhere = hello(under(member("b"), "evil:1"), 101)
+    assert node.membership.news_from(elsewhere) == "b:9482"
+    node.lists("a", Listed("10.0.0.1:1"))
+    assert node.membership.news_from(elsewhere) is None
+
+
+def test_a_member_is_one_that_a_list_has_or_had() -> None:
+    node = Node()
+    assert not node.membership.view.is_member("b")
+    node.lists("a", "b")
+    assert node.membership.view.is_member("b"), "before it was greeted"
+    assert not node.membership.view.is_member("c")
+    assert not node.membership.view.is_member("a"), "another process of this node's name"
+    node.hears("b")
+    node.lists("a", "c", "d")
+    assert node.membership.view.is_member("b"), "a list may lose it for a moment"
+    node.passes(AWAY_S / 2)
+    node.passes(AWAY_S)
+    assert not node.membership.view.is_member("b")
+
+
+def test_numbers_of_what_is_left_out_do_not_count() -> None:
+    node = Node()
+    counts = node.membership.counts
+    assert counts("b", 100), "it may have joined just now"
+    node.lists("a", Listed("x:1"), Listed("y:1"), Listed("z:1", "c"))
+    node.hears(hello("b", 200), at="x:1")
+    node.hears(hello("b", 100), at="y:1")
+    node.hears(hello("d", 100), at="z:1")
+    assert node.left_out == [("b", "duplicate name"), ("d", "name")]
+    assert (counts("b", 200), counts("b", 100), counts("b", 300)) == (True, False, True)
+    assert (counts("d", 100), counts("a", 100), counts("a", 101)) == (False, False, False)
+    node.hears(hello(replace(member("b"), cluster_id="c2"), 201), at="x:1")
+    assert not counts("b", 201)
 
 
 # -- whatever happens -----------------------------------------------------------------------------------------------
@@ -556,6 +597,61 @@ def apply(node: Node, event: tuple[str, object, object]) -> None:
             node.hears(hello(name), at=f"{other}:9482")
         case ("pass", float(seconds), _):
             node.passes(seconds)
+
+
+@dataclass
+class Process:
+    """`number`: of the last forget that it sent. `lags`: it sends them to its own members alone."""
+
+    name: str
+    address: str
+    boot: int
+    cluster_id: str
+    number: int = 0
+
+
+processes = st.lists(
+    st.builds(
+        Process, st.sampled_from("abc"), st.sampled_from(["v:1", "x:1", "y:1", "z:1"]), st.integers(1, 200),
+        st.sampled_from(["c1", "c1", "c2"]),
+    ),
+    min_size=1, max_size=5, unique_by=(lambda each: each.address, lambda each: each.boot),
+)  # fmt: skip
+
+
+@given(
+    processes,
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["greeted", "greets", "writes", "silent"])), max_size=60),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_process_makes_a_node_doubt_its_versions_once_at_most(
+    there: list[Process], acts: list[tuple[int, str]]
+) -> None:
+    """Whichever names and cluster ids are mixed up in a list. Processes of this node's cluster send each forget to it,
+    others none."""
+    node, forgets, gaps = Node(), ReceivedForgets(), 0
+    node.lists(*(Listed(each.address) for each in there))
+    for at, act in acts:
+        each = there[at % len(there)]
+        fits = each.cluster_id == "c1"
+        said = Hello(Member(each.name, each.address, "z1", GIB, each.cluster_id), each.boot, "", each.number, WALL_S)
+        if act == "silent":
+            node.membership.unheard(each.address, node.now)
+        elif act == "writes":
+            each.number += 1
+            if fits and node.membership.counts(each.name, each.boot):
+                gaps += forgets.came(each.name, each.boot, each.number, node.now)
+        elif act == "greeted" or fits:
+            if act == "greeted":
+                node.hears(said)
+            if node.membership.counts(each.name, each.boot):
+                gaps += forgets.told(each.name, each.boot, each.number, node.now)
+        node.now += 1
+        gaps += forgets.passed(node.now)
+        named = {left.name for left in node.membership.view.left_out if left.why is Why.DUPLICATE}
+        assert named == set(node.membership.view.names_used_twice)
+        assert all(len(at) > 1 for at in node.membership.view.names_used_twice.values())
+    assert gaps <= len(there)
 
 
 @given(st.lists(events, max_size=25))

@@ -144,23 +144,25 @@ class PeerClient:
         finally:
             connection.release()
 
-    async def hello(self, address: str, mine: Hello) -> Hello:
-        body = await self._post(address, peer_control.HELLO_PATH, peer_control.hello_body(mine))
+    async def hello(self, address: str, mine: Hello, name: str = "") -> Hello:
+        body = await self._post(
+            address, peer_control.HELLO_PATH, peer_control.hello_body(mine), replace(self._asker(), receiver=name), name
+        )
         try:
             return peer_control.parse_hello(body)
         except WireError as error:
             raise PeerFailed("garbage", str(error)) from error
 
     async def forget(self, member: Member, message: Forget) -> None:
-        await self._post(member.address, peer_control.FORGET_PATH, peer_control.forget_body(message), member)
+        await self._post_to(member, peer_control.FORGET_PATH, peer_control.forget_body(message))
 
     async def tell_reads(self, member: Member, message: ReadsTold) -> None:
-        await self._post(member.address, READS_PATH, reads_body(message), member)
+        await self._post_to(member, READS_PATH, reads_body(message))
 
     async def command(self, member: Member, command: Command) -> CommandAnswer:
         reserves = (command.folder, command.verb) == ("pin", "put")
-        body = await self._post(
-            member.address, COMMAND_PATH, command_body(command), member,
+        body = await self._post_to(
+            member, COMMAND_PATH, command_body(command),
             timeout_s=_RESERVE_TIMEOUT_S if reserves else _COMMAND_TIMEOUT_S,
         )  # fmt: skip
         try:
@@ -169,19 +171,19 @@ class PeerClient:
             raise PeerFailed("garbage", str(error)) from error
 
     async def shares(self, member: Member, question: SharesAsked) -> Sequence[DatasetShare]:
-        body = await self._post(member.address, SHARES_PATH, question_body(question), member)
+        body = await self._post_to(member, SHARES_PATH, question_body(question))
         try:
             return parse_shares(body)
         except WireError as error:
             raise PeerFailed("garbage", str(error)) from error
 
     async def tell_order(self, member: Member, body: bytes) -> None:
-        await self._post(member.address, ORDER_PATH, body, member)
+        await self._post_to(member, ORDER_PATH, body)
 
     def _asker_to(self, member: Member) -> Asker:
         """This member, in the newest version that both speak."""
         asker = self._asker()
-        return asker if member.wire[1] >= asker.wire else replace(asker, wire=member.wire[1])
+        return replace(asker, wire=min(asker.wire, member.wire[1]), receiver=member.name)
 
     async def _connection(self, member: Member) -> asyncio.Semaphore:
         """The right to one connection, to be released. Raises PeerFailed: none came free."""
@@ -218,21 +220,28 @@ class PeerClient:
         response = await self._request(head.method, target, head.path, headers, None, timeout)
         return HttpReply(response, _NotCounted()), headers["authorization"]
 
-    async def _post(
-        self, address: str, path: str, body: bytes, member: Member | None = None,
-        *, timeout_s: float = _CONTROL_TIMEOUT_S,
+    async def _post_to(
+        self, member: Member, path: str, body: bytes, *, timeout_s: float = _CONTROL_TIMEOUT_S
     ) -> bytes:  # fmt: skip
-        """The body of the answer. `member`: the one that must answer; None: any. Raises PeerFailed."""
+        """The body of the answer. Raises PeerFailed."""
+        return await self._post(
+            member.address, path, body, self._asker_to(member), member.name, timeout_s=timeout_s
+        )  # fmt: skip
+
+    async def _post(
+        self, address: str, path: str, body: bytes, asker: Asker, name: str, *, timeout_s: float = _CONTROL_TIMEOUT_S
+    ) -> bytes:  # fmt: skip
+        """The body of the answer. `name`: of the member that must answer; empty: any. Raises PeerFailed."""
         tls = self._tls()
         target = Endpoint(f"{'http' if tls is None else 'https'}://{address}", "", ForwardProxy())
-        headers = peer_wire.control_headers(self._asker() if member is None else self._asker_to(member))
+        headers = peer_wire.control_headers(asker)
         headers = self._signed("POST", target.host, path, headers, sha256(body).hexdigest())
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
         response = await self._request("POST", target, path, headers, body, timeout)
         async with response:
             if response.status != 200:
                 raise _not_believed(response.status)
-            if member is not None and response.headers.get(peer_wire.FROM) != member.name:
+            if name and response.headers.get(peer_wire.FROM) != name:
                 raise PeerFailed("garbage", "another member answers")
             if (response.content_length or 0) > peer_control.BODY_BYTES_MAX:
                 raise PeerFailed("garbage", "the body is too long")

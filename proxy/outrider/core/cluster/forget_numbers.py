@@ -26,7 +26,6 @@ class SentForgets:
 
 @dataclass(slots=True)
 class _Sender:
-    boot: int
     # All numbers up to `done` came; of those up to `highest`, the `ahead` came.
     done: int = 0
     highest: int = 0
@@ -42,12 +41,13 @@ class ReceivedForgets:
     A member whose process is not known had sent nothing when it began. So its first number is a gap unless it is 1, and
     so is its first hello unless that tells 0: a forget may have been sent before this node began, or while it could not
     be reached. A new process of a known member is always a gap: the last forgets of the one before may have been
-    missed.
+    missed. Each process is counted by itself, so that two of one name do not look like one that begins again and again.
     """
 
     def __init__(self, senders_max: int = _SENDERS_MAX) -> None:
         self._senders_max = senders_max
-        self._senders: dict[str, _Sender] = {}
+        # The process that was heard of last is the last one.
+        self._senders: dict[tuple[str, int], _Sender] = {}
 
     @property
     def due_at(self) -> float | None:
@@ -74,15 +74,16 @@ class ReceivedForgets:
         return bool(lost)
 
     def _sender(self, sender: str, boot: int) -> tuple[_Sender, bool]:
-        """The record of a process, and whether a process before it is known."""
-        known = self._senders.get(sender)
-        if known is not None and known.boot == boot:
-            return known, False
-        if known is None and len(self._senders) >= self._senders_max:
-            # It counts as unknown when it is heard of again: a gap, unless it has sent nothing.
-            del self._senders[next(iter(self._senders))]
-        fresh = self._senders[sender] = _Sender(boot)
-        return fresh, known is not None
+        """The record of a process, and whether it is new while another one of its name is known."""
+        known = self._senders.pop((sender, boot), None)
+        is_other = known is None and any(name == sender for name, _ in self._senders)
+        if known is None:
+            known = _Sender()
+            if len(self._senders) >= self._senders_max:
+                # It counts as unknown when it is heard of again: a gap, unless it has sent nothing.
+                del self._senders[next(iter(self._senders))]
+        self._senders[sender, boot] = known
+        return known, is_other
 
     def _told(self, known: _Sender, number: int, now: float) -> bool:
         before = known.done

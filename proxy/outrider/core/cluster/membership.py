@@ -127,7 +127,8 @@ class Membership:
             self._learn(address, hello, now, wall_s)
         elif self._left_out.get(address) != misfit:
             self._left_out[address] = misfit
-            self._changes.append(Change("left out", misfit.name, f"{misfit.why}: {misfit.detail}"))
+            event = "name used twice" if misfit.why is Why.DUPLICATE else "left out"
+            self._changes.append(Change(event, misfit.name, f"{misfit.why}: {misfit.detail}"))
         self._renew(now)
 
     def unheard(self, address: str, now: float) -> None:
@@ -144,13 +145,32 @@ class Membership:
             self._changes.append(Change("leaving", name))
             self._renew(now)
 
-    def is_news(self, hello: Hello) -> bool:
-        """Whether a member that greeted this node is to be greeted at once: it is listed, and has not answered as it is
-        now. A greeting is no answer: it does not show that the member can be reached."""
+    def news_from(self, hello: Hello) -> str | None:
+        """The address at which a member that greeted this node is to be greeted at once, since it has not answered as
+        it is now; None: it need not be. A greeting is no answer: it does not show that the member can be reached. The
+        address is that of the list: whoever has the key might tell another one, and be asked for blocks there."""
+        entry = self._list.entry_of(hello.member.address, hello.member.name)
         known = self._known.get(hello.member.name)
-        if known is None:
-            return self._list.entry_of(hello.member.address, hello.member.name) is not None
-        return (known.boot, known.is_alive, known.is_leaving) != (hello.boot, hello.is_ready, hello.is_leaving)
+        if entry is None or (
+            known is not None
+            and (known.boot, known.is_alive, known.is_leaving) == (hello.boot, hello.is_ready, hello.is_leaving)
+        ):
+            return None
+        return entry.address
+
+    def counts(self, name: str, boot: int) -> bool:
+        """Whether the numbers of this process are those of a member. One that is left out does not tell this node of
+        its writes, or not all of them: each of its numbers would be a gap. A process that is not known yet counts, so
+        that no number of a member that has just joined is missed."""
+        return name != self._me.member.name and all(
+            (left.name, left.boot) != (name, boot) for left in self._left_out.values()
+        )
+
+    def name_at(self, address: str) -> str:
+        """The member that answers at the address; empty: none does."""
+        return next(
+            (name for name, known in self._known.items() if known.answers and known.member.address == address), ""
+        )
 
     def i_leave(self, now: float) -> None:
         """This node is about to stop: it takes no new blocks."""
@@ -199,17 +219,17 @@ class Membership:
     def _misfit(self, address: str, hello: Hello) -> LeftOut | None:
         member, mine = hello.member, self._me.member
         if member.cluster_id != mine.cluster_id:
-            return LeftOut(address, member.name, Why.CLUSTER_ID, member.cluster_id)
+            return LeftOut(address, member.name, Why.CLUSTER_ID, member.cluster_id, hello.boot)
         if member.wire[1] < mine.wire[0] or mine.wire[1] < member.wire[0]:
-            return LeftOut(address, member.name, Why.WIRE, f"{member.wire[0]} to {member.wire[1]}")
+            return LeftOut(address, member.name, Why.WIRE, f"{member.wire[0]} to {member.wire[1]}", hello.boot)
         entry = self._list.at(address)
         if entry is not None and entry.name not in ("", member.name):
-            return LeftOut(address, member.name, Why.NAME, entry.name)
+            return LeftOut(address, member.name, Why.NAME, entry.name, hello.boot)
         known = self._known.get(member.name)
         if member.name == mine.name:
-            return LeftOut(address, member.name, Why.DUPLICATE, mine.address)
+            return LeftOut(address, member.name, Why.DUPLICATE, mine.address, hello.boot)
         if known is not None and known.answers and known.member.address != address and hello.boot < known.boot:
-            return LeftOut(address, member.name, Why.DUPLICATE, known.member.address)
+            return LeftOut(address, member.name, Why.DUPLICATE, known.member.address, hello.boot)
         return None
 
     def _learn(self, address: str, hello: Hello, now: float, wall_s: float) -> None:

@@ -3,7 +3,8 @@
 A read is a GET, or a HEAD for the version alone, of `/BUCKET/KEY`. Its headers:
 
 range              the bytes, as `bytes=FIRST-LAST`
-x-outrider-peer    `v=2;from=NAME;ring=DIGEST;cluster=ID;class=demand;hops=1;only-if-here=0;checksums=0;block=INDEX`
+x-outrider-peer    `v=2;from=NAME;ring=DIGEST;cluster=ID;hops=1;to=NAME;class=demand;only-if-here=0;checksums=0;
+                   block=INDEX`
 x-outrider-known   the known version, in base64 of JSON; absent: none is
 
 An answer of status 200, 206, 304 or 412 has `x-outrider-from`, the name of the member that gives it. It has
@@ -63,13 +64,15 @@ _NOT_IN_VALUE = re.compile("[\0\r\n]")
 @dataclass(frozen=True, slots=True)
 class Asker:
     """The member that asks. `ring`: the digest of its ring. `hops`: 1, or the request has been passed on. `wire`: the
-    version that it speaks in this request, 1 or more; see `is_spoken`."""
+    version that it speaks in this request, 1 or more; see `is_spoken`. `receiver`: the name of the member that is
+    asked; empty: a hello to an address at which no member is known yet, or a request of a member before 0.3."""
 
     name: str
     ring: str
     cluster_id: str
     hops: int = 1
     wire: int = WIRE_VERSIONS[1]
+    receiver: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,8 @@ def parse_asker(headers: Mapping[str, str]) -> Asker:
     name = matched(NAME, fields.get("from", ""), "from")
     wire = number(fields.get("v", ""), "v")
     ring, cluster_id = (matched(WORD, fields.get(field, ""), field) for field in ("ring", "cluster"))
-    return Asker(name, ring, cluster_id, number(fields.get("hops", ""), "hops"), wire)
+    receiver = matched(NAME, fields["to"], "to") if "to" in fields else ""
+    return Asker(name, ring, cluster_id, number(fields.get("hops", ""), "hops"), wire, receiver)
 
 
 def parse_read(method: str, raw_path: str, headers: Mapping[str, str]) -> PeerRead:
@@ -286,7 +290,8 @@ def _header_of(pair: object) -> tuple[str, str]:
 
 
 def _asker_fields(asker: Asker) -> str:
-    return f"v={asker.wire};from={asker.name};ring={asker.ring};cluster={asker.cluster_id};hops={asker.hops}"
+    to = f";to={asker.receiver}" if asker.receiver else ""
+    return f"v={asker.wire};from={asker.name};ring={asker.ring};cluster={asker.cluster_id};hops={asker.hops}{to}"
 
 
 def _fields(headers: Mapping[str, str]) -> dict[str, str]:

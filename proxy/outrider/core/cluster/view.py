@@ -30,6 +30,8 @@ class LeftOut:
     name: str
     why: Why
     detail: str
+    boot: int = 0
+    """The boot of the process; see `Hello`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,8 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A fact for the log. `event`: joined, left, away, back, leaving, moved (its address changed), left out, ring,
-    list doubted, list believed."""
+    """A fact for the log. `event`: joined, left, away, back, leaving, moved (its address changed), left out, name used
+    twice, ring, list doubted, list believed."""
 
     event: str
     name: str = ""
@@ -85,6 +87,24 @@ class View:
     answering: Sequence[Member] = ()
     """The others that hear of writes: those in `alive`, and those that still read their index. These serve clients,
     too."""
+
+    def is_member(self, name: str) -> bool:
+        """Whether another process may be the member of this name: a list of now has it, or one of the last minutes
+        had it. It is not asked whether it answers, since the list may know of it before it was greeted."""
+        if name == self.me.name:
+            return False
+        return any(state.member.name == name for state in self.states) or any(
+            entry.name == name for entry in self.silent
+        )
+
+    @property
+    def names_used_twice(self) -> Mapping[str, Sequence[str]]:
+        """The names to which several processes answer, with their addresses. Only the one that began last is asked."""
+        at: dict[str, set[str]] = {}
+        for left in self.left_out:
+            if left.why is Why.DUPLICATE:
+                at.setdefault(left.name, {left.detail}).add(left.address)
+        return {name: sorted(addresses) for name, addresses in at.items()}
 
     def taker(self, ref: ObjectRef, index: int) -> Member:
         """The member that a missing block is asked of, this node included."""

@@ -130,10 +130,13 @@ class Forgets:
 
     # -- received -----------------------------------------------------------------------------------------------------
 
-    def told(self, message: Forget) -> None:
-        """A member is about to write, or has written."""
+    def told(self, message: Forget, *, counts: bool = True) -> None:
+        """A member is about to write, or has written. `counts`: its numbers are heeded, see `Membership.counts`; the
+        names are forgotten in any case."""
         self._forgetter.forget(message.names, in_doubt=message.in_doubt)
         self._metrics.peers.forgets.labels("received").inc()
+        if not counts:
+            return
         self._heed(
             message.sender,
             is_gap=self._received.came(message.sender, message.boot, message.number, self._runtime.clock()),

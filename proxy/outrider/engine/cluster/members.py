@@ -31,7 +31,7 @@ _TICK_S = 1.0
 _HELLO_PATIENCE_S = 2.0
 # A stop waits no longer for the members to hear of it.
 _GOODBYE_S = 0.25
-_EVENTS_LOGGED_AS_WARNINGS = frozenset({"left out", "list doubted"})
+_LEVELS = {"left out": logging.WARNING, "list doubted": logging.WARNING, "name used twice": logging.ERROR}
 
 
 class Forgetting(Protocol):
@@ -49,7 +49,9 @@ class Forgetting(Protocol):
         """A member told the number of its last forget."""
         ...
 
-    def told(self, message: Forget) -> None: ...
+    def told(self, message: Forget, *, counts: bool) -> None:
+        """A member is about to write, or has written. `counts`: its numbers are heeded."""
+        ...
 
 
 class Keeper(Protocol):
@@ -147,21 +149,25 @@ class Members:
         task.add_done_callback(lambda _: self._greeting.discard(address))
 
     async def _greeted(self, address: str) -> None:
-        hello = asyncio.ensure_future(self._transport.hello(address, self.mine()))
+        name = self._membership.name_at(address)
+        hello = asyncio.ensure_future(self._transport.hello(address, self.mine(), name))
         if await within(hello, _HELLO_PATIENCE_S, self._runtime) and hello.exception() is None:
             self._heard(address, hello.result())
         else:
             self._membership.unheard(address, self._runtime.clock())
             self._changed()
+            if name and hello.done() and getattr(hello.exception(), "why", "") == "refused":
+                # Perhaps another member is there now, which has refused a hello that was not for it.
+                self._due[address] = self._runtime.clock()
 
     async def greet(self, member: Member) -> None:
         """Raises PeerFailed: the member does not answer."""
-        self._heard(member.address, await self._transport.hello(member.address, self.mine()))
+        self._heard(member.address, await self._transport.hello(member.address, self.mine(), member.name))
 
     def _heard(self, address: str, hello: Hello) -> None:
         self._membership.heard(address, hello, self._runtime.clock(), self._wall_clock())
-        self.health.of(hello.member.name).greeted(hello.boot, self._runtime.clock())
-        if hello.member.name != self.view.me.name:
+        if self._membership.counts(hello.member.name, hello.boot):
+            self.health.of(hello.member.name).greeted(hello.boot, self._runtime.clock())
             self._forgets.heard(hello)
         self._changed()
         for hear in self.on_hello:
@@ -217,13 +223,14 @@ class Members:
             if theirs.is_leaving:
                 self._membership.leaves(theirs.member.name, theirs.boot, self._runtime.clock())
                 self._changed()
-            self._forgets.heard(theirs)
-            if self._membership.is_news(theirs):
-                self._greet_soon(theirs.member.address)
+            if self._membership.counts(theirs.member.name, theirs.boot):
+                self._forgets.heard(theirs)
+            if (address := self._membership.news_from(theirs)) is not None:
+                self._greet_soon(address)
         return self.mine()
 
     def told(self, message: Forget) -> None:
-        self._forgets.told(message)
+        self._forgets.told(message, counts=self._membership.counts(message.sender, message.boot))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -239,7 +246,7 @@ class Members:
 
     async def _say_goodbye(self, member: Member) -> None:
         try:
-            await self._transport.hello(member.address, self.mine())
+            await self._transport.hello(member.address, self.mine(), member.name)
         except PeerFailed as error:
             log.debug("a member did not hear that this one leaves", extra={"peer": member.name, "why": error.why})
 
@@ -257,5 +264,5 @@ class Members:
 
 
 def _log(change: Change) -> None:
-    level = logging.WARNING if change.event in _EVENTS_LOGGED_AS_WARNINGS else logging.INFO
+    level = _LEVELS.get(change.event, logging.INFO)
     log.log(level, "members changed", extra={"change": change.event, "peer": change.name, "detail": change.detail})

@@ -26,9 +26,11 @@ class Refused(Exception):
 
 
 class Gatekeeper:
-    """`secrets`: the keys of the cluster of now, any of which may have signed. `clock`: the wall clock."""
+    """`name`: of this member. `secrets`: the keys of the cluster of now, any of which may have signed. `clock`: the
+    wall clock."""
 
-    def __init__(self, secrets: Callable[[], Sequence[str]], guard: ReplayGuard, clock: Clock) -> None:
+    def __init__(self, name: str, secrets: Callable[[], Sequence[str]], guard: ReplayGuard, clock: Clock) -> None:
+        self._name = name
         self._secrets = secrets
         self._guard = guard
         self._clock = clock
@@ -62,6 +64,9 @@ class Gatekeeper:
             raise Refused(400, "garbage") from error
         if asker.hops != 1:
             raise Refused(400, "hops")
+        # Not the Host: a member is reached by names, addresses and ports that it does not know of.
+        if asker.receiver not in ("", self._name):
+            raise Refused(403, "receiver")
         if not self._guard.admit(asker.name, boot, number, now):
             raise Refused(403, "replay")
         return asker, values, body_hash

@@ -35,7 +35,7 @@ from outrider.http.record.record import Sent
 from outrider.http.wire.reply import Reply
 from outrider.http.wire.request_body import client_body
 from outrider.http.wire.sender import Sender
-from outrider.metrics import Metrics
+from outrider.metrics import OTHER, Metrics
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +75,17 @@ class OnPort(Protocol):
 
 
 class PeerHandler:
-    """`this`: the name, ring and cluster of this member. `reads_max`: more reads at once are told to ask elsewhere."""
+    """`this`: the name, ring and cluster of this member. `is_member`: whether another process of this name is one.
+    `reads_max`: more reads at once are told to ask elsewhere."""
 
     def __init__(
-        self, service: PeerService, gatekeeper: Gatekeeper, this: Callable[[], Asker], metrics: Metrics,
-        *, reads_max: int,
+        self, service: PeerService, gatekeeper: Gatekeeper, this: Callable[[], Asker], is_member: Callable[[str], bool],
+        metrics: Metrics, *, reads_max: int,
     ) -> None:  # fmt: skip
         self._service = service
         self._gatekeeper = gatekeeper
         self._this = this
+        self._is_member = is_member
         self._metrics = metrics.peers
         self._reads_max = reads_max
         self.in_flight = 0
@@ -133,7 +135,7 @@ class PeerHandler:
             read = peer_wire.parse_read(request.method, request.raw_path, headers)
         except WireError as error:
             raise Refused(400, "garbage") from error
-        if asker.ring != this.ring:
+        if asker.ring != this.ring and self._is_member(asker.name):
             self._metrics.ring_disagreements.inc()
         if self.in_flight >= self._reads_max:
             self._metrics.refused.labels("busy").inc()
@@ -168,7 +170,8 @@ class PeerHandler:
 
         def ended(_: Reply, sent: Sent, __: str | None) -> None:
             self._end()
-            self._metrics.bytes.labels(self._metrics.label(sender), "out").inc(sum(sent.values()))
+            label = self._metrics.label(sender) if self._is_member(sender) else OTHER
+            self._metrics.bytes.labels(label, "out").inc(sum(sent.values()))
 
         headers = self._gatekeeper.proved(asked, answer.status, headers)
         length = None if answer.extent is None else answer.extent.length
@@ -216,16 +219,19 @@ class PeerHandler:
         if isinstance(message, SharesAsked):
             shares = shares_body(await self._service.shares())
             return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, shares), shares)
-        self._heed(message)
+        self._heed(message, asker)
         return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name))
 
-    def _heed(self, message: Forget | ReadsTold | OrderTold) -> None:
+    def _heed(self, message: Forget | ReadsTold | OrderTold, asker: Asker) -> None:
+        """Raises Refused."""
+        if isinstance(message, Forget):
+            self._service.forget(message)
+            return
+        self._check_member(asker)
         if isinstance(message, ReadsTold):
             self._service.told_reads(message)
-        elif isinstance(message, OrderTold):
-            self._service.told_order(message)
         else:
-            self._service.forget(message)
+            self._service.told_order(message)
 
     async def _command(
         self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
@@ -242,9 +248,16 @@ class PeerHandler:
             raise Refused(400, "garbage") from error
         if command.sender != asker.name:
             raise Refused(400, "garbage")
+        self._check_member(asker)
         told = answer_body(await self._service.command(command))
         name = ((peer_wire.FROM, this.name),)
         return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, told), told)
+
+    def _check_member(self, asker: Asker) -> None:
+        """Raises Refused. A forget needs no list: one of a member that has just joined must not be lost, and it costs
+        questions alone. A hello needs none, since a list may be late."""
+        if not self._is_member(asker.name):
+            raise Refused(403, "stranger")
 
     async def _body(
         self, request: BaseRequest, wire: Sender, body_hash: str, bytes_max: int = peer_control.BODY_BYTES_MAX
