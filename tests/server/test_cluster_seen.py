@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.child import free_ports
 from tests.support.command import Command
 from tests.support.nodes import Nodes, until
 from tests.support.proxy import Proxy
@@ -98,6 +100,39 @@ def test_the_members_are_shown_with_what_came_from_each(nodes: Nodes, command: C
     assert told["near_bytes"] > 0
     assert f"{theirs['requests']}" in rows["node-2"]
     assert metric(nodes, 'outrider_peer_members{state="alive"}') == 1
+
+
+@contextmanager
+def twins(bucket: Bucket, directory: Path) -> Iterator[tuple[Proxy, Proxy, list[str]]]:
+    """Two members of one name that know of each other, and their addresses."""
+    (directory / "peers.key").write_text("k" * 64)
+    (directory / "peers.key").chmod(0o600)
+    at = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    (directory / "members").write_text("\n".join(at))
+    shared: dict[str, Any] = {
+        "peers": f"file:{directory / 'members'}", "peer_key_file": str(directory / "peers.key"), "peer_name": "twin",
+    }  # fmt: skip
+    with Proxy(bucket, peer_listen=at[0], **shared) as first, Proxy(bucket, peer_listen=at[1], **shared) as second:
+        at.sort()
+        for proxy in (first, second):
+            until(lambda proxy=proxy: proxy.status()["cluster"]["names_used_twice"] == {"twin": at}, "two of the name")
+        yield first, second, at
+
+
+def test_a_name_that_is_used_twice_is_said_loudly(
+    bucket: Bucket, command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At each of both: in the log, by `cluster`, and by `stats`. See test_doctor_peers for the doctor."""
+    caplog.set_level("ERROR")
+    with twins(bucket, tmp_path) as (first, second, at):
+        for proxy in (first, second):
+            shown = command.run("cluster", "--admin", proxy.outrider.admin).stdout
+            assert f"WARNING: twin is the name of several members: {', '.join(at)}. Give each" in shown
+            assert (
+                "twin is the name of several" in command.run("stats", "--once", "--admin", proxy.outrider.admin).stdout
+            )
+    said = [vars(record) for record in caplog.records if record.message == "members changed"]
+    assert [(each["change"], each["peer"]) for each in said] == [("name used twice", "twin")] * 2
 
 
 def test_the_owners_of_an_object_are_the_same_at_each_member(nodes: Nodes, command: Command) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.server.test_cluster_seen import twins
 from tests.support.browser import browser, needs_chromium
 from tests.support.nodes import Nodes, until
 from tests.support.proxy import Proxy
@@ -325,6 +326,17 @@ def test_a_node_alone_shows_no_cluster(proxy: Proxy, opened: Callable[..., Page]
     assert page.locator("#cluster").is_hidden()
     assert page.locator("#total-peer").count() == 0
     assert complaints == []
+
+
+def test_a_name_that_is_used_twice_stands_above_the_members(
+    bucket: Bucket, tmp_path: Path, opened: Callable[..., Page], complaints: list[str]
+) -> None:
+    with twins(bucket, tmp_path) as (proxy, _, at):
+        said = opened(proxy).locator(
+            "#cluster-wrong", has_text=f"twin is the name of several members: {', '.join(at)}."
+        )
+        said.wait_for()
+        assert complaints == []
 
 
 def test_the_members_of_a_cluster_are_shown_and_one_that_goes(

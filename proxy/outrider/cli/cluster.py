@@ -59,6 +59,7 @@ def line(told: Status) -> str:
     count = Counter(member["state"] for member in told["members"])
     words = [f"{count['alive']} of {counted(len(told['members']), 'member')} alive"]
     words += [f"{count[state]} {state.replace('_', ' ')}" for state in ("away", "left_out") if count[state]]
+    words += [f"{shown(name)} is the name of several" for name in told.get("names_used_twice", {})]
     came = sum(member["bytes_in"] or 0 for member in told["members"])
     sent = sum(member["bytes_out"] or 0 for member in told["members"])
     return (
@@ -77,6 +78,11 @@ def _show(told: Status) -> None:
         f"members from {shown(told['source'])}"
     )
     typer.echo(f"{line(told)}\n")
+    for name, at in told.get("names_used_twice", {}).items():
+        typer.echo(
+            f"WARNING: {shown(name)} is the name of several members: {', '.join(at)}. "
+            "Give each its own --peer-name: only the one that began last is asked.\n"
+        )
     console.print(_table(told))
     for note in _notes(told):
         typer.echo(note)

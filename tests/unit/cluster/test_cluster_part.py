@@ -90,6 +90,21 @@ def test_members_that_do_not_fit_are_left_out_with_the_reason() -> None:
     assert seen.told["b"]["address"] == "b:9482"
 
 
+def test_a_name_that_is_used_twice_is_told_with_both_addresses() -> None:
+    seen = Members(Node())
+    seen.node.lists("a", Listed("x:1"), Listed("y:1"), Listed("z:1"))
+    seen.node.hears(hello("b", 200), at="x:1")
+    assert seen.part.document()["names_used_twice"] == {}
+    seen.node.hears(hello("b", 100), at="y:1")
+    seen.node.hears(hello("a", 100_000), at="z:1")
+    assert seen.part.document()["names_used_twice"] == {"a": ["a:9482", "z:1"], "b": ["x:1", "y:1"]}
+    assert seen.node.events[-2:] == [("name used twice", "b"), ("name used twice", "a")]
+    seen.node.hears(hello("b", 100), at="y:1")
+    assert seen.node.events == [], "said once"
+    seen.node.lists("a", Listed("x:1"))
+    assert seen.part.document()["names_used_twice"] == {}
+
+
 def test_members_that_are_slow_or_fail_are_left_out_with_the_reason() -> None:
     seen = Members(Node().knows("abc"))
     seen.health.of("b").leave_out(seen.node.now)

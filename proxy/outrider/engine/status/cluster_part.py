@@ -71,6 +71,7 @@ class ClusterPart:
             "cluster_id": view.me.cluster_id,
             "is_listed": view.is_listed,
             "is_leaving": mine.is_leaving,
+            "names_used_twice": {name: list(at) for name, at in sorted(view.names_used_twice.items())},
             "members": members,
             "states": {state: sum(member["state"] == state for member in members) for state in STATES},
             "ring_disagreements": int(_by_labels(self._metrics.peers.ring_disagreements).get((), 0)),
