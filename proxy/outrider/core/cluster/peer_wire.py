@@ -65,7 +65,7 @@ _NOT_IN_VALUE = re.compile("[\0\r\n]")
 class Asker:
     """The member that asks. `ring`: the digest of its ring. `hops`: 1, or the request has been passed on. `wire`: the
     version that it speaks in this request, 1 or more; see `is_spoken`. `receiver`: the name of the member that is
-    asked; empty: a hello to an address at which no member is known yet, or a request of a member before 0.3."""
+    asked; empty: a hello to an address at which no member is known yet."""
 
     name: str
     ring: str
