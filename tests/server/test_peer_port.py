@@ -61,10 +61,10 @@ async def why(wire: PeerWire, size: int, member: Member | None = None) -> str:
 
 # -- who is let in --------------------------------------------------------------------------------------------------
 
-PEER_FIELDS = "v=2;from=edge;ring=ring;cluster=cluster;hops=1;class=demand;only-if-here=0;checksums=0;block=0"
+PEER_FIELDS = "v=1;from=edge;ring=ring;cluster=cluster;hops=1;class=demand;only-if-here=0;checksums=0;block=0"
 
 OF_A_STRANGER = PEER_FIELDS.replace("from=edge", "from=else")
-LATER_FIELDS = PEER_FIELDS.replace("v=2", "v=9")
+LATER_FIELDS = PEER_FIELDS.replace("v=1", "v=9")
 COMMAND = command_body(Command("edge", "put", "warm", "", "w", b"s3://bucket/"))
 HELLO = peer_control.hello_body(hello_of("edge"))
 FORGET = peer_control.forget_body(Forget("edge", 1, 1, ("b",)))
@@ -249,7 +249,7 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (by("POST", ORDER_PATH, order_body(OrderTold("else", 1, 1, 1, "")), **{PEER: OF_A_STRANGER}), 403, "stranger"),
         (saying(**{PEER: PEER_FIELDS.replace("cluster=cluster", "cluster=other")}), 421, "cluster"),
         (saying(**{PEER: LATER_FIELDS}), 400, "wire"),
-        (saying(**{PEER: PEER_FIELDS.replace("v=2", "v=1")}), 400, "wire"),
+        (saying(**{PEER: PEER_FIELDS.replace("v=1", "v=0")}), 400, "wire"),
         (by("POST", peer_control.FORGET_PATH, FORGET, **{PEER: LATER_FIELDS}), 400, "wire"),
         (saying(**{PEER: ""}), 400, "garbage"),
         (saying(**{SEQUENCE: "x"}), 400, "garbage"),
@@ -315,11 +315,11 @@ async def test_a_member_of_a_later_version_is_greeted() -> None:
 
 async def test_an_older_member_is_asked_in_its_own_version() -> None:
     service = member_with(ramp(SMALL))
-    async with peer_wire(service, edge=Side("edge", wire=3)) as wire:
+    async with peer_wire(service, edge=Side("edge", wire=2)) as wire:
         assert await read_whole(wire, SMALL) == ramp(SMALL)
         await wire.client.forget(wire.member, Forget("edge", 1, 1, ("b",)))
         assert (len(service.forgets), refusals(wire)) == (1, {})
-        both = replace(wire.member, wire=(2, 3))
+        both = replace(wire.member, wire=(1, 2))
         assert await why(wire, SMALL, both) == "refused", "it is asked in the newest version that both speak"
 
 
@@ -736,7 +736,7 @@ async def test_a_stop_lets_a_read_end_and_then_its_connection() -> None:
 # -- what is believed of a server that is none of ours --------------------------------------------------------------
 
 KNOWN_VERSION = Confirmed(ObjectVersion(REF, '"etag"', 10 * LARGE), 0.0)
-KNOWN_TOLD = "x-outrider-known: eyJldGFnIjoiXCJldGFnXCIiLCJzaXplIjoxMDQ4NTc2MCwiYWdlIjowLCJzZXR0bGVkIjpmYWxzZSwibW9kaWZpZWQiOiIifQ=="
+KNOWN_TOLD = "x-outrider-known: eyJldGFnIjoiXCJldGFnXCIiLCJzaXplIjoxMDQ4NTc2MCwiYWdlIjowLCJzZXR0bGVkIjpmYWxzZX0="
 FROM_OWNER = "x-outrider-from: owner"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from outrider.adapters.cluster.peer_client import PeerClient
 from outrider.adapters.process.listening import bind
-from outrider.core.cluster.member import WIRE_VERSIONS, Hello, Member
+from outrider.core.cluster.member import Hello, Member
 from outrider.core.cluster.peer_wire import Asker
 from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.http.peer.gatekeeper import Gatekeeper
@@ -32,7 +32,7 @@ class Side:
     ring: str = "ring"
     cluster_id: str = "cluster"
     hops: int = 1
-    wire: int = WIRE_VERSIONS[1]
+    wire: int = 1
     clock: FakeClock = field(default_factory=lambda: FakeClock(NOW_S))
     metrics: Metrics = field(default_factory=Metrics)
     tls: ssl.SSLContext | None = None

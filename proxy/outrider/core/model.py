@@ -130,6 +130,19 @@ def is_strong_etag(etag: str | None) -> bool:
     return etag is not None and _STRONG_ETAG.fullmatch(etag) is not None
 
 
+# S3's ETags: the MD5 of the content, or of the MD5s of its parts.
+_HASH = re.compile('"([0-9A-Fa-f]{32})(-[0-9]{1,5})?"')
+# Two MD5s in 10^10 have no more than six of the sixteen digits. Constants that stores send for want of a hash, such as
+# zeros alone, have fewer.
+_DIGITS_MIN = 7
+
+
+def is_hash(etag: str) -> bool:
+    """Whether the ETag can be a hash of the content, as S3's are. The form alone proves nothing."""
+    match = _HASH.fullmatch(etag)
+    return match is not None and len(set(match[1].lower())) >= _DIGITS_MIN
+
+
 def is_sendable(value: str) -> bool:
     """Whether the HTTP library can send a header value that came from the wire: bytes that are no UTF-8 come as
     surrogate escapes, which it refuses."""

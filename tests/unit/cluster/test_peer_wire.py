@@ -233,7 +233,6 @@ RIGHT = (
     [
         (FROM, "other"), (FROM, None), (KNOWN, known_value(size=11, modified="")), (KNOWN, None),
         (KNOWN, known_value(size=10, modified="", etag='"f"')), (KNOWN, known_value(size=10, modified="later")),
-        (KNOWN, known_value(size=10)),
         *((DIGEST, value) for value in ("xxh3", "xxh3:", "xxh3:XY", "xxh3:" + "0" * 200)),
         *(("content-range", value) for value in (None, "bytes 2-3/*", "bytes 2-4/10", "bytes 1-3/10", "bytes 2-2/10",
                                                  "bytes 2-3/11", "bytes 3-2/10", "2-3/10", "bytes 2-3/10,")),
@@ -324,3 +323,15 @@ def test_no_request_raises_anything_else(method: str, path: str, sent: dict[str,
 def test_no_answer_raises_anything_else(read: PeerRead, status: int, told: dict[str, str], length: int | None) -> None:
     told[FROM] = "owner"
     tried(lambda: parse_answer(read, status, tuple(told.items()), length, "owner"))
+
+
+@pytest.mark.parametrize(("etag", "is_believed"), [('"9a0364b9e99bb480dd25e1f0284c8555"', True), ('"constant"', False)])
+def test_a_member_that_tells_no_date_is_believed_only_of_a_hash(etag: str, is_believed: bool) -> None:
+    version = ObjectVersion(REF, etag, 10, (("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT"),))
+    read = replace(KNOWN_READ, known=Confirmed(version, 0.0))
+    answer = tuple((name, known_value(size=10, etag=etag)) if name == KNOWN else (name, value) for name, value in RIGHT)
+    if is_believed:
+        assert parse_answer(read, 206, answer, 2, "owner").confirmed == Confirmed(version, 0.0)
+    else:
+        with pytest.raises(WireError):
+            parse_answer(read, 206, answer, 2, "owner")

@@ -45,11 +45,12 @@ def test_what_is_told_arrives() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"objects": None}, {"objects": [["b", "k", '"e"', 1, ""]] * (OBJECTS_MAX + 1)},
+        {"objects": None}, {"objects": [["b", "k", '"e"', 1]] * (OBJECTS_MAX + 1)},
         *({"objects": [[*told]]} for told in (
-            ("b", "k", '"e"', 1), ("b", "", '"e"', 1, ""), ("b", "k", 'W/"e"', 1, ""), ("b", "k", '"e"', -1, ""),
-            ("b", "k", '"e"', True, ""), ("b", "\ud800", '"e"', 1, ""), ("b", "k", '"e"', 1, None), "bkes1",
+            ("b", "k", '"e"'), ("b", "", '"e"', 1), ("b", "k", 'W/"e"', 1), ("b", "k", '"e"', -1),
+            ("b", "k", '"e"', True), ("b", "\ud800", '"e"', 1), "bkes",
         )),
+        {"modified": None}, {"modified": [""]}, {"modified": ["", 1]}, {"modified": "ab"},
         {"list": "-"}, {"at": -1}, {"at": None}, {"more": 1}, {"client": None},
     ],
 )  # fmt: skip

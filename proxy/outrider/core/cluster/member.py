@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WIRE_VERSIONS = (2, 2)
+WIRE_VERSIONS = (1, 1)
 """The lowest and the highest version of the wire that this code speaks."""
 
 

@@ -3,7 +3,7 @@
 A read is a GET, or a HEAD for the version alone, of `/BUCKET/KEY`. Its headers:
 
 range              the bytes, as `bytes=FIRST-LAST`
-x-outrider-peer    `v=2;from=NAME;ring=DIGEST;cluster=ID;hops=1;to=NAME;class=demand;only-if-here=0;checksums=0;
+x-outrider-peer    `v=1;from=NAME;ring=DIGEST;cluster=ID;hops=1;to=NAME;class=demand;only-if-here=0;checksums=0;
                    block=INDEX`
 x-outrider-known   the known version, in base64 of JSON; absent: none is
 
@@ -43,7 +43,16 @@ from outrider.core.cluster.wire_forms import (
     truth,
     whole,
 )
-from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_strong_etag, is_too_long, shared_headers
+from outrider.core.model import (
+    Extent,
+    Headers,
+    ObjectRef,
+    ObjectVersion,
+    is_hash,
+    is_strong_etag,
+    is_too_long,
+    shared_headers,
+)
 
 PEER, KNOWN = "x-outrider-peer", "x-outrider-known"
 FROM, DIGEST, SEQUENCE = "x-outrider-from", "x-outrider-digest", "x-outrider-seq"
@@ -65,7 +74,7 @@ _NOT_IN_VALUE = re.compile("[\0\r\n]")
 class Asker:
     """The member that asks. `ring`: the digest of its ring. `hops`: 1, or the request has been passed on. `wire`: the
     version that it speaks in this request, 1 or more; see `is_spoken`. `receiver`: the name of the member that is
-    asked; empty: a hello to an address at which no member is known yet."""
+    asked; empty: a hello to an address at which no member is known yet, or a request of a member before 0.3."""
 
     name: str
     ring: str
@@ -216,9 +225,12 @@ def _answered_version(read: PeerRead, status: int, values: Mapping[str, str]) ->
     known = read.known
     if known is None or status == 200:
         return _confirmed(told, read.ref)
-    if (told.get("etag"), told.get("size"), told.get("modified")) != known.version.identity:
+    version = known.version
+    # A member before 0.3 tells no date. Its blocks may be of another one, which matters unless the ETag is a hash.
+    undated = version.identity.modified if is_hash(version.etag) else ""
+    if (told.get("etag"), told.get("size"), told.get("modified", undated)) != version.identity:
         raise WireError("the version is not the one that was asked for")
-    return Confirmed(known.version, seconds(told, "age"), is_settled=truth(told, "settled"))
+    return Confirmed(version, seconds(told, "age"), is_settled=truth(told, "settled"))
 
 
 def _answered_extent(

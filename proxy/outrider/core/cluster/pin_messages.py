@@ -58,7 +58,8 @@ def parse_pins(told: dict[str, Any]) -> Sequence[PinTold]:
 def page_told(page: PinPage) -> dict[str, Any]:
     return {
         "client": page.client, "at": page.at, "list": base64.b64encode(page.body).decode(), "more": page.more,
-        "objects": [[*ref, *identity] for ref, identity in page.objects],
+        "objects": [[*ref, identity.etag, identity.size] for ref, identity in page.objects],
+        "modified": [identity.modified for _, identity in page.objects],
     }  # fmt: skip
 
 
@@ -67,20 +68,24 @@ def parse_page(told: dict[str, Any]) -> PinPage:
     objects = told.get("objects")
     if not isinstance(objects, list) or len(objects) > OBJECTS_MAX:
         raise WireError("objects: not a list, or too long")
+    # Members before 0.3 tell no dates.
+    dates = told.get("modified", [""] * len(objects))
+    if not isinstance(dates, list) or len(dates) != len(objects):
+        raise WireError("modified: not a list, or of another length")
     try:
         body = base64.b64decode(text(told.get("list"), "list"), validate=True)
     except (binascii.Error, ValueError) as error:
         raise WireError("list: no base64") from error
     return PinPage(
-        text(told.get("client"), "client"), seconds(told, "at"), body, [_object(each) for each in objects],
+        text(told.get("client"), "client"), seconds(told, "at"), body, list(map(_object, objects, dates)),
         truth(told, "more"),
     )  # fmt: skip
 
 
-def _object(told: object) -> PinnedObject:
-    if not isinstance(told, list) or len(told) != 5:
+def _object(told: object, date: object) -> PinnedObject:
+    if not isinstance(told, list) or len(told) != 4:
         raise WireError("objects: not of their form")
-    bucket, key, etag, modified = (text(field, "objects") for field in (*told[:3], told[4]))
+    bucket, key, etag, modified = (text(field, "objects") for field in (*told[:3], date))
     if not bucket or not key or quoted_etag(etag) is None:
         raise WireError("objects: no name, or no ETag")
     return ObjectRef(bucket, key), VersionIdentity(etag, whole({"size": told[3]}, "size"), modified)

@@ -6,26 +6,15 @@ earlier ones. A date has a resolution of one second: an ETag that is no hash, an
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from cachetools import LRUCache
 
+from outrider.core.model import is_hash
 from outrider.core.origin.oddities import Oddity
 
 _NAMES_MAX = 10_000
-# S3's ETags: the MD5 of the content, or of the MD5s of its parts.
-_HASH = re.compile('"([0-9A-Fa-f]{32})(-[0-9]{1,5})?"')
-# Two MD5s in 10^10 have no more than six of the sixteen digits. Constants that stores send for want of a hash, such as
-# zeros alone, have fewer.
-_DIGITS_MIN = 7
 _OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
-
-
-def is_hash(etag: str) -> bool:
-    """Whether the ETag can be a hash of the content, as S3's are. The form alone proves nothing."""
-    match = _HASH.fullmatch(etag)
-    return match is not None and len(set(match[1].lower())) >= _DIGITS_MIN
 
 
 def is_of_nothing(etag: str) -> bool:
