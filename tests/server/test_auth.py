@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -192,12 +193,26 @@ def test_a_key_that_climbs_out_of_its_prefix_is_not_covered(proxy: Proxy) -> Non
     assert signed(proxy, WRITER, "GET", f"/{NAME}/a/../b").code == "InvalidRequest", "SeaweedFS's own answer"
 
 
-def signed(proxy: Proxy, keys: Keys, method: str, target: str, *extra: tuple[str, str]) -> Answer:
-    """A signed request, with `extra` headers added after the signature."""
-    head = signed_head(method, proxy.endpoint, target, keys)
+def test_no_sub_resource_of_a_key_reaches_the_rest_of_the_bucket(proxy: Proxy, bucket: Bucket) -> None:
+    """SeaweedFS and MinIO obey some sub-resources of a bucket in the path of a key, too."""
+    deletion = b"<Delete><Object><Key>other/b</Key></Object></Delete>"
+    assert signed(proxy, TEAM, "POST", f"/{NAME}/team/a?delete", body=deletion).code == "AccessDenied"
+    direct = bucket.client()
+    assert direct.head_object(Bucket=NAME, Key="other/b")
+    direct.close()
+    assert signed(proxy, TEAM, "GET", f"/{NAME}/team/a?uploads").code == "AccessDenied"
+
+
+def signed(
+    proxy: Proxy, keys: Keys, method: str, target: str, *extra: tuple[str, str], body: bytes = b"", **headers: str
+) -> Answer:
+    """A signed request with `headers`, and with `extra` headers added after the signature."""
+    head = signed_head(method, proxy.endpoint, target, keys, headers.items(), sha256(body).hexdigest())
+    if body:
+        head.append(("content-length", str(len(body))))
     with RawConnection(proxy.address) as connection:
         lines = "".join(f"{name}: {value}\r\n" for name, value in [*head, *extra])
-        connection.send(f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode())
+        connection.send(f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode() + body)
         return connection.read_answer(method)
 
 

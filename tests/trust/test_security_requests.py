@@ -244,6 +244,42 @@ def test_a_header_with_an_underscore_gets_past_no_grant(
         trials.record("security", "x_amz_copy_source for x-amz-copy-source", "dropped or refused")
 
 
+def test_a_header_whose_meaning_is_unknown_does_not_go_up_for_a_tenant(strict: Proxy, recorder: Recorder) -> None:
+    """Swift copies from `X-Copy-From`, and COS writes beside the key by `Pic-Operations`."""
+    odd = [("x-copy-from", "/secret/key"), ("pic-operations", "{}"), ("destination", "/secret/key"), ("cookie", "a=b")]
+    plain = [("cache-control", "no-store"), ("content-type", "text/x"), ("x-amz-meta-a", "b"), ("if-none-match", "*")]
+    target = f"/{NAME}/team/mine"
+    for data in (
+        wire(strict, TEAM, "PUT", target, [*odd, *plain], b"x"),
+        wire(strict, TEAM, "PUT", target, plain, b"x", unsigned=odd),
+    ):
+        recorder.received.clear()
+        assert asked(strict, data).status == 200
+        names = {name for name, _ in recorder.received[-1].headers}
+        assert names >= {name for name, _ in plain}
+        assert names.isdisjoint(name for name, _ in odd)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers"),
+    [
+        ("PUT", "team/a.tar", [("x-amz-meta-snowball-auto-extract", "true")]),
+        ("DELETE", "team/a", [("x-minio-force-delete", "true")]),
+        ("GET", "team/a.zip/x", [("x-minio-extract", "true")]),
+        ("POST", "team/a?delete", []),
+        ("PUT", "team/a", [("x-minio-source-etag", "1")]),
+        ("PUT", "team/a?x-amz-copy-source=secret%2Fkey", []),
+    ],
+)
+def test_a_request_that_reaches_beyond_its_names_is_refused_with_the_missing_grant(
+    strict: Proxy, recorder: Recorder, method: str, target: str, headers: list[tuple[str, str]]
+) -> None:
+    answer = asked(strict, wire(strict, TEAM, method, f"/{NAME}/{target}", headers))
+    assert (answer.status, answer.code) == (403, "AccessDenied")
+    assert "it takes a grant to" in answer.error["Message"]
+    assert recorder.received == []
+
+
 def test_two_copy_sources_are_refused(proxy: Proxy, recorder: Recorder) -> None:
     """A grant would be checked for each of them, and the origin would get both in one line."""
     for name in ("x-amz-copy-source", "x-amz-rename-source"):

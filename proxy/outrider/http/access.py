@@ -8,7 +8,7 @@ from typing import Protocol
 
 from outrider.core.auth import browser_guard
 from outrider.core.auth.form_policy import SizeRange, is_unsigned, parse_policy, signer_of
-from outrider.core.auth.grants import Client, allowed, may_read
+from outrider.core.auth.grants import Client, may_read, missing_grant
 from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, is_half_signed, verify
 from outrider.core.errors import AccessDenied
 from outrider.core.memo import Memo
@@ -88,7 +88,8 @@ class Access(Protocol):
         ...
 
     def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
-        """Raises AccessDenied: no grant of the sender covers the operation. `keys_in_body`: see `grants.allowed`."""
+        """Raises AccessDenied: no grant of the sender covers the operation. `keys_in_body`: see
+        `grants.missing_grant`."""
         ...
 
     def check_reads(self, who: Who, refs: Iterable[ObjectRef]) -> None:
@@ -219,8 +220,9 @@ class SigV4:
 
     def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
         assert who.client is not None
-        if not allowed(who.client, operation, keys_in_body):
-            raise AccessDenied
+        missing = missing_grant(who.client, operation, keys_in_body)
+        if missing is not None:
+            raise AccessDenied(missing or None)
 
     def check_reads(self, who: Who, refs: Iterable[ObjectRef]) -> None:
         assert who.client is not None

@@ -86,6 +86,11 @@ async def test_the_next_get_after_a_delete_finds_nothing(room: Engine) -> None:
         ("POST", "/train?delete", (), None, {REF, OTHER}),
         ("POST", "/train", (), None, {REF, OTHER}),
         ("PUT", "/train?lifecycle", (), None, {REF, OTHER}),
+        # MinIO unpacks an archive into other keys, and deletes all keys that begin with one.
+        ("PUT", "/train/batch.tar", (("x-amz-meta-snowball-auto-extract", "true"),), None, {REF, OTHER}),
+        ("DELETE", "/train/a", (("x-minio-force-delete", "true"),), None, {REF, OTHER}),
+        ("PUT", "/train/batch.tar", (("x-amz-invented-tomorrow", "1"),), None, {REF, OTHER}),
+        ("POST", "/train/c?delete", (), None, {REF, OTHER}),
         ("POST", "/elsewhere", (), None, set()),
         ("GET", "/train/a.tar?acl", (), None, set()),
     ],

@@ -6,13 +6,13 @@ from urllib.parse import quote
 
 import pytest
 
-from outrider.core.auth.grants import AccessLevel, Client, Grant, allowed
+from outrider.core.auth.grants import AccessLevel, Client, Grant, missing_grant
 from outrider.core.model import Headers
 from outrider.core.s3.operation import classify
 
 
 def may(method: str, target: str, *grants: Grant, headers: Headers = (), keys: list[str] | None = None) -> bool:
-    return allowed(Client("c", "AK", grants), classify(method, target, headers), keys)
+    return missing_grant(Client("c", "AK", grants), classify(method, target, headers), keys) is None
 
 
 READ_ALL = Grant("*", "", AccessLevel.READ)
@@ -141,6 +141,39 @@ def test_no_reading_of_a_key_leaves_the_prefix(key: str) -> None:
     assert not may("GET", "/train/" + quote(key, safe="/"), READ_SHARDS)
     assert not may("GET", f"/train?prefix={quote(key, safe='')}", READ_SHARDS)
     assert not may("POST", "/train?delete", WRITE_SHARDS, keys=[key])
+
+
+@pytest.mark.parametrize(
+    "key", ["../x", "a/../../x", "./x", "//x", "a/../b", "x/..", "..", "a/.", "x..", "a\\..\\..\\x"]
+)
+def test_a_key_that_may_leave_its_bucket_takes_a_grant_on_all_buckets(key: str) -> None:
+    whole_bucket = Grant("train", "", AccessLevel.WRITE)
+    leaves = key in ("../x", "a/../../x", "..", "a\\..\\..\\x")
+    for method in ("GET", "PUT", "DELETE"):
+        target = "/train/" + quote(key, safe="/")
+        assert may(method, target, WRITE_ALL)
+        assert may(method, target, whole_bucket) is not leaves
+        assert not may(method, target, WRITE_SHARDS)
+        missing = missing_grant(Client("c", "AK", (whole_bucket,)), classify(method, target, ()))
+        assert missing is None or "dots" in missing
+    assert may("GET", "/train/" + quote(key, safe="/"), READ_ALL)
+
+
+@pytest.mark.parametrize("target", ["/admin/user", "/minio/admin/v3/info", "/minio", "/auth/v1", "/swift/v1/c/o"])
+def test_a_path_that_is_no_bucket_takes_its_own_name_or_a_grant_on_everything(target: str) -> None:
+    name = target.split("/")[1]
+    for grant in (READ_ALL, Grant("[ams]*", "", AccessLevel.WRITE), Grant("*", target[1:2], AccessLevel.WRITE)):
+        assert not may("GET", target, grant)
+        assert not may("HEAD", target, grant)
+    assert may("GET", target, WRITE_ALL)
+    assert may("GET", target, Grant(name, "", AccessLevel.READ))
+
+
+def test_a_call_to_the_service_that_is_no_listing_takes_write_on_everything() -> None:
+    assert may("GET", "/?max-buckets=3&prefix=a", READ_ALL)
+    for method, target in [("POST", "/"), ("POST", "/?Action=CreateUser"), ("GET", "/?events=a"), ("PUT", "/")]:
+        assert not may(method, target, READ_ALL)
+        assert may(method, target, WRITE_ALL)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from outrider.core.s3.operation import (
     bucket_of_host,
     classify,
     is_plain_list,
-    is_preflight,
+    preflight_of,
     without_signature,
 )
 from outrider.core.s3.xml import error_xml, keys_to_delete
@@ -108,7 +108,7 @@ NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY,
         ("DELETE", "/bkt/k", (), FORWARD, KEY),
         ("DELETE", "/bkt/k?versionId=1", (), FORWARD, KEY),
         ("PUT", "/bkt/k?tagging", (), FORWARD, KEY),
-        ("PATCH", "/bkt/k", (), FORWARD, KEY),
+        ("PATCH", "/bkt/k", (), FORWARD, BUCKET),
         ("POST", "/bkt?delete", (), FORWARD, KEYS),
         ("POST", "/bkt/?delete=", (), FORWARD, KEYS),
         ("POST", "/bkt", (), FORWARD, BUCKET),
@@ -237,15 +237,12 @@ def test_a_rename_names_its_source_in_the_same_bucket_and_takes_it_away() -> Non
     assert set(looks_like_a_bucket.sources) == {ObjectRef("old", "a b"), ObjectRef("bkt", "old/a b")}
 
 
-@pytest.mark.parametrize(
-    ("method", "names", "expected"),
-    [("OPTIONS", ("origin", "access-control-request-method"), True), ("OPTIONS", ("origin",), False),
-     ("OPTIONS", ("access-control-request-method",), False), ("OPTIONS", (), False),
-     ("GET", ("origin", "access-control-request-method"), False),
-     ("PUT", ("origin", "access-control-request-method"), False)],
-)  # fmt: skip
-def test_only_a_browsers_question_is_a_preflight(method: str, names: tuple[str, ...], expected: bool) -> None:
-    assert is_preflight(method, tuple((name, "x") for name in names)) == expected
+def test_an_unsigned_preflight_takes_nothing_along_but_its_question() -> None:
+    headers = (("origin", "https://a"), ("authorization", "x"), ("x-amz-acl", "public-read"), ("cookie", "c"),
+               ("access-control-request-method", "PUT"), ("access-control-request-headers", "x-amz-acl"))  # fmt: skip
+    operation, passed = preflight_of(classify("OPTIONS", "/bkt/k?policy", headers), headers)
+    assert (operation.bucket, operation.key, operation.query) == ("bkt", "k", ())
+    assert passed == (headers[0], *headers[4:])
 
 
 @pytest.mark.parametrize(

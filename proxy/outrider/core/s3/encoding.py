@@ -13,7 +13,9 @@ from urllib.parse import quote, unquote_to_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-OTHER_STORE_HEADERS = ("x-goog-", "x-minio-", "x-oss-", "x-obs-", "x-cos-")
+OTHER_STORE_HEADERS = (
+    "x-goog-", "x-minio-", "x-oss-", "x-obs-", "x-cos-", "x-emc-", "x-rgw-", "rgwx-", "x-seaweedfs-", "ibm-",
+)  # fmt: skip
 """Prefixes of the own headers of other stores that speak S3."""
 STORE_HEADERS = ("x-amz-", *OTHER_STORE_HEADERS)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from outrider.core.errors import InvalidRequest
 from outrider.core.model import Headers, shared_headers
+from outrider.core.s3.encoding import STORE_HEADERS
 
 HOP_BY_HOP = frozenset(
     ("close", "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
@@ -87,6 +88,20 @@ _NOT_PASSED_UP = HOP_BY_HOP | frozenset(
 )  # fmt: skip
 # `x-outrider-`: between the members of a cluster. An Outrider behind this one must not believe a client's.
 _NOT_PASSED_UP_PREFIXES = ("x-forwarded-", "x-outrider-")
+
+
+# HTTP's own headers and those of traces; and of SDKs, which origins do not read.
+_KNOWN = frozenset(
+    ("authorization", "baggage", "cache-control", "connection", "date", "expect", "expires", "host", "origin", "pragma",
+     "range", "referer", "traceparent", "tracestate", "transfer-encoding", "user-agent", "x-origin")
+)  # fmt: skip
+_KNOWN_PREFIXES = (*STORE_HEADERS, "accept", "access-control-request-", "amz-sdk-", "content-", "if-")
+
+
+def known(headers: Headers) -> Headers:
+    """The headers of a request whose meaning is known here. Another one may name what no grant was checked for
+    (OpenStack Swift's `X-Copy-From`), or write beside the key (`Pic-Operations` of COS)."""
+    return tuple(pair for pair in headers if pair[0] in _KNOWN or pair[0].startswith(_KNOWN_PREFIXES))
 
 
 # Bytes of the wire that are no UTF-8 are kept as surrogate escapes.

@@ -1,5 +1,5 @@
-"""Classifies S3 requests: the object or bucket that a request names, whether the cache may answer it, and which names
-the version cache must forget because of it.
+"""Classifies S3 requests: the object or bucket that a request names, how far it reaches beyond that, whether the cache
+may answer it, and which names the version cache must forget because of it.
 
 A request that is not known is forwarded, so that new S3 calls reach the origin unchanged. Source: S3 API reference.
 """
@@ -17,6 +17,7 @@ from outrider.core.model import Headers, ObjectRef, is_too_long, shared_text
 from outrider.core.s3 import conditions, ranges
 from outrider.core.s3.conditions import CONDITIONALS
 from outrider.core.s3.encoding import OTHER_STORE_HEADERS, STORE_HEADERS, parse_query
+from outrider.core.s3.reach import LIST_QUERY, Reach, reach_of, reach_of_fields
 
 Query = tuple[tuple[str, str], ...]
 
@@ -54,6 +55,9 @@ class Operation:
     sources: tuple[ObjectRef, ...] = ()
     """Other objects that the request reads (copy, rename): the client needs a grant on these, too."""
     renames: bool = False
+    reach: Reach = Reach.NAMED
+    reaches_by: str = ""
+    """The part of the request that makes it reach beyond its names."""
     bare: bool = False
     """The path is `/bucket` without a slash after it. S3 treats both forms alike; some stores do not (SeaweedFS:
     OPTIONS)."""
@@ -91,12 +95,6 @@ _PLAIN_AMZ = frozenset(
 # `x-amz-optional-object-attributes` changes the answer to a LIST.
 _PLAIN_AMZ_OF_LIST = _PLAIN_AMZ - {"x-amz-optional-object-attributes"}
 
-LIST_QUERY = frozenset(
-    ("list-type", "prefix", "delimiter", "max-keys", "marker", "continuation-token", "start-after", "encoding-type",
-     "fetch-owner", "versions", "uploads", "key-marker", "version-id-marker", "upload-id-marker", "max-uploads", "x-id")
-)  # fmt: skip
-"""Query parameters of a bucket's LISTs (objects, versions, uploads). `x-id` has no effect."""
-
 # Some stores obey these headers, while no grant was checked for the object that they name.
 _OTHER_SOURCES = frozenset(f"{prefix}copy-source" for prefix in OTHER_STORE_HEADERS)
 
@@ -131,15 +129,20 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
     if not bucket and path != "/":
         raise InvalidBucketName
     if not bucket:
-        return Operation(Kind.FORWARD, method, None, "", query)
+        reach, reaches_by = reach_of(method, None, "", query, headers)
+        return Operation(Kind.FORWARD, method, None, "", query, reach=reach, reaches_by=reaches_by)
     if not is_bucket_name(bucket):
         raise InvalidBucketName
     if is_too_long(key):
         raise KeyTooLong
     bucket = shared_text(bucket)  # stored with each of its objects
     kind = _kind(method, key, query, headers)
-    forgets, sources, renames = _effects(method, bucket, key, query, headers)
-    return Operation(kind, method, bucket, key, query, forgets, sources, renames, bare)
+    if kind is not Kind.FORWARD:
+        return Operation(kind, method, bucket, key, query, bare=bare)
+    reach, reaches_by = reach_of(method, bucket, key, query, headers)
+    sources, renames = _sources(bucket, headers)
+    forgets = _forgets(method, key, query, reach)
+    return Operation(kind, method, bucket, key, query, forgets, sources, renames, reach, reaches_by, bare)
 
 
 CONTROL_BUCKET = "_outrider"
@@ -236,13 +239,8 @@ def is_plain_list(operation: Operation, headers: Headers) -> bool:
     )
 
 
-def _effects(
-    method: str, bucket: str, key: str, query: Query, headers: Headers
-) -> tuple[Forgets, tuple[ObjectRef, ...], bool]:
-    """The names that a request may change, the other objects that it reads, and whether it takes these away
-    (rename)."""
-    if method in SAFE_METHODS:
-        return Forgets.NOTHING, (), False
+def _sources(bucket: str, headers: Headers) -> tuple[tuple[ObjectRef, ...], bool]:
+    """The other objects that a request reads, and whether it takes these away (rename)."""
     sources = []
     renames = False
     for name, value in headers:
@@ -256,26 +254,39 @@ def _effects(
             raise KeyTooLong
         if name in _OTHER_SOURCES:
             raise BadRequest(f"{name} is not understood here: write x-amz-copy-source.")
+    return tuple(sources), renames
+
+
+def _forgets(method: str, key: str, query: Query, reach: Reach) -> Forgets:
+    """The names that a request may change."""
+    if method in SAFE_METHODS:
+        return Forgets.NOTHING
+    if reach is not Reach.NAMED:
+        return Forgets.BUCKET
     if key:
-        return Forgets.KEY, tuple(sources), renames
+        return Forgets.KEY
     if method == "POST" and any(name == "delete" for name, _ in query):
-        return Forgets.KEYS_IN_BODY, tuple(sources), renames
+        return Forgets.KEYS_IN_BODY
     # A bucket's settings can change the answer for each of its objects.
-    return Forgets.BUCKET, tuple(sources), renames
+    return Forgets.BUCKET
 
 
-def is_preflight(method: str, headers: Headers) -> bool:
-    """Whether this is a CORS preflight. A browser never signs it, and the bucket's CORS rules alone answer it."""
-    names = {name for name, _ in headers}
-    return method == "OPTIONS" and names >= {"origin", "access-control-request-method"}
+def of_form(operation: Operation, key: str, fields: Iterable[str]) -> Operation:
+    """The upload of a form to `operation`'s bucket. `fields`: the names of its fields, in lower case."""
+    reach, reaches_by = reach_of_fields(fields)
+    forgets = Forgets.KEY if reach is Reach.NAMED else Forgets.BUCKET
+    return replace(operation, key=key, forgets=forgets, reach=reach, reaches_by=reaches_by)
 
 
 _PREFLIGHT = ("origin", "access-control-request-method", "access-control-request-headers")
 
 
-def preflight_alone(operation: Operation, headers: Headers) -> tuple[Operation, Headers]:
-    """The part of a preflight that goes to the origin. The proxy signs it for any sender, so no other header and no
-    query may go with it."""
+def preflight_of(operation: Operation, headers: Headers) -> tuple[Operation, Headers]:
+    """The part of an OPTIONS that goes to the origin. A browser never signs a preflight, so the proxy signs it for any
+    sender, and no other header and no query may go with it.
+
+    An OPTIONS without a preflight's headers is refused by the origin, in its own words.
+    """
     return replace(operation, query=()), tuple(pair for pair in headers if pair[0] in _PREFLIGHT)
 
 

@@ -26,6 +26,7 @@ from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
 from outrider.core.model import ObjectRef
 from outrider.core.s3 import operation, xml
 from outrider.core.s3.encoding import encode_path
+from outrider.core.s3.reach import LIST_QUERY
 from outrider.http.access import Access, Who
 from outrider.http.control.maintenance import FOLDERS, MaintenanceCommands
 from outrider.http.control.objects import (
@@ -184,7 +185,7 @@ class ControlBucket:
     def _bucket(self, request: ControlRequest, names: set[str]) -> ControlAnswer:
         if request.operation.method == "HEAD":
             return ControlAnswer(200)
-        if request.operation.method != "GET" or not names <= operation.LIST_QUERY - {"versions", "uploads"}:
+        if request.operation.method != "GET" or not names <= LIST_QUERY - {"versions", "uploads"}:
             raise MethodNotAllowed("The bucket _outrider can be listed, and no more.")
         owner = request.owner
         entries = {

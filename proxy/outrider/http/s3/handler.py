@@ -31,7 +31,7 @@ from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3 import operation as operations
 from outrider.core.s3 import xml
 from outrider.core.s3.form_fields import is_form
-from outrider.core.s3.headers import asks_checksums, passed_down
+from outrider.core.s3.headers import asks_checksums, known, passed_down
 from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.core.s3.user_agent import app_of
 from outrider.engine.ahead.prefetch import Prefetch
@@ -201,11 +201,13 @@ class S3Handler:
         operation = exchange.classified(self._domains)
         if is_form(operation, exchange.headers):
             return await self._post_form(exchange, operation)
-        if operations.is_preflight(request.method, exchange.headers):
-            exchange.operation, exchange.headers = operations.preflight_alone(operation, exchange.headers)
+        if request.method == "OPTIONS":
+            exchange.operation, exchange.headers = operations.preflight_of(operation, exchange.headers)
             return await self._send_up(exchange, exchange.operation, Upload(), None, None)
         who = exchange.identified(self._access, operations.bucket_of_host(host, self._domains))
         exchange.operation = operation
+        if not self._access.is_open:
+            exchange.headers = known(exchange.headers)
         if operation.forgets is Forgets.KEYS_IN_BODY:
             return await self._delete_objects(exchange, operation, who)
         self._access.check(who, operation, None)
@@ -344,8 +346,11 @@ class S3Handler:
             body = client_body(exchange.request, exchange.wire, self._client_timeout_s)
             incoming = await incoming_form(kind, body, exchange.request.content_length)
             who, sizes = self._access.identify_form(incoming.form, operation.bucket, exchange.headers)
+            if not self._access.is_open:
+                exchange.headers = known(exchange.headers)
             exchange.client = who.client.name if who.client else "-"
-            operation = exchange.operation = replace(operation, key=incoming.form.key, forgets=Forgets.KEY)
+            fields = (name.lower() for name, _ in incoming.form.fields)
+            operation = exchange.operation = operations.of_form(operation, incoming.form.key, fields)
             self._access.check(who, operation, None)
             return await self._send_up(exchange, operation, incoming.upload(sizes), None, who)
 
