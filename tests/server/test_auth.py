@@ -216,6 +216,24 @@ def signed(
         return connection.read_answer(method)
 
 
+@pytest.mark.parametrize(
+    ("keys", "key", "length", "status"),
+    [(TEAM, "other/b", "content-length: 4", 403), ((TEAM[0], "wrong"), "team/x", "content-length: 4", 403),
+     (None, "team/x", "content-length: 4", 403), (TEAM, "team/x", "transfer-encoding: chunked", 411),
+     (TEAM, "team/x?delete", "content-length: 4", 403), (TEAM, "team/x", "content-length: -4", 400)],
+)  # fmt: skip
+def test_a_client_that_waits_for_100_continue_is_refused_before_it_sends_a_body(
+    proxy: Proxy, keys: Keys | None, key: str, length: str, status: int
+) -> None:
+    """RFC 9110 section 10.1.1: no body is asked for where its request is refused all the same."""
+    target = f"/{NAME}/{key}"
+    head = [("host", "x")] if keys is None else signed_head("PUT", proxy.endpoint, target, keys)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in head)
+    with RawConnection(proxy.address) as connection:
+        connection.send(f"PUT {target} HTTP/1.1\r\n{lines}{length}\r\nexpect: 100-continue\r\n\r\n".encode())
+        assert connection.read_line().startswith(f"HTTP/1.1 {status} ".encode())
+
+
 def test_a_client_that_does_not_know_the_secret_is_refused(proxy: Proxy, exposed: list[str]) -> None:
     for keys, code in [((READER[0], "wrong"), "SignatureDoesNotMatch"), (("NOBODY", READER[1]), "InvalidAccessKeyId")]:
         assert code_of(proxy.client(keys).get_object, Bucket=NAME, Key="team/a") == code

@@ -187,6 +187,15 @@ def test_a_client_that_expects_100_continue_gets_it_and_no_other_does(proxy: Pro
         assert connection.is_closed_by_peer(), "an unrequested body might be taken for a request"
 
 
+def test_no_body_is_asked_for_while_the_origin_cannot_be_reached(bucket: Bucket) -> None:
+    with Proxy(bucket, "http://127.0.0.1:9") as away:
+        for length in (4, 4 * MIB):
+            with RawConnection(away.address) as connection:
+                head = f"PUT /{NAME}/k HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\nexpect: 100-continue\r\n\r\n"
+                connection.send(head.encode())
+                assert connection.read_line().startswith(b"HTTP/1.1 503 ")
+
+
 @pytest.mark.parametrize("key", ["nothing-expected", "no-such-parameter?uploadId=none&partNumber=1"])
 def test_an_empty_body_that_expects_100_continue_gets_it_too(proxy: Proxy, key: str) -> None:
     """Otherwise awscli takes the final answer for an early one, and misreads the next one on that connection."""
