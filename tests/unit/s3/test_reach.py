@@ -92,7 +92,7 @@ def test_each_operation_of_s3_is_known(method: str, target: str, headers: Header
         ("POST", "/bkt/team/k?x-oss-process", (), ROOT),
         ("POST", "/bkt/team/k?name=other&rename", (), ROOT),
         # Headers in the query: a grant on a source is checked for headers alone.
-        ("PUT", "/bkt/team/k?x-amz-acl=private", (), TEAM),
+        ("PUT", "/bkt/team/k?x-amz-acl=private&content-type=text/x&content-md5=a", (), TEAM),
         ("PUT", "/bkt/team/k?X-Amz-Copy-Source=bkt/other/k", (), ROOT),
         ("PUT", "/bkt/team/k?x-amz-meta-snowball-auto-extract=true", (), OWNER),
         # A sub-resource of the bucket in the path of a key: MinIO and SeaweedFS obey some.

@@ -36,9 +36,11 @@ _NAMED = frozenset(
      "x-amz-optional-object-attributes", "x-amz-part-number-marker", "x-amz-request-payer",
      "x-amz-sdk-checksum-algorithm", "x-amz-security-token", "x-amz-skip-destination-validation",
      "x-amz-source-expected-bucket-owner", "x-amz-storage-class", "x-amz-tagging", "x-amz-tagging-directive",
-     "x-amz-trailer", "x-amz-transition-default-minimum-object-size", "x-amz-user-agent",
+     "x-amz-te", "x-amz-trailer", "x-amz-transition-default-minimum-object-size", "x-amz-user-agent",
      "x-amz-website-redirect-location", "x-amz-write-offset-bytes",
-     "x-minio-force-create", "x-oss-forbid-overwrite", "x-cos-forbid-overwrite")
+     "x-minio-force-create", "x-oss-forbid-overwrite", "x-cos-forbid-overwrite",
+     "cache-control", "content-disposition", "content-encoding", "content-language", "content-md5", "content-type",
+     "expires")
 )  # fmt: skip
 _NAMED_PREFIXES = (
     "x-amz-bucket-", "x-amz-checksum-", "x-amz-grant-", "x-amz-if-match-", "x-amz-meta-", "x-amz-object-lock-",
@@ -68,7 +70,7 @@ _SIGNATURE_FIELDS = frozenset(("x-amz-algorithm", "x-amz-credential", "x-amz-sig
 
 _READ_OF_KEY = frozenset(
     ("acl", "annotation", "annotation-prefix", "annotationName", "attributes", "continuation-token", "encoding-type",
-     "legal-hold", "max-annotation-results", "max-parts", "part-number-marker", "partNumber",
+     "generation", "legal-hold", "max-annotation-results", "max-parts", "part-number-marker", "partNumber",
      "response-cache-control", "response-content-disposition", "response-content-encoding",
      "response-content-language", "response-content-type", "response-expires", "retention", "tagging", "torrent",
      "uploadId", "versionId", "x-id")
