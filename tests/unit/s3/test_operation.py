@@ -216,6 +216,20 @@ def test_a_copy_names_its_source(value: str, source: ObjectRef) -> None:
     assert not operation.renames
 
 
+@pytest.mark.parametrize(
+    ("value", "keys"),
+    [("src/a?x/../b", {"a", "a?x/../b"}), ("src/a?versionId=;/../b", {"a", "a?versionId=;/../b"}),
+     ("src/a?versionId=%zz/../b", {"a", "a?versionId=%zz/../b"}), ("src/a?versionId=1&x", {"a", "a?versionId=1&x"}),
+     ("src/a#/b", {"a", "a#/b"}), ("src/%61%zz", {"a%zz", "%61%zz"}), ("src/a?versionId=null", {"a"})],
+)  # fmt: skip
+def test_a_source_that_stores_read_in_two_ways_names_both(value: str, keys: set[str]) -> None:
+    operation = classify("PUT", "/bkt/k", (("x-amz-copy-source", value),))
+    assert set(operation.sources) == {ObjectRef("src", key) for key in keys}
+    renamed = classify("PUT", "/bkt/k", (("x-amz-rename-source", value),))
+    assert set(renamed.sources) >= {ObjectRef("src", key) for key in keys}
+    assert set(renamed.sources) >= {ObjectRef("bkt", f"src/{key}") for key in keys}
+
+
 @pytest.mark.parametrize("store", ["goog", "minio", "oss", "obs", "cos"])
 def test_a_copy_in_another_stores_words_is_refused(store: str) -> None:
     with pytest.raises(BadRequest, match="write x-amz-copy-source"):

@@ -245,10 +245,11 @@ def _sources(bucket: str, headers: Headers) -> tuple[tuple[ObjectRef, ...], bool
     renames = False
     for name, value in headers:
         if name in ("x-amz-copy-source", "x-amz-rename-source"):
-            sources.append(_source(value, bucket))
+            sources += [_source(path, bucket) for path in _source_paths(value)]
         if name == "x-amz-rename-source":
             # A rename stays within one bucket, so the value may lack the bucket: its first folder may look like one.
-            sources.append(ObjectRef(bucket, unquote(value, errors="surrogateescape").removeprefix("/")))
+            whole = unquote(value, errors="surrogateescape")
+            sources += [ObjectRef(bucket, path.removeprefix("/")) for path in {whole, *_source_paths(value)}]
             renames = True
         if any(is_too_long(source.key) for source in sources):
             raise KeyTooLong
@@ -290,8 +291,26 @@ def preflight_of(operation: Operation, headers: Headers) -> tuple[Operation, Hea
     return replace(operation, query=()), tuple(pair for pair in headers if pair[0] in _PREFLIGHT)
 
 
-def _source(value: str, bucket: str) -> ObjectRef:
-    path = unquote(value.partition("?")[0], errors="surrogateescape")
+# The version of a source, which all stores read alike: AWS's, Ceph's, MinIO's and `null`.
+_SOURCE_VERSION = re.compile(r"versionId=[A-Za-z0-9._-]+", re.ASCII)
+_MALFORMED_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+def _source_paths(value: str) -> list[str]:
+    """The paths that stores may read in a source. Some do not end it at a `?` that begins another query, end it at a
+    `#`, or leave it as it is when one of its escapes is malformed (SeaweedFS, MinIO)."""
+    path, mark, query = value.partition("?")
+    paths = [unquote(path, errors="surrogateescape")]
+    if mark and _SOURCE_VERSION.fullmatch(query) is None:
+        paths.append(unquote(value, errors="surrogateescape"))
+    if "#" in value:
+        paths.append(unquote(path.partition("#")[0], errors="surrogateescape"))
+    if _MALFORMED_ESCAPE.search(value) is not None:
+        paths += [path, value]
+    return paths
+
+
+def _source(path: str, bucket: str) -> ObjectRef:
     if path.startswith("/"):
         path = path[1:]
     name, slash, key = path.partition("/")
