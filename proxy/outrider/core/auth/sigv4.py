@@ -388,17 +388,17 @@ def scope_of(credential: str, amz_date: str, error: type[S3Error], wanted: str =
 
 
 def _check_expiry(expires: str, sent_at: float, now: float, skew_s: float) -> None:
-    """Refuse in AWS's words. An expiry of 0 is a number, and over."""
+    """Refuse in AWS's words. An expiry of 0 or less is over when it begins, which Ceph answers so, too."""
     if _EXPIRES.fullmatch(expires) is None:
         raise AuthorizationQueryParametersError("X-Amz-Expires should be a number")
-    if expires.startswith("-"):
-        raise AuthorizationQueryParametersError("X-Amz-Expires must be non-negative")
+    if expires.startswith("-") or not expires.strip("0"):
+        raise AccessDenied("Request has expired")
     if len(expires) > _EXPIRES_DIGITS_MAX or int(expires) > EXPIRES_MAX_S:
         raise AuthorizationQueryParametersError(
             "X-Amz-Expires must be less than a week (in seconds); that is, the given X-Amz-Expires must be less than "
             f"{EXPIRES_MAX_S} seconds"
         )
-    if now > sent_at + int(expires) or int(expires) == 0:
+    if now > sent_at + int(expires):
         raise AccessDenied("Request has expired")
     if sent_at > now + skew_s:
         raise AccessDenied("Request is not valid yet")
