@@ -165,7 +165,7 @@ def test_a_copy_needs_a_grant_on_its_source(proxy: Proxy) -> None:
     for source in (f"{NAME}/team/a?/../../other/b", f"{NAME}/team/a?versionid=/../../other/b",
                    f"{NAME}/team/a?versionId=%zz/../../other/b", f"{NAME}/team/a#/../../other/b"):  # fmt: skip
         headers = {"x-amz-copy-source": source, "content-length": "0"}
-        assert signed(proxy, TEAM, "PUT", f"/{NAME}/team/copy", **headers).code == "AccessDenied", source
+        assert signed(proxy, TEAM, "PUT", f"/{NAME}/team/copy", headers=headers).code == "AccessDenied", source
     upload = team.create_multipart_upload(Bucket=NAME, Key="team/parts")["UploadId"]
     assert code_of(team.upload_part_copy, Bucket=NAME, Key="team/parts", UploadId=upload, PartNumber=1,
                    CopySource=f"{NAME}/other/b") == "AccessDenied"  # fmt: skip
@@ -209,10 +209,16 @@ def test_no_sub_resource_of_a_key_reaches_the_rest_of_the_bucket(proxy: Proxy, b
 
 
 def signed(
-    proxy: Proxy, keys: Keys, method: str, target: str, *extra: tuple[str, str], body: bytes = b"", **headers: str
+    proxy: Proxy,
+    keys: Keys,
+    method: str,
+    target: str,
+    *extra: tuple[str, str],
+    body: bytes = b"",
+    headers: dict[str, str] | None = None,
 ) -> Answer:
     """A signed request with `headers`, and with `extra` headers added after the signature."""
-    head = signed_head(method, proxy.endpoint, target, keys, headers.items(), sha256(body).hexdigest())
+    head = signed_head(method, proxy.endpoint, target, keys, (headers or {}).items(), sha256(body).hexdigest())
     if body:
         head.append(("content-length", str(len(body))))
     with RawConnection(proxy.address) as connection:

@@ -7,20 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from outrider.core.model import Headers
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.operation import classify
 from outrider.engine.write.upload import Upload, upload_of
+from outrider.ports import OriginRequest
 from tests.support.engine import REF
 from tests.support.fakes import RAMP, Fault
 from tests.support.members import Node, Time, cluster
 
 
-async def write(node: Node, method: str, target: str = "/train/a.tar", body: bytes | None = None) -> bytes:
+async def write(
+    node: Node, method: str, target: str = "/train/a.tar", body: bytes | None = None, headers: Headers = ()
+) -> bytes:
     async def source() -> object:
         yield body
 
     upload = Upload() if body is None else upload_of((), UNSIGNED, None, source(), len(body))  # type: ignore[arg-type]
-    answer = await node.engine.passthrough.send(classify(method, target, ()), (), upload, None)
+    answer = await node.engine.passthrough.send(classify(method, target, headers), headers, upload, None)
     answered = b"".join([chunk async for chunk in answer.body])
     await answer.body.aclose()
     return answered
@@ -40,6 +44,24 @@ async def test_a_get_through_any_node_after_a_put_returns_the_new_object(freshne
             assert [await node.get() for node in nodes] == [new] * 3
             await nodes.settle()
             nodes.clock.advance(1)
+
+
+async def test_a_key_that_the_origin_unpacks_from_an_archive_is_new_on_every_node(tmp_path: Path) -> None:
+    with cluster(tmp_path, freshness="immutable") as nodes:
+        nodes.origin.put(REF, RAMP[:1000])
+        await nodes.meet()
+        for node in nodes:
+            await node.get()
+        await nodes.settle()
+        nodes.clock.advance(5)
+
+        def unpack(_: OriginRequest) -> None:
+            nodes.origin.put(REF, RAMP[7:2007])
+
+        nodes.origin.on_write = unpack
+        await write(nodes["a"], "PUT", "/train/batch.tar", b"tar", (("x-amz-meta-snowball-auto-extract", "true"),))
+        assert [await node.get() for node in nodes] == [RAMP[7:2007]] * 3
+        await nodes.settle()
 
 
 async def test_an_answer_from_before_the_write_that_comes_after_it_is_not_believed(tmp_path: Path) -> None:
