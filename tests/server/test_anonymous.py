@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.support.areas import parts
 from tests.support.awschunked import checksum
 from tests.support.forms import encoded, post
 from tests.support.proxy import Keys, Proxy
-from tests.support.rawhttp import Answer, RawConnection, ask
+from tests.support.rawhttp import TIMEOUT_S, Answer, RawConnection, ask
 from tests.support.recorder import Received, Recorder
 from tests.support.tenants import wire
 
@@ -229,6 +230,44 @@ def test_a_write_that_the_origin_refuses_is_not_done(proxy: Proxy, tenant: Any, 
         assert post(writable.address, SHUT, encoded([("key", "in/kept")], b"bad")).status in (400, 403)
         assert ask(writable.address, "DELETE", f"/{SHUT}/in/kept").status == 403
     assert tenant.get_object(Bucket=SHUT, Key="in/kept")["Body"].read() == b"kept"
+
+
+def expecting(name: str, length: int) -> bytes:
+    """The head of an unsigned PUT of `in/kept` whose client waits for 100 Continue."""
+    head = f"PUT /{name}/in/kept HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\nexpect: 100-continue\r\n\r\n"
+    return head.encode()
+
+
+@pytest.mark.parametrize("length", [3, 4 * 1024 * 1024])
+def test_an_unsigned_body_that_the_origin_refuses_is_not_asked_for(bucket: Bucket, clients: Path, length: int) -> None:
+    """The origin alone knows whether everybody may write. Ceph answers before it asks for the body."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        Proxy(bucket, f"http://127.0.0.1:{listener.getsockname()[1]}", auth="sigv4", clients=clients) as proxy,
+        RawConnection(proxy.address) as connection,
+    ):
+        listener.settimeout(TIMEOUT_S)
+        connection.send(expecting(OPEN, length))
+        origin, _ = listener.accept()
+        with origin:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += origin.recv(65536)
+            assert b"expect: 100-continue" in head.lower()
+            origin.sendall(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+            assert connection.read_line().startswith(b"HTTP/1.1 403 ")
+
+
+@pytest.mark.parametrize("length", [3, 4 * 1024 * 1024])
+def test_an_unsigned_body_is_asked_for_once_the_origin_asks_for_it(proxy: Proxy, tenant: Any, length: int) -> None:
+    with RawConnection(proxy.address) as connection:
+        for body in (b"a" * length, b"b" * length):
+            connection.send(expecting(OPEN, length))
+            assert connection.read_line() == b"HTTP/1.1 100 Continue\r\n"
+            assert connection.read_line() == b"\r\n"
+            connection.send(body)
+            assert connection.read_answer("PUT").status == 200
+            assert tenant.get_object(Bucket=OPEN, Key="in/kept")["Body"].read() == body
 
 
 def test_an_unsigned_list_is_neither_taken_from_the_list_cache_nor_kept(proxy: Proxy, tenant: Any) -> None:

@@ -120,7 +120,9 @@ class Passthrough:
             async for _ in upload.body:
                 pass
             upload = Upload(headers=upload.headers)
-        request = replace(_origin_request(operation, headers, upload), unsigned=unsigned)
+        request = _origin_request(operation, headers, upload)
+        if unsigned:
+            request = replace(_expecting(request, headers), unsigned=True)
         touched = _touched(operation, deleted_keys)
         await self._note(touched)
         async with AsyncExitStack() as stack:
@@ -200,6 +202,18 @@ def _origin_request(operation: Operation, headers: Headers, upload: Upload) -> O
         upload.body, upload.body_bytes, upload.payload_hash, upload.form, operation.bare,
         body_in_thread=upload.in_thread,
     )  # fmt: skip
+
+
+def _expecting(request: OriginRequest, headers: Headers) -> OriginRequest:
+    """An unsigned request, with the `Expect: 100-continue` of a client that waits: the origin alone knows whether
+    everybody may write this, and no body is asked of the client before the origin asks for it.
+
+    The Expect of a signed request is not passed on. SeaweedFS stores an empty object if no body follows a head, and a
+    body may fail its verification.
+    """
+    if request.body is None or dict(headers).get("expect", "").lower() != "100-continue":
+        return request
+    return replace(request, headers=(*request.headers, ("expect", "100-continue")), body_in_thread=None)
 
 
 def _touched(operation: Operation, deleted_keys: Sequence[str] | None) -> list[Name]:
