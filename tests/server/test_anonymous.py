@@ -249,6 +249,7 @@ def test_an_unsigned_body_that_the_origin_refuses_is_not_asked_for(bucket: Bucke
         listener.settimeout(TIMEOUT_S)
         connection.send(expecting(OPEN, length))
         origin, _ = listener.accept()
+        origin.settimeout(TIMEOUT_S)
         with origin:
             head = b""
             while b"\r\n\r\n" not in head:
