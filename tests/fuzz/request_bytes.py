@@ -247,8 +247,8 @@ def _check_classified(found: operation.Operation | None, path: str, headers: Hea
     is_form(found, headers)
     for source in found.sources:
         source.key.encode("utf-8", "surrogateescape")
-    if operation.is_preflight(found.method, headers):
-        operation.preflight_alone(found, headers)
+    if found.method == "OPTIONS":
+        operation.preflight_of(found, headers)
 
 
 def _check_range(header: str) -> None:
