@@ -62,6 +62,7 @@ def etag_of(odd: Oddities, stored: Stored, method: str) -> str | None:
         ETag.BLANK: "",
         ETag.MISSING: None,
         ETag.CONSTANT: '"constant"',
+        ETag.ZEROS: f'"{32 * "0"}-1"',
     }
     return forms[odd.etag]
 
@@ -203,7 +204,7 @@ def _checksums(odd: Oddities, whole: bytes, body: bytes, *, is_part: bool) -> li
     if odd.checksum is Checksum.NONE or (is_part and odd.checksum is not Checksum.OF_PART):
         return []
     if odd.checksum is Checksum.OF_PARTS:
-        if odd.etag not in (ETag.MULTIPART, ETag.CONSTANT):
+        if odd.etag not in (ETag.MULTIPART, ETag.CONSTANT, ETag.ZEROS):
             return []
         half = len(whole) // 2
         parts = b"".join(zlib.crc32(part).to_bytes(4, "big") for part in (whole[:half], whole[half:]))

@@ -57,6 +57,7 @@ class ETag(StrEnum):
     BLANK = "blank"  # the header is there, without a value
     MISSING = "missing"
     CONSTANT = "constant"  # the same for all objects and versions
+    ZEROS = "zeros"  # as `constant`, in the form of an MD5 of parts
     CHANGING = "changing"  # another one in each reply
     NOT_AT_HEAD = "not at HEAD"
     OTHER_AT_HEAD = "other at HEAD"
@@ -158,7 +159,7 @@ class Oddities:
     def tells_no_overwrite(self) -> bool:
         """Whether neither ETag nor date shows that an object was overwritten: no cache can know, unless the size
         does."""
-        return self.etag is ETag.CONSTANT and "last-modified" in self.lacks
+        return self.etag in (ETag.CONSTANT, ETag.ZEROS) and "last-modified" in self.lacks
 
     def __repr__(self) -> str:
         """The oddities alone: a failed test shows what was odd."""

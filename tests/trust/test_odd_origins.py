@@ -320,13 +320,15 @@ def test_an_etag_that_changes_with_each_reply_breaks_at_most_two_reads(world_of:
             world.reads(body=body)
 
 
-def test_one_etag_for_all_contents_hides_no_overwrite(world_of: WorldOf) -> None:
+@pytest.mark.parametrize("etag", [ETag.CONSTANT, ETag.ZEROS])
+def test_one_etag_for_all_contents_hides_no_overwrite(world_of: WorldOf, etag: ETag) -> None:
     """The date shows it."""
-    world = world_of(Oddities(etag=ETag.CONSTANT), freshness="always")
+    world = world_of(Oddities(etag=etag), freshness="always")
     for body in (RAMP, bytes(reversed(RAMP)), RAMP[1:]):
         world.origin.put("train", "shards/a.tar", body)
         for _ in range(2):
             world.reads(body=body)
+    for _ in range(2):
         world.reads(SMALL, RAMP[:1000])
 
 

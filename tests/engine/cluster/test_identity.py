@@ -81,9 +81,12 @@ def test_no_body_has_bytes_of_two_contents(seed: int, etag: str) -> None:
         asyncio.run(time.run(history(random.Random(seed), ETAGS[etag], Path(root), time)))
 
 
+@pytest.mark.parametrize("freshness", [f"ttl:{TTL_S}", "always"])
 @pytest.mark.parametrize("etag", [*ETAGS])
-async def test_a_member_with_older_blocks_gives_none_of_them_for_a_newer_version(etag: str, tmp_path: Path) -> None:
-    with cluster(tmp_path, freshness=f"ttl:{TTL_S}") as nodes:
+async def test_a_member_with_older_blocks_gives_none_of_them_for_a_newer_version(
+    etag: str, freshness: str, tmp_path: Path
+) -> None:
+    with cluster(tmp_path, freshness=freshness) as nodes:
         await nodes.meet()
         store = Store(nodes, ETAGS[etag])
         store.write()
