@@ -100,7 +100,10 @@ _SIGNED_FORMS = [
 def _form_seeds() -> Iterator[bytes]:
     for fields in (*_SIGNED_FORMS, {"key": "k", "acl": "private", "x-ignore-a": "é"}, {"key": ""}):
         for after in ((), (("submit", "Upload"),)):
-            yield b"\7" + forms.encoded(fields.items(), b"the\r\n--file\r\n", "dir/f.bin", after, "text/x")
+            seed = b"\7" + forms.encoded(fields.items(), b"the\r\n--file\r\n", "dir/f.bin", after, "text/x")
+            yield seed
+            yield seed.replace(b"f.bin", b"\xc3\xa9\xff.bin")
+            yield seed.replace(b"the\r\n--", b"the\n--" + forms.BOUNDARY.encode())
 
 
 def _form_read(parts: Iterator[bytes] | tuple[bytes, ...]) -> tuple[PostForm, bytes, bytes] | None:
@@ -172,6 +175,7 @@ def post_policy(data: bytes) -> None:
 @target(
     b"<?xml version='1.0'?>\n<Delete xmlns='u'><Object><Key>a&amp;b</Key><VersionId>1</VersionId></Object>"
     b"<Quiet>true</Quiet><!-- c --><Object><Key><![CDATA[<b>]]></Key></Object></Delete>",
+    b"<?xml version='1.0' encoding='UTF-2'?><Delete><Object><Key>k</Key></Object></Delete>",
     b"<Delete><x:Object xmlns:x='u'><x:Key>&#x41;</x:Key></x:Object><?p i?></Delete>",
 )
 def keys_of_a_deletion(data: bytes) -> None:

@@ -41,11 +41,11 @@ def sealed_header(meta: bytes) -> bytes:
 
 @target(_WRITTEN.rstrip(b"\0"), bytes_max=2 * PAGE_BYTES)
 def header_of_a_block(data: bytes) -> None:
-    """Bytes that are no header as it was written are none at all."""
+    """Damage is found, or the header describes a block. A fuzzer makes right checksums: it sees what is compared."""
     block_file.digest_of(data)
     with suppress(BadBlock):
         meta, checksum = block_file.decode_header(data.ljust(PAGE_BYTES, b"\0"))
-        assert block_file.Header(meta).sealed(checksum) == _WRITTEN
+        assert block_file.decode_header(block_file.Header(meta).sealed(checksum)) == (meta, checksum)
 
 
 @target(block_file._meta_json(_META), bytes_max=2 * PAGE_BYTES)
@@ -68,10 +68,9 @@ _SNAPSHOT = b"".join(index_snapshot.encode([_META, _META], lambda *_: True, lamb
 
 @target(_SNAPSHOT, b"\n".join(_SNAPSHOT.split(b"\n")[1:-2]))
 def snapshot_of_the_index(data: bytes) -> None:
-    """Nonsense under a right checksum is a snapshot that can be written anew, or a bad file; all else is a bad file."""
+    """Nonsense under a right checksum is a snapshot that can be written anew, or a bad file."""
     with suppress(BadFile):
         index_snapshot.decode(data)
-        assert data.rstrip(b"\n") == _SNAPSHOT.rstrip(b"\n")
     lines = [line + b"\n" for line in data.split(b"\n")]
     try:
         found = index_snapshot.decode(b"".join(LinesFormat("outrider index", 1).encode(lines)))

@@ -44,6 +44,9 @@ _REPLIES = (
     b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 503 Slow Down\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 200 OK\nx-amz-meta-a/b : 1\r\nx-a: b\r\n\t c\r\nContent-Length: 5, 5\r\nContent-Length: 5\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nheXX3\r\nllo\r\n0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\nhello",
     b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\nx: a\x00b\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
 )  # fmt: skip
 
@@ -153,7 +156,7 @@ def reply_read_by_a_thread(data: bytes) -> None:
 
 def _comparable(read: _Read) -> tuple[object, ...]:
     status, headers, body, whole = read
-    # The second try at odd heads puts Content-Length last. Of other names that come twice, the last one counts.
+    # The second try at odd heads puts Content-Length last. The last one counts of other headers that come twice.
     return status, sorted(headers), dict(headers), body if whole else None, whole
 
 
@@ -209,7 +212,8 @@ def reply_to_a_mount(data: bytes) -> None:
     status, headers, body, whole = read
     assert (body, whole) == (bytes(buffer.bytes), True)
     assert status == (200 if len(data) % 2 else 206)
-    assert dict(headers)["etag"].strip('"') == "e"
+    # A proxy of ours sends one. Of two, the mount takes the first, and the loop the last.
+    assert "e" in [value.strip('"') for name, value in headers if name == "etag"]
 
 
 class _Transport:
@@ -311,7 +315,12 @@ _PAGE = (
 )
 
 
-@target(_PAGE, _PAGE.replace(b"<EncodingType>url</EncodingType>", b""), b"<Error><Code>AccessDenied</Code></Error>")
+@target(
+    _PAGE,
+    _PAGE.replace(b"<EncodingType>url</EncodingType>", b""),
+    b"<Error><Code>AccessDenied</Code></Error>",
+    _PAGE.replace(b"UTF-8", b"UTF-2"),
+)
 def list_page(data: bytes) -> None:
     """A page has the keys that another parser finds in it."""
     page = parse_page(data)

@@ -32,10 +32,14 @@ class Target:
     bytes_max: int
 
     def run(self, data: bytes) -> None:
+        # A second time where the first was slow: a collection of all garbage may have fallen into it.
+        if self._cpu_s(data) > CPU_S_MAX and (taken_s := self._cpu_s(data)) > CPU_S_MAX:
+            raise TooSlow(f"{taken_s:.1f} s of CPU time for {len(data)} bytes")
+
+    def _cpu_s(self, data: bytes) -> float:
         began = time.process_time()
         self.check(data)
-        if (taken := time.process_time() - began) > CPU_S_MAX:
-            raise TooSlow(f"{taken:.1f} s of CPU time for {len(data)} bytes")
+        return time.process_time() - began
 
     @property
     def words(self) -> tuple[bytes, ...]:

@@ -76,6 +76,11 @@ def test_a_page_in_an_encoding_that_nobody_knows_is_none(encoding: str) -> None:
     assert parse_page(page([("a", 1)]).replace(b"UTF-8", encoding.encode())) is None
 
 
+def test_a_page_whose_key_holds_elements_is_none() -> None:
+    """Parsers take other texts for the key."""
+    assert parse_page(page([("a", 1)]).replace(b"<Key>a", b"<Key>a<Key>b</Key>c")) is None
+
+
 def test_common_prefixes_show_that_keys_are_left_out() -> None:
     body = page([("a", 1)]).replace(ENCODED, b"<CommonPrefixes><Prefix>b/</Prefix></CommonPrefixes>" + ENCODED)
     assert parse_page(body) == ListPage((as_listed("a", 1),), groups=("b/",), is_encoded=True)

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urlsplit
 
 from outrider.adapters.origin.credentials import AwsCredentials
@@ -21,6 +20,7 @@ from outrider.cli.doctor.bucket_checks import bucket_findings
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
+from outrider.core.s3.conditions import parse_http_date
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from outrider.settings import Settings, SettingsError
@@ -232,10 +232,8 @@ def _of_xml(tag: str, body: str) -> str | None:
 
 
 def _seconds_of(date: str | None) -> float | None:
-    try:
-        return None if date is None else parsedate_to_datetime(date).timestamp()
-    except ValueError:
-        return None
+    parsed = parse_http_date(date)
+    return None if parsed is None else parsed.timestamp()
 
 
 def _words(error: BaseException) -> str:

@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from outrider.adapters.cluster.own_account import own_address, own_name
@@ -33,6 +32,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cluster.member import WIRE_VERSIONS, Hello, Listed, Member
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.peer_wire import Asker
+from outrider.core.s3.conditions import parse_http_date
 from outrider.core.text import counted
 from outrider.metrics import Metrics
 from outrider.settings import Settings, SettingsError
@@ -173,8 +173,8 @@ def _skew_of(address: str, tls: ssl.SSLContext | None) -> float | None:
     connection = connect()
     try:
         connection.request("GET", "/")
-        date = connection.getresponse().getheader("date")
-        return None if date is None else parsedate_to_datetime(date).timestamp() + 0.5 - time.time()
+        date = parse_http_date(connection.getresponse().getheader("date"))
+        return None if date is None else date.timestamp() + 0.5 - time.time()
     except (OSError, ValueError, http.client.HTTPException):
         return None
     finally:

@@ -99,6 +99,8 @@ class _Reader:
         # `end` joins the path for each element: without a limit the time would grow with the square of the depth.
         if len(self._path) >= DEPTH_MAX:
             raise ValueError("nested too deep")
+        if self._path[-2:] == ["Contents", "Key"]:
+            raise ValueError("a key must hold only text")
         self._path.append(name.rpartition(":")[2])
         self.text.clear()
 
