@@ -103,8 +103,7 @@ class Bucket:
                 return None
             if reply.status != 200 or reply.content_length is None:
                 raise _refused(reply.status)
-            told = dict(reply.headers)
-            return Told.of(reply.content_length, told.get("etag", ""), parse_http_date(told.get("last-modified")))
+            return _told(reply, reply.content_length)
 
     async def _read_on(self, buffer: Target, key: str, start: int, version: FileVersion) -> None:
         """Goes on where a body broke off."""
@@ -164,8 +163,13 @@ def _check(reply: OriginReply, start: int, version: FileVersion) -> None:
         if told is not None and told[0].start != start:
             raise OSError(errno.EIO, "the reply to a Range brings other bytes")
         size = None if told is None else told[1]
-    if not version.may_be(size, headers.get("etag", "")):
+    if not version.may_be(_told(reply, -1 if size is None else size)):
         raise Stale
+
+
+def _told(reply: OriginReply, size: int) -> Told:
+    headers = dict(reply.headers)
+    return Told.of(size, headers.get("etag", ""), parse_http_date(headers.get("last-modified")))
 
 
 def _refused(status: int) -> Exception:

@@ -26,29 +26,33 @@ class Told(NamedTuple):
         return cls(size, etag.strip('"'), 0 if modified is None else int(modified.timestamp()))
 
     def is_version(self, other: Told) -> bool:
-        """Whether both are of one version. Dates count where an ETag is missing: a store may tell them differently."""
+        """Whether both are of one version (`core.model.VersionIdentity`), as far as both tell. Without an ETag, both
+        must tell the date."""
         if self.size != other.size and self.size >= 0 and other.size >= 0:
             return False
         if self.etag and other.etag:
-            return self.etag == other.etag
+            return self.etag == other.etag and (self.seconds == other.seconds or 0 in (self.seconds, other.seconds))
         return self.seconds == other.seconds
 
 
 class FileVersion(NamedTuple):
-    """Replies to the GETs of a file must tell this version. `is_settled`: the object told so, and not a LIST alone."""
+    """Replies to the GETs of a file must tell this version. `is_settled`: the object told so, and not a LIST alone.
+    `seconds`: see `Told`."""
 
     size: int
     etag: str
     is_settled: bool
+    seconds: int = 0
 
-    def may_be(self, size: int | None, etag: str) -> bool:
-        """Whether a reply with this ETag, of an object of this size, brings the version. None, and an empty ETag: the
-        reply does not tell."""
-        etag = etag.strip('"')
-        if (size is not None and size != self.size) or (etag and self.etag and etag != self.etag):
+    def may_be(self, told: Told) -> bool:
+        """Whether a reply that tells this brings the version."""
+        size, etag, seconds = told
+        if (size >= 0 and size != self.size) or (etag and self.etag and etag != self.etag):
+            return False
+        if seconds and self.seconds and seconds != self.seconds:
             return False
         # A reply that proves nothing will do where the object has told this version before.
-        return self.is_settled or (size is not None and etag == self.etag != "")
+        return self.is_settled or (size >= 0 and etag == self.etag != "")
 
 
 class SettleVerdict(Enum):

@@ -56,7 +56,7 @@ class File:
 
     @property
     def version(self) -> FileVersion:
-        return FileVersion(self.size, self.etag, self.is_settled)
+        return FileVersion(self.size, self.etag, self.is_settled, self.time_ns // _NANOSECONDS)
 
     @property
     def name(self) -> str:

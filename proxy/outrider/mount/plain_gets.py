@@ -11,6 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from email.utils import formatdate
 from math import inf
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) ")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,18})\r\n", re.IGNORECASE)
 _RANGE = re.compile(rb"\r\ncontent-range: *bytes (\d{1,18})-\d{1,18}/(\d{1,18})\r\n", re.IGNORECASE)
 _ETAG = re.compile(rb"\r\netag:([^\r\n]*)\r\n", re.IGNORECASE)
+_DATE = re.compile(rb"\r\nlast-modified:([^\r\n]*)\r\n", re.IGNORECASE)
 # A proxy that asks for signatures serves an unsigned request so, if strangers may read the object.
 _PAST_CACHE = re.compile(rb"\r\nx-cache: *BYPASS\r\n", re.IGNORECASE)
 # One that says how the body is framed otherwise, or that the connection ends with it.
@@ -153,7 +155,7 @@ class _Connection(asyncio.BufferedProtocol):
         # The room that the body still has; None: the head is not whole.
         self._body: memoryview | None = None
         self._buffer: Target | None = None
-        self._etag = b""
+        self._etag = self._date = b""
         self._start = self._size = 0
         self._done: asyncio.Future[None] | None = None
         # Whether anything came since the last look.
@@ -179,6 +181,7 @@ class _Connection(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self._buffer, self._start, self._size = buffer, start, version.size
         self._etag = version.etag.encode("utf-8", "surrogateescape")
+        self._date = formatdate(version.seconds, usegmt=True).encode() if version.seconds else b""
         self._head_bytes, self._body, self.status, self.is_past_cache = 0, None, 0, False
         self._done = loop.create_future()
         self._heard = False
@@ -245,6 +248,9 @@ class _Connection(asyncio.BufferedProtocol):
             or int(length[1]) != buffer.room
         ):
             return False
+        date = _DATE.search(head)
+        if date is not None and self._date not in (b"", date[1].strip(b" ")):
+            return False  # put again, or a date in another form
         if buffer.room == self._size:
             is_asked = self.status == 200
         else:

@@ -83,6 +83,15 @@ async def part(gets: PlainGets) -> Target:
     return target
 
 
+@pytest.mark.parametrize(("day", "is_taken"), [("Thu, 01 Jan 2026", True), ("Fri, 02 Jan 2026", False)])
+async def test_a_reply_with_another_date_is_left_to_a_closer_look(day: str, is_taken: bool) -> None:
+    reply = OK.replace(b"\r\n\r\n", f"\r\nLast-Modified: {day} 00:00:00 GMT\r\n\r\n".encode(), 1)
+    async with before([reply]) as (gets, _):
+        target = Target(100)
+        await gets.fill(target, "c", 0, FileVersion(100, "v1", is_settled=True, seconds=1_767_225_600))
+    assert (target.room == 0) is is_taken
+
+
 async def test_a_connection_serves_one_read_after_the_other() -> None:
     async with before([OK], [PART + BODY[40:60]], [OK]) as (gets, server):
         assert bytes((await whole(gets)).bytes) == BODY
