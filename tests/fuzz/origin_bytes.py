@@ -212,7 +212,7 @@ def reply_to_a_mount(data: bytes) -> None:
     status, headers, body, whole = read
     assert (body, whole) == (bytes(buffer.bytes), True)
     assert status == (200 if len(data) % 2 else 206)
-    # A proxy of ours sends one. Of two, the mount takes the first, and the loop the last.
+    # A proxy of ours sends one. The mount takes the first of two, and the loop the last.
     assert "e" in [value.strip('"') for name, value in headers if name == "etag"]
 
 

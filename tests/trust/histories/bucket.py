@@ -39,7 +39,7 @@ _XML = ("Content-Type", "application/xml")
 
 
 class Weather(StrEnum):
-    """What may become of a request."""
+    """A fault that a request of a member meets at the bucket."""
 
     BUSY = "503"
     RESET = "reset"  # before it is carried out

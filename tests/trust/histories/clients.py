@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 BLOCK = 64 * 1024
 SIZES = (5000, 10 * BLOCK, 2 * BLOCK + 1000, 100, 6 * BLOCK + 8, 9 * BLOCK + 24)
-"""Of the objects in each folder, and most of their writes: an overwrite of the same size is the hardest to see."""
+"""The sizes of the objects in each folder, and of most of their writes: an overwrite of the same size is the hardest to
+see."""
 WRITTEN = (8, 6, 4, 1, 1, 4)
 """How often they are written, each beside the others. A write that a member missed shows at one that is written
 rarely."""
@@ -332,7 +333,7 @@ def _sockets(node: Node) -> Any:
         family, kind, protocol, *_ = address
         with node.inside():
             sock = socket.socket(family, kind, protocol)
-        # What a slow reader leaves stays with the member.
+        # Bytes that a slow reader leaves stay with the member.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BLOCK // 2)
         return sock
 

@@ -70,7 +70,7 @@ class Version:
 
     @property
     def head(self) -> tuple[str, str, int | None]:
-        """What replies tell of the version: no two versions of an object have the same."""
+        """The validators of the version in replies: no two versions of an object have the same."""
         return self.etag, self.modified, self.size
 
 
@@ -133,7 +133,7 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the member `node` told of itself. `boot`: the number of its process. `unconfirmed`: how many of its messages
+    """An account of the member `node` by itself. `boot`: the number of its process. `unconfirmed`: how many of its messages
     of writes were confirmed late or not at all. `alive`: the other members that it would ask."""
 
     node: str
