@@ -133,8 +133,8 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """An account of the member `node` by itself. `boot`: the number of its process. `unconfirmed`: how many of its messages
-    of writes were confirmed late or not at all. `alive`: the other members that it would ask."""
+    """An account of the member `node` by itself. `boot`: the number of its process. `unconfirmed`: how many of its
+    messages of writes were confirmed late or not at all. `alive`: the other members that it would ask."""
 
     node: str
     began: float
