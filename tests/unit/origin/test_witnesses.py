@@ -46,15 +46,8 @@ def test_a_version_that_may_be_overwritten_within_its_second_shows_no_change_of_
 def test_an_etag_that_can_be_a_hash_may_come_with_another_date() -> None:
     witnesses = Witnesses()
     etag = f'"{md5(b"content").hexdigest()}"'
-    witnesses.judge("b", "k", replace(TOLD, etag=etag, settled=False))
+    witnesses.judge("b", "k", replace(TOLD, etag=etag))
     assert witnesses.judge("b", "k", replace(TOLD, etag=etag, modified=NEXT)) is None
-
-
-def test_a_date_that_is_the_time_of_the_reply_each_time_proves_nothing() -> None:
-    witnesses = Witnesses()
-    told = replace(TOLD, etag=f'"{md5(b"content").hexdigest()}"', settled=False)
-    witnesses.judge("b", "k", told)
-    assert witnesses.judge("b", "k", replace(told, modified=NEXT)) is Oddity.DATE_CHANGES
 
 
 def test_one_etag_for_objects_of_two_sizes_is_not_believed_again() -> None:

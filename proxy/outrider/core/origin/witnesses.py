@@ -78,10 +78,7 @@ def _compared(before: Told, now: Told) -> Oddity | None:
         if before.encoding != now.encoding and not rewritten:
             # A strong ETag names the encoded bytes (RFC 9110 section 8.8.1): here it names others as well.
             return Oddity.ENCODED
-        if rewritten and not is_hash(now.etag):
-            return Oddity.ETAG_SHARED
-        # Written within the last two seconds each time: the store gives the time of the reply for want of another.
-        return Oddity.DATE_CHANGES if rewritten and not before.settled and not now.settled else None
+        return Oddity.ETAG_SHARED if rewritten and not is_hash(now.etag) else None
     # Another ETag is another version, unless the origin says itself that nothing was written.
     if not dated or rewritten or not before.settled:
         return None
