@@ -39,7 +39,6 @@ USUAL_SECONDS = {
     "tests/engine/test_cancellations.py": 30.0,
     "tests/server/test_garbage.py": 30.0,
     "tests/server/test_sdk_announcing.py": 30.0,
-    "tests/trust/test_histories.py": 40.0,
     "tests/trust/test_load.py": 30.0,
     "tests/trust/test_origin_away.py": 30.0,
     "tests/server/test_areas.py": 25.0,
