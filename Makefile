@@ -148,6 +148,11 @@ bench-ahead: install
 bench-start: install
 	$(BIN)/python -m tests.bench.entry_point $(BENCH)
 
+# The rooms of code that a request goes through, and how often it moves between them.
+.PHONY: trace
+trace: install
+	$(BIN)/python -m tests.bench.rooms $(BENCH)
+
 # The goals of many nodes; `make bench-cluster BENCH="--only join,write --json run.json"`.
 bench-cluster: install
 	$(BIN)/python -m tests.bench.cluster $(BENCH)
