@@ -36,9 +36,10 @@ test: install
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # What another Python may change: `make test-python PYTHON=python3.13 VENV=.venv313`. What no Python changes is left out:
-# the arithmetic of the planner and of the simulator, but for the draws of Python's own `random`; chart, pages, image, and
-# the clients, which talk to the proxy over a socket. So are the longest files; `make test PYTHON=... VENV=...` runs all.
-PYTHON_TESTS := $(filter-out $(addprefix tests/unit/,ahead cache chart project simulator __%),$(wildcard tests/unit/*)) \
+# arithmetic, but for the draws of Python's own `random`; chart, pages, image, and the clients, which talk to the proxy
+# over a socket. So are the longest files; `make test PYTHON=... VENV=...` runs all.
+PYTHON_TESTS := $(filter-out $(addprefix tests/unit/,ahead auth bench cache chart cluster insight maintenance operator \
+	origin project simulator __%),$(wildcard tests/unit/*)) \
 	tests/unit/ahead/order/test_webdataset_draws.py tests/engine --ignore tests/engine/test_cancellations.py \
 	tests/contract tests/server/test_imports.py tests/server/test_reads.py tests/server/test_workers.py
 test-python: install
@@ -82,7 +83,8 @@ TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_
 	tests/engine/cluster/test_histories.py tests/engine/cluster/test_identity.py \
 	tests/server/test_bench.py tests/server/test_built_image.py tests/server/test_docs.py tests/server/test_fresh_clone.py \
 	tests/unit/ahead/order/test_same_order.py tests/unit/ahead/order/test_torch_sampler.py \
-	tests/unit/ahead/order/test_webdataset_shuffle.py tests/unit/ahead/test_goals.py \
+	tests/unit/ahead/order/test_webdataset_shuffle.py tests/unit/ahead/order/test_order_search.py \
+	tests/unit/ahead/dataset/test_templates.py tests/unit/ahead/test_goals.py \
 	tests/unit/ahead/test_properties.py tests/unit/http/test_any_pod.py
 soak: install
 	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 --tb native $(TESTS)

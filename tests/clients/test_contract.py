@@ -34,8 +34,8 @@ grants = [{{bucket = "{NAME}", access = "write"}}]
 """
 
 # Above 8 MiB most clients write in parts.
-READ = {"loopback": (0, 1, 5 * MIB, 20 * MIB), "sigv4": (9 * MIB,), "https": (9 * MIB,)}
-WRITTEN = {"loopback": (0, 20 * MIB), "sigv4": (0, 9 * MIB), "https": (0, 9 * MIB)}
+READ = {"loopback": (0, 5 * MIB, 20 * MIB), "sigv4": (9 * MIB,), "https": (9 * MIB,)}
+WRITTEN = {"loopback": (0, 20 * MIB), "sigv4": (9 * MIB,), "https": (9 * MIB,)}
 # The bytes that the bucket sends beside objects: a listing of one key, an error. This is far below any size that is
 # worth a cache.
 SMALL_XML_BYTES = 4096
