@@ -41,7 +41,7 @@ test: install
 PYTHON_TESTS := $(filter-out $(addprefix tests/unit/,ahead auth bench cache chart cluster insight maintenance operator \
 	origin project simulator __%),$(wildcard tests/unit/*)) \
 	tests/unit/ahead/order/test_webdataset_draws.py tests/engine --ignore tests/engine/test_cancellations.py \
-	tests/contract tests/server/test_imports.py tests/server/test_reads.py tests/server/test_workers.py
+	tests/contract tests/server/test_imports.py tests/server/test_workers.py
 test-python: install
 	$(MAKE) test PYTEST="$(PYTHON_TESTS)"
 
