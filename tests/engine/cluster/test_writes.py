@@ -14,7 +14,16 @@ from outrider.engine.write.upload import Upload, upload_of
 from outrider.ports import OriginRequest
 from tests.support.engine import REF
 from tests.support.fakes import RAMP, Fault
-from tests.support.members import Node, Time, cluster
+from tests.support.members import Cluster, Node, Time, cluster
+
+
+async def known_to_all(nodes: Cluster) -> None:
+    """The members meet, and each reads the object."""
+    nodes.origin.put(REF, RAMP[:1000])
+    await nodes.meet()
+    for node in nodes:
+        await node.get()
+    await nodes.settle()
 
 
 async def write(
@@ -48,11 +57,7 @@ async def test_a_get_through_any_node_after_a_put_returns_the_new_object(freshne
 
 async def test_a_key_that_the_origin_unpacks_from_an_archive_is_new_on_every_node(tmp_path: Path) -> None:
     with cluster(tmp_path, freshness="immutable") as nodes:
-        nodes.origin.put(REF, RAMP[:1000])
-        await nodes.meet()
-        for node in nodes:
-            await node.get()
-        await nodes.settle()
+        await known_to_all(nodes)
         nodes.clock.advance(5)
 
         def unpack(_: OriginRequest) -> None:
@@ -111,11 +116,7 @@ async def test_a_member_that_says_nothing_holds_a_write_up_for_a_moment(tmp_path
 
 async def test_a_member_that_missed_a_write_asks_about_everything_once_it_hears_of_the_gap(tmp_path: Path) -> None:
     with cluster(tmp_path, freshness="immutable") as nodes:
-        nodes.origin.put(REF, RAMP[:1000])
-        await nodes.meet()
-        for node in nodes:
-            await node.get()
-        await nodes.settle()
+        await known_to_all(nodes)
         cut_off, writer = nodes["a"], nodes["b"]
         # A partition, of which both sides know.
         for node, other in ((writer, cut_off), (cut_off, writer)):
@@ -164,11 +165,7 @@ async def test_a_new_process_of_a_member_may_have_written_what_nobody_heard_of(t
 
 async def test_a_write_without_an_answer_is_in_doubt_everywhere(tmp_path: Path) -> None:
     with cluster(tmp_path, freshness="immutable") as nodes:
-        nodes.origin.put(REF, RAMP[:1000])
-        await nodes.meet()
-        for node in nodes:
-            await node.get()
-        await nodes.settle()
+        await known_to_all(nodes)
         nodes.origin.faults.append(Fault(method="PUT", refuse=True))
         with pytest.raises(Exception, match="does not answer"):
             await write(nodes["a"], "PUT", body=RAMP[:2000])
