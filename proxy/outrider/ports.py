@@ -3,10 +3,10 @@ tests use fakes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
@@ -126,24 +126,58 @@ class OriginReply(Protocol):
         (`metrics.DUPLICATE_CAUSES`)."""
         ...
 
-    def chunks(self) -> Chunks:
-        """The body as it arrives.
+    async def some(self) -> Buffer:
+        """The next bytes of the body that have arrived; it suspends only while there are none. Empty: the body has
+        ended.
 
         Raises:
             OriginBroke: the connection ended, or nothing came for too long, before the body was complete.
         """
         ...
 
+    def chunks(self) -> Chunks:
+        """The body as it arrives, by `some`."""
+        ...
+
     def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         """Put the next `count` bytes of the body into `sink`. Yields how many more bytes the sink has, as often as a
         reader waits for them. `sink.ended` is called once: before the last number is
         yielded, at an earlier end of the generator, or later if the sink hangs. It is called for one part of the body
-        after the other, in place of `chunks`.
+        after the other, in place of `some`.
 
         Raises:
-            OriginBroke: as `chunks`. Anything that the sink raises.
+            OriginBroke: as `some`. Anything that the sink raises.
         """
         ...
+
+    def close(self) -> None:
+        """The end of the reply: its connection is kept if the body was read whole, else given up. A second call does
+        nothing."""
+        ...
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closable)
+
+
+class Exchange(AbstractAsyncContextManager[T], Generic[T]):
+    """A request and its reply, from `ask` to `close`."""
+
+    __slots__ = ("_ask", "_reply", "_request")
+
+    def __init__(self, ask: Callable[[OriginRequest], Awaitable[T]], request: OriginRequest) -> None:
+        self._ask = ask
+        self._request = request
+
+    async def __aenter__(self) -> T:
+        self._reply = await self._ask(self._request)
+        return self._reply
+
+    async def __aexit__(self, *_: object) -> None:
+        self._reply.close()
 
 
 class Origin(Protocol):
@@ -159,13 +193,17 @@ class Origin(Protocol):
         """Whether `OriginReply.receive` leaves the event loop alone, so that large bodies are better received."""
         ...
 
-    def send(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
-        """Send a request once. Leaving the context before the body was read gives the connection up.
+    async def ask(self, request: OriginRequest) -> OriginReply:
+        """Send a request once. The caller closes the reply.
 
         Raises:
             OriginBroke: no reply came.
             OriginBusy: nothing was sent, since no connection came free.
         """
+        ...
+
+    def send(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
+        """As `ask`. The end of the context closes the reply."""
         ...
 
 
@@ -388,6 +426,10 @@ class PeerReply(Protocol):
     def digest(self) -> str:
         """The stored checksum of the block (`xxh3:HEX`, see `block_file`), if the body brings all of it and it is on
         the peer's disk; else empty."""
+        ...
+
+    async def some(self) -> Buffer:
+        """As `OriginReply.some`. Raises PeerFailed."""
         ...
 
     def chunks(self) -> Chunks:

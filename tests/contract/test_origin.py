@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -24,7 +24,7 @@ from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import Headers
 from outrider.core.s3.ranges import parse_content_range
 from outrider.metrics import Metrics
-from outrider.ports import Origin, OriginReply, OriginRequest
+from outrider.ports import Exchange, Origin, OriginReply, OriginRequest
 from tests.support.bucket import REGION, Bucket
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 from tests.support.simulator import Simulator
@@ -61,8 +61,11 @@ class InThreads:
     def receives_in_threads(self) -> bool:
         return self._origin.receives_in_threads
 
-    def send(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
-        return self._origin.send(replace(request, bulk=request.method == "GET"))
+    async def ask(self, request: OriginRequest) -> OriginReply:
+        return await self._origin.ask(replace(request, bulk=request.method == "GET"))
+
+    def send(self, request: OriginRequest) -> Exchange[OriginReply]:
+        return Exchange(self.ask, request)
 
 
 class Sink:

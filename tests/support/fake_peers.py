@@ -78,6 +78,9 @@ class FakePeerReply:
     pieces: AsyncGenerator[bytes, None]
     rest: bytes = b""
 
+    async def some(self) -> bytes:
+        return await anext(self.pieces, b"")
+
     def chunks(self) -> Chunks:
         return self.pieces
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers, ObjectRef
 from outrider.engine.fill.patience import Patience
-from outrider.ports import ByteSink, Chunks, OriginRequest
+from outrider.ports import Buffer, ByteSink, Chunks, Exchange, OriginRequest
 
 
 def ramp(count: int, start: int = 0) -> bytes:
@@ -170,7 +169,7 @@ class Turned:
 
 @dataclass(slots=True)
 class FakeReply:
-    """A reply while its context is open."""
+    """A reply until `close`."""
 
     status: int
     headers: Headers
@@ -178,20 +177,19 @@ class FakeReply:
     body: bytes
     fault: Fault | None
     origin: FakeOrigin
-    under_way: Chunks | None = None
-    rest: bytes = b""
+    position: int = 0
+    rest: Buffer = b""
+    is_open: bool = True
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
-        if self.under_way is None:
-            self.under_way = self.chunks()
-        left, piece = count, b""
+        left, piece = count, memoryview(b"")
         try:
             while left:
-                self.rest = self.rest or await anext(self.under_way, b"")
+                self.rest = self.rest or await self.some()
                 if not self.rest:
                     raise OriginBroke("the body was shorter than it said")
-                piece, self.rest = self.rest[:left], self.rest[left:]
-                sink.write(memoryview(piece))
+                piece, self.rest = memoryview(self.rest)[:left], self.rest[left:]
+                sink.write(piece)
                 left -= len(piece)
                 if left:
                     yield len(piece)
@@ -203,26 +201,31 @@ class FakeReply:
     def give_up(self, cause: str) -> None:
         self.origin.given_up.append(cause)
 
+    def close(self) -> None:
+        self.origin.under_way -= self.is_open
+        self.is_open = False
+
     async def chunks(self) -> Chunks:
-        step = self.origin.chunk_bytes
-        position = 0
-        fault = self.fault
-        while position < len(self.body):
-            stop = min(position + step, len(self.body))
-            if fault is not None and fault.break_after is not None:
-                stop = min(stop, fault.break_after)
-            if fault is not None and fault.body_gate is not None:
-                if position >= fault.gate_after:
-                    await fault.body_gate.wait()
-                else:
-                    stop = min(stop, fault.gate_after)
-            if stop > position:
-                self.origin.body_bytes += stop - position
-                yield self.body[position:stop]
-                position = stop
-                await asyncio.sleep(0)
-            if fault is not None and fault.break_after is not None and position >= fault.break_after:
-                raise fault.bug or OriginBroke("the fake broke off")
+        while piece := await self.some():
+            yield bytes(piece)
+
+    async def some(self) -> Buffer:
+        begin, fault = self.position, self.fault
+        if begin:
+            await asyncio.sleep(0)
+        if self.body and fault is not None and fault.break_after is not None and begin >= fault.break_after:
+            raise fault.bug or OriginBroke("the fake broke off")
+        stop = min(begin + self.origin.chunk_bytes, len(self.body))
+        if fault is not None and fault.break_after is not None:
+            stop = min(stop, fault.break_after)
+        if fault is not None and fault.body_gate is not None and begin < len(self.body):
+            if begin >= fault.gate_after:
+                await fault.body_gate.wait()
+            else:
+                stop = min(stop, fault.gate_after)
+        self.origin.body_bytes += stop - begin
+        self.position = stop
+        return self.body[begin:stop]
 
 
 @dataclass(slots=True)
@@ -268,19 +271,18 @@ class FakeOrigin:
         """The Range header of each GET, in order."""
         return [dict(request.headers).get("range", "") for request in self.log if request.method == "GET"]
 
-    @asynccontextmanager
-    async def send(self, request: OriginRequest) -> AsyncIterator[FakeReply]:
+    def send(self, request: OriginRequest) -> Exchange[FakeReply]:
+        return Exchange(self.ask, request)
+
+    async def ask(self, request: OriginRequest) -> FakeReply:
         self.log.append(request)
         fault = next((fault for fault in self.faults if fault.take(request)), None)
         self.under_way += 1
-        reply: FakeReply | None = None
         try:
-            reply = await self._reply(request, fault)
-            yield reply
-        finally:
+            return await self._reply(request, fault)
+        except BaseException:
             self.under_way -= 1
-            if reply is not None and reply.under_way is not None:
-                await reply.under_way.aclose()
+            raise
 
     async def _reply(self, request: OriginRequest, fault: Fault | None) -> FakeReply:
         body = await _read(request)

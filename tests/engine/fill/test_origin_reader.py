@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from outrider.engine.fill.patience import Patience
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from tests.support.engine import REF
-from tests.support.fakes import RAMP, FakeClock, FakeOrigin, Fault
+from tests.support.fakes import RAMP, FakeClock, FakeOrigin, FakeReply, Fault
 
 DATA = RAMP[:5000]
 GET = OriginRequest("GET", REF.bucket, REF.key)
@@ -401,11 +401,9 @@ async def test_a_wait_for_a_connection_that_was_in_vain_is_not_retried(room: Roo
     class Busy(FakeOrigin):
         asked = 0
 
-        @asynccontextmanager
-        async def send(self, request: OriginRequest) -> AsyncIterator[Any]:
+        async def ask(self, request: OriginRequest) -> FakeReply:
             Busy.asked += 1
             raise OriginBusy("no connection to it came free")
-            yield
 
     room.origin_reader._origin = Busy()
     with pytest.raises(OriginBusy):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from html import escape
 from itertools import count
@@ -55,20 +53,17 @@ class ListOrigin(FakeOrigin):
     empty_page_at: int | None = None
     tokens: count[int] = field(default_factory=count)
 
-    @asynccontextmanager
-    async def send(self, request: OriginRequest) -> AsyncIterator[FakeReply]:
+    async def ask(self, request: OriginRequest) -> FakeReply:
         if request.key or request.method != "GET":
-            async with FakeOrigin.send(self, request) as reply:
-                yield reply
-            return
+            return await FakeOrigin.ask(self, request)
         self.log.append(request)
         await asyncio.sleep(0)
+        self.under_way += 1
         query = dict(request.query)
         if any(name in query for name in self.refuses):
-            yield FakeReply(self.refusal, (), 0, b"", None, self)
-            return
+            return FakeReply(self.refusal, (), 0, b"", None, self)
         body = self.page(query).encode()
-        yield FakeReply(200, (("content-length", str(len(body))),), len(body), body, None, self)
+        return FakeReply(200, (("content-length", str(len(body))),), len(body), body, None, self)
 
     def page(self, query: dict[str, str]) -> str:
         version = 2 if self.version == 2 and query.get("list-type") == "2" else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -41,15 +41,13 @@ class OddPort(FakeOrigin):
 
     odd: Callable[[OriginRequest, FakeReply], FakeReply] = field(default=as_it_is)
 
-    @asynccontextmanager
-    async def send(self, request: OriginRequest) -> AsyncIterator[FakeReply]:
-        async with FakeOrigin.send(self, request) as reply:
-            odd = self.odd(request, reply)
-            try:
-                yield odd
-            finally:
-                if odd.under_way is not None:
-                    await odd.under_way.aclose()
+    async def ask(self, request: OriginRequest) -> FakeReply:
+        reply = await FakeOrigin.ask(self, request)
+        try:
+            return self.odd(request, reply)
+        except OriginBroke:
+            reply.close()
+            raise
 
     def gets(self) -> list[tuple[str, str]]:
         """The method of each request, and its Range."""

@@ -39,7 +39,7 @@ from outrider.core.cluster.wire_forms import WireError
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Extent
 from outrider.metrics import Metrics
-from outrider.ports import ByteSink, Chunks, Clock
+from outrider.ports import Buffer, ByteSink, Chunks, Clock
 
 _CONNECT_TIMEOUT_S = 0.25
 # A read waits as long for a connection, where as many as allowed are in use: then another source is asked.
@@ -138,9 +138,7 @@ class PeerClient:
             try:
                 yield ReadReply(reply, head, self._metrics.bytes.labels(label, "in"))
             finally:
-                # The connection of a body that was read whole is free again. That of any other is closed.
                 reply.close()
-                await reply.end_body()
         finally:
             connection.release()
 
@@ -298,14 +296,17 @@ class ReadReply:
         self._reply = reply
         self._came = came
 
-    async def chunks(self) -> Chunks:
+    async def some(self) -> Buffer:
         try:
-            async with aclosing(self._reply.chunks()) as chunks:
-                async for chunk in chunks:
-                    self._came.inc(len(chunk))
-                    yield chunk
+            piece = await self._reply.some()
         except OriginBroke as error:
             raise _broke(error) from error
+        self._came.inc(len(piece))
+        return piece
+
+    async def chunks(self) -> Chunks:
+        while piece := await self.some():
+            yield bytes(piece)
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         try:

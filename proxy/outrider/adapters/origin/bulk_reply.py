@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from outrider.adapters.origin.blocking_exchange import Exchange, NoThread, Response, described
 from outrider.adapters.origin.http_reply import Counts, Reply
 from outrider.core.errors import OriginBroke
-from outrider.ports import ByteSink, Chunks
+from outrider.ports import ByteSink
 
 T = TypeVar("T")
 
@@ -72,19 +72,15 @@ class BulkReply(Reply):
     def _told_length(self) -> int | None:
         return self._length
 
-    async def chunks(self) -> Chunks:
-        if self._read is not None:
-            yield self._read
-            return
-        while chunk := await self._read_some():
-            if self._response.isclosed():
-                self._whole()
-            self._came(len(chunk))
-            yield chunk
-        if self._response.length:
+    async def _some(self) -> bytes:
+        chunk = await self._read_some()
+        if not chunk and self._response.length:
             self._broke()
             raise OriginBroke("the body was shorter than it said")
-        self._whole()
+        if not chunk or self._response.isclosed():
+            self._whole()
+        self._came(len(chunk))
+        return chunk
 
     async def _read_some(self) -> bytes:
         if self._response.isclosed():
@@ -174,7 +170,7 @@ class BulkReply(Reply):
         # The buffer of http.client is left out, since it is small.
         return 0 if self._response.isclosed() else self._exchange.unread_bytes()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Keep the connection if the body was read whole; else give it up."""
         if self._closed:
             return

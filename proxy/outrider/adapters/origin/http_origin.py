@@ -11,9 +11,9 @@ import logging
 import os
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -36,7 +36,7 @@ from outrider.core.s3.encoding import encode_url_query
 from outrider.core.s3.form_fields import PostForm
 from outrider.metrics import Metrics, method_label
 from outrider.origin_oddities import OriginOddities
-from outrider.ports import Buffer, Clock, OriginRequest
+from outrider.ports import Buffer, Clock, Exchange, OriginRequest
 from outrider.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -136,19 +136,25 @@ class HttpOrigin:
         if self._bulk is not None:
             self._bulk.close()
 
-    @asynccontextmanager
-    async def send(self, request: OriginRequest) -> AsyncIterator[Reply]:
-        with await self._connection() as connection:
+    def send(self, request: OriginRequest) -> Exchange[Reply]:
+        return Exchange(self.ask, request)
+
+    async def ask(self, request: OriginRequest) -> Reply:
+        connection = await self._connection()
+        try:
             reply = await self._send_repaired(request)
-            reply.ended = connection.give_back
-            try:
-                yield reply
-            finally:
-                # A body that was read whole has given its connection back already. The rest of any other is dropped.
-                reply.close()
-                await reply.end_body()
-                if reply.came_bytes and request.bucket is not None and request.key:
-                    self._metrics.usage.came(request.bucket, request.key, reply.came_bytes)
+        except BaseException:
+            connection.give_back()
+            raise
+
+        def closed() -> None:
+            # A body that was read whole has given its connection back already.
+            connection.give_back()
+            if reply.came_bytes and request.bucket is not None and request.key:
+                self._metrics.usage.came(request.bucket, request.key, reply.came_bytes)
+
+        reply.ended, reply.closed = connection.give_back, closed
+        return reply
 
     async def _connection(self) -> _Connection:
         if not self._free.locked():
@@ -320,7 +326,7 @@ class HttpOrigin:
 
 
 class _Connection:
-    """The right to one connection. It is given back once, at the end of the context or earlier."""
+    """The right to one connection, given back once."""
 
     def __init__(self, free: asyncio.Semaphore) -> None:
         self._free: asyncio.Semaphore | None = free
@@ -329,12 +335,6 @@ class _Connection:
         free, self._free = self._free, None
         if free is not None:
             free.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.give_back()
 
 
 def _joined(headers: Headers) -> dict[str, str]:

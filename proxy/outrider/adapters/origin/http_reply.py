@@ -7,7 +7,6 @@ import socket
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from fcntl import ioctl
 from termios import FIONREAD
 from typing import Protocol
@@ -18,7 +17,7 @@ from outrider.adapters.origin.reply_parser import refused_for
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.origin import error_causes
-from outrider.ports import ByteSink, Chunks
+from outrider.ports import Buffer, ByteSink, Chunks
 
 # An error reply of S3 has some hundred bytes, or some thousand where it repeats the string that was signed.
 _REFUSAL_BYTES_MAX = 64 * 1024
@@ -43,9 +42,11 @@ class Reply(ABC):
         self._counts = counts
         self.ended: Callable[[], None] | None = None
         """Called when the body has been read whole, and its connection is free for other requests."""
+        self.closed: Callable[[], None] | None = None
+        """Called once, by `close`."""
         self._read: bytes | None = None
-        # The body as `receive` takes it from `chunks`, if it does.
-        self._body: Chunks | None = None
+        # What `some` has still to give of it.
+        self._read_rest = b""
         self.came_bytes = 0
         self.status = status
         self.headers = headers
@@ -59,34 +60,43 @@ class Reply(ABC):
     def _told_length(self) -> int | None: ...
 
     async def refusal(self) -> bytes:
-        """The body of a refusal, without the parts that name the proxy's signature; `chunks` then yields the same.
+        """The body of a refusal, without the parts that name the proxy's signature; `some` then gives the same.
 
         A body that is longer than any of S3's is cut.
         """
         if self._read is None:
             body = bytearray()
             # Read until the end: AWS sends refusals in chunks, without a Content-Length.
-            async with aclosing(self.chunks()) as chunks:
-                async for chunk in chunks:
-                    body += chunk
-                    if len(body) > _REFUSAL_BYTES_MAX:
-                        break
-            self._read = error_causes.without_signers(bytes(body[:_REFUSAL_BYTES_MAX]))
+            while len(body) <= _REFUSAL_BYTES_MAX and (piece := await self._some()):
+                body += piece
+            self._read = self._read_rest = error_causes.without_signers(bytes(body[:_REFUSAL_BYTES_MAX]))
         return self._read
 
+    async def some(self) -> Buffer:
+        if self._read is None:
+            return await self._some()
+        rest, self._read_rest = self._read_rest, b""
+        return rest
+
+    async def chunks(self) -> Chunks:
+        while piece := await self.some():
+            yield bytes(piece)
+
     @abstractmethod
-    def chunks(self) -> Chunks: ...
+    async def _some(self) -> bytes: ...
 
     @abstractmethod
     def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]: ...
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """See `ports.OriginReply`."""
+        self._close()
+        closed, self.closed = self.closed, None
+        if closed is not None:
+            closed()
 
-    async def end_body(self) -> None:
-        """Nothing more of the body is received."""
-        if self._body is not None:
-            await self._body.aclose()
+    @abstractmethod
+    def _close(self) -> None: ...
 
     def give_up(self, cause: str) -> None:
         """See `ports.OriginReply`."""
@@ -103,7 +113,7 @@ class Reply(ABC):
 
     def _broke(self) -> None:
         # A caller that retries may still hold this reply, and wait for the very connection that it has.
-        self.close()
+        self._close()
         self._whole()
 
     def _whole(self) -> None:
@@ -129,7 +139,7 @@ class HttpReply(Reply):
     def _told_length(self) -> int | None:
         return self._response.content_length
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._response.close()
 
     def _unread_bytes(self) -> int:
@@ -138,13 +148,9 @@ class HttpReply(Reply):
         sock = None if transport is None else transport.get_extra_info("socket")
         return self._response.content.total_bytes - self.came_bytes + in_socket(sock)
 
-    async def chunks(self) -> Chunks:
-        if self._read is not None:
-            yield self._read
-            return
+    async def _some(self) -> bytes:
         try:
-            # `iter_any` would join, and so copy, the bytes of several reads of the socket. `iter_chunks` never ends for
-            # a second reply without a body (aiohttp 3.14: all such replies share one reader).
+            # `readany` would join, and so copy, the bytes of several reads of the socket.
             content = self._response.content
             while not content.at_eof():
                 chunk, _ = await content.readchunk()
@@ -152,14 +158,13 @@ class HttpReply(Reply):
                     self._whole()
                 if chunk:
                     self._came(len(chunk))
-                    yield chunk
+                    return chunk
+            return b""
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._broke()
             raise OriginBroke(described(error)) from error
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
-        if self._body is None:
-            self._body = self.chunks()
         pieces, held = [self._rest], len(self._rest)
         loop, left, taken = asyncio.get_running_loop(), count, 0
         writing: asyncio.Future[None] | None = None
@@ -171,7 +176,7 @@ class HttpReply(Reply):
         try:
             while left:
                 if not held or (held < min(left, _BUNDLE_BYTES) and not sink.is_awaited):
-                    chunk = await anext(self._body, b"")
+                    chunk = await self.some()
                     if not chunk:
                         raise OriginBroke("the body was shorter than it said")
                     pieces.append(memoryview(chunk))

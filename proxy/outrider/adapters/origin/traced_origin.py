@@ -12,8 +12,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 from urllib.parse import urlsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -27,7 +27,7 @@ from outrider.core.errors import OriginBroke
 from outrider.core.insight.trace_attributes import subject, unicode_of
 from outrider.core.model import Headers
 from outrider.metrics import method_label
-from outrider.ports import ByteSink, Chunks, Origin, OriginReply, OriginRequest
+from outrider.ports import Buffer, ByteSink, Chunks, Exchange, Origin, OriginReply, OriginRequest
 from outrider.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -147,8 +147,10 @@ class TracedOrigin:
     def receives_in_threads(self) -> bool:
         return self._origin.receives_in_threads
 
-    @asynccontextmanager
-    async def send(self, request: OriginRequest) -> AsyncIterator[OriginReply]:
+    def send(self, request: OriginRequest) -> Exchange[OriginReply]:
+        return Exchange(self.ask, request)
+
+    async def ask(self, request: OriginRequest) -> OriginReply:
         method = method_label(request.method)
         name = f"{method} {unicode_of(request.bucket)}" if request.bucket else method
         attributes = {"http.request.method": method, **self._server, **subject(request.bucket, request.key)}
@@ -156,26 +158,20 @@ class TracedOrigin:
             attributes["outrider.range"] = unicode_of(asked_range)
         # The span is not made the current one: the context may be left in another task than it was entered in.
         span = self._tracer.start_span(f"{name} (origin)", kind=SpanKind.CLIENT, attributes=attributes)
-        traced: _TracedReply | None = None
         try:
-            async with self._origin.send(request) as reply:
-                traced = _TracedReply(reply, span)
-                yield traced
-        except OriginBroke as error:
-            if traced is None:
+            return _TracedReply(await self._origin.ask(request), span)
+        except BaseException as error:
+            if isinstance(error, OriginBroke):
                 _failed(span, type(error).__name__)
-            raise
-        finally:
-            if traced is not None:
-                span.set_attribute("http.response.body.size", traced.came_bytes)
             span.end()
+            raise
 
 
 class _TracedReply:
     def __init__(self, reply: OriginReply, span: Span) -> None:
         self._reply = reply
         self._span = span
-        self.came_bytes = 0
+        self._came_bytes = 0
         span.add_event("first byte")
         span.set_attribute("http.response.status_code", reply.status)
         if reply.status >= 400:
@@ -196,21 +192,30 @@ class _TracedReply:
     def give_up(self, cause: str) -> None:
         self._reply.give_up(cause)
 
-    async def chunks(self) -> Chunks:
+    def close(self) -> None:
+        self._reply.close()
+        if self._span.is_recording():
+            self._span.set_attribute("http.response.body.size", self._came_bytes)
+            self._span.end()
+
+    async def some(self) -> Buffer:
         try:
-            async with aclosing(self._reply.chunks()) as chunks:
-                async for chunk in chunks:
-                    self.came_bytes += len(chunk)
-                    yield chunk
+            piece = await self._reply.some()
         except OriginBroke as error:
             _failed(self._span, type(error).__name__)
             raise
+        self._came_bytes += len(piece)
+        return piece
+
+    async def chunks(self) -> Chunks:
+        while piece := await self.some():
+            yield bytes(piece)
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         try:
             async with aclosing(self._reply.receive(count, sink)) as counts:
                 async for came in counts:
-                    self.came_bytes += came
+                    self._came_bytes += came
                     yield came
         except OriginBroke as error:
             _failed(self._span, type(error).__name__)
