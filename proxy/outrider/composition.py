@@ -176,7 +176,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         remote_scheduler=None if cluster is None else cluster.remote_scheduler,
     )  # fmt: skip
     version_lookup = VersionLookup(
-        layout, origin_reader, source, versions, flights, runtime, stale_if_error=settings.stale_if_error, peers=peers
+        layout, origin_reader, versions, flights, runtime, stale_if_error=settings.stale_if_error, peers=peers
     )
     if cluster is not None:
         cluster.serve(source, versions, store, flights, contents, version_lookup)

@@ -25,7 +25,7 @@ from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
-from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.read.hit_lookup import HitLookup
 from outrider.engine.read.object_read import ReadAnswer
 from outrider.engine.read.version_answers import NotCacheable

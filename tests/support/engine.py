@@ -36,7 +36,7 @@ from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
-from outrider.engine.fill.peer_block import PeerReader
+from outrider.engine.fill.peer_block import IncomingBody, PeerReader
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
@@ -135,6 +135,15 @@ def _named(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
+async def all_of(body: IncomingBody) -> bytes:
+    """All bytes of a body that comes in."""
+    async with aclosing(body):
+        whole = b""
+        while piece := await body.some():
+            whole += piece
+        return whole
+
+
 def bytes_of(piece: Piece) -> bytes:
     """The bytes that the kernel would send."""
     if isinstance(piece, FilePiece):
@@ -221,7 +230,7 @@ def engine(
         remote_scheduler=remote_scheduler,
     )
     version_lookup = VersionLookup(
-        layout, origin_reader, source, versions, flights, runtime, stale_if_error=stale_if_error,
+        layout, origin_reader, versions, flights, runtime, stale_if_error=stale_if_error,
         peers=None if joined is None else joined.reads,
     )  # fmt: skip
     reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)

@@ -35,7 +35,6 @@ async def test_a_large_block_that_differs_is_cut_and_comes_from_the_bucket_next(
     buffer_bytes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", 0)
-    monkeypatch.setattr("outrider.engine.fill.block_sinks._FIRST_BYTES", 1000)
     with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
         nodes.origin.put(REF, DATA)
         await nodes.meet()
@@ -58,7 +57,6 @@ async def test_a_wrong_byte_of_a_peer_that_breaks_off_is_found_though_the_bucket
     buffer_bytes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", 0)
-    monkeypatch.setattr("outrider.engine.fill.block_sinks._FIRST_BYTES", 1000)
     with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
         nodes.origin.put(REF, DATA)
         await nodes.meet()
@@ -80,7 +78,6 @@ async def test_a_digest_without_bytes_is_not_asked_of_those_of_the_bucket(
     buffer_bytes: object, held_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", held_bytes)
-    monkeypatch.setattr("outrider.engine.fill.block_sinks._FIRST_BYTES", 1000)
     with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
         nodes.origin.put(REF, DATA)
         await nodes.meet()

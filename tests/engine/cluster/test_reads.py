@@ -15,7 +15,7 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
 from outrider.core.cluster.view import View
 from outrider.core.errors import VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.refused import OriginRefused
 from tests.support.engine import BLOCK, REF, as_large, by_threads
 from tests.support.fake_peers import PeerFault
 from tests.support.fakes import RAMP, Fault, no_patience_ends

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,8 +11,7 @@ import pytest
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.model import Extent, ObjectVersion
 from outrider.engine.fill.fill_scheduler import FillSlot
-from outrider.engine.fill.sinks import SinkAt
-from outrider.ports import Chunks
+from outrider.ports import Buffer, ByteSink
 from tests.support.engine import BLOCK, REF, as_large, by_threads, engine
 from tests.support.fakes import RAMP
 
@@ -27,30 +26,42 @@ class FakePeerBlock:
     gives: bool = False
     digest: str = ""
 
-    async def stream(self, extent: Extent, slot: FillSlot | None) -> Chunks:
+    def body(self, extent: Extent, slot: FillSlot | None) -> FakePeerBody:
         self.peers.asked.append(extent)
-        self.gives = True
-        for start in range(extent.start, extent.stop, BLOCK // 4):
-            if start - extent.start >= self.peers.breaks_after:
-                self.gives = False
-                raise PeerFailed("broke")
-            yield DATA[start : min(start + BLOCK // 4, extent.stop)]
-
-    async def receive(self, extent: Extent, sink_at: SinkAt, slot: FillSlot | None) -> AsyncGenerator[int, None]:
-        position = extent.start
-        async for chunk in self.stream(extent, slot):
-            while chunk:
-                sink, room = await sink_at(position)
-                piece, chunk = chunk[:room], chunk[room:]
-                sink.write(memoryview(piece))
-                sink.ended()
-                position += len(piece)
-                yield len(piece)
-
-    def checked(self, rest: Chunks, count: int) -> Chunks:
-        return rest
+        return FakePeerBody(self, extent)
 
     def refuted(self) -> None: ...
+
+
+class FakePeerBody:
+    def __init__(self, block: FakePeerBlock, extent: Extent) -> None:
+        self.block = block
+        self.extent = extent
+        self.position = extent.start
+
+    async def some(self) -> bytes:
+        self.block.gives = True
+        await self.ready()
+        stop = min(self.position + BLOCK // 4, self.extent.stop)
+        piece, self.position = DATA[self.position : stop], stop
+        return piece
+
+    async def ready(self) -> None:
+        if self.position < self.extent.stop and self.position - self.extent.start >= self.block.peers.breaks_after:
+            self.block.gives = False
+            raise PeerFailed("broke")
+
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+        try:
+            piece = (await self.some())[:count]
+            sink.write(memoryview(piece))
+        finally:
+            sink.ended()
+        received(len(piece))
+
+    def check(self, piece: Buffer) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
 @dataclass

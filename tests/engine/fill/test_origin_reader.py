@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from tests.support.engine import REF
+from tests.support.engine import REF, all_of
 from tests.support.fakes import RAMP, FakeClock, FakeOrigin, FakeReply, Fault
 
 DATA = RAMP[:5000]
@@ -70,10 +70,9 @@ class Room:
     async def read(self, *, slot: bool = False) -> bytes:
         own = self.scheduler.slot()
         if not slot:
-            return b"".join([chunk async for chunk in self.origin_reader.stream(self.version, Extent(0, len(DATA)))])
+            return await all_of(self.origin_reader.body(self.version, Extent(0, len(DATA))))
         async with own:
-            stream = self.origin_reader.stream(self.version, Extent(0, len(DATA)), None, own)
-            return b"".join([chunk async for chunk in stream])
+            return await all_of(self.origin_reader.body(self.version, Extent(0, len(DATA)), slot=own))
 
     async def settle(self) -> None:
         for _ in range(30):
@@ -99,7 +98,7 @@ async def test_no_connection_is_held_before_the_next_try(fault: Fault, room: Roo
     room.origin.faults = [fault]
 
     async def ask() -> int:
-        async with room.origin_reader.reply(GET) as reply:
+        with closing(await room.origin_reader.reply(GET)) as reply:
             return reply.status
 
     asked = asyncio.create_task(ask())
@@ -224,7 +223,7 @@ async def test_a_large_body_is_hedged_only_from_saved_bytes(room: Room) -> None:
     version, parts = ObjectVersion(REF, etag, len(large)), []
 
     async def read() -> None:
-        parts.extend([chunk async for chunk in room.origin_reader.stream(version, Extent(0, len(large)))])
+        parts.append(await all_of(room.origin_reader.body(version, Extent(0, len(large)))))
 
     room.measured(saved=2)
     for hedged in (False, True):
@@ -269,8 +268,8 @@ async def test_the_body_of_a_loser_that_was_answered_too_is_counted(room: Room) 
 
 
 async def test_a_reader_that_leaves_early_gives_the_rest_up(room: Room) -> None:
-    async with aclosing(room.origin_reader.stream(room.version, Extent(0, len(DATA)))) as chunks:
-        await anext(chunks)
+    async with aclosing(room.origin_reader.body(room.version, Extent(0, len(DATA)))) as body:
+        await body.some()
     assert room.origin.given_up == ["abandoned"]
     assert await room.read() == DATA
     assert room.origin.given_up == ["abandoned"]
@@ -379,9 +378,9 @@ async def test_a_late_reply_that_was_given_up_counts_as_late(room: Room) -> None
 
 async def test_only_reads_of_objects_are_hedged(room: Room) -> None:
     room.measured()
-    async with room.origin_reader.reply(OriginRequest("GET", REF.bucket, "")):
+    with closing(await room.origin_reader.reply(OriginRequest("GET", REF.bucket, ""))):
         assert not room.alarms
-    async with room.origin_reader.reply(GET, hedged=True):
+    with closing(await room.origin_reader.reply(GET, hedged=True)):
         assert len(room.alarms) == 1
 
 
@@ -407,8 +406,7 @@ async def test_a_wait_for_a_connection_that_was_in_vain_is_not_retried(room: Roo
 
     room.origin_reader._origin = Busy()
     with pytest.raises(OriginBusy):
-        async with room.origin_reader.reply(GET):
-            pass
+        await room.origin_reader.reply(GET)
     assert (Busy.asked, room.waits) == (1, [])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.engine.fill.fill_scheduler import FillScheduler
-from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import A_CLIENT, Retries, Waiters
+from outrider.engine.fill.refused import OriginRefused
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from tests.support.engine import REF
+from tests.support.engine import REF, all_of
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 from tests.support.virtual_time import VirtualTime
 
@@ -59,11 +61,10 @@ class Room:
         self.origin.faults.append(Fault(times=None, while_=strikes, **fault))
 
     async def read(self, waiters: Waiters = A_CLIENT, start: int = 0) -> bytes:
-        stream = self.origin_reader.stream(self.version, Extent(start, len(DATA)), waiters=waiters)
-        return b"".join([chunk async for chunk in stream])
+        return await all_of(self.origin_reader.body(self.version, Extent(start, len(DATA)), waiters=waiters))
 
     async def ask(self, waiters: Waiters = A_CLIENT) -> int:
-        async with self.origin_reader.reply(GET, waiters=waiters) as reply:
+        with closing(await self.origin_reader.reply(GET, waiters=waiters)) as reply:
             return reply.status
 
 
@@ -204,7 +205,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(room: Room) -> None:
     await room.time.turns()
     assert reading.cancelled()
     assert asyncio.all_tasks() == before
-    assert not room.origin_reader._retries._long
+    assert not room.origin_reader.retries._long
 
 
 @pytest.mark.parametrize(("status", "error"), [(403, OriginRefused), (405, OriginRefused), (404, VersionChanged)])
@@ -252,8 +253,7 @@ def test_a_repeated_try_has_the_time_that_is_left_and_ten_seconds_at_least() -> 
 async def test_a_reply_that_stays_silent_beyond_its_time_is_given_up(room: Room) -> None:
     room.origin.faults = [Fault(gate=asyncio.Event())]
     with pytest.raises(OriginBroke):
-        async with room.origin_reader._send(GET, hedged=False, within_s=0.0):
-            pass
+        await room.origin_reader.once(GET, hedged=False, within_s=0.0)
 
 
 async def test_an_origin_that_throttles_gets_no_request_twice(room: Room) -> None:

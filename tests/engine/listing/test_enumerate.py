@@ -21,7 +21,8 @@ from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.fill.fill_scheduler import FillScheduler
-from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.maintenance.warmup import Warmup
 from outrider.metrics import Metrics

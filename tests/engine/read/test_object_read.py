@@ -19,7 +19,7 @@ from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavai
 from outrider.core.model import ObjectRef
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.read import body_pieces as body_module
 from outrider.engine.read.body_pieces import Body, EarlyPiece
 from outrider.engine.read.object_read import CacheStatus

@@ -12,7 +12,7 @@ import pytest
 from outrider.core.errors import OriginBroke, VersionChanged
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.origin.oddities import Oddity
-from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.read.version_answers import NotCacheable
 from tests.support.engine import BLOCK, REF, Engine, as_large, by_threads, engine

@@ -17,7 +17,8 @@ from outrider.core.model import ObjectRef
 from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.write.upload import Upload
 from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.core.model import ObjectRef
 from outrider.core.s3.list_page import Listed
-from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.refused import OriginRefused
 from tests.support.engine import BLOCK, REF, Engine, engine, taken
 from tests.support.fakes import RAMP, Fault
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
@@ -97,14 +97,14 @@ class _Bucket:
 
     async def _look_at(self, ref: ObjectRef) -> None:
         """Ask for the version by a Range and by HEAD, and for a byte with If-Match. Raises NotCacheable, Unproved, and
-        what `OriginReader.stream` raises."""
+        what `OriginReader.body` raises."""
         asked = Extent(0, 2)
         request = OriginRequest("GET", *ref, headers=(("range", "bytes=0-1"),))
-        async with self._reader.asked(request, CHECKSUMS) as reply:
+        with closing(await self._reader.asked(request, CHECKSUMS)) as reply:
             version = (await self._answers.of_get(ref, reply, asked)).version
         version = (await self._answers.head(ref)).version
-        async with aclosing(self._reader.stream(version, Extent(1, 2))) as chunks:
-            async for _ in chunks:
+        async with aclosing(self._reader.body(version, Extent(1, 2))) as body:
+            while await body.some():
                 pass
 
 

@@ -12,7 +12,7 @@ from outrider.core.ahead.numbered_names_search import NumberedNames
 from outrider.core.ahead.planner import Planner
 from outrider.core.errors import S3Error, Signal
 from outrider.engine.fill.fill_scheduler import FillScheduler
-from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.tasks.runtime import Runtime
 

@@ -31,7 +31,7 @@ from outrider.engine.ahead.discovery_runner import UNAVAILABLE_STATUSES, Discove
 from outrider.engine.ahead.read_log import ClientRead, ReadLog
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler, Purpose
 from outrider.engine.fill.flight import Flight
-from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.tasks.runtime import Runtime

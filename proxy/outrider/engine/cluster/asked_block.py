@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,12 +16,13 @@ from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_watch import WatchedRead
 from outrider.engine.fill.content_verification import ContentMismatch
 from outrider.engine.fill.fill_scheduler import FillSlot
-from outrider.engine.fill.sinks import SinkAt
-from outrider.ports import ByteSink, Chunks, PeerReply, PeerTransport
+from outrider.ports import Buffer, ByteSink, PeerReply, PeerTransport
 
 # A reader gets the bytes of a block up to this size once all are here and have the peer's digest.
 _HELD_BYTES_MAX = 64 * 1024
 
+
+Opened = AbstractAsyncContextManager[tuple[PeerReply, WatchedRead]]
 
 LEFT_OUT = "left_out"
 """A member was not asked for a block, though it owns it and is there."""
@@ -36,9 +37,7 @@ class Reads(Protocol):
     @property
     def clock(self) -> Callable[[], float]: ...
 
-    def opened(
-        self, member: Member, read: PeerRead, on_tick: Callable[[], None] | None = None
-    ) -> AbstractAsyncContextManager[tuple[PeerReply, WatchedRead]]: ...
+    def opened(self, member: Member, read: PeerRead, on_tick: Callable[[], None] | None = None) -> Opened: ...
 
     def known(self, version: ObjectVersion) -> Confirmed: ...
 
@@ -59,7 +58,7 @@ class AskedBlock:
     def __init__(
         self, reads: Reads, version: ObjectVersion, index: int, candidates: list[Member], *, is_remote: bool
     ) -> None:  # fmt: skip
-        self._reads = reads
+        self.reads = reads
         self._version = version
         self._index = index
         self._candidates = candidates
@@ -69,149 +68,63 @@ class AskedBlock:
         self._digest_by: Member | None = None
         # Why the member that was asked last gave no more bytes.
         self._why = "absent"
-        # Bytes of a peer were handed on.
-        self._is_used = False
-        # The bytes of a whole block that `stream` handed on; None: it was asked for a part.
-        self._checksum: PayloadChecksum | None = None
+        self.is_used = False
+        """Bytes of a peer were handed on."""
         self.begun: tuple[PeerReply, WatchedRead] | None = None
         """A reply that brings the first bytes, which another owns."""
 
     @property
     def receives_in_threads(self) -> bool:
-        return self._reads.transport.receives_in_threads
+        return self.reads.transport.receives_in_threads
 
     def refuted(self) -> None:
         if self._digest_by is not None:
-            self._reads.refuted(self._version, self._index, self._digest_by)
+            self.reads.refuted(self._version, self._index, self._digest_by)
         self._why = "digest"
         self._candidates.clear()
         self.digest = ""
 
-    async def stream(self, extent: Extent, slot: FillSlot | None) -> Chunks:
-        is_whole = extent == self._reads.layout.extent(self._index, self._version.size)
-        if is_whole and extent.length <= _HELD_BYTES_MAX:
-            held = await self._whole(extent, slot)
-            self._is_used = True
-            for piece in held:
-                yield piece
-            return
-        position, checksum = extent.start, PayloadChecksum()
-        self._checksum = checksum if is_whole else None
-        while position < extent.stop:
-            async with self._reply(Extent(position, extent.stop), slot) as (reply, watched):
-                try:
-                    async with aclosing(self._chunks(reply, watched, extent.stop - position)) as chunks:
-                        async for chunk in chunks:
-                            position += len(chunk)
-                            self._is_used = True
-                            checksum.update(chunk)
-                            if is_whole and position == extent.stop:
-                                # The last bytes are handed out only if all are right.
-                                self._check(digest_text(checksum.digest()))
-                            yield chunk
-                except PeerFailed as error:
-                    self._broke(watched.member, error)
+    def body(self, extent: Extent, slot: FillSlot | None) -> AskedBody:
+        return AskedBody(self, extent, slot)
 
-    def checked(self, rest: Chunks, count: int) -> Chunks:
-        checksum = self._checksum
-        return rest if checksum is None or not self.digest else self._checked(rest, count, checksum)
-
-    async def _checked(self, rest: Chunks, count: int, checksum: PayloadChecksum) -> Chunks:
-        async with aclosing(rest) as chunks:
-            async for chunk in chunks:
-                count -= len(chunk)
-                checksum.update(chunk)
-                if count == 0:
-                    self._check(digest_text(checksum.digest()))
-                yield chunk
-
-    def _check(self, digest: str) -> None:
-        """Raises ContentMismatch."""
+    def check(self, digest: str) -> None:
+        """`digest`: that of all bytes of the block. Raises ContentMismatch."""
         if self.digest and digest != self.digest:
             self.refuted()
             raise ContentMismatch(f"{self._version.ref}: not the bytes of the peer's digest")
 
-    async def _whole(self, extent: Extent, slot: FillSlot | None) -> list[bytes]:
-        """A small block, which is handed out once all of it is here and has the digest. Raises PeerFailed."""
-        while True:
-            async with self._reply(extent, slot) as (reply, watched):
-                try:
-                    async with aclosing(self._chunks(reply, watched, extent.length)) as chunks:
-                        held = [chunk async for chunk in chunks]
-                except PeerFailed as error:
-                    self._broke(watched.member, error)
-                    continue
-                if not self.digest or self.digest == _digest(held):
-                    return held
-                self.refuted()
-
-    async def _chunks(self, reply: PeerReply, watched: WatchedRead, count: int) -> Chunks:
-        """The next `count` bytes of the body. Raises PeerFailed."""
-        async with aclosing(reply.chunks()) as chunks:
-            while count:
-                chunk = await watched.awaited(anext(chunks, None))
-                if chunk is None:
-                    raise PeerFailed("broke", "the body was shorter than it said")
-                chunk = chunk[:count]
-                self._reads.flowed(watched, len(chunk))
-                count -= len(chunk)
-                yield chunk
-
-    async def receive(self, extent: Extent, sink_at: SinkAt, slot: FillSlot | None) -> AsyncGenerator[int, None]:
-        position = extent.start
-        while position < extent.stop:
-            async with self._reply(Extent(position, extent.stop), slot) as (reply, watched):
-                try:
-                    while position < extent.stop:
-                        place, room = await sink_at(position)
-                        sink, began = _CountedSink(place), position
-                        async with aclosing(reply.receive(min(room, extent.stop - position), sink)) as counts:
-                            while count := await watched.awaited(anext(counts, 0)):
-                                position += count
-                                self._is_used = True
-                                self._reads.flowed(watched, count)
-                                yield count
-                except PeerFailed as error:
-                    self._is_used |= sink.count > 0
-                    self._broke(watched.member, error)
-                    if not sink.is_over:
-                        raise StoreUnavailable("the disk does not take bytes that came") from error
-                    # The thread may have written more before it was stopped.
-                    if more := began + sink.count - position:
-                        position += more
-                        yield more
+    def is_whole(self, extent: Extent) -> bool:
+        return extent == self.reads.layout.extent(self._index, self._version.size)
 
     # -- one reply after the other ------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _reply(self, extent: Extent, slot: FillSlot | None) -> AsyncIterator[tuple[PeerReply, WatchedRead]]:
-        """A reply that brings `extent`, of the next member that gives one. Raises PeerFailed: none does."""
+    async def opened(self, extent: Extent, slot: FillSlot | None) -> tuple[PeerReply, WatchedRead, Opened | None]:
+        """A reply that brings `extent`, of the next member that gives one, and the context that it is to be left by;
+        None: another owns it. Raises PeerFailed: none does."""
         self.gives = False
         begun, self.begun = self.begun, None
         if begun is not None and begun[0].extent is not None and begun[0].extent.start == extent.start:
             self._takes(begun[0], begun[1].member)
-            yield begun
-            return
+            return *begun, None
         failure = PeerFailed(self._why)
         while self._candidates:
-            member, given = self._candidates[0], False
+            member = self._candidates[0]
             try:
                 read = self._read(extent, slot)
-                async with self._reads.opened(member, read, self._promoter(member, read, slot)) as (reply, watched):
-                    if reply.extent != extent:
-                        raise PeerFailed("garbage", "other bytes than those that were asked for")
-                    self._takes(reply, member)
-                    given = True
-                    yield reply, watched
-                    return
+                context = self.reads.opened(member, read, self._promoter(member, read, slot))
+                reply, watched = await context.__aenter__()
+                if reply.extent != extent:
+                    error = PeerFailed("garbage", "other bytes than those that were asked for")
+                    await context.__aexit__(PeerFailed, error, None)
+                    raise error
+                self._takes(reply, member)
+                return reply, watched, context
             except PeerFailed as error:
-                if given:
-                    raise
                 failure = error
                 self._drop(member)
                 if isinstance(error, PeerChanged):
                     self._candidates.clear()
-        self._reads.gave_up(self._version.ref, self._index, failure.why if self.is_remote else LEFT_OUT)
+        self.reads.gave_up(self._version.ref, self._index, failure.why if self.is_remote else LEFT_OUT)
         raise failure
 
     def _read(self, extent: Extent, slot: FillSlot | None) -> PeerRead:
@@ -221,7 +134,7 @@ class AskedBlock:
         elif slot is not None and slot.ahead > 0:
             read_class = ReadClass.NEXT
         return PeerRead(
-            self._version.ref, extent, self._index, self._reads.known(self._version), read_class,
+            self._version.ref, extent, self._index, self.reads.known(self._version), read_class,
             only_if_here=not self.is_remote,
         )  # fmt: skip
 
@@ -236,7 +149,7 @@ class AskedBlock:
             nonlocal told
             if slot.demand and not told:
                 told = True
-                self._reads.promote(member, replace(read, read_class=ReadClass.DEMAND))
+                self.reads.promote(member, replace(read, read_class=ReadClass.DEMAND))
 
         return look
 
@@ -245,25 +158,132 @@ class AskedBlock:
         if reply.digest and not self.digest:
             self.digest, self._digest_by = reply.digest, member
 
-    def _broke(self, member: Member, error: PeerFailed) -> None:
+    def broke(self, member: Member, error: PeerFailed) -> None:
+        """A body of the member ended before its end."""
         self.gives = False
-        if not self._is_used:
+        if not self.is_used:
             # It says nothing about the bytes, all of which come from elsewhere.
             self.digest = ""
         self._drop(member)
         self._why = error.why
-        self._reads.failed(member, error)
+        self.reads.failed(member, error)
 
     def _drop(self, member: Member) -> None:
         if member in self._candidates:
             self._candidates.remove(member)
 
 
-def _digest(pieces: list[bytes]) -> str:
-    checksum = PayloadChecksum()
-    for piece in pieces:
-        checksum.update(piece)
-    return digest_text(checksum.digest())
+class AskedBody:
+    """The bytes of an extent of the block. Implements `engine.fill.peer_block.PeerBody`."""
+
+    def __init__(self, block: AskedBlock, extent: Extent, slot: FillSlot | None) -> None:
+        self._block = block
+        self._extent = extent
+        self._slot = slot
+        self.position = extent.start
+        is_whole = block.is_whole(extent)
+        # The reader gets a small block once all of it is here and right.
+        self._is_held = is_whole and extent.length <= _HELD_BYTES_MAX
+        # The bytes of the whole block; None: a part was asked for, or they are not all told here.
+        self._checksum = PayloadChecksum() if is_whole else None
+        self._open: tuple[PeerReply, WatchedRead, Opened | None] | None = None
+
+    async def some(self) -> Buffer:
+        while self.position < self._extent.stop:
+            reply, watched = await self._opened()
+            try:
+                piece = await (self._whole(reply, watched) if self._is_held else self._next(reply, watched))
+            except PeerFailed as error:
+                await self._broke(watched, error)
+                continue
+            if not piece:
+                continue
+            if self._checksum is not None and not self._is_held:
+                self._checksum.update(piece)
+            self.position += len(piece)
+            self._block.is_used = True
+            if self.position == self._extent.stop:
+                # The last bytes are handed out only if all are right.
+                if self._checksum is not None and not self._is_held:
+                    self._block.check(digest_text(self._checksum.digest()))
+                await self._close_reply()
+            return piece
+        return b""
+
+    async def _next(self, reply: PeerReply, watched: WatchedRead) -> Buffer:
+        piece = (await watched.awaited(reply.some()))[: self._extent.stop - self.position]
+        if not piece:
+            raise PeerFailed("broke", "the body was shorter than it said")
+        self._block.reads.flowed(watched, len(piece))
+        return piece
+
+    async def _whole(self, reply: PeerReply, watched: WatchedRead) -> Buffer:
+        """All bytes; empty: they do not have the digest."""
+        held = bytearray()
+        while len(held) < self._extent.length:
+            held += await self._next(reply, watched)
+        whole = bytes(held[: self._extent.length])
+        checksum = PayloadChecksum(whole)
+        if self._block.digest and self._block.digest != digest_text(checksum.digest()):
+            self._block.refuted()
+            await self._close_reply()
+            return b""
+        return whole
+
+    def check(self, piece: Buffer) -> None:
+        if self._checksum is None or self._is_held or not self._block.digest:
+            return
+        self._checksum.update(piece)
+        self.position += len(piece)
+        if self.position == self._extent.stop:
+            self._block.check(digest_text(self._checksum.digest()))
+
+    async def ready(self) -> None:
+        await self._opened()
+
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+        # The block's file is compared with the digest when it is whole: see `BlockWriter.expect`.
+        self._checksum = None
+        assert self._open is not None, "ready"
+        reply, watched, _ = self._open
+        counted, began = _CountedSink(sink), self.position
+        try:
+            async with aclosing(reply.receive(min(count, self._extent.stop - self.position), counted)) as counts:
+                while came := await watched.awaited(anext(counts, 0)):
+                    self._block.is_used = True
+                    self._block.reads.flowed(watched, came)
+                    self._take(came, received)
+            if self.position == self._extent.stop:
+                await self._close_reply()
+        except PeerFailed as error:
+            self._block.is_used |= counted.count > 0
+            await self._broke(watched, error)
+            if not counted.is_over:
+                raise StoreUnavailable("the disk does not take bytes that came") from error
+            # The thread may have written more before it was stopped.
+            if more := began + counted.count - self.position:
+                self._take(more, received)
+
+    def _take(self, count: int, received: Callable[[int], None]) -> None:
+        self.position += count
+        received(count)
+
+    async def _opened(self) -> tuple[PeerReply, WatchedRead]:
+        if self._open is None:
+            self._open = await self._block.opened(Extent(self.position, self._extent.stop), self._slot)
+        return self._open[:2]
+
+    async def _broke(self, watched: WatchedRead, error: PeerFailed) -> None:
+        self._block.broke(watched.member, error)
+        await self._close_reply()
+
+    async def _close_reply(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None and opened[2] is not None:
+            await opened[2].__aexit__(None, None, None)
+
+    async def aclose(self) -> None:
+        await self._close_reply()
 
 
 class _CountedSink:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -287,8 +287,8 @@ class PeerReads:
 
     async def _promote(self, member: Member, read: PeerRead) -> None:
         with suppress(PeerFailed):
-            async with self.transport.read(member, read) as reply, aclosing(reply.chunks()) as chunks:
-                await anext(chunks, None)
+            async with self.transport.read(member, read) as reply:
+                await reply.some()
 
     @property
     def clock(self) -> Callable[[], float]:

@@ -7,8 +7,7 @@ answer each other, without a loop and without a deadlock.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from outrider.core.block_layout import BlockLayout
@@ -19,21 +18,20 @@ from outrider.core.cluster.order_messages import OrderTold
 from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead, ReadClass
 from outrider.core.cluster.read_messages import ReadsTold
 from outrider.core.cluster.share_messages import DatasetShare
-from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
+from outrider.core.errors import OriginBroke, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
-from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.block_source import BlockSource, Part
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.fill.peer_block import PeerBlock
-from outrider.engine.read.body_pieces import EarlyPiece, FilePiece, Piece, PrimedBody, file_piece, follow
+from outrider.engine.read.body_pieces import BodyParts, BodyRead, ReaderCount
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
 from outrider.metrics import Metrics
-from outrider.ports import BlockStore, Chunks, Clock
+from outrider.ports import BlockStore, Clock
 
 # A second fill of a block is begun for a reader whose first one failed for want of patience, as for clients.
 _FILLS_MAX = 2
@@ -80,7 +78,8 @@ class PeerService:
         self._version_lookup = version_lookup
         self._owners = owners
         self._members = members
-        self._metrics = metrics
+        # Readers of other members share another line than those of this one.
+        self._body_parts = BodyParts(layout, source, store, flights, contents, ReaderCount(), metrics)
         self._clock = clock
         self.hear_reads: Callable[[ReadsTold], None] = lambda message: None
         """Told what clients of other members read."""
@@ -189,90 +188,63 @@ class PeerService:
                 lease.release()
         elif read.only_if_here:
             return PeerAnswer(404)
-        body = self._pieces(read, version, extent)
-        first = await anext(body)
+        body = _PeerRead(read, version, extent, self._versions.changes, self._body_parts, self._owners)
+        await body.begin()
         confirmed = Confirmed(version, confirmed.age_s + self._clock() - since, confirmed.is_settled)
-        return PeerAnswer(206, confirmed, extent, digest, PrimedBody(first, body))
+        return PeerAnswer(206, confirmed, extent, digest, body)
 
-    async def _pieces(self, read: PeerRead, version: ObjectVersion, extent: Extent) -> AsyncGenerator[Piece, None]:
-        """The bytes of `extent`, from the nearest place that waits for no peer."""
-        key, block = self._layout.key(version, read.index), self._layout.extent(read.index, version.size)
-        since = self._versions.changes
-        position, fills, is_over = extent.start, 0, False
-        while position < extent.stop:
-            self._check_condemned(version, since)
-            inside = Extent(position - block.start, extent.stop - block.start)
-            if not is_over and (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
-                on_disk = file_piece(lease, inside, "disk")
-                try:
-                    yield on_disk
-                finally:
-                    lease.release()
-                position += on_disk.sent
-                is_over = self._fell_short(key, on_disk)
-                continue
-            flight = None if is_over else self._flight(read, version, position, may_begin=fills < _FILLS_MAX)
-            if flight is not None:
-                fills += 1
-                try:
-                    async with aclosing(self._followed(read, flight, inside)) as pieces:
-                        async for piece in pieces:
-                            yield piece
-                            position += piece.sent
-                    continue
-                except StoreUnavailable:
-                    is_over = True
-                except OriginBroke as error:
-                    if error.lasting or fills >= _FILLS_MAX:
-                        raise
-                    continue
-            if not fills:
-                self._owners.gave_up(version.ref, read.index, "for_peer")
-            async with aclosing(self._relayed(version, Extent(position, extent.stop))) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
 
-    def _fell_short(self, key: BlockKey, piece: FilePiece) -> bool:
-        if piece.fell_short:
-            self._store.doubt(key)
-        return piece.fell_short
+class _PeerRead(BodyRead):
+    """The bytes of a part of one block, from the nearest place that waits for no peer."""
 
-    def _relayed(self, version: ObjectVersion, extent: Extent) -> Chunks:
-        self._metrics.relays.inc()
-        return self._source.stream(version, extent, waiters=A_CLIENT)
+    def __init__(
+        self, read: PeerRead, version: ObjectVersion, extent: Extent, since: int, parts: BodyParts, owners: OtherOwners
+    ) -> None:  # fmt: skip
+        super().__init__(version, extent, since, parts)
+        self._read = read
+        self._owners = owners
+        self._promotes = read.read_class is not ReadClass.AHEAD
+        self._fills_begun = 0
 
-    def _check_condemned(self, version: ObjectVersion, since: int) -> None:
-        if self._contents.condemned_at(self._layout.version_id(version)) > since:
-            raise VersionChanged(f"{version.ref}: not the bytes that the bucket has")
+    def _begin_fills(self) -> bool:
+        return False
 
-    def _flight(self, read: PeerRead, version: ObjectVersion, position: int, *, may_begin: bool) -> Flight | None:
+    def _flight_of(self, key: BlockKey) -> Flight | None:
         """The flight of the block from the origin, if need be a new one; None: the bytes are relayed past the cache."""
-        key = self._layout.key(version, read.index)
+        if self._relaying:
+            return None
         flight = self._flights.get(key)
         if flight is not None:
-            return None if flight.is_remote else flight
-        relays = self._source.ignores_ranges(version.ref.bucket) or not self._flights.admits()
-        if not may_begin or relays or self._store.has(key):
+            if flight.is_remote:
+                return None
+            self._fills_begun += 1
+            return flight
+        if self._fills_begun >= _FILLS_MAX or not self._flights.admits() or self._store.has(key):
             return None
-        self._owners.gave_up(version.ref, read.index, "for_peer")
-        peer = self._owners.previous(version, read.index)
-        begun = self._flights.board(version, BlockRun(read.index, 1), position, peer)
+        self._fills_begun += 1
+        self._owners.gave_up(self._version.ref, key.index, "for_peer")
+        peer = self._owners.previous(self._version, key.index)
+        begun = self._flights.board(self._version, BlockRun(key.index, 1), self._position, peer)
+        read_class = self._read.read_class
         self._flights.fill(
-            begun, prefetch=read.read_class is ReadClass.AHEAD, ahead=int(read.read_class is ReadClass.NEXT)
+            begun, prefetch=read_class is ReadClass.AHEAD, ahead=int(read_class is ReadClass.NEXT)
         )  # fmt: skip
         return begun[0]
 
-    async def _followed(
-        self, read: PeerRead, flight: Flight, inside: Extent
-    ) -> AsyncGenerator[FilePiece | EarlyPiece, None]:
-        is_ahead = read.read_class is ReadClass.AHEAD
-        if not is_ahead:
-            flight.waiters.enter()
-        try:
-            async with aclosing(follow(flight, inside, promotes=not is_ahead)) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:
-            if not is_ahead:
-                flight.waiters.leave()
+    def _wait_for(self, index: int, flight: Flight) -> None:
+        if self._promotes:
+            super()._wait_for(index, flight)
+
+    def _check_patience(self, error: OriginBroke) -> None:
+        if error.lasting or self._fills_begun >= _FILLS_MAX:
+            raise error
+
+    def _begin_relay(self) -> None:
+        """All the rest, from the origin."""
+        if not self._fills_begun:
+            self._owners.gave_up(self._version.ref, self._key.index, "for_peer")
+        self._relaying = True
+        super()._begin_relay()
+
+    def _relayed_parts(self, extent: Extent) -> Iterator[Part]:
+        yield Part(BlockRun(self._key.index, 1), None)

@@ -40,9 +40,10 @@ from outrider.engine.fill.content_verification import ContentMismatch, ContentVe
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
 from outrider.engine.fill.peer_block import PeerBlock, PeerReader
+from outrider.engine.fill.refused import OriginRefused
 
 __all__ = [
     "BlockSource",

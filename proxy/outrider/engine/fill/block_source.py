@@ -7,20 +7,19 @@ been asked by then: nothing is read here of a block that is on disk or on its wa
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from outrider.core.cache.readahead import BlockRun
 from outrider.core.cluster.peer_messages import PeerFailed
-from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.model import Extent, ObjectVersion
 from outrider.core.origin.oddities import Oddity
 from outrider.engine.fill.fill_scheduler import FillSlot
+from outrider.engine.fill.origin_body import OriginBody
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
-from outrider.engine.fill.peer_block import PeerBlock, PeerReader
-from outrider.engine.fill.sinks import SinkAt
-from outrider.ports import Chunks, Clock, OriginReply, OriginRequest
+from outrider.engine.fill.peer_block import IncomingBody, PeerBlock, PeerBody, PeerReader
+from outrider.ports import Buffer, ByteSink, Clock
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +32,8 @@ class Part(NamedTuple):
 
 
 class BlockSource:
-    """The only place that decides where the bytes of a missing block come from. It is asked by fills, by reads that
-    relay past the cache, and by the question that brings the first block of an unknown object."""
+    """The only place that decides where the bytes of a missing block come from. It is asked by fills, and by reads that
+    relay past the cache."""
 
     def __init__(self, origin_reader: OriginReader, peers: PeerReader | None = None) -> None:
         """`peers` None: there are none."""
@@ -44,13 +43,13 @@ class BlockSource:
 
     @property
     def receives_in_threads(self) -> bool:
-        """Whether large bodies of the origin are better received (`receive`) than streamed."""
+        """Whether large bodies of the origin are better received than taken by `some`."""
         return self._origin_reader.receives_in_threads
 
     @property
     def clock(self) -> Clock:
-        """See `OriginReader.clock`."""
-        return self._origin_reader.clock
+        """The clock that patience is measured by."""
+        return self._origin_reader.patience.clock
 
     @property
     def patience_s(self) -> float:
@@ -74,53 +73,20 @@ class BlockSource:
         if (left := run.first + run.count - first) > 0:
             yield Part(BlockRun(first, left), None)
 
-    def stream(
-        self, version: ObjectVersion, extent: Extent, first: OriginReply | None = None, slot: FillSlot | None = None,
-        waiters: Waiters = NOBODY, peer: PeerBlock | None = None,
-    ) -> Chunks:  # fmt: skip
-        """The bytes of `extent` in order. `peer`: asked first. `first`, `slot`, `waiters` and what it raises: see
-        `OriginReader.stream`."""
-        if peer is not None and first is None:
-            return self._stream_by(peer, version, extent, slot, waiters)
-        return self._origin_reader.stream(version, extent, first, slot, waiters)
+    def body(
+        self, version: ObjectVersion, extent: Extent, *, slot: FillSlot | None = None, waiters: Waiters = NOBODY,
+        peer: PeerBlock | None = None, bulk: bool = False,
+    ) -> IncomingBody:  # fmt: skip
+        """The bytes of `extent` in order. `peer`: asked first. The rest, and what it raises: see
+        `OriginReader.body`."""
+        if peer is None:
+            return self._origin_reader.body(version, extent, slot=slot, waiters=waiters, bulk=bulk)
 
-    async def _stream_by(
-        self, peer: PeerBlock, version: ObjectVersion, extent: Extent, slot: FillSlot | None, waiters: Waiters
-    ) -> Chunks:  # fmt: skip
-        position = extent.start
-        try:
-            async with aclosing(peer.stream(extent, slot)) as chunks:
-                async for chunk in chunks:
-                    position += len(chunk)
-                    yield chunk
-        except PeerFailed as error:
-            _note_fallback(version, position, error)
-        if position < extent.stop:
-            rest = self._origin_reader.stream(version, Extent(position, extent.stop), None, slot, waiters)
-            async with aclosing(peer.checked(rest, extent.stop - position)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        def rest(position: int) -> OriginBody:
+            left = Extent(position, extent.stop)
+            return self._origin_reader.body(version, left, slot=slot, waiters=waiters, bulk=bulk)
 
-    async def receive(
-        self, version: ObjectVersion, extent: Extent, sink_at: SinkAt, slot: FillSlot | None, waiters: Waiters,
-        peer: PeerBlock | None = None,
-    ) -> AsyncGenerator[int, None]:  # fmt: skip
-        """The bytes of `extent`, put into sinks by a thread; how many, as they come. `peer`: asked first. See
-        `OriginReader.receive`."""
-        position = extent.start
-        if peer is not None:
-            try:
-                async with aclosing(peer.receive(extent, sink_at, slot)) as counts:
-                    async for count in counts:
-                        position += count
-                        yield count
-            except PeerFailed as error:
-                _note_fallback(version, position, error)
-        if position < extent.stop:
-            rest = self._origin_reader.receive(version, Extent(position, extent.stop), sink_at, slot, waiters)
-            async with aclosing(rest) as counts:
-                async for count in counts:
-                    yield count
+        return _PeersFirst(version, extent, peer.body(extent, slot), rest)
 
     def flowed(self, count: int, waited_s: float) -> None:
         """`count` bytes of a body of the origin came after a wait."""
@@ -131,20 +97,66 @@ class BlockSource:
         """See `OriginReader.dropped`."""
         self._origin_reader.dropped(cause, count)
 
-    def first_reply(
-        self, request: OriginRequest, optional: Headers, waiters: Waiters
-    ) -> AbstractAsyncContextManager[OriginReply]:
-        """The origin's reply to a GET of an object whose version is not known, which no peer told. `optional`,
-        `waiters`, and what it raises: see `OriginReader.asked`."""
-        return self._origin_reader.asked(request, optional, hedged=True, waiters=waiters)
-
     def ignores_ranges(self, bucket: str) -> bool:
         """Whether each GET of a block would bring the whole object."""
         return self._origin_reader.quirks.has(bucket, Oddity.RANGE_IGNORED)
 
 
-def _note_fallback(version: ObjectVersion, position: int, error: PeerFailed) -> None:
-    log.debug(
-        "peers failed, the origin is asked",
-        extra={"object": str(version.ref), "offset": position, "why": error.why, "error": str(error)},
-    )
+class _PeersFirst:
+    """A body of peers, which goes on at its offset at the origin where no peer gives more."""
+
+    def __init__(
+        self, version: ObjectVersion, extent: Extent, peers: PeerBody, rest: Callable[[int], OriginBody]
+    ) -> None:  # fmt: skip
+        self._version = version
+        self._stop = extent.stop
+        self._peers = peers
+        self._rest_from = rest
+        self._rest: OriginBody | None = None
+
+    @property
+    def position(self) -> int:
+        return self._peers.position if self._rest is None else self._rest.position
+
+    async def some(self) -> Buffer:
+        if self._rest is None:
+            try:
+                return await self._peers.some()
+            except PeerFailed as error:
+                rest = self._fall_back(error)
+        else:
+            rest = self._rest
+        piece = await rest.some()
+        self._peers.check(piece)
+        return piece
+
+    async def ready(self) -> None:
+        if self._rest is None:
+            try:
+                await self._peers.ready()
+            except PeerFailed as error:
+                self._fall_back(error)
+        if self._rest is not None:
+            await self._rest.ready()
+
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+        if self._rest is not None:
+            return await self._rest.receive(count, sink, received)
+        try:
+            await self._peers.receive(count, sink, received)
+        except PeerFailed as error:
+            self._fall_back(error)
+
+    def _fall_back(self, error: PeerFailed) -> OriginBody:
+        position = self._peers.position
+        log.debug(
+            "peers failed, the origin is asked",
+            extra={"object": str(self._version.ref), "offset": position, "why": error.why, "error": str(error)},
+        )
+        self._rest = self._rest_from(position)
+        return self._rest
+
+    async def aclose(self) -> None:
+        await self._peers.aclose()
+        if self._rest is not None:
+            await self._rest.aclose()

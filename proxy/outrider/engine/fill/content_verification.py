@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -30,10 +30,11 @@ from outrider.core.errors import S3Error, Signal, VersionChanged
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, last_modified
 from outrider.core.origin.oddities import Uncached
 from outrider.core.s3.checksums import MD5_BYTES_MAX, ContentProof, Kind, checksum_of, small_proof_of
-from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
-from outrider.ports import Chunks, OriginRequest
+from outrider.ports import Buffer, OriginRequest
 
 log = logging.getLogger(__name__)
 
@@ -131,26 +132,24 @@ class BodyCheck:
         self._judge = judge
         self._hash = proof.kind.begin()
         self._left = meta.extent.length
+        self._held: list[Buffer] = []
         self.judgement = Judgement.OPEN
 
-    async def checked(self, body: Chunks) -> Chunks:
-        """The body, whose last bytes come only if it is right. A small body comes as a whole, after its last byte.
+    def released(self, piece: Buffer) -> list[Buffer]:
+        """The next bytes of the body. Returns those that may be handed out now: the last ones if the body is right, and
+        those of a small body with its last.
 
         Raises ContentMismatch: the body is not that of the object; another try may bring it.
         """
-        held: list[bytes] = []
-        async with aclosing(body) as chunks:
-            async for chunk in chunks:
-                self._hash.update(chunk)
-                self._left -= len(chunk)
-                if self._left == 0:
-                    self.judgement = self._judge(self._meta, self._proof, self._hash.digest())
-                elif self._is_held:
-                    held.append(chunk)
-                    continue
-                for piece in (*held, chunk):
-                    yield piece
-                held.clear()
+        self._hash.update(piece)
+        self._left -= len(piece)
+        if self._left == 0:
+            self.judgement = self._judge(self._meta, self._proof, self._hash.digest())
+        elif self._is_held:
+            self._held.append(piece)
+            return []
+        held, self._held = self._held, []
+        return [*held, piece]
 
 
 class ContentVerification:
@@ -401,7 +400,7 @@ class ContentVerification:
             told = await self.ask(version.ref)
             return told.headers if told.identity == version.identity and told.whole_headers else None
         request = OriginRequest("HEAD", version.ref.bucket, version.ref.key)
-        async with self._origin_reader.asked(request, _CHECKSUMS) as reply:
+        with closing(await self._origin_reader.asked(request, _CHECKSUMS)) as reply:
             if reply.status != 200:
                 raise await OriginRefused.read(reply)
             same = dict(reply.headers).get("etag") == version.etag

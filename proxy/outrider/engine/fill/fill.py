@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from outrider.core.errors import Signal, StoreUnavailable, WrongDigest
 from outrider.core.model import Extent
-from outrider.engine.fill.block_sinks import BlockSinks
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.content_verification import BodyCheck, ContentMismatch, ContentVerification, Judgement
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.peer_block import IncomingBody
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.tasks.task_group import TaskGroup
-from outrider.ports import BlockStore, BlockWriter, Buffer, OriginReply
+from outrider.ports import BlockStore, BlockWriter, Buffer
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +88,9 @@ class FillParts:
 
 
 class FirstReply(NamedTuple):
-    """A reply that brings the bytes of the tail already, and when it was asked for."""
+    """The bytes of the tail, which are on their way already, and when they were asked for."""
 
-    reply: OriginReply
+    body: IncomingBody
     asked_at: float
 
 
@@ -135,10 +134,12 @@ class Fill:
             self._condemned_at = self._contents.condemned_at(lead.meta.key.version_id)
             if not head.length:
                 self._check = self._contents.check_for(lead.meta)
+            if first is not None and not head.length:
+                # Its first bytes go to their reader while the file is made.
+                await self._bring(self._flights, tail, first.body, first.asked_at)
+                return
             async with TaskGroup() as tasks:
-                if first is None or head.length:
-                    # With a reply that is here already, its first bytes go to their reader while the file is made.
-                    await self._open_beside(lead, tasks)
+                await self._open_beside(lead, tasks)
                 if head.length:
                     tasks.create_task(self._bring_head(lead, head))
                 # A body that is compared as it passes has to pass here.
@@ -146,8 +147,10 @@ class Fill:
                 place = self._source if lead.peer is None else lead.peer
                 if is_bulk and place.receives_in_threads:
                     await self._receive(tail)
+                elif first is None:
+                    await self._bring(self._flights, tail, self._body(tail))
                 else:
-                    await self._bring(self._flights, tail, first)
+                    await self._bring(self._flights, tail, first.body, first.asked_at)
                 lead.head_wanted.set()
         except BaseException as error:
             # Out of the table before the file is closed: a reader that finds a flight in the table may lease its file.
@@ -197,84 +200,105 @@ class Fill:
     async def _bring_head(self, lead: Flight, head: Extent) -> None:
         # After the tail, unless a reader waits for bytes of the head.
         await lead.head_wanted.wait()
-        await self._bring([lead], head, None)
+        await self._bring([lead], head, self._body(head))
 
-    async def _bring(self, flights: Sequence[Flight], extent: Extent, first: FirstReply | None) -> None:
-        """The bytes of `extent` into those of `flights` that they belong to."""
+    def _body(self, extent: Extent, *, bulk: bool = False) -> IncomingBody:
+        lead = self._flights[0]
+        return self._source.body(
+            lead.meta.version, extent, slot=self._slot, waiters=lead.waiters, peer=lead.peer, bulk=bulk
+        )
+
+    async def _bring(
+        self, flights: Sequence[Flight], extent: Extent, body: IncomingBody, asked_at: float | None = None
+    ) -> None:
+        """The bytes of `extent` into those of `flights` that they belong to. `asked_at`: when they were asked for;
+        None: they are asked for now."""
         outstanding = iter(flights)
         buffer = _WriteBuffer(next(outstanding), extent.start)
-        reply = None if first is None else first.reply
-        lead = buffer.flight
-        stream = self._source.stream(lead.meta.version, extent, reply, self._slot, lead.waiters, lead.peer)
-        if self._check is not None:
-            stream = self._check.checked(stream)
-        clock = self._runtime.clock
-        async with aclosing(stream) as chunks:
-            asked_at = clock()
-            took_s, pieces = 0.0 if first is None else asked_at - first.asked_at, 0
-            is_small = extent.length <= _SMALL_BYTES
-            async for chunk in chunks:
-                waited_s = clock() - asked_at
+        clock, check, is_small = self._runtime.clock, self._check, extent.length <= _SMALL_BYTES
+        waits_from = clock()
+        took_s, flows = 0.0 if asked_at is None else waits_from - asked_at, False
+        try:
+            while piece := await body.some():
+                waited_s = clock() - waits_from
                 buffer.waited_s += waited_s
                 took_s += waited_s
-                pieces += 1
-                flows = pieces > 1 and not is_small
-                self._received(len(chunk), flows=flows)
-                if flows and self._source.has_peers and not (lead.peer is not None and lead.peer.gives):
-                    self._source.flowed(len(chunk), waited_s)
-                rest: Buffer = chunk
-                while rest := buffer.add(rest):
-                    if buffer.count:
-                        await self._write(buffer)
-                    buffer.flight = next(outstanding)
-                if buffer.full or buffer.count >= self._table.buffer_bytes:
+                self._received(len(piece), waited_s, flows=flows)
+                flows = not is_small
+                for each in (piece,) if check is None else check.released(piece):
+                    await self._hand_out(each, buffer, outstanding)
+                if buffer.is_full or buffer.count >= self._table.buffer_bytes:
                     await self._write(buffer)
-                asked_at = clock()
+                waits_from = clock()
             if is_small:
                 self._scheduler.came_small(took_s)
             if buffer.count:
                 # The head ends within its block.
                 await self._write(buffer)
+        finally:
+            await body.aclose()
 
-    def _received(self, count: int, *, flows: bool) -> None:
+    async def _hand_out(self, piece: Buffer, buffer: _WriteBuffer, outstanding: Iterator[Flight]) -> None:
+        """Readers have the bytes of `piece` from here on. `outstanding`: the flights after that of `buffer`."""
+        while piece := buffer.add(piece):
+            if buffer.count:
+                await self._write(buffer)
+            buffer.flight = next(outstanding)
+
+    def _received(self, count: int, waited_s: float, *, flows: bool) -> None:
         """`flows`: not the first bytes of a large body, so that their time tells the rate of the line."""
+        lead = self._flights[0]
         if flows:
             self._scheduler.flowed(count, self._table.is_awaited)
+            if self._source.has_peers and not (lead.peer is not None and lead.peer.gives):
+                self._source.flowed(count, waited_s)
         # Not `self._slot`: a flight that was opened with the first reply may have got a slot since.
-        self._scheduler.received(count, self._flights[0].slot)
+        self._scheduler.received(count, lead.slot)
 
     def _written(self, origin_s: float, disk_s: float, count: int) -> None:
         self._scheduler.written(count)
         self._table.written(origin_s, disk_s, count)
 
     async def _receive(self, extent: Extent) -> None:
-        """As `_bring`, for many bytes: a thread receives and writes them, and readers get them from the files."""
-        sinks = BlockSinks(self._flights, self._writer_of)
-        lead = self._flights[0]
-        stream = self._source.receive(lead.meta.version, extent, sinks.at, self._slot, lead.waiters, lead.peer)
-        clock = self._runtime.clock
-        async with aclosing(stream) as counts:
-            asked_at, flows = clock(), False
-            async for count in counts:
-                took_s = clock() - asked_at
-                self._received(count, flows=flows)
-                if flows and self._source.has_peers and not (lead.peer is not None and lead.peer.gives):
-                    self._source.flowed(count, took_s)
-                flows = True
-                flight, offset = sinks.flight, sinks.offset
-                if (early := sinks.early(count)) is not None:
-                    flight.hand_out(offset, early)
-                    await asyncio.sleep(0)
-                    disk_s = await (await self._writer_of(flight)).write(offset, [early])
-                else:
-                    disk_s = sinks.took_s()
-                    took_s = max(0.0, took_s - disk_s)
-                sinks.offset += count
-                flight.advance(offset, count)
-                self._written(took_s, disk_s, count)
-                if flight.partial.whole:
-                    await self._land(flight)
-                asked_at = clock()
+        """As `_bring`, for many bytes: after the first ones, which their reader gets at once, a thread receives and
+        writes them, and readers get them from the files."""
+        body, clock = self._body(extent, bulk=True), self._runtime.clock
+        try:
+            asked_at = clock()
+            piece = await body.some()
+            outstanding = iter(self._flights)
+            buffer = _WriteBuffer(next(outstanding), extent.start)
+            buffer.waited_s = clock() - asked_at
+            self._received(len(piece), buffer.waited_s, flows=False)
+            await self._hand_out(piece, buffer, outstanding)
+            if buffer.count:
+                await self._write(buffer)
+            for flight in self._flights:
+                while (left := flight.meta.extent.stop - body.position) > 0:
+                    await body.ready()
+                    await self._receive_into(flight, body, left)
+        finally:
+            await body.aclose()
+
+    async def _receive_into(self, flight: Flight, body: IncomingBody, count: int) -> None:
+        """Up to `count` of the next bytes, all in the block of `flight`."""
+        writer, clock = await self._writer_of(flight), self._runtime.clock
+        offset = body.position - flight.meta.extent.start
+        sink = await writer.receiver(offset, lambda: flight.awaited)
+        told_at, disk_s = clock(), 0.0
+
+        def received(count: int) -> None:
+            nonlocal offset, told_at, disk_s
+            took_s, told_at = clock() - told_at, clock()
+            self._received(count, took_s, flows=True)
+            disk_took_s, disk_s = sink.disk_s - disk_s, sink.disk_s
+            flight.advance(offset, count)
+            offset += count
+            self._written(max(0.0, took_s - disk_took_s), disk_took_s, count)
+
+        await body.receive(count, sink, received)
+        if flight.partial.whole:
+            await self._land(flight)
 
     async def _land(self, flight: Flight) -> None:
         await self._writers[flight].commit()
@@ -355,7 +379,7 @@ class _WriteBuffer:
         return self.position - self.flight.meta.extent.start
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """The block's last byte is here."""
         return self.position + self.count == self.flight.meta.extent.stop
 

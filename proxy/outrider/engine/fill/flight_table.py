@@ -18,9 +18,9 @@ from outrider.engine.fill.fill import BULK_BYTES, Fill, FillParts, FirstReply, b
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot, Purpose
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.patience import Waiters
-from outrider.engine.fill.peer_block import PeerBlock
+from outrider.engine.fill.peer_block import IncomingBody, PeerBlock
 from outrider.engine.tasks.runtime import Runtime
-from outrider.ports import BlockStore, OriginReply
+from outrider.ports import BlockStore
 
 
 class FlightTable:
@@ -148,10 +148,10 @@ class FlightTable:
         """Fill the flight of a block whose `peer` has its reply already. As `fill_from`."""
         await self._run(Fill(flights, None, self._parts_of(flights)))
 
-    async def fill_from(self, flights: Sequence[Flight], reply: OriginReply, asked_at: float) -> None:
-        """Fill the flights from `reply`, which was asked for at `asked_at` and brings their bytes. It needs no slot.
+    async def fill_from(self, flights: Sequence[Flight], body: IncomingBody, asked_at: float) -> None:
+        """Fill the flights from `body`, which was asked for at `asked_at` and brings their bytes. It needs no slot.
         Raises no error of the origin or the disk: the readers of the flights get it."""
-        await self._run(Fill(flights, None, self._parts), FirstReply(reply, asked_at))
+        await self._run(Fill(flights, None, self._parts), FirstReply(body, asked_at))
 
     def _parts_of(self, flights: Sequence[Flight]) -> FillParts:
         return self._remote_parts if flights[0].is_remote else self._parts

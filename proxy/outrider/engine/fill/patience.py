@@ -186,6 +186,10 @@ class Tries:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """The read is over, well or not."""
         self._retries.is_over(self, answered=False)
 
     @property

@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from typing import Protocol
 
 from outrider.core.model import Extent, ObjectVersion
 from outrider.engine.fill.fill_scheduler import FillSlot
-from outrider.engine.fill.sinks import SinkAt
-from outrider.ports import Chunks
+from outrider.ports import Buffer, ByteSink
+
+
+class IncomingBody(Protocol):
+    """The bytes of an extent in order, taken by `some`, or by `ready` and `receive`. Close it (`aclose`), also
+    halfway."""
+
+    @property
+    def position(self) -> int:
+        """The object's byte that comes next."""
+        ...
+
+    async def some(self) -> Buffer:
+        """The next bytes, which are not empty unless all have come."""
+        ...
+
+    async def ready(self) -> None:
+        """Return once a reply is here that brings the next bytes."""
+        ...
+
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+        """Have a thread put up to `count` of the next bytes into `sink`; `received` is called with how many more are
+        there. Fewer come if the connection breaks: `position` tells. The sink is ended in any case. Raises what the
+        sink raises, too."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class PeerBody(IncomingBody, Protocol):
+    """Raises PeerFailed: no member gives the rest."""
+
+    def check(self, piece: Buffer) -> None:
+        """These bytes of the origin, the next ones, complete what the peers began. Raises ContentMismatch: they were
+        the last ones, and all together do not have the peer's digest. A reader has wrong bytes of a peer."""
+        ...
 
 
 class PeerBlock(Protocol):
@@ -36,21 +70,8 @@ class PeerBlock(Protocol):
         did not tell."""
         ...
 
-    def stream(self, extent: Extent, slot: FillSlot | None) -> Chunks:
-        """The bytes of `extent`, all of the block. `slot`: tells the class of the read; None: a reader waits.
-
-        Raises:
-            PeerFailed: no member gives the rest.
-        """
-        ...
-
-    def checked(self, rest: Chunks, count: int) -> Chunks:
-        """`rest`: the `count` bytes, of the origin, that complete what `stream` began. The last of them come only if
-        all bytes together have the digest. Raises ContentMismatch: a reader has wrong bytes of a peer."""
-        ...
-
-    def receive(self, extent: Extent, sink_at: SinkAt, slot: FillSlot | None) -> AsyncGenerator[int, None]:
-        """As `stream`, put into sinks by a thread. Raises what the sinks raise, too."""
+    def body(self, extent: Extent, slot: FillSlot | None) -> PeerBody:
+        """The bytes of `extent`, all of the block. `slot`: tells the class of the read; None: a reader waits."""
         ...
 
     def refuted(self) -> None:

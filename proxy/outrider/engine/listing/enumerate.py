@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import closing
 
 from outrider.core.ahead.numbered_names_search import NumberedNames, NumberedRange
 from outrider.core.cache.memory_budget import MemoryBudget
@@ -13,8 +13,9 @@ from outrider.core.origin.oddities import Oddity
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, ListPage, parse_page
 from outrider.core.s3.list_walk import LIST_FORMS, NOT_UNDERSTOOD, ListWalk
 from outrider.core.s3.operation import Query
-from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.task_group import TaskGroup
 from outrider.ports import OriginRequest
@@ -94,7 +95,7 @@ class Enumerator:
             return found
 
     async def _is_there(self, bucket: str, key: str) -> bool:
-        async with self._origin_reader.reply(OriginRequest("HEAD", bucket, key)) as reply:
+        with closing(await self._origin_reader.reply(OriginRequest("HEAD", bucket, key))) as reply:
             if reply.status not in _THERE_OR_NOT:
                 raise OriginRefused(reply.status, reply.headers, b"")
             return reply.status == 200
@@ -104,20 +105,19 @@ class Enumerator:
         forms = range(self._form, len(LIST_FORMS)) if not way_on else [self._form]
         for form in forms:
             request = OriginRequest("GET", bucket, "", query=(*LIST_FORMS[form], ("prefix", prefix), *way_on))
-            async with self._origin_reader.reply(request, waiters=waiters) as reply:
+            with closing(await self._origin_reader.reply(request, waiters=waiters)) as reply:
                 if reply.status in NOT_UNDERSTOOD and form != forms[-1]:
                     continue
                 if reply.status != 200:
                     raise await OriginRefused.read(reply)
                 body = bytearray()
                 try:
-                    async with aclosing(reply.chunks()) as chunks:
-                        async for chunk in chunks:
-                            if len(body) + len(chunk) > PAGE_BYTES_MAX:
-                                raise OriginBroke(f"a page of its LIST has more than {PAGE_BYTES_MAX} bytes")
-                            if not self._memory.take(len(chunk)):
-                                raise SlowDown("There is no memory for a page of a LIST.")
-                            body += chunk
+                    while piece := await reply.some():
+                        if len(body) + len(piece) > PAGE_BYTES_MAX:
+                            raise OriginBroke(f"a page of its LIST has more than {PAGE_BYTES_MAX} bytes")
+                        if not self._memory.take(len(piece)):
+                            raise SlowDown("There is no memory for a page of a LIST.")
+                        body += piece
                     page = parse_page(bytes(body))
                 finally:
                     self._memory.give_back(len(body))

@@ -16,7 +16,7 @@ from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, Stat
 from outrider.core.model import ObjectRef, ObjectVersion, quoted_etag
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
-from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.maintenance.own_part import KeptPart
 from outrider.engine.maintenance.warmup import Book, Item, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner, reason_of

@@ -32,8 +32,8 @@ from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.fill_scheduler import Purpose
-from outrider.engine.fill.origin_reader import OriginRefused
 from outrider.engine.fill.patience import A_CLIENT
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.maintenance.own_part import KeptPart, OwnPart
 from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of

@@ -6,21 +6,22 @@ straight from the source, past the cache, are relayed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, BlockRun, runs_ahead, window_blocks
-from outrider.core.errors import OriginBroke, StoreUnavailable
+from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectVersion
-from outrider.engine.fill.block_source import BlockSource
+from outrider.engine.fill.block_source import BlockSource, Part
 from outrider.engine.fill.content_verification import ContentMismatch, ContentVerification
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.patience import A_CLIENT, Waiters
+from outrider.engine.fill.peer_block import IncomingBody, PeerBlock
+from outrider.engine.fill.reply_proof import Unproved
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Buffer, Lease
 
@@ -53,7 +54,7 @@ class FilePiece:
         return self.sent < self.count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EarlyPiece:
     """Bytes of a flight that are not on disk yet: to be sent from memory."""
 
@@ -116,11 +117,22 @@ class BodyParts:
     metrics: Metrics
 
 
+OnWrong = Callable[[VersionChanged | Unproved, bool], None]
+"""Called when the bytes of a body turn out not to be those of its version, or cannot be proved to be. The flag tells
+whether some of them were handed out."""
+
+
 class BodyRead:
-    """The read of one extent of one version, from `position` on."""
+    """The bytes of one extent of one version, from the nearest place that has them, as a `Body`.
+
+    `__anext__` raises:
+        VersionChanged: the origin no longer has the version, or bytes that were sent are not those of the version.
+        OriginRefused, OriginBroke, Unproved: the origin does not give them.
+    """
 
     def __init__(
-        self, version: ObjectVersion, extent: Extent, since: int, parts: BodyParts, *, has_begun: bool = False
+        self, version: ObjectVersion, extent: Extent, since: int, parts: BodyParts, *, has_begun: bool = False,
+        on_wrong: OnWrong = lambda error, has_sent: None,
     ) -> None:  # fmt: skip
         """`since`: the number of changes of the version cache when the read began. `has_begun`: the client has the head
         of its reply."""
@@ -128,90 +140,198 @@ class BodyRead:
         self._version_id = parts.layout.version_id(version)
         self._extent = extent
         self._position = self._planned_at = extent.start
+        self._parts = parts
         self._layout = parts.layout
         self._source = parts.source
         self._store = parts.store
         self._flights = parts.flights
-        self._readers = parts.readers
-        self._metrics = parts.metrics
-        self._clock = parts.source.clock
+        self._contents = parts.contents
+        self._since = since
         self._has_begun = has_begun
+        self._on_wrong = on_wrong
+        # The piece that was handed out last, and the block that it is of.
+        self._piece: Piece | None = None
+        self._key = BlockKey(self._version_id, -1)
+        # The first piece, which is handed out once more.
+        self._first: Piece | None = None
+        # What is read from now: one of the three, or none.
+        self._lease: Lease | None = None
+        self._flight: Flight | None = None
+        self._relay: _Relay | None = None
         # The waiters of the flights in the read-ahead window, by block, that this read has entered.
         self._waits_for: dict[int, Waiters] = {}
         # Since when the read has been at the position where its last block began.
         self._block_at = -1
         self._block_since = 0.0
-        self._contents = parts.contents
-        self._since = since
         # The cache takes no fill of this read, or each fill would bring the whole object: what is missing is relayed.
         self._relaying = parts.source.ignores_ranges(version.ref.bucket)
         if parts.contents.relays(version.ref):
             self._relaying = True
             parts.contents.relayed()
+        # Fills have been begun, or would have been, for the block at `position`.
+        self._fills = False
         # The block whose file failed under this read: the rest of it is relayed.
         self._failed_index = -1
         # The last block came at the pace of a disk that lags: the blocks after it need not.
         self._lagged = False
+        self._is_open = False
+        # A fill that is followed becomes demand.
+        self._promotes = True
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The bytes in order.
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
 
-        Raises:
-            VersionChanged: the origin no longer has the version, or bytes that were sent are not those of the version.
-            OriginRefused, OriginBroke: the origin does not give them.
-        """
-        self._readers.begin()
+    async def begin(self) -> Piece | None:
+        """The first piece, which `__anext__` gives as well; None: the body is empty."""
+        self._first = await anext(self, None)
+        return self._first
+
+    async def __anext__(self) -> Piece:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        if not self._is_open:
+            self._is_open = True
+            self._parts.readers.begin()
         try:
-            while self._position < self._extent.stop:
-                self._check_condemned()
-                key, inside = self._next_block()
-                self._note_progress(key.index)
-                fills = self._begin_fills()
-                failed = key.index == self._failed_index
-                if not failed and (lease := self._store.lease_open(key) or await self._store.lease(key)) is not None:
-                    on_disk = file_piece(lease, inside, "disk")
-                    try:
-                        yield on_disk
-                    finally:
-                        lease.release()
-                    self._sent(on_disk, key)
-                    continue
-                flight = None if failed else self._flights.get(key)
-                if flight is not None:
-                    self._wait_for(key.index, flight)
-                    try:
-                        async with aclosing(follow(flight, inside)) as pieces:
-                            async for piece in pieces:
-                                yield piece
-                                self._sent(piece, key)
-                                if fills:
-                                    self._fill_further_ahead()
-                        self._lagged = self._flights.disk_lags
-                        continue
-                    except StoreUnavailable:
-                        # No room, or a disk that fails.
-                        self._relaying = True
-                    except OriginBroke as error:
-                        self._check_patience(lasting=error.lasting)
-                        continue
-                elif fills and not failed and not self._store.has(key):
-                    # The block was found bad and deleted, or evicted, since the fills were planned: plan again.
-                    continue
-                with self._duplicates_counted(key):
-                    async with aclosing(self._relay()) as relayed:
-                        async for chunk in relayed:
-                            yield chunk
-                            self._position += chunk.sent if isinstance(chunk, EarlyPiece) else len(chunk)
-        finally:
-            self._wait_for_nothing()
-            self._readers.end()
+            piece, self._piece = self._piece, None
+            if piece is not None:
+                self._sent(piece)
+            self._piece = await self._next()
+        except (VersionChanged, Unproved) as error:
+            # Also when it comes too late for this answer: the client's next try must not begin with the old blocks.
+            self._on_wrong(error, self._position > self._extent.start)
+            await self.aclose()
+            raise
+        except BaseException:
+            await self.aclose()
+            raise
+        if self._piece is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return self._piece
+
+    async def aclose(self) -> None:
+        self._piece = self._first = None
+        if self._is_open:
+            self._is_open = False
+            self._position = self._extent.stop
+            self._leave_block()
+            for waiters in self._waits_for.values():
+                waiters.leave()
+            self._waits_for.clear()
+            self._parts.readers.end()
+            await self._end_relay()
+
+    async def _next(self) -> Piece | None:
+        """The piece at `position`; None: all have been sent."""
+        while self._position < self._extent.stop:
+            piece: Piece | None
+            if self._relay is not None:
+                if (piece := await self._relay.next()) is None:
+                    await self._end_relay()
+            elif self._flight is not None:
+                piece = await self._followed(self._flight)
+            else:
+                piece = await self._of_block()
+            if piece is not None:
+                return piece
+        return None
+
+    async def _of_block(self) -> Piece | None:
+        """The bytes of the block at `position`, if they are on disk. None: they are to come by a flight or a relay, or
+        the block is to be looked at again."""
+        self._check_condemned()
+        index = self._layout.index_of(self._position)
+        key = self._key = BlockKey(self._version_id, index)
+        self._note_progress(index)
+        self._fills = self._begin_fills()
+        has_failed = index == self._failed_index
+        if not has_failed:
+            self._lease = self._store.lease_open(key) or await self._store.lease(key)
+            if self._lease is not None:
+                return self._in_file(self._lease, "disk", self._extent.stop)
+        flight = None if has_failed else self._flight_of(key)
+        if flight is not None:
+            self._flight = flight
+            self._wait_for(index, flight)
+        elif not self._fills or has_failed or self._store.has(key):
+            self._begin_relay()
+        # Else the block was found bad and deleted, or evicted, since the fills were planned: plan again.
+        return None
+
+    async def _followed(self, flight: Flight) -> Piece | None:
+        """The next bytes of a block on its way; None: none are left that are to be read so."""
+        try:
+            if (piece := await self._arrived(flight)) is not None:
+                return piece
+            self._lagged = self._flights.disk_lags
+            self._leave_block()
+        except StoreUnavailable:
+            # No room, or a disk that fails.
+            self._relaying = True
+            self._leave_block()
+            self._begin_relay()
+        except OriginBroke as error:
+            self._leave_block()
+            self._check_patience(error)
+        return None
+
+    def _flight_of(self, key: BlockKey) -> Flight | None:
+        """The flight to follow; None: there is none, and none is to be begun."""
+        return self._flights.get(key)
+
+    def _in_file(self, lease: Lease, source: str, stop: int) -> FilePiece:
+        """The bytes from `position` to `stop`, or to the end of their block."""
+        start = self._key.index * self._layout.block_bytes
+        stop = min(stop, self._extent.stop, start + self._layout.block_bytes)
+        block = lease.block
+        offset = block.payload_offset + self._position - start
+        return FilePiece(block.fd, offset, stop - self._position, source)
+
+    async def _arrived(self, flight: Flight) -> Piece | None:
+        start = self._key.index * self._layout.block_bytes
+        offset, stop = self._position - start, min(self._extent.stop, start + flight.meta.extent.length) - start
+        if offset >= stop or self._failed_index == self._key.index:
+            return None
+        if (early := await flight.arrival(offset, promotes=self._promotes)) is not None:
+            return EarlyPiece(early[: stop - offset], flight.source)
+        if self._lease is None:
+            if flight.has_landed:
+                # It may have been evicted since, and its file is closed.
+                return None
+            self._lease = flight.lease()
+        return self._in_file(self._lease, flight.source, start + flight.partial.reach(offset))
+
+    def _sent(self, piece: Piece) -> None:
+        """The piece that was handed out last is sent, or as much of it as its file gave."""
+        if isinstance(piece, bytes):
+            self._position += len(piece)
+            return
+        self._position += piece.sent
+        if self._relay is not None:
+            return
+        self._check_condemned()
+        if piece.fell_short:
+            self._store.doubt(self._key)
+            self._failed_index = self._key.index
+        if self._flight is None:
+            self._leave_block()
+        elif self._fills:
+            self._fill_further_ahead()
+
+    def _leave_block(self) -> None:
+        self._flight = None
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
 
     # -- waiting for the origin -------------------------------------------------------------------------------------
 
     def _note_progress(self, index: int) -> None:
         """The read has come to the block `index`."""
         if self._position != self._block_at:
-            self._block_at, self._block_since = self._position, self._clock()
+            self._block_at, self._block_since = self._position, self._source.clock()
         for passed in [other for other in self._waits_for if other < index]:
             self._waits_for.pop(passed).leave()
 
@@ -224,38 +344,20 @@ class BodyRead:
             if before is not None:
                 before.leave()
 
-    def _wait_for_nothing(self) -> None:
-        for waiters in self._waits_for.values():
-            waiters.leave()
-        self._waits_for.clear()
-
-    def _check_patience(self, *, lasting: bool) -> None:
-        """Called when a fill has failed. Raises its error again, unless another fill may be luckier.
+    def _check_patience(self, error: OriginBroke) -> None:
+        """Called when a fill has failed. Raises its error, unless another fill may be luckier.
 
         That is so where the reply has begun, the failure is not `lasting` (see `OriginBroke`), and the fill had waited
         for longer than this read has. A read whose reply has not begun fails in words that its client understands.
         """
         has_begun = self._has_begun or self._position > self._extent.start
-        if lasting or not has_begun or self._clock() - self._block_since >= self._source.patience_s:
-            raise
-
-    def _next_block(self) -> tuple[BlockKey, Extent]:
-        """The block at `position`, and which of its bytes are to be sent."""
-        index = self._layout.index_of(self._position)
-        block = self._layout.extent(index, self._version.size)
-        stop = min(self._extent.stop, block.stop)
-        return BlockKey(self._version_id, index), Extent(self._position - block.start, stop - block.start)
+        waited_s = self._source.clock() - self._block_since
+        if error.lasting or not has_begun or waited_s >= self._source.patience_s:
+            raise error
 
     def _check_condemned(self) -> None:
         if self._contents.condemned_at(self._version_id) > self._since:
             raise ContentMismatch(f"{self._version.ref}: not the bytes that the bucket has")
-
-    def _sent(self, piece: FilePiece | EarlyPiece, key: BlockKey) -> None:
-        self._position += piece.sent
-        self._check_condemned()
-        if piece.fell_short:
-            self._store.doubt(key)
-            self._failed_index = key.index
 
     # -- read-ahead -------------------------------------------------------------------------------------------------
 
@@ -276,7 +378,7 @@ class BodyRead:
         """Begin the fills of the read-ahead window, and promote those in it that were prefetches."""
         self._planned_at = self._position
         blocks_sent = (self._position - self._extent.start) / self._layout.block_bytes
-        readers = self._readers.expected(blocks_sent)
+        readers = self._parts.readers.expected(blocks_sent)
         index, last = self._layout.index_of(self._position), self._layout.index_of(self._extent.stop - 1)
         vid, wanted = self._version_id, self._flights.wanted
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), readers):
@@ -308,34 +410,30 @@ class BodyRead:
             return not self._store.has(key)
         return flight.slot is not None and not flight.slot.demand
 
-    @contextmanager
-    def _duplicates_counted(self, key: BlockKey) -> Iterator[None]:
-        """Count the bytes of a relay that begins with this block, if they come twice."""
-        began, comes_twice = self._position, self._flights.begin_relay(key)
-        try:
-            yield
-        finally:
-            self._flights.end_relay(key)
-            if comes_twice:
-                self._source.dropped("relay", self._position - began)
-
     # -- past the cache ---------------------------------------------------------------------------------------------
 
-    async def _relay(self) -> AsyncGenerator[EarlyPiece | bytes, None]:
+    def _begin_relay(self) -> None:
         """The run of missing blocks at `position`: by one GET, as far as the origin has to be asked for them."""
-        self._metrics.relays.inc()
+        self._parts.metrics.relays.inc()
         # A disk that only lags is looked at again after a window.
         self._lagged = False
         window_stop = self._position + WINDOW_BLOCKS_MAX * self._layout.block_bytes
         stop = self._extent.stop if self._relaying else min(self._extent.stop, window_stop)
         extent = Extent(self._position, self._missing_until(stop))
+        self._relay = _Relay(self._version, extent, self._relayed_parts(extent), self._parts)
+        self._comes_twice = self._flights.begin_relay(self._key)
+
+    def _relayed_parts(self, extent: Extent) -> Iterator[Part]:
         indexes = self._layout.indexes(extent)
-        for run, peer in self._source.parts(self._version, BlockRun(indexes.start, len(indexes))):
-            stop = min(extent.stop, (run.first + run.count) * self._layout.block_bytes)
-            part = Extent(max(extent.start, run.first * self._layout.block_bytes), stop)
-            async with aclosing(self._source.stream(self._version, part, waiters=A_CLIENT, peer=peer)) as chunks:
-                async for chunk in chunks:
-                    yield EarlyPiece(chunk, "peer") if peer is not None and peer.gives else chunk
+        return self._source.parts(self._version, BlockRun(indexes.start, len(indexes)))
+
+    async def _end_relay(self) -> None:
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            self._flights.end_relay(self._key)
+            if self._comes_twice:
+                self._source.dropped("relay", relay.count)
+            await relay.aclose()
 
     def _missing_until(self, stop: int) -> int:
         """Where the run of missing blocks ends that `position` lies in; `stop` at the latest."""
@@ -350,53 +448,41 @@ class BodyRead:
                 return block_stop
 
 
-async def follow(
-    flight: Flight, inside: Extent, *, promotes: bool = True
-) -> AsyncGenerator[FilePiece | EarlyPiece, None]:  # fmt: skip
-    """The bytes `inside` a block as they arrive, until a piece falls short. `promotes`: the fill becomes demand."""
-    offset = inside.start
-    lease: Lease | None = None
-    try:
-        while offset < inside.stop:
-            if (early := await flight.arrival(offset, promotes=promotes)) is not None:
-                early = early[: inside.stop - offset]
-                yield EarlyPiece(early, flight.source)
-                offset += len(early)
-                continue
-            if lease is None:
-                if flight.has_landed:
-                    # It may have been evicted since, and its file is closed.
-                    return
-                lease = flight.lease()
-            piece = file_piece(lease, Extent(offset, min(flight.partial.reach(offset), inside.stop)), flight.source)
-            yield piece
-            if piece.fell_short:
-                return
-            offset += piece.count
-    finally:
-        if lease is not None:
-            lease.release()
+class _Relay:
+    """Bytes of missing blocks on their way past the cache: one body after the other."""
 
+    def __init__(
+        self, version: ObjectVersion, extent: Extent, parts: Iterator[Part], engine: BodyParts
+    ) -> None:  # fmt: skip
+        self._version = version
+        self._extent = extent
+        self._parts = parts
+        self._source = engine.source
+        self._block_bytes = engine.layout.block_bytes
+        self._body: IncomingBody | None = None
+        self._peer: PeerBlock | None = None
+        self.count = 0
+        """Bytes that were handed out."""
 
-def file_piece(lease: Lease, inside: Extent, source: str) -> FilePiece:
-    """The bytes `inside` a block, out of its file."""
-    return FilePiece(lease.block.fd, lease.block.payload_offset + inside.start, inside.length, source)
-
-
-class PrimedBody:
-    """A body whose first piece is in hand. Not a generator: closing one that never ran would not close `rest`."""
-
-    def __init__(self, first: Piece | None, rest: AsyncGenerator[Piece, None]) -> None:
-        """`first` None: the body is empty."""
-        self._first = first
-        self._rest = rest
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self
-
-    async def __anext__(self) -> Piece:
-        first, self._first = self._first, None
-        return first if first is not None else await anext(self._rest)
+    async def next(self) -> EarlyPiece | bytes | None:
+        """None: all have been handed out."""
+        while True:
+            if self._body is not None:
+                if piece := await self._body.some():
+                    self.count += len(piece)
+                    by_peer = self._peer is not None and self._peer.gives
+                    return EarlyPiece(piece, "peer") if by_peer else bytes(piece)
+                await self.aclose()
+            part = next(self._parts, None)
+            if part is None:
+                return None
+            block_bytes = self._block_bytes
+            start, stop = part.run.first * block_bytes, (part.run.first + part.run.count) * block_bytes
+            extent = Extent(max(self._extent.start, start), min(self._extent.stop, stop))
+            self._peer = part.peer
+            self._body = self._source.body(self._version, extent, waiters=A_CLIENT, peer=part.peer)
 
     async def aclose(self) -> None:
-        await self._rest.aclose()
+        body, self._body = self._body, None
+        if body is not None:
+            await body.aclose()

@@ -7,8 +7,7 @@ body       each byte from the nearest place that has it (`body_pieces`)
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,7 +24,7 @@ from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.read.body_pieces import (
     Body,
@@ -33,8 +32,6 @@ from outrider.engine.read.body_pieces import (
     BodyRead,
     EarlyPiece,
     FilePiece,
-    Piece,
-    PrimedBody,
     ReaderCount,
 )
 from outrider.engine.read.version_answers import NotCacheable
@@ -130,7 +127,7 @@ class ObjectReads:
             cache = self._status_of(version, whole)
             try:
                 # The first byte is in hand before the head is promised: until here another version changes nothing.
-                first = await anext(body, None)
+                first = await body.begin()
             except VersionChanged:
                 continue
             except Unproved as error:
@@ -142,7 +139,7 @@ class ObjectReads:
                 raise unanswered(error) from error
             if cache is CacheStatus.MISS and isinstance(first, EarlyPiece | FilePiece) and first.source == "peer":
                 cache = CacheStatus.PEER
-            return _answer(version, extent, headers, cache, PrimedBody(first, body))
+            return _answer(version, extent, headers, cache, body)
         raise NotCacheable(ref, Uncached.CHANGING)
 
     def resume(self, version: ObjectVersion, extent: Extent, since: int) -> Body:
@@ -217,24 +214,15 @@ class ObjectReads:
             return CacheStatus.MISS
         return CacheStatus.HIT if here == len(indexes) else CacheStatus.PARTIAL
 
-    async def _body(
-        self, version: ObjectVersion, extent: Extent, since: int, *, has_begun: bool = False
-    ) -> AsyncGenerator[Piece, None]:  # fmt: skip
-        begun = False
-        try:
-            read = BodyRead(version, extent, since, self._body_parts, has_begun=has_begun)
-            async with aclosing(read.pieces()) as pieces:
-                async for piece in pieces:
-                    begun = True
-                    yield piece
-        except (VersionChanged, Unproved) as error:
-            # Also when it comes too late for this answer: the client's next try must not begin with the old blocks.
+    def _body(self, version: ObjectVersion, extent: Extent, since: int, *, has_begun: bool = False) -> BodyRead:
+        def wrong(error: VersionChanged | Unproved, has_sent: bool) -> None:
             self._versions.forget(version.ref)
-            if begun and isinstance(error, Unproved):
+            if has_sent and isinstance(error, Unproved):
                 self._version_lookup.unproved(version.ref, error)
-            elif begun:
+            elif has_sent:
                 self._version_lookup.cut(version)
-            raise
+
+        return BodyRead(version, extent, since, self._body_parts, has_begun=has_begun, on_wrong=wrong)
 
 
 def _range_of(headers: Mapping[str, str]) -> RangeSpec | None:

@@ -8,6 +8,7 @@ while.
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from typing import NamedTuple
 
 from cachetools import TTLCache
@@ -20,8 +21,9 @@ from outrider.core.origin.quirks import UncachedNames
 from outrider.core.origin.witnesses import Told, Witnesses, is_of_nothing
 from outrider.core.s3.headers import replayable, varies_with_clients, without_checksums
 from outrider.core.s3.ranges import parse_empty_range
-from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Brought, Unproved, brought, is_odd_success
 from outrider.engine.read.version_cache import VersionCache
 from outrider.ports import Clock, OriginReply, OriginRequest
@@ -100,7 +102,7 @@ class VersionAnswers:
         told: Answer | None = None
         if not self._origin_reader.quirks.has(ref.bucket, *HEAD_TELLS_NOTHING):
             request = OriginRequest("HEAD", ref.bucket, ref.key)
-            async with self._origin_reader.asked(request, CHECKSUMS, hedged=True, waiters=waiters) as reply:
+            with closing(await self._origin_reader.asked(request, CHECKSUMS, hedged=True, waiters=waiters)) as reply:
                 odd = await self._odd_head(ref, reply)
                 size = reply.content_length
                 if odd is None:
@@ -136,7 +138,7 @@ class VersionAnswers:
         """`odd`: why HEAD did not do; None: that is known of the bucket. `by_head`: what it told all the same."""
         headers: Headers = (("range", "bytes=0-0"),)
         request = OriginRequest("GET", ref.bucket, ref.key, headers=headers)
-        async with self._origin_reader.reply(request, hedged=True, waiters=waiters) as reply:
+        with closing(await self._origin_reader.reply(request, hedged=True, waiters=waiters)) as reply:
             if reply.status != 416:
                 try:
                     answer = await self.of_get(ref, reply, _FIRST_BYTE)

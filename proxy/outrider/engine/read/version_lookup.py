@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Coroutine, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -20,11 +20,12 @@ from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signa
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.oddities import Oddity
-from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.fill.origin_reader import OriginReader, OriginRefused
+from outrider.engine.fill.origin_body import OriginBody
+from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Brought, Unproved
 from outrider.engine.read.version_answers import CHECKSUMS, Answer, NotCacheable, VersionAnswers, kinds_of
 from outrider.engine.read.version_cache import Mark, VersionCache
@@ -90,12 +91,12 @@ class VersionLookup:
     flight."""
 
     def __init__(
-        self, layout: BlockLayout, origin_reader: OriginReader, source: BlockSource, versions: VersionCache,
-        flights: FlightTable, runtime: Runtime, *, stale_if_error: bool = False, peers: PeerVersions | None = None,
+        self, layout: BlockLayout, origin_reader: OriginReader, versions: VersionCache, flights: FlightTable,
+        runtime: Runtime, *, stale_if_error: bool = False, peers: PeerVersions | None = None,
     ) -> None:  # fmt: skip
         """`peers` None: the node is alone."""
         self._layout = layout
-        self._source = source
+        self._origin_reader = origin_reader
         self._versions = versions
         self._flights = flights
         self._runtime = runtime
@@ -387,7 +388,8 @@ class VersionLookup:
             asked = Extent(start, (index + 1) * self._layout.block_bytes)
             headers = (("range", f"bytes={asked.start}-{asked.stop - 1}"),)
         request = OriginRequest("GET", ref.bucket, ref.key, headers=headers, likely_bytes=self._seen_bytes(ref))
-        async with self._proved_reply(request, asked, question.waiters) as (reply, asked_at, answer):
+        reply, asked_at, answer = await self._proved_reply(request, asked, question.waiters)
+        with closing(reply):
             if answer is not None:
                 version, body, settled = answer
                 question.settled &= settled
@@ -396,43 +398,53 @@ class VersionLookup:
                 flights = self._board(version, index, asked, body)
                 self._learn(ref, question, version)
                 if flights and _brings(reply, body, flights):
-                    await self._flights.fill_from(flights, reply, asked_at)
-                elif flights:
+                    await self._flights.fill_from(flights, self._begun(reply, flights), asked_at)
+                    return
+                if flights:
                     # The origin took another Range. An ordinary fill checks that, and asks again.
                     self._flights.fill(flights)
-                    reply.give_up("question")
-                else:
-                    # The block is here, or another fill brings it.
-                    reply.give_up("question")
+                # Without flights, the block is here, or another fill brings it.
+                reply.give_up("question")
                 return
         # Nothing lies at that offset: the object is shorter, or empty. Only a HEAD tells how long it is.
         by_head = None if beside is None else await self._answer_beside(ref, beside)
         self._learn(ref, question, by_head or await self._head(ref, question, question.waiters, empty=first_byte == 0))
 
-    @asynccontextmanager
+    def _begun(self, reply: OriginReply, flights: Sequence[Flight]) -> OriginBody:
+        """The bytes of the flights, of which the reply brings the first."""
+        lead = flights[0]
+        extent = Extent(lead.begins_at, flights[-1].meta.extent.stop)
+        body = self._origin_reader.body(lead.meta.version, extent, waiters=lead.waiters)
+        body.begin(reply)
+        return body
+
     async def _proved_reply(
         self, request: OriginRequest, asked: Extent | None, waiters: Waiters
-    ) -> AsyncIterator[tuple[OriginReply, float, Answer | None]]:
-        """The reply to the question, when it was asked for, and the version that it tells; None: nothing lies at that
-        offset."""
+    ) -> tuple[OriginReply, float, Answer | None]:
+        """The reply to the question, which the caller closes, when it was asked for, and the version that it tells;
+        None: nothing lies at that offset."""
         assert request.bucket is not None
         ref = ObjectRef(request.bucket, request.key)
         for tries in count(1):
             asked_at = self._runtime.clock()
-            async with self._source.first_reply(request, CHECKSUMS, waiters) as reply:
-                try:
-                    answer = None if reply.status == 416 else await self._answers.of_get(ref, reply, asked)
-                except Unproved as error:
-                    if error.may_pass(tries, otherwise=1):
-                        continue
+            reply = await self._origin_reader.asked(request, CHECKSUMS, hedged=True, waiters=waiters)
+            try:
+                answer = None if reply.status == 416 else await self._answers.of_get(ref, reply, asked)
+            except Unproved as error:
+                reply.close()
+                if not error.may_pass(tries, otherwise=1):
                     raise self._answers.refuse(ref, error.why) from error
-                except OriginBroke:
-                    if reply.status in (200, 206) or tries >= _REFUSAL_TRIES:
-                        raise
-                    # The document of a refusal broke off, without which a client does not see what it says.
-                    continue
-                yield reply, asked_at, answer
-                return
+            except OriginBroke:
+                reply.close()
+                if reply.status in (200, 206) or tries >= _REFUSAL_TRIES:
+                    raise
+                # The document of a refusal broke off, without which a client does not see what it says.
+            except BaseException:
+                reply.close()
+                raise
+            else:
+                return reply, asked_at, answer
+        raise AssertionError("unreachable")
 
     def _board(self, version: ObjectVersion, index: int, asked: Extent | None, body: Brought) -> list[Flight]:
         """Flights for the blocks that the reply brings; none if one of them is here or on its way. `index`: the block

@@ -148,8 +148,10 @@ class Passthrough:
         """The reply, whose connection `stack` owns from now on."""
         try:
             retried = request.method in ("GET", "HEAD") and upload.body is None
-            sending = self._origin_reader.reply(request, waiters=A_CLIENT) if retried else self._origin.send(request)
-            return await stack.enter_async_context(sending)
+            asking = self._origin_reader.reply(request, waiters=A_CLIENT) if retried else self._origin.ask(request)
+            reply = await asking
+            stack.callback(reply.close)
+            return reply
         except OriginBroke as error:
             if isinstance(upload.error, S3Error):
                 raise upload.error from error

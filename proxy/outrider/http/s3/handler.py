@@ -35,7 +35,7 @@ from outrider.core.s3.headers import asks_checksums, known, passed_down
 from outrider.core.s3.operation import Forgets, Kind, Operation
 from outrider.core.s3.user_agent import app_of
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.fill.origin_reader import OriginRefused
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.lists import Lists
 from outrider.engine.read.body_pieces import Body
 from outrider.engine.read.object_read import ObjectReads, OnAsked, ReadAnswer

@@ -1,0 +1,276 @@
+"""The bytes of a version as the origin sends them. Each reply proves what it brings, and a body that breaks is resumed
+at its offset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Protocol
+
+from outrider.core.errors import OriginBroke, VersionChanged
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_sendable
+from outrider.core.origin.backoff import RETRYABLE_STATUSES, retry_after_s
+from outrider.core.origin.oddities import Oddity
+from outrider.core.origin.quirks import Quirks
+from outrider.engine.fill.fill_scheduler import FillSlot
+from outrider.engine.fill.patience import NOBODY, Patience, Retries, Waiters
+from outrider.engine.fill.refused import OriginRefused, drain
+from outrider.engine.fill.reply_proof import Brought, Unproved, brought_of, check_version, is_odd_success
+from outrider.origin_oddities import OriginOddities
+from outrider.ports import Buffer, ByteSink, OriginReply, OriginRequest
+
+_REFUSED_CONDITIONS = (400, 412, 501)
+
+
+class Requests(Protocol):
+    """The requests of an `OriginReader`, as far as a body needs them."""
+
+    patience: Patience
+    retries: Retries
+    quirks: Quirks
+    oddities: OriginOddities
+
+    async def reply(
+        self, request: OriginRequest, *, hedged: bool = False, waiters: Waiters = NOBODY
+    ) -> OriginReply: ...  # fmt: skip
+
+    async def once(
+        self, request: OriginRequest, *, hedged: bool, within_s: float | None = None
+    ) -> OriginReply: ...  # fmt: skip
+
+    def retried(self) -> None: ...
+
+    def learned(self, quirk: Oddity, ref: ObjectRef) -> None: ...
+
+    def told(self, body: Brought, ref: ObjectRef) -> None: ...
+
+    def dropped(self, cause: str, count: int) -> None: ...
+
+
+class OriginBody:
+    """The bytes of an extent in order, taken by `some`, or by `ready` and `receive`. Close it (`aclose`), also halfway.
+
+    All three raise:
+        VersionChanged: the origin no longer has the version.
+        OriginRefused: the origin answered with an error of its own.
+        OriginBroke: the last try failed.
+        Unproved: the replies do not tell which bytes they bring.
+    """
+
+    def __init__(
+        self, requests: Requests, version: ObjectVersion, extent: Extent, slot: FillSlot | None, waiters: Waiters,
+        *, bulk: bool = False,
+    ) -> None:  # fmt: skip
+        """See `OriginReader.body`."""
+        self._requests = requests
+        self._version = version
+        self._extent = extent
+        self._slot = slot
+        self._bulk = bulk
+        self._tries = requests.retries.begin(version.ref, waiters)
+        self.position = extent.start
+        """The object's byte that comes next."""
+        # Where the reply begins that is under way, or is asked for.
+        self._resumed_at = extent.start
+        self._reply: OriginReply | None = None
+        # The bytes of that reply before `position`, and how many more it names.
+        self._skip = 0
+        self._left = 0
+
+    def begin(self, reply: OriginReply) -> None:
+        """Take over a reply that brings the first bytes already."""
+        self._reply, self._left = reply, self._extent.length
+
+    async def some(self) -> Buffer:
+        """The next bytes, which are not empty unless all have come."""
+        stop = self._extent.stop
+        while self.position < stop:
+            try:
+                if self._reply is None:
+                    self._reply = await self._opened()
+                piece = await self._reply.some()
+                if not piece or not self._left:
+                    raise OriginBroke("the body was shorter than it said", lasting=True)
+                if piece := self._wanted(piece):
+                    return piece
+            except OriginBroke as error:
+                await self._failed(error)
+        self._close()
+        return b""
+
+    def _wanted(self, piece: Buffer) -> Buffer:
+        """The part of `piece` that lies in the extent, without a byte beyond those that the reply names."""
+        if self._skip:
+            dropped = min(self._skip, len(piece))
+            self._skip -= dropped
+            piece = piece[dropped:]
+            self._requests.dropped("restart", dropped)
+        left = min(self._left, self._extent.stop - self.position)
+        if len(piece) > left:
+            piece = piece[:left]
+        self.position += len(piece)
+        self._left -= len(piece)
+        return piece
+
+    async def ready(self) -> None:
+        """Return once a reply is here that brings the next bytes, so that `receive` has something to do."""
+        while self._reply is None:
+            try:
+                self._reply = await self._opened()
+            except OriginBroke as error:
+                await self._failed(error)
+
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+        """Have a thread put up to `count` of the next bytes into `sink`; `received` is called with how many more are
+        there. Fewer come if the connection breaks: `position` tells. The sink is ended in any case. Raises what the
+        sink raises, too."""
+        reply, skip = self._reply, self._skip
+        assert reply is not None, "ready"
+        try:
+            if skip:
+                self._skip = 0
+                try:
+                    async with aclosing(reply.receive(skip, _Discard())) as counts:
+                        async for dropped in counts:
+                            self._requests.dropped("restart", dropped)
+                except BaseException:
+                    sink.ended()
+                    raise
+            count = min(count, self._left)
+            if not count:
+                sink.ended()
+                raise OriginBroke("the body was shorter than it said", lasting=True)
+            async with aclosing(reply.receive(count, sink)) as counts:
+                async for came in counts:
+                    self.position += came
+                    self._left -= came
+                    received(came)
+        except OriginBroke as error:
+            await self._failed(error)
+
+    async def _failed(self, error: OriginBroke) -> None:
+        """Wait before the next try. Raises `error`: it was the last."""
+        self._left = 0
+        self._close_reply()
+        wait_s = self._tries.failed(
+            error, retry_after_s=error.retry_after_s, progressed=self.position > self._resumed_at, lasting=error.lasting
+        )
+        self._resumed_at = self.position
+        if wait_s is None:
+            raise error
+        await self._tries.pause(wait_s, self._slot)
+
+    async def aclose(self) -> None:
+        """Give up the bytes that have not come."""
+        self._close()
+
+    def _close(self) -> None:
+        self._close_reply()
+        self._tries.end()
+
+    def _close_reply(self) -> None:
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            if self._left:
+                reply.give_up("abandoned")
+            reply.close()
+
+    # -- one reply ----------------------------------------------------------------------------------------------------
+
+    async def _opened(self) -> OriginReply:
+        """A reply that proves to bring bytes from `position` on, or from before it. One that proves nothing is followed
+        by another."""
+        requests, tries, version = self._requests, self._tries, self._version
+        rest = Extent(self.position, self._extent.stop)
+        while True:
+            conditions = self._conditions()
+            request = _part_of(version.ref, rest, conditions, bulk=self._bulk)
+            reply = await requests.once(request, hedged=True, within_s=tries.left_s)
+            try:
+                if conditions and reply.status in _REFUSED_CONDITIONS:
+                    await drain(reply)
+                    await self._check_refusal(reply.status)
+                    continue
+                await _check_status(reply, version, requests.patience.wall_clock())
+                tries.answered()
+                body = brought_of(reply, version, rest)
+            except Unproved as error:
+                reply.close()
+                tries.doubts += 1
+                if not error.may_pass(tries.doubts):
+                    raise self._unproved(error) from error
+                requests.retried()
+                continue
+            except BaseException:
+                reply.close()
+                raise
+            tries.doubts = 0
+            requests.told(body, version.ref)
+            self._skip = rest.start - body.start
+            self._left = rest.length if body.length is None else body.length - self._skip
+            return reply
+
+    def _unproved(self, error: Unproved) -> Unproved | VersionChanged:
+        if error.why is not Oddity.SIZES_DIFFER:
+            return error
+        # The size that we know may be the wrong one.
+        self._requests.oddities.note(error.why, self._version.ref)
+        return VersionChanged(f"{self._version.ref}: another size")
+
+    def _conditions(self) -> Headers:
+        version = self._version
+        if self._requests.quirks.has(version.ref.bucket, Oddity.IF_MATCH_REFUSED, Oddity.IF_MATCH_FAILS):
+            return ()
+        # Bytes that are no UTF-8 cannot be sent as they are. The ETag of the reply is compared in any case.
+        return (("if-match", version.etag),) if is_sendable(version.etag) else ()
+
+    async def _check_refusal(self, status: int) -> None:
+        """A GET with If-Match was refused: one byte without it tells by its ETag whether the version changed. If it did
+        not, the bucket is not asked with If-Match any more."""
+        byte = Extent(self.position, self.position + 1)
+        # Tried again by itself: the next try of the body would begin with the refusal.
+        reply = await self._requests.reply(_part_of(self._version.ref, byte))
+        try:
+            await _check_status(reply, self._version, self._requests.patience.wall_clock())
+            check_version(reply, self._version)
+        finally:
+            reply.close()
+        self._requests.learned(
+            Oddity.IF_MATCH_FAILS if status == 412 else Oddity.IF_MATCH_REFUSED, self._version.ref
+        )  # fmt: skip
+
+
+class _Discard:
+    """A sink for bytes that nobody asked for."""
+
+    is_awaited = False
+
+    def write(self, data: memoryview) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def ended(self) -> None:
+        pass
+
+
+def _part_of(ref: ObjectRef, extent: Extent, conditions: Headers = (), *, bulk: bool = False) -> OriginRequest:
+    span = ("range", f"bytes={extent.start}-{extent.stop - 1}")
+    return OriginRequest("GET", ref.bucket, ref.key, headers=(span, *conditions), bulk=bulk)
+
+
+async def _check_status(reply: OriginReply, version: ObjectVersion, now: float) -> None:
+    """Raises what a body raises, unless the reply is a 200 or 206. `now`: seconds since 1970."""
+    if reply.status in (200, 206):
+        return
+    if reply.status in RETRYABLE_STATUSES:
+        await drain(reply)
+        raise OriginBroke(f"status {reply.status}", retry_after_s=retry_after_s(dict(reply.headers), now))
+    # 416: the object has shrunk. 404: it is gone. Both say only that the version that we know exists no more.
+    if reply.status in (404, 412, 416):
+        await drain(reply)
+        raise VersionChanged(f"{version.ref}: {reply.status}")
+    if is_odd_success(reply.status):
+        raise Unproved(Oddity.STATUS_ODD)
+    raise await OriginRefused.read(reply)
