@@ -50,6 +50,15 @@ def test_an_etag_that_can_be_a_hash_may_come_with_another_date() -> None:
     assert witnesses.judge("b", "k", replace(TOLD, etag=etag, modified=NEXT)) is None
 
 
+def test_a_date_that_is_the_time_of_each_reply_is_found_out_at_the_fourth() -> None:
+    witnesses = Witnesses()
+    told = replace(TOLD, etag=f'"{md5(b"content").hexdigest()}"', settled=False)
+    days = [f"Fri, {day:02} Jan 2026 00:00:00 GMT" for day in range(1, 6)]
+    odd = [witnesses.judge("b", "k", replace(told, modified=day, by_head=day > days[2])) for day in days]
+    assert odd == [None, None, None, Oddity.DATE_CHANGES, Oddity.DATE_CHANGES]
+    assert witnesses.judge("b", "k", replace(told, settled=True)) is None, "they were uploads"
+
+
 def test_one_etag_for_objects_of_two_sizes_is_not_believed_again() -> None:
     witnesses = Witnesses()
     assert witnesses.judge("b", "one", TOLD) is None

@@ -42,6 +42,7 @@ class Oddity(Enum):
     ETAG_MALFORMED = "sends ETags that RFC 9110 does not allow, or empty ones"
     ETAG_SHARED = "sends one ETag for different contents"
     ETAG_CHANGES = "sends another ETag with each reply"
+    DATE_CHANGES = "sends another Last-Modified with each reply"
     # -- the reply as a whole
     STATUS_ODD = "answers GETs of objects with a status that no S3 sends"
     VARIES = "sends objects that vary with the client's request (Vary)"

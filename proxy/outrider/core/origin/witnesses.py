@@ -14,6 +14,8 @@ from outrider.core.model import is_hash
 from outrider.core.origin.oddities import Oddity
 
 _NAMES_MAX = 10_000
+# An object may be uploaded once or twice more, and be read within two seconds each time.
+_DATES_MAX = 3
 _OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
 
 
@@ -45,6 +47,9 @@ class Witnesses:
         # The object and the size that each ETag was last seen with.
         self._sizes: LRUCache[tuple[str, str], tuple[object, int]] = LRUCache(_NAMES_MAX)
         self._shared: LRUCache[tuple[str, str], None] = LRUCache(_NAMES_MAX)
+        # The date that an ETag last came with, and how often it was another one: of objects that seem to have just been
+        # written.
+        self._dates: LRUCache[tuple[object, str], tuple[str | None, int]] = LRUCache(_NAMES_MAX)
 
     def judge(self, bucket: str, name: object, told: Told) -> Oddity | None:
         """The oddity of the validator in a reply about the object `name`; None: none is known.
@@ -64,7 +69,19 @@ class Witnesses:
             odd = Oddity.ETAG_SHARED
         if odd is Oddity.ETAG_SHARED:
             self._shared[etag] = None
+        if self._dates_anew(name, told) and odd is None:
+            odd = Oddity.DATE_CHANGES
         return Oddity.ETAG_SHARED if etag in self._shared else odd
+
+    def _dates_anew(self, name: object, told: Told) -> bool:
+        """Whether the store gives the time of the reply for want of another date."""
+        if told.settled:
+            self._dates.pop((name, told.etag), None)
+            return False
+        modified, changes = self._dates.get((name, told.etag), (told.modified, 0))
+        changes += told.modified != modified
+        self._dates[name, told.etag] = told.modified, changes
+        return changes >= _DATES_MAX
 
 
 def _compared(before: Told, now: Told) -> Oddity | None:
