@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.core.errors import OriginBroke, VersionChanged
-from outrider.core.model import Headers, ObjectRef
+from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.origin.oddities import Oddity
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
+from outrider.engine.read.same_bytes import COMPARED_BLOCKS_MAX
 from outrider.engine.read.version_answers import NotCacheable
-from tests.support.engine import BLOCK, REF, Engine, as_large, by_threads, engine
-from tests.support.fakes import RAMP, FakeOrigin, FakeReply, Fault, Stored
+from tests.support.engine import BLOCK, REF, Engine, as_large, by_threads, bytes_of, engine, pieces_of, taken
+from tests.support.fakes import RAMP, FakeOrigin, FakeReply, Fault, Stored, ramp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -481,23 +482,113 @@ async def test_another_etag_with_each_reply_is_found_out_at_the_second_read(room
     assert uncached(room, Oddity.ETAG_CHANGES) == 1
 
 
-async def test_another_date_with_each_reply_cuts_no_read(room: Engine, origin: OddPort) -> None:
+async def test_another_date_with_each_reply_is_found_out_at_the_second_read(room: Engine, origin: OddPort) -> None:
     def odd(request: OriginRequest, reply: FakeReply) -> FakeReply:
         now = f"Thu, 01 Jan 2026 00:00:{len(origin.log):02} GMT"
         return changed(reply, add=(("last-modified", now), ("date", now)))
 
     origin.odd = odd
-    for pause_s in (0, 0, 61):
-        room.clock.advance(pause_s)
-        assert await whole(room) == DATA
-
-
-async def test_an_upload_of_the_same_bytes_amid_a_read_cuts_it_not(room: Engine, origin: OddPort) -> None:
-    await room.range(0, 10)
+    with pytest.raises(VersionChanged):
+        await room.get()
     await room.tasks.settle()
-    origin.put(REF, DATA, (("last-modified", "Thu, 01 Jan 2026 00:00:05 GMT"), DATED[1]))
-    assert await whole(room) == DATA
-    assert origin.body_bytes == SIZE
+    for pause_s in (0, 61):
+        room.clock.advance(pause_s)
+        with pytest.raises(NotCacheable):
+            await room.get()
+    assert uncached(room, Oddity.DATE_CHANGES) == 2
+
+
+LATER: Headers = (("last-modified", "Thu, 01 Jan 2026 00:00:05 GMT"), DATED[1])
+
+
+def kept_etag(origin: OddPort, data: bytes) -> None:
+    """An overwrite at a store that does not change the ETag."""
+    origin.objects[REF] = replace(origin.objects[REF], data=data, headers=LATER)
+
+
+async def cached(room: Engine, start: int, stop: int) -> ObjectVersion:
+    """The version of which these bytes were cached just now."""
+    await room.range(start, stop)
+    await room.tasks.settle()
+    version = room.versions.fresh(REF)
+    assert version is not None
+    return version
+
+
+@pytest.mark.parametrize("start", [0, BLOCK + 5])
+async def test_an_upload_of_the_same_bytes_amid_a_read_cuts_it_not(start: int, room: Engine, origin: OddPort) -> None:
+    await cached(room, start, start + 10)
+    origin.put(REF, DATA, LATER)
+    for _ in range(2):
+        assert await room.range(start, SIZE) == DATA[start:]
+        await room.tasks.settle()
+    assert origin.body_bytes == SIZE - start // BLOCK * BLOCK + BLOCK, "the first block comes once more"
+    assert uncached(room, Oddity.DATE_CHANGES) == 0
+
+
+async def test_before_the_first_byte_a_newer_date_is_a_newer_version(room: Engine, origin: OddPort) -> None:
+    await cached(room, 0, 10)
+    origin.put(REF, DATA, LATER)
+    answer = await room.reads.get(REF, {"range": f"bytes={BLOCK}-{BLOCK + 9}"})
+    assert dict(answer.headers)["last-modified"] == dict(LATER)["last-modified"]
+    assert await taken(answer) == DATA[BLOCK : BLOCK + 10]
+
+
+async def test_an_etag_that_is_kept_over_an_overwrite_mixes_no_contents(room: Engine, origin: OddPort) -> None:
+    await cached(room, 0, 10)
+    kept_etag(origin, DATA[::-1])
+    with pytest.raises(VersionChanged):
+        await room.get()
+    await room.tasks.settle()
+    assert await whole(room) == DATA[::-1]
+
+
+async def test_what_was_sent_before_a_reply_was_resumed_is_not_known_to_be_the_same(
+    room: Engine, origin: OddPort
+) -> None:
+    version = await cached(room, 0, 2 * BLOCK)
+    kept_etag(origin, DATA[:BLOCK][::-1] + DATA[BLOCK:])
+    with pytest.raises(VersionChanged):
+        [bytes_of(piece) async for piece in room.reads.resume(version, Extent(BLOCK, SIZE), 0)]
+
+
+async def test_the_etag_that_a_reply_has_promised_is_that_of_all_its_bytes(room: Engine, origin: OddPort) -> None:
+    await cached(room, 0, BLOCK)
+    before = origin.objects[REF]
+
+    def odd(request: OriginRequest, reply: FakeReply) -> FakeReply:
+        origin.odd = as_it_is
+        origin.put(REF, DATA[:BLOCK] + DATA[BLOCK:][::-1], LATER)
+        return changed(reply, add=LATER[:1])
+
+    origin.odd = odd
+    with pytest.raises(VersionChanged):
+        await room.get()
+    assert origin.objects[REF].etag != before.etag
+
+
+async def test_a_read_is_cut_where_its_blocks_are_not_here_to_be_compared(room: Engine, origin: OddPort) -> None:
+    version = await cached(room, 0, 2 * BLOCK)
+    answer = await room.reads.get(REF, {})
+    assert answer.body is not None
+    pieces = pieces_of(answer.body)
+    assert await anext(pieces) == DATA[:BLOCK]
+    assert await anext(pieces) == DATA[BLOCK : 2 * BLOCK]
+    kept_etag(origin, DATA)
+    room.store.expel([room.layout.key(version, 0)])
+    with pytest.raises(VersionChanged):
+        await anext(pieces)
+    await room.tasks.settle()
+    assert origin.body_bytes == 2 * BLOCK, "nothing is fetched to be compared with nothing"
+
+
+async def test_a_read_is_cut_where_too_much_was_sent_to_be_compared(room: Engine, origin: OddPort) -> None:
+    sent = (COMPARED_BLOCKS_MAX + 1) * BLOCK
+    origin.put(REF, data := ramp(sent + BLOCK), DATED)
+    await cached(room, 0, sent)
+    origin.put(REF, data, LATER)
+    with pytest.raises(VersionChanged):
+        await room.get()
 
 
 async def test_a_read_that_was_cut_twice_by_new_versions_is_relayed(room: Engine, origin: OddPort) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from outrider.core.errors import Signal, VersionChanged
-from outrider.core.model import Extent, ObjectVersion, is_hash
+from outrider.core.model import Extent, ObjectVersion
 from outrider.core.origin.oddities import Oddity, sentence
 from outrider.core.s3.ranges import parse_content_range
 from outrider.ports import OriginReply
@@ -43,6 +43,10 @@ class Unproved(Signal):
 
     def __copy__(self) -> Unproved:
         return Unproved(self.why)
+
+
+class Redated(VersionChanged):
+    """The origin has a version with the same ETag and another date. The bytes may be the same, or others."""
 
 
 class Brought(NamedTuple):
@@ -119,10 +123,9 @@ def check_version(reply: OriginReply, version: ObjectVersion) -> None:
     # Not all origins heed If-Match on a GET: the ETag of the reply decides.
     if headers.get("etag") != version.etag:
         raise VersionChanged(f"{version.ref}: another ETag")
-    # A hash names the bytes of a body that is under way, also where they were uploaded once more meanwhile: to cut it
-    # would fail a read that the origin can serve. The next question tells of another version.
-    if not is_hash(version.etag) and _differ(headers.get("last-modified"), known.get("last-modified")):
-        raise VersionChanged(f"{version.ref}: another date under one ETag")
+    # It may be a second upload of the same bytes. That an ETag looks like a hash is no proof of it.
+    if _differ(headers.get("last-modified"), known.get("last-modified")):
+        raise Redated(f"{version.ref}: another date under one ETag")
     # The bytes of the same object, encoded on their way or not, must not be mixed.
     if headers.get("content-encoding", "identity") != known.get("content-encoding", "identity"):
         raise Unproved(Oddity.ENCODED)

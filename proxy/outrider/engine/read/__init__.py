@@ -14,7 +14,8 @@
    by the kernel. A block on its way is followed. At each block, and several times while one arrives, the fills of the
    read-ahead window are begun. Bytes that the cache cannot take are relayed from the source of missing blocks.
 6. The first byte is in hand before the head is promised. Until then another version at the origin only makes the read
-   begin again; afterwards it cuts the connection. No answer mixes two versions.
+   begin again; afterwards it cuts the connection. No answer mixes two contents: where the newer version differs by its
+   date alone, the body goes on with it once the blocks that were sent are known to be the same in both.
 """
 
 from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, Piece

@@ -6,7 +6,7 @@ straight from the source, past the cache, are relayed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.patience import A_CLIENT, Waiters
 from outrider.engine.fill.peer_block import IncomingBody, PeerBlock
-from outrider.engine.fill.reply_proof import Unproved
+from outrider.engine.fill.reply_proof import Redated, Unproved
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Buffer, Lease
 
@@ -121,6 +121,14 @@ OnWrong = Callable[[VersionChanged | Unproved, bool], None]
 """Called when the bytes of a body turn out not to be those of its version, or cannot be proved to be. The flag tells
 whether some of them were handed out."""
 
+Renew = Callable[[ObjectVersion, Extent], Awaitable[tuple[ObjectVersion, int] | None]]
+"""Called when the origin has another version with the same ETag, after bytes of `Extent` were sent. Returns the version
+of now and the number of changes of the version cache, if these are its bytes as well; else None."""
+
+
+async def _never(version: ObjectVersion, sent: Extent) -> None:
+    return None
+
 
 class BodyRead:
     """The bytes of one extent of one version, from the nearest place that has them, as a `Body`.
@@ -132,7 +140,7 @@ class BodyRead:
 
     def __init__(
         self, version: ObjectVersion, extent: Extent, since: int, parts: BodyParts, *, has_begun: bool = False,
-        on_wrong: OnWrong = lambda error, has_sent: None,
+        on_wrong: OnWrong = lambda error, has_sent: None, renew: Renew = _never,
     ) -> None:  # fmt: skip
         """`since`: the number of changes of the version cache when the read began. `has_begun`: the client has the head
         of its reply."""
@@ -149,6 +157,7 @@ class BodyRead:
         self._since = since
         self._has_begun = has_begun
         self._on_wrong = on_wrong
+        self._renew = renew
         # The piece that was handed out last, and the block that it is of.
         self._piece: Piece | None = None
         self._key = BlockKey(self._version_id, -1)
@@ -197,7 +206,12 @@ class BodyRead:
             piece, self._piece = self._piece, None
             if piece is not None:
                 self._sent(piece)
-            self._piece = await self._next()
+            try:
+                self._piece = await self._next()
+            except Redated:
+                if not await self._is_same_so_far():
+                    raise
+                self._piece = await self._next()
         except (VersionChanged, Unproved) as error:
             # Also when it comes too late for this answer: the client's next try must not begin with the old blocks.
             self._on_wrong(error, self._position > self._extent.start)
@@ -211,17 +225,34 @@ class BodyRead:
             raise StopAsyncIteration
         return self._piece
 
+    async def _is_same_so_far(self) -> bool:
+        """Whether the bytes that were sent are those of the version that the origin has now, as after a second upload
+        of the same bytes. The rest is then read of that version."""
+        sent = Extent(self._extent.start, self._position)
+        # With `has_begun` other bytes were sent before these, and nothing tells which.
+        now = None if self._has_begun or not sent.length else await self._renew(self._version, sent)
+        if now is None:
+            return False
+        await self._leave_all()
+        self._version, self._since = now
+        self._version_id = self._layout.version_id(self._version)
+        self._has_begun = True
+        return True
+
     async def aclose(self) -> None:
         self._piece = self._first = None
         if self._is_open:
             self._is_open = False
             self._position = self._extent.stop
-            self._leave_block()
-            for waiters in self._waits_for.values():
-                waiters.leave()
-            self._waits_for.clear()
             self._parts.readers.end()
-            await self._end_relay()
+            await self._leave_all()
+
+    async def _leave_all(self) -> None:
+        self._leave_block()
+        for waiters in self._waits_for.values():
+            waiters.leave()
+        self._waits_for.clear()
+        await self._end_relay()
 
     async def _next(self) -> Piece | None:
         """The piece at `position`; None: all have been sent."""

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.block_layout import BlockLayout
-from outrider.core.errors import OriginBroke, PreconditionFailed, ServiceUnavailable, VersionChanged, unanswered
+from outrider.core.errors import (
+    OriginBroke,
+    PreconditionFailed,
+    S3Error,
+    ServiceUnavailable,
+    Signal,
+    VersionChanged,
+    unanswered,
+)
 from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.oddities import Uncached
@@ -34,6 +42,7 @@ from outrider.engine.read.body_pieces import (
     FilePiece,
     ReaderCount,
 )
+from outrider.engine.read.same_bytes import SentBytes
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
@@ -222,7 +231,21 @@ class ObjectReads:
             elif has_sent:
                 self._version_lookup.cut(version)
 
-        return BodyRead(version, extent, since, self._body_parts, has_begun=has_begun, on_wrong=wrong)
+        return BodyRead(
+            version, extent, since, self._body_parts, has_begun=has_begun, on_wrong=wrong, renew=self._renew
+        )  # fmt: skip
+
+    async def _renew(self, version: ObjectVersion, sent: Extent) -> tuple[ObjectVersion, int] | None:
+        """See `body_pieces.Renew`."""
+        bytes_sent = SentBytes(version, sent, self._body_parts)
+        if not await bytes_sent.read():
+            return None
+        self._versions.forget(version.ref)
+        try:
+            now = await self._version_lookup.ask(version.ref, None)
+        except (Signal, S3Error):
+            return None
+        return (now, self._versions.changes) if await bytes_sent.are_of(now) else None
 
 
 def _range_of(headers: Mapping[str, str]) -> RangeSpec | None:
