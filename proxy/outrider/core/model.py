@@ -23,7 +23,7 @@ def shared_text(text: str) -> str:
 def shared_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     """The same headers. Names, and pairs that come often, share one string or tuple over all versions: the headers of
     two small objects differ only in a date and an ETag, and would be a third of the memory that an object takes."""
-    return tuple(_shared(name, value) for name, value in headers)
+    return tuple([_shared(name, value) for name, value in headers])
 
 
 # A pair that comes once, as an ETag, soon makes room for those that come with each object.
@@ -111,7 +111,10 @@ class ObjectVersion:
 
 def last_modified(headers: Headers) -> str:
     """The Last-Modified as it was sent; empty: none was."""
-    return next((value for name, value in headers if name == "last-modified"), "")
+    for name, value in headers:
+        if name == "last-modified":
+            return value
+    return ""
 
 
 class BlockKey(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -54,20 +54,17 @@ class BlockMeta:
     layout: BlockLayout
     version: ObjectVersion
     index: int
+    key: BlockKey = field(init=False, repr=False, compare=False)
+    extent: Extent = field(init=False, repr=False, compare=False)
+    """The bytes of the object that are the payload."""
 
     def __post_init__(self) -> None:
         # Not by `layout.count`: a start makes one of these for each block on disk, and there may be millions.
         if self.index < 0 or self.index * self.layout.block_bytes >= self.version.size:
             raise ValueError(f"no block {self.index} of {self.layout.block_bytes} bytes in {self.version.size}")
-
-    @property
-    def key(self) -> BlockKey:
-        return self.layout.key(self.version, self.index)
-
-    @property
-    def extent(self) -> Extent:
-        """The bytes of the object that are the payload."""
-        return self.layout.extent(self.index, self.version.size)
+        # Made once: the way of a block from the origin to its readers asks for them some thirty times.
+        object.__setattr__(self, "key", self.layout.key(self.version, self.index))
+        object.__setattr__(self, "extent", self.layout.extent(self.index, self.version.size))
 
 
 class Header:

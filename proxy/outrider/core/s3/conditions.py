@@ -22,7 +22,7 @@ class Precondition(Enum):
     FAILED = 412
 
 
-CONDITIONALS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+CONDITIONALS = frozenset(("if-match", "if-none-match", "if-modified-since", "if-unmodified-since"))
 
 
 # One strong ETag, with its quotes or, as some clients send it, without. Stores differ in how they read `*` (also in
@@ -53,7 +53,7 @@ def evaluate(headers: Mapping[str, str], version: ObjectVersion) -> Precondition
     An If-Match that holds makes If-Unmodified-Since void, and If-None-Match makes If-Modified-Since void (S3's rule,
     GetObject). A date that does not parse is ignored.
     """
-    if not any(name in headers for name in CONDITIONALS):
+    if CONDITIONALS.isdisjoint(headers):
         return Precondition.SERVE
     modified = parse_http_date(dict(version.headers).get("last-modified"))
     if (wanted := headers.get("if-match")) is not None:

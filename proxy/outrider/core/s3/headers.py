@@ -34,7 +34,7 @@ CHECKSUM_PREFIX = "x-amz-checksum-"
 
 def replayable(headers: Headers) -> Headers:
     """The headers of an origin's reply that belong to the version: each later answer repeats them."""
-    return shared_headers((name, value) for name, value in headers if name not in _NOT_REPLAYED)
+    return shared_headers([pair for pair in headers if pair[0] not in _NOT_REPLAYED])
 
 
 # Requests with `origin` and `x-origin` are forwarded, and preflights too. The origin is asked for the encoding
@@ -62,7 +62,7 @@ def varies_with_clients(headers: Headers) -> bool:
 
 def passed_down(headers: Headers) -> Headers:
     """The headers of an origin's reply that go to the client of a forwarded request."""
-    return tuple((name, value) for name, value in headers if name not in _NOT_PASSED_DOWN)
+    return tuple([pair for pair in headers if pair[0] not in _NOT_PASSED_DOWN])
 
 
 def asks_checksums(headers: Mapping[str, str]) -> bool:
@@ -75,7 +75,7 @@ def without_checksums(headers: Headers) -> Headers:
 
     A reply with a part of the object must not carry them, nor a reply whose client did not ask: SDKs would check them.
     """
-    return tuple((name, value) for name, value in headers if not name.startswith(CHECKSUM_PREFIX))
+    return tuple([pair for pair in headers if not pair[0].startswith(CHECKSUM_PREFIX)])
 
 
 # These are signed anew, framed anew, or meant for this hop alone.

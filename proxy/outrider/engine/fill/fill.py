@@ -52,6 +52,9 @@ def buffer_bytes(fills: int) -> int:
 class Table(Protocol):
     """The table of flights, as far as a fill needs it."""
 
+    fills: int
+    """How many fills are under way."""
+
     @property
     def buffer_bytes(self) -> int:
         """How many bytes each fill may hold in memory now."""
@@ -117,54 +120,59 @@ class Fill:
 
     async def run(self, first: FirstReply | None = None) -> None:
         """Carry the fill out. Raises no error of the origin or the disk: the readers of the flights get it."""
+        self._table.fills += 1
         try:
-            await self._run(first)
-        except (Signal, OSError) as error:
-            log.debug("fill failed", extra={"object": str(self._flights[0].meta.version.ref), "error": repr(error)})
-        except Exception:  # our own bug; the readers were told
-            log.exception("fill failed")
+            await self._bring_all(first)
+        except BaseException as error:
+            await self._failed(error)
+            if isinstance(error, (Signal, OSError)):
+                log.debug("fill failed", extra={"object": str(self._flights[0].meta.version.ref), "error": repr(error)})
+            elif isinstance(error, Exception):  # our own bug; the readers were told
+                log.exception("fill failed")
+            else:
+                raise
+        finally:
+            self._table.fills -= 1
 
-    async def _run(self, first: FirstReply | None) -> None:
+    async def _bring_all(self, first: FirstReply | None) -> None:
         lead = self._flights[0]
         tail = Extent(lead.begins_at, self._flights[-1].meta.extent.stop)
         head = Extent(lead.meta.extent.start, tail.start)
-        try:
-            if self._contents.relays(lead.meta.version.ref):
-                raise StoreUnavailable("its bytes did not match the bucket's checksum")
-            self._condemned_at = self._contents.condemned_at(lead.meta.key.version_id)
-            if not head.length:
-                self._check = self._contents.check_for(lead.meta)
-            if first is not None and not head.length:
+        if self._contents.relays(lead.meta.version.ref):
+            raise StoreUnavailable("its bytes did not match the bucket's checksum")
+        self._condemned_at = self._contents.condemned_at(lead.meta.key.version_id)
+        if not head.length:
+            self._check = self._contents.check_for(lead.meta)
+            if first is not None:
                 # Its first bytes go to their reader while the file is made.
+                return await self._bring(self._flights, tail, first.body, first.asked_at)
+        async with TaskGroup() as tasks:
+            await self._open_beside(lead, tasks)
+            if head.length:
+                tasks.create_task(self._bring_head(lead, head))
+            # A body that is compared as it passes has to pass here.
+            is_bulk = first is None and self._check is None and tail.length >= self._bulk_bytes
+            place = self._source if lead.peer is None else lead.peer
+            if is_bulk and place.receives_in_threads:
+                await self._receive(tail)
+            elif first is None:
+                await self._bring(self._flights, tail, self._body(tail))
+            else:
                 await self._bring(self._flights, tail, first.body, first.asked_at)
-                return
-            async with TaskGroup() as tasks:
-                await self._open_beside(lead, tasks)
-                if head.length:
-                    tasks.create_task(self._bring_head(lead, head))
-                # A body that is compared as it passes has to pass here.
-                is_bulk = first is None and self._check is None and tail.length >= self._bulk_bytes
-                place = self._source if lead.peer is None else lead.peer
-                if is_bulk and place.receives_in_threads:
-                    await self._receive(tail)
-                elif first is None:
-                    await self._bring(self._flights, tail, self._body(tail))
-                else:
-                    await self._bring(self._flights, tail, first.body, first.asked_at)
-                lead.head_wanted.set()
-        except BaseException as error:
-            # Out of the table before the file is closed: a reader that finds a flight in the table may lease its file.
-            self._source.dropped(
-                "restart", sum(flight.partial.count for flight in self._flights if not flight.has_landed)
-            )
-            if isinstance(error, WrongDigest) and lead.peer is not None:
-                lead.peer.refuted()
-                # Readers may have some of the bytes: they are cut.
-                error = ContentMismatch(f"{lead.meta.version.ref}: not the bytes of the peer's digest")
-            stopped = StoreUnavailable("the proxy is stopping")
-            self._table.failed(self._flights, error if isinstance(error, Exception) else stopped)
-            await self._abort()
-            raise
+            lead.head_wanted.set()
+        return None
+
+    async def _failed(self, error: BaseException) -> None:
+        # Out of the table before the file is closed: a reader that finds a flight in the table may lease its file.
+        lead = self._flights[0]
+        self._source.dropped("restart", sum(flight.partial.count for flight in self._flights if not flight.has_landed))
+        if isinstance(error, WrongDigest) and lead.peer is not None:
+            lead.peer.refuted()
+            # Readers may have some of the bytes: they are cut.
+            error = ContentMismatch(f"{lead.meta.version.ref}: not the bytes of the peer's digest")
+        stopped = StoreUnavailable("the proxy is stopping")
+        self._table.failed(self._flights, error if isinstance(error, Exception) else stopped)
+        await self._abort()
 
     # -- room on disk -----------------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
@@ -51,7 +52,7 @@ class FlightTable:
         self._remote_parts = replace(self._parts, scheduler=self._remote_scheduler)
         self._disk_pressure = DiskPressure()
         self._flights: dict[BlockKey, Flight] = {}
-        self._fills = 0
+        self.fills = 0
         # How many relays past the cache begin with each block now.
         self._relays: Counter[BlockKey] = Counter()
 
@@ -142,32 +143,27 @@ class FlightTable:
 
     async def _fill(self, flights: Sequence[Flight], slot: FillSlot) -> None:
         async with slot:
-            await self._run(Fill(flights, slot, self._parts_of(flights)))
+            await Fill(flights, slot, self._parts_of(flights)).run()
 
-    async def fill_begun(self, flights: Sequence[Flight]) -> None:
+    def fill_begun(self, flights: Sequence[Flight]) -> Coroutine[Any, Any, None]:
         """Fill the flight of a block whose `peer` has its reply already. As `fill_from`."""
-        await self._run(Fill(flights, None, self._parts_of(flights)))
+        return Fill(flights, None, self._parts_of(flights)).run()
 
-    async def fill_from(self, flights: Sequence[Flight], body: IncomingBody, asked_at: float) -> None:
+    def fill_from(
+        self, flights: Sequence[Flight], body: IncomingBody, asked_at: float
+    ) -> Coroutine[Any, Any, None]:  # fmt: skip
         """Fill the flights from `body`, which was asked for at `asked_at` and brings their bytes. It needs no slot.
         Raises no error of the origin or the disk: the readers of the flights get it."""
-        await self._run(Fill(flights, None, self._parts), FirstReply(body, asked_at))
+        return Fill(flights, None, self._parts).run(FirstReply(body, asked_at))
 
     def _parts_of(self, flights: Sequence[Flight]) -> FillParts:
         return self._remote_parts if flights[0].is_remote else self._parts
-
-    async def _run(self, fill: Fill, first: FirstReply | None = None) -> None:
-        self._fills += 1
-        try:
-            await fill.run(first)
-        finally:
-            self._fills -= 1
 
     # -- what a fill asks and reports: see `fill.Table` -------------------------------------------------------------
 
     @property
     def buffer_bytes(self) -> int:
-        return self._buffer_bytes_of(self._fills)
+        return self._buffer_bytes_of(self.fills)
 
     def is_awaited(self) -> bool:
         return any(flight.awaited for flight in self._flights.values())

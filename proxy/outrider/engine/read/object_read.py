@@ -255,7 +255,7 @@ def _range_of(headers: Mapping[str, str]) -> RangeSpec | None:
 
 def _first_byte(headers: Mapping[str, str], span: RangeSpec | None) -> int | None:
     """Where a read of an unknown object begins; None: only its size can tell, or a condition may end it first."""
-    if any(name in headers for name in CONDITIONALS):
+    if not CONDITIONALS.isdisjoint(headers):
         return None
     if "range" not in headers:
         return 0

@@ -20,6 +20,8 @@ _DELAY_S = 0.25
 _LINES_MAX = 1000
 
 
+_json = json.JSONEncoder(default=str).encode
+
 _numbers = itertools.count(secrets.randbits(40) << 20)
 
 
@@ -52,7 +54,7 @@ class AccessLog:
         if self._write is None:
             log.info("request", extra=facts)
             return
-        text = json.dumps(facts, default=str)
+        text = _json(facts)
         self._add(f'{{"time": "{self._now_text()}", "level": "info", "event": "request", {text[1:]}\n')
 
     def hit(self, subject: str, seconds: float, method: str, status: int, count: int, request_id: str, client: str,

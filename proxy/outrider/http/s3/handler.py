@@ -402,11 +402,14 @@ def _bytes_at_most(length: int | None, limit: int) -> int:
 
 
 def _first(headers: Headers, name: str) -> str:
-    return next((value for known, value in headers if known == name), "")
+    for sent, value in headers:
+        if sent == name:
+            return value
+    return ""
 
 
 def _has(headers: Headers, name: str) -> bool:
-    return any(known == name for known, _ in headers)
+    return name in [sent for sent, _ in headers]
 
 
 def _error_reply(exchange: Exchange, error: S3Error, resource: str, *, close: bool, on_end: OnEnd) -> Reply:
