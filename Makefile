@@ -9,9 +9,10 @@ EXTRAS := bucket,clients,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
 
 # What the benchmarks need and no wheel brings; nginx from here because the wheel's has no slice module.
 BENCH_TOOLS := curl nginx-light s3fs wrk
-# What some tests drive: the dashboard's browser, and Prometheus with promtool. Without them these tests are skipped.
+# What some tests drive: the dashboard's browser, Prometheus with promtool, and a disk that hangs. Without them these
+# tests are skipped.
 # Programs; Debian has `kubectl` in kubernetes-client, and `ip`, `ss` and `tc` in iproute2.
-TEST_TOOLS := chromium ip kubectl prometheus
+TEST_TOOLS := bindfs chromium ip kubectl prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 

@@ -221,6 +221,11 @@ class OpenBlock(Protocol):
         """No read of the file waits for a disk."""
         ...
 
+    @property
+    def is_remote(self) -> bool:
+        """Any call on the file may wait, even if its pages are in memory (NFS, FUSE): it is read in threads."""
+        ...
+
     def try_acquire(self) -> bool:
         """Count a lease; False: the file is about to be closed. From any thread, as `release`."""
         ...
@@ -306,13 +311,13 @@ class BlockStore(Protocol):
     def has(self, block: BlockKey) -> bool: ...
 
     def lease_at_once(self, block: BlockKey) -> Lease | None:
-        """As `lease_open`, but from any thread. The lease may be released in any thread, too."""
+        """As `lease_open`, but from any thread, and of no remote file. The lease may be released in any thread, too."""
         ...
 
     def open_file(self, block: BlockKey) -> OpenBlock | None:
         """The file of a block that is verified and open. A caller on the store's own thread may use it until the loop
         runs on; in any other thread the file may be closed at any time, unless `try_acquire` succeeds. From any thread.
-        None: `lease_at_once` may succeed all the same."""
+        Never a remote file. None: `lease_at_once` may succeed all the same."""
         ...
 
     def lease_open(self, block: BlockKey) -> Lease | None:
@@ -338,7 +343,7 @@ class BlockStore(Protocol):
         """A lease of the block. None: it is not here, or it was damaged, and then was deleted and counted."""
         ...
 
-    def digest(self, lease: Lease) -> str:
+    async def digest(self, lease: Lease) -> str:
         """The digest of a block that was verified, as its file has it; empty: the disk did not tell."""
         ...
 

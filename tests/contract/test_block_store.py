@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from outrider import pagecache
-from outrider.adapters.disk import block_io, block_reads, index_snapshot, memory_dir
+from outrider.adapters.disk import block_io, block_reads, disk_threads, index_snapshot, memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.adapters.disk.block_writer import DiskBlockWriter
@@ -29,7 +29,7 @@ from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.block_file import DIGEST_BYTES, PAGE_BYTES, BlockMeta, Header, PayloadChecksum
+from outrider.core.cache.block_file import DIGEST_BYTES, PAGE_BYTES, BlockMeta, Header, PayloadChecksum, digest_text
 from outrider.core.cache.policies import POLICIES, Lru
 from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.errors import StoreUnavailable
@@ -1098,6 +1098,30 @@ def test_a_file_whose_close_fails_is_closed_once(root: Path, monkeypatch: pytest
     file.doom()
     os.fstat(other)
     os.close(other)
+
+
+async def test_the_digest_of_a_remote_file_is_read_in_a_thread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that hangs tells none, and keeps its file open as long as the thread reads it."""
+    monkeypatch.setattr(pagecache, "opens_at_once", lambda path: False)
+    monkeypatch.setattr(pagecache, "stays_in_memory", lambda path: False)
+    monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.05)
+    disk = Disk(root)
+    await disk.write(meta_of(0))
+    lease = disk.store.lease_open(meta_of(0).key)
+    assert lease is not None
+    assert lease.block.is_remote
+    assert await disk.store.digest(lease) == digest_text(PayloadChecksum(payload_of(meta_of(0))).digest())
+    with SickDisk(root) as sick:
+        sick.hold("pread")
+        assert await disk.store.digest(lease) == ""
+        file = lease.block
+        lease.release()
+        file.doom()
+        assert file.fd >= 0
+        sick.heal()
+        while file.fd >= 0:
+            await asyncio.sleep(0)
+    disk.close()
 
 
 async def test_a_store_that_stops_admits_no_further_block(disk: Disk) -> None:

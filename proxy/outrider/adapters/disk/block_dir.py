@@ -98,6 +98,8 @@ class BlockDir:
         """The kernel can tell which files it opens without waiting for the disk: see `pagecache`."""
         self.stays_in_memory = False
         """See `pagecache.stays_in_memory`."""
+        self.is_remote = False
+        """Any call on a file may wait for another process or machine, whatever the kernel has in memory."""
         # Device and inode number of the marker file that this process has locked.
         self._locked = (-1, -1)
         self._holding = threading.Lock()
@@ -165,8 +167,10 @@ class BlockDir:
             self._probe_kernel()
 
     def _probe_kernel(self) -> None:
-        self.can_probe_memory = pagecache.opens_at_once(self._raw_blocks) and pagecache.knows(self._raw_blocks)
+        is_local = pagecache.opens_at_once(self._raw_blocks)
+        self.can_probe_memory = is_local and pagecache.knows(self._raw_blocks)
         self.stays_in_memory = pagecache.stays_in_memory(self._raw_blocks)
+        self.is_remote = not (is_local or self.stays_in_memory)
 
     def _is_ours(self) -> bool:
         try:

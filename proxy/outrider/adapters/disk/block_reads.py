@@ -75,12 +75,17 @@ class BlockReads(BlockIndex):
         slot = self._slots.get(block)
         if slot is not None and slot.file is None and (opened := self._opened_at_once(block, slot)) is not None:
             self._keep_open(block, slot, opened)
-        lease = self.lease_at_once(block)
+        lease = self._lease_now(block)
         if lease is not None:
             self._note_reads()
         return lease
 
     def lease_at_once(self, block: BlockKey) -> FileLease | None:
+        slot = self._slots.get(block)
+        file = None if slot is None else slot.file
+        return None if file is not None and file.is_remote else self._lease_now(block)
+
+    def _lease_now(self, block: BlockKey) -> FileLease | None:
         slot = self._slots.get(block)
         if slot is None or not slot.verified or self._verify_always:
             return None
@@ -98,9 +103,11 @@ class BlockReads(BlockIndex):
         slot = self._slots.get(block)
         if slot is None or not slot.verified or self._verify_always:
             return None
-        if slot.file is not None:
-            self._reads.append(block)
-        return slot.file
+        file = slot.file
+        if file is None or file.is_remote:
+            return None
+        self._reads.append(block)
+        return file
 
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
         """The file of a verified block, if it can be opened without waiting for the disk. Callable from any thread.
@@ -125,13 +132,20 @@ class BlockReads(BlockIndex):
             return None
         return partial(block_io.page_in, self.directory.raw_path_of(block), start, count)
 
-    def digest(self, lease: Lease) -> str:
+    async def digest(self, lease: Lease) -> str:
         # The header was read when the file was opened, so it is most likely in memory.
         if self.directory.can_probe_memory:
             header = pagecache.read_known(lease.block.fd, block_file.DIGEST_BYTES)
             return "" if header is None else block_file.digest_of(header)
+        file = lease.block
+        # A lease for the thread: the file must not be closed while it reads.
+        acquired = file.try_acquire()
+        assert acquired, "a lease of a closed file"
+        reading = self.work.begin(os.pread, file.fd, block_file.DIGEST_BYTES, 0)
+        reading.add_done_callback(lambda _: file.release())
         try:
-            return block_file.digest_of(os.pread(lease.block.fd, block_file.DIGEST_BYTES, 0))
+            async with asyncio.timeout(disk_threads.PATIENCE_S):
+                return block_file.digest_of(await asyncio.shield(reading))
         except OSError:
             return ""
 
@@ -226,6 +240,7 @@ class BlockReads(BlockIndex):
                     lambda: OpenFile(
                         *block_io.open_block(path, block, verify, keep_pages=not scrub, content=content),
                         stays_in_memory=self.directory.stays_in_memory,
+                        closers=self.work.threads if self.directory.is_remote else None,
                     )
                 )
         except FileNotFoundError as error:

@@ -111,8 +111,9 @@ class DiskBlockWriter:
     def _create(self) -> None:
         self._act = "create"
         self._file = OpenFile(
-            self._directory.create(self._path), self._header.length, stays_in_memory=self._directory.stays_in_memory
-        )
+            self._directory.create(self._path), self._header.length, stays_in_memory=self._directory.stays_in_memory,
+            closers=self._work.threads if self._directory.is_remote else None,
+        )  # fmt: skip
 
     def write_here(self, offset: int, pieces: Sequence[Buffer], count: int, before: int) -> float:
         """Write `pieces`, `count` bytes in all, in the calling thread; the write that completes the block renames its

@@ -8,24 +8,30 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from concurrent.futures import Executor
 from contextlib import suppress
 
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import BlockKey
 
-# One lock for all files. It is held for a few instructions, and around no system call but `close`.
+# One lock for all files. It is held for a few instructions, and around no system call but `close` of a local file.
 _counting = threading.Lock()
 
 
 class OpenFile:
     """An open block file. It is closed once it is doomed and no lease is left."""
 
-    __slots__ = ("_doomed", "fd", "leases", "payload_offset", "stays_in_memory")
+    __slots__ = ("_closers", "_doomed", "fd", "is_remote", "leases", "payload_offset", "stays_in_memory")
 
-    def __init__(self, fd: int, payload_offset: int, *, stays_in_memory: bool = False) -> None:
+    def __init__(
+        self, fd: int, payload_offset: int, *, stays_in_memory: bool = False, closers: Executor | None = None
+    ) -> None:
+        """`closers`: the threads that close a remote file; None: the file is local."""
         self.fd = fd
         self.payload_offset = payload_offset
         self.stays_in_memory = stays_in_memory
+        self.is_remote = closers is not None
+        self._closers = closers
         self.leases = 0
         self._doomed = False
 
@@ -52,9 +58,18 @@ class OpenFile:
     def _close_if_over(self) -> None:
         if self._doomed and self.leases == 0 and self.fd >= 0:
             fd, self.fd = self.fd, -1
-            # NFS and FUSE report a failed write here. The fd number is free all the same, and may be reused at once.
-            with suppress(OSError):
-                os.close(fd)
+            if self._closers is None:
+                _close(fd)
+            else:
+                # After a shutdown, the end of the process closes it.
+                with suppress(RuntimeError):
+                    self._closers.submit(_close, fd)
+
+
+def _close(fd: int) -> None:
+    # NFS and FUSE report a failed write here. The fd number is free all the same, and may be reused at once.
+    with suppress(OSError):
+        os.close(fd)
 
 
 class FileLease:

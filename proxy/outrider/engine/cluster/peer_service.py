@@ -183,7 +183,7 @@ class PeerService:
         digest = ""
         if lease is not None:
             try:
-                digest = self._store.digest(lease)
+                digest = await self._store.digest(lease)
             finally:
                 lease.release()
         elif read.only_if_here:

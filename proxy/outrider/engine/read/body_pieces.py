@@ -35,7 +35,8 @@ _READERS_KEPT = 0.98
 
 @dataclass(slots=True)
 class FilePiece:
-    """`count` bytes of an open file, for the kernel to send; valid until the next piece is asked for.
+    """`count` bytes of an open file, for the kernel to send; valid until the next piece is asked for. `is_remote`: see
+    `OpenBlock`.
 
     Where the disk gives fewer, the sender puts into `sent` how many there were. The next piece begins there.
     """
@@ -44,6 +45,7 @@ class FilePiece:
     offset: int
     count: int
     source: str
+    is_remote: bool = False
     sent: int = -1
 
     def __post_init__(self) -> None:
@@ -318,7 +320,7 @@ class BodyRead:
         stop = min(stop, self._extent.stop, start + self._layout.block_bytes)
         block = lease.block
         offset = block.payload_offset + self._position - start
-        return FilePiece(block.fd, offset, stop - self._position, source)
+        return FilePiece(block.fd, offset, stop - self._position, source, block.is_remote)
 
     async def _arrived(self, flight: Flight) -> Piece | None:
         start = self._key.index * self._layout.block_bytes

@@ -51,7 +51,7 @@ class SentBytes:
             if (flight := self._parts.flights.get(key)) is not None:
                 await flight.ended()
             if (lease := await self._parts.store.lease(key)) is not None:
-                digest = self._parts.store.digest(lease)
+                digest = await self._parts.store.digest(lease)
                 lease.release()
             digests.append(digest)
         return digests

@@ -206,7 +206,7 @@ class WorkerConnection(asyncio.Protocol):
 
     async def _send(self, piece: Piece, sent: Sent) -> None:
         if isinstance(piece, FilePiece):
-            piece.sent = await self._wire.send_file(piece.fd, piece.offset, piece.count)
+            piece.sent = await self._wire.send_file(piece.fd, piece.offset, piece.count, is_remote=piece.is_remote)
             sent[piece.source] += piece.sent
         else:
             data, source = (piece.data, piece.source) if isinstance(piece, EarlyPiece) else (piece, "origin")

@@ -119,7 +119,9 @@ class Reply(StreamResponse):
             if isinstance(piece, FilePiece):
                 await wire.send(head, more=True)
                 is_new = piece.source != "disk"
-                piece.sent = await wire.send_file(piece.fd, piece.offset, piece.count, is_new=is_new)
+                piece.sent = await wire.send_file(
+                    piece.fd, piece.offset, piece.count, is_new=is_new, is_remote=piece.is_remote
+                )
                 count, source = piece.sent, piece.source
             else:
                 data, source = (piece.data, piece.source) if isinstance(piece, EarlyPiece) else (piece, "origin")

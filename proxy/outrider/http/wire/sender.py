@@ -4,7 +4,8 @@ uvloop has no `loop.sendfile`, and asyncio's takes the transport apart for each 
 duplicate of the socket's descriptor, which `add_writer` accepts beside the transport's own.
 
 `sendfile` waits for the disk if a page is not in memory, and all other clients would wait with it. So the pages are
-checked first, and missing ones are read in a thread.
+checked first, and missing ones are read in a thread. On a file system that asks another process or machine (NFS, FUSE),
+`sendfile` may wait all the same: bytes from there are read in a thread, and sent from memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Buffer = bytes | bytearray | memoryview
 # A client that takes nothing for this long is taken for gone, even if TCP still holds the connection. A training step
 # or a validation pass pauses a reader for minutes.
 SEND_TIMEOUT_S = 3600.0
-_TLS_READ_BYTES = 256 * 1024
+_READ_BYTES = 256 * 1024
 _TLS_BUFFER_BYTES = 256 * 1024
 # The bytes that are sent between two checks of the pages. With far fewer than a socket takes at once there would be
 # many checks; with far more, pages could be evicted from memory before they are sent.
@@ -66,9 +67,12 @@ class Sender(Protocol):
         """As `send` of one after the other, if possible by one system call."""
         ...
 
-    async def send_file(self, fd: int, offset: int, count: int, *, is_new: bool = False) -> int:
+    async def send_file(
+        self, fd: int, offset: int, count: int, *, is_new: bool = False, is_remote: bool = False
+    ) -> int:  # fmt: skip
         """How many bytes were sent; fewer than `count`: the disk failed to give the rest, and the client still
-        waits. `is_new`: the bytes were written a moment ago, so their pages are in memory."""
+        waits. `is_new`: the bytes were written a moment ago, so their pages are in memory. `is_remote`: see
+        `OpenBlock`."""
         ...
 
     @property
@@ -183,7 +187,11 @@ class SocketSender:
             raise OSError(errno.EIO, "a block file is shorter than it was")
         return sent
 
-    async def send_file(self, fd: int, offset: int, count: int, *, is_new: bool = False) -> int:
+    async def send_file(
+        self, fd: int, offset: int, count: int, *, is_new: bool = False, is_remote: bool = False
+    ) -> int:  # fmt: skip
+        if is_remote:
+            return await _send_read(self, self._readers, fd, offset, count)
         start, stop = offset, offset + count
         looked_at = stop if is_new else offset
         while offset < stop:
@@ -289,18 +297,10 @@ class TlsSender:
         await self.send(head)
         await self.send(body)
 
-    async def send_file(self, fd: int, offset: int, count: int, *, is_new: bool = False) -> int:
-        sent = 0
-        while sent < count:
-            try:
-                data = await _pread(self._readers, fd, min(count - sent, _TLS_READ_BYTES), offset + sent)
-            except OSError:
-                break
-            if not data:
-                break
-            await self.send(data)
-            sent += len(data)
-        return sent
+    async def send_file(
+        self, fd: int, offset: int, count: int, *, is_new: bool = False, is_remote: bool = False
+    ) -> int:  # fmt: skip
+        return await _send_read(self, self._readers, fd, offset, count)
 
     @property
     def is_lost(self) -> bool:
@@ -340,6 +340,21 @@ def wire_of(
     """`readers`: the threads that wait for the disk. `near_bytes`: see `SocketSender`."""
     tls: ssl.SSLContext | None = transport.get_extra_info("sslcontext")
     return SocketSender(transport, readers, near_bytes) if tls is None else TlsSender(transport, readers)
+
+
+async def _send_read(sender: Sender, readers: Executor, fd: int, offset: int, count: int) -> int:
+    """As `Sender.send_file`, by reads in a thread."""
+    sent = 0
+    while sent < count:
+        try:
+            data = await _pread(readers, fd, min(count - sent, _READ_BYTES), offset + sent)
+        except OSError:
+            break
+        if not data:
+            break
+        await sender.send(data)
+        sent += len(data)
+    return sent
 
 
 async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
