@@ -37,4 +37,4 @@ def test_clients_see_nothing_that_is_ruled_out(freshness: str, trials: Trials) -
         assert not found, f"OUTRIDER_TEST_SEED={SEED}, {freshness}:\n" + "\n".join(found)
         assert verdict.bound_reads > 0
     tally.record(trials)
-    print(tally.sentence())
+    print(tally.omissions() + tally.sentence())

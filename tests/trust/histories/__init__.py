@@ -10,6 +10,4 @@ bucket in this process, which knows the order of all versions.
 - `clients`: writers by all forms of writes, past the members too, and readers at all members.
 - `faults`: the schedule of faults, drawn from the seed, and how they are carried out.
 - `rounds`: one round and their sum, and its table.
-
-Left out: a disk that hangs (`tests/trust/test_disk_faults.py` has it, on one node).
 """

@@ -52,9 +52,7 @@ def main() -> int:
     trials = Trials()
     tally.record(trials)
     print("\n".join(trials.table()))
-    print(tally.sentence())
-    if tally.left_out:
-        print("Left out without network namespaces:", ", ".join(sorted(tally.left_out)))
+    print(tally.omissions() + tally.sentence())
     if given.json:
         given.json.write_text(json.dumps(tally.as_json(), indent=1))
     return int(tally.violations.total() > 0)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
+    from tests.support.hanging_disk import HangingDisk
     from tests.support.namespaces import Switch
     from tests.support.nodes import Node
     from tests.trust.histories.bucket import Bucket
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _RESET_EVERY_S = 0.3
 # Members refuse requests whose date is more than 300 s off.
 _CLOCKS_S = (60.0, -60.0, 3600.0, -3600.0)
+# Members give a call of the disk 10 s: some hang for longer.
+_HANGS_LONGER = 2.0
 
 
 class Kind(StrEnum):
@@ -35,6 +38,7 @@ class Kind(StrEnum):
     RESTART = "a member is restarted"
     FREEZE = "a member is frozen (SIGSTOP)"
     CLOCK = "a member's clock is wrong"
+    HANG = "a member's disk hangs"
     CUT = "a member is cut off"
     PART = "the members are parted"
     ONE_WAY = "one way between two members is cut"
@@ -72,9 +76,10 @@ def schedule(
         spent_s = 0.0
         while True:
             left = left or chance.sample(kinds, len(kinds))
+            what = left.pop()
             fault = Fault(
-                left.pop(), calm_s if chance.random() < 0.4 else chance.uniform(0.2, 0.8) * longest_s,
-                chance.uniform(0.05, 1.0) * longest_s,
+                what, calm_s if chance.random() < 0.4 else chance.uniform(0.2, 0.8) * longest_s,
+                chance.uniform(0.05, 1.0) * longest_s * (_HANGS_LONGER if what is Kind.HANG else 1.0),
                 chance.sample(nodes, len(nodes)), chance.random(),
             )  # fmt: skip
             spent_s += fault.calm_s + fault.for_s
@@ -87,13 +92,15 @@ def schedule(
 
 @dataclass
 class Faults:
-    """Carries faults out. `up`: the members that serve."""
+    """Carries faults out. `up`: the members that serve. `disks`: by the member; not all members have one that can
+    hang."""
 
     nodes: dict[str, Node]
     switch: Switch | None
     bucket: Bucket
     history: History
     up: set[str]
+    disks: dict[str, HangingDisk]
     counts: Counter[str] = field(default_factory=Counter)
     say: Callable[[str], None] = lambda text: None
 
@@ -108,6 +115,8 @@ class Faults:
                 await asyncio.sleep(fault.for_s)
                 self.bucket.weather = None
                 self._disturbed(fault.what, [BUCKET], [], began)
+            elif fault.what is Kind.HANG:
+                await self._of_a_disk(fault)
             elif fault.what in NEEDS_NETWORK:
                 await self._on_the_network(fault)
             else:
@@ -153,6 +162,20 @@ class Faults:
         await asyncio.to_thread(node.start)
         self.history.downs.append(Down(node.name, began, time.monotonic()))
         self.up.add(node.name)
+
+    # -- disks --------------------------------------------------------------------------------------------------------
+
+    async def _of_a_disk(self, fault: Fault) -> None:
+        """It disturbs nobody: a member hears of writes, and answers, without its disk."""
+        name = next(name for name in fault.nodes if name in self.disks)
+        self.say(f"the disk of {name} hangs")
+        disk = self.disks[name]
+        disk.hang()
+        try:
+            await asyncio.sleep(fault.for_s)
+        finally:
+            # A process that waits for the disk cannot be killed.
+            disk.go_on()
 
     # -- links --------------------------------------------------------------------------------------------------------
 

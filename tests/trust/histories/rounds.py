@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from outrider.core.cache.freshness import Freshness
 from tests.support.child import scratch_directory
+from tests.support.hanging_disk import HangingDisk, can_hang
 from tests.support.namespaces import Switch, are_here
 from tests.support.nodes import Nodes
 from tests.trust.histories.bucket import Bucket
@@ -84,6 +85,10 @@ class Tally:
             f"a read showed had been overwritten for {stale}."
         )
 
+    def omissions(self) -> str:
+        """The line that says which faults this machine cannot have; empty: it can have all."""
+        return f"Left out on this machine: {', '.join(sorted(self.left_out))}.\n" if self.left_out else ""
+
     def as_json(self) -> dict[str, Any]:
         return {
             "seconds": round(self.seconds), "members": self.members, "reads": dict(self.reads),
@@ -102,9 +107,9 @@ async def play(plan: Plan, tally: Tally, say: Callable[[str], None] = lambda tex
     # A hello that was under way when the fault ended, and hangs for its 2 s; the next one; the half second for a number
     # that is missing; and a connection that is made anew.
     history = History(ttl_s, 2.0 + 1.2 * hello_s + 1.0 + 0.5 + 2.0, tuple(names))
-    kinds = [kind for kind in Kind if are_here() or kind not in NEEDS_NETWORK]
-    if not are_here():
-        tally.left_out |= {kind.value for kind in NEEDS_NETWORK}
+    left_out = (frozenset() if are_here() else NEEDS_NETWORK) | (frozenset() if can_hang() else {Kind.HANG})
+    kinds = [kind for kind in Kind if kind not in left_out]
+    tally.left_out |= {kind.value for kind in left_out}
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(scratch_directory("outrider-histories-")))
         switch = stack.enter_context(Switch((BUCKET, *names))) if are_here() else None
@@ -114,10 +119,18 @@ async def play(plan: Plan, tally: Tally, say: Callable[[str], None] = lambda tex
             listener = socket.create_server((host, 0))
         await stack.enter_async_context(bucket.serving(listener))
         nodes = _nodes(plan, bucket, directory, switch)
+        # One member alone: hits on FUSE are sent in another way than those of a local disk.
+        node = chance.choice(nodes.all)
+        disks = {}
+        if Kind.HANG in kinds:
+            place = directory / node.name / "disk"
+            disk = disks[node.name] = stack.enter_context(HangingDisk(place))
+            node.argv[node.argv.index("--cache-dir") + 1] = str(place / "cache")
+            node.argv = disk.wrapped(node.argv)
         stack.push_async_callback(asyncio.to_thread, nodes.stop)
         await asyncio.to_thread(nodes.start)
         up, by_name = set(names), {node.name: node for node in nodes.all}
-        faults = Faults(by_name, switch, bucket, history, up, say=say)
+        faults = Faults(by_name, switch, bucket, history, up, disks, say=say)
         clients = await stack.enter_async_context(Clients(by_name, up, bucket, history, plan))
         async with asyncio.TaskGroup() as group:
             clients.tasks(group)
