@@ -51,7 +51,9 @@ class SentBytes:
             if (flight := self._parts.flights.get(key)) is not None:
                 await flight.ended()
             if (lease := await self._parts.store.lease(key)) is not None:
-                digest = await self._parts.store.digest(lease)
-                lease.release()
+                try:
+                    digest = await self._parts.store.digest(lease)
+                finally:
+                    lease.release()
             digests.append(digest)
         return digests
