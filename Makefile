@@ -43,7 +43,7 @@ PYTHON_TESTS := $(filter-out $(addprefix tests/unit/,ahead auth bench cache char
 	operator origin project simulator __%),$(wildcard tests/unit/*)) \
 	tests/unit/ahead/order/test_webdataset_draws.py tests/engine --ignore tests/engine/test_cancellations.py \
 	--ignore tests/engine/cluster/test_histories.py --ignore tests/unit/http/test_any_pod.py \
-	tests/contract tests/server/test_imports.py tests/server/test_workers.py
+	tests/contract tests/server/test_imports.py
 test-python: install
 	$(MAKE) test PYTEST="$(PYTHON_TESTS)"
 

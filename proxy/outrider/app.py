@@ -24,7 +24,7 @@ from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.process.listening import bind
 from outrider.adapters.process.recent_errors import keep_recent_errors
-from outrider.adapters.process.system import new_event_loop, raise_open_files_limit
+from outrider.adapters.process.system import raise_open_files_limit
 from outrider.adapters.state import learned_file, warmup_file
 from outrider.composition import Outrider, Resources, compose, make_traces, traced
 from outrider.core.cache.descriptor_budget import DescriptorBudget, TooFewDescriptors
@@ -82,6 +82,8 @@ async def running(
         UnusableCacheDir, SettingsError: it cannot start with these settings, or with this limit on open files.
         OSError: an address cannot be bound.
     """
+    for name in settings.retired:
+        log.warning("retired setting ignored", extra={"setting": name})
     descriptors = _descriptors(settings)
     async with AsyncExitStack() as stack:
         metrics = Metrics()
@@ -128,10 +130,7 @@ async def running(
             yield outrider
         finally:
             outrider.ready = False
-            if listener is not None:
-                listener.close()
-            if outrider.server.workers is not None:
-                outrider.server.workers.stop_listening()
+            listener.close()
             if outrider.cluster is not None:
                 await outrider.cluster.members.leave()
             outrider.origin_reader.stop_waiting()
@@ -149,7 +148,7 @@ async def running(
 def _descriptors(settings: Settings) -> DescriptorBudget:
     try:
         return DescriptorBudget.of(
-            raise_open_files_limit(), workers=settings.workers, clients_max=settings.max_connections,
+            raise_open_files_limit(), clients_max=settings.max_connections,
             exchanges_max=settings.origin_connections, fills_max=settings.fills,
         )  # fmt: skip
     except TooFewDescriptors as error:
@@ -183,8 +182,8 @@ async def _upkeep(outrider: Outrider) -> None:
         outrider.control.maintenance.pinning.check_again()
 
 
-async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | Listener | None:
-    """Open both ports. Returns the listener of the S3 port; None: the workers have it."""
+async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | Listener:
+    """Open both ports. Returns the listener of the S3 port."""
     settings = outrider.settings
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
     admin = AdminServer(
@@ -196,7 +195,7 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
     at_admin, outrider.admin = await _listen(admin, settings.admin)
     stack.callback(at_admin.close)
     stack.push_async_callback(_shut_down, outrider.server)
-    listener: asyncio.Server | Listener | None = None
+    listener: asyncio.Server | Listener
     if (tls := _tls(settings)) is not None:
         listener = Listener(
             [bind(*_host_and_port(settings.listen))], outrider.server, outrider.metrics.refused_connections, port="s3",
@@ -204,15 +203,9 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
         )  # fmt: skip
         outrider.listen = f"{_host(settings.listen)}:{listener.number}"
         stack.callback(listener.abort)
-        stack.callback(listener.close)
-    elif settings.workers == 1:
-        listener, outrider.listen = await _listen(outrider.server, settings.listen)
-        stack.callback(listener.close)
     else:
-        shared = bind(*_host_and_port(settings.listen))
-        shared.listen(BACKLOG)
-        outrider.server.work_with(settings.workers - 1, new_event_loop).listen(shared)
-        outrider.listen = f"{_host(settings.listen)}:{shared.getsockname()[1]}"
+        listener, outrider.listen = await _listen(outrider.server, settings.listen)
+    stack.callback(listener.close)
     outrider.ready = True
     return listener
 

@@ -267,13 +267,12 @@ def _s3_server(
         services, access, control, metrics, memory,
         HandlerSettings(settings.domain, settings.requests, settings.client_timeout_s), spans,
     )  # fmt: skip
-    new_fast_path = partial(
-        FastPath, hits, access, services.prefetch.note, metrics,
-        clock=resources.clock, domains=settings.domain, spans=spans,
-        heads_bytes=resources.shares.heads_bytes // settings.workers,
+    fast_path = FastPath(
+        hits, access, services.prefetch.note, metrics, handler.access_log,
+        clock=resources.clock, domains=settings.domain, heads_bytes=resources.shares.heads_bytes, spans=spans,
     )  # fmt: skip
     server = S3Server(
-        handler, new_fast_path,
+        handler, fast_path,
         connections_max=resources.descriptors.clients, turned_away_max=resources.descriptors.turned_away,
         client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
     )  # fmt: skip

@@ -19,7 +19,6 @@ from tests.bench.targets import (
     S3FS,
     SIGV4,
     STATIC,
-    TWO_LOOPS,
     Direct,
     Target,
 )
@@ -28,8 +27,6 @@ from tests.bench.world import PROBE, RANGE_BYTES, World
 Run = Callable[[World, Target], Took]
 
 _OVER_HTTP = (OUTRIDER, DIRECT, RCLONE, NGINX_CACHE, JUICEFS, STATIC)
-# Many connections, which two loops can share.
-_MANY = (OUTRIDER, TWO_LOOPS, *_OVER_HTTP[1:])
 _COLD = (OUTRIDER, DIRECT, RCLONE, NGINX_CACHE, JUICEFS)
 _RANGES = 4096
 _SEED = 11
@@ -192,13 +189,13 @@ def _big(world: World) -> list[str]:
 
 LOADS = (
     Load("stream-1", "big warm object, 1 stream (curl)", "mb_s", (*_OVER_HTTP, S3FS), STATIC, _streams(1), _big, 3),
-    Load("stream-8", "big warm object, 8 streams (curl)", "mb_s", (*_MANY, S3FS), STATIC, _streams(8), _big, 3),
+    Load("stream-8", "big warm object, 8 streams (curl)", "mb_s", (*_OVER_HTTP, S3FS), STATIC, _streams(8), _big, 3),
     Load("sink-1", "big warm object, 1 stream (nothing copied)", "mb_s", _OVER_HTTP, STATIC, _sinks(1), _big, 3),
-    Load("sink-8", "big warm object, 8 streams (nothing copied)", "mb_s", _MANY, STATIC, _sinks(8), _big, 3),
-    Load("range-16", "64 KiB ranges, 16 connections (wrk)", "req_s", (*_MANY, SIGV4), STATIC, _ranges(16), _big),
-    Load("range-64", "64 KiB ranges, 64 connections (wrk)", "req_s", (*_MANY, SIGV4), STATIC, _ranges(64), _big),
+    Load("sink-8", "big warm object, 8 streams (nothing copied)", "mb_s", _OVER_HTTP, STATIC, _sinks(8), _big, 3),
+    Load("range-16", "64 KiB ranges, 16 connections (wrk)", "req_s", (*_OVER_HTTP, SIGV4), STATIC, _ranges(16), _big),
+    Load("range-64", "64 KiB ranges, 64 connections (wrk)", "req_s", (*_OVER_HTTP, SIGV4), STATIC, _ranges(64), _big),
     Load(
-        "small-warm", "whole small objects, warm, 16 connections (wrk)", "req_s", _MANY, STATIC, _small_warm,
+        "small-warm", "whole small objects, warm, 16 connections (wrk)", "req_s", _OVER_HTTP, STATIC, _small_warm,
         lambda world: world.smalls,
     ),
     Load("small-cold", "whole small objects, first pass, 8 threads", "req_s", _COLD, DIRECT, _small_cold),

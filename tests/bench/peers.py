@@ -18,7 +18,6 @@ from tests.bench.targets import (
     Direct,
     Outrider,
     OutriderSigV4,
-    OutriderTwoLoops,
     Target,
     lacks_program,
 )
@@ -261,5 +260,5 @@ class S3fs(Mount):
 
 
 ALL: tuple[type[Target], ...] = (
-    Outrider, OutriderTwoLoops, OutriderSigV4, Direct, Rclone, NginxCache, JuiceFS, S3fs, NginxStatic
+    Outrider, OutriderSigV4, Direct, Rclone, NginxCache, JuiceFS, S3fs, NginxStatic
 )  # fmt: skip

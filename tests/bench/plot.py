@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.bench.targets import DIRECT, OUTRIDER, SIGV4, STATIC, TWO_LOOPS
+from tests.bench.targets import DIRECT, OUTRIDER, SIGV4, STATIC
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 3
 _UNITS = {"mb_s": ("MB/s", 1.0), "req_s": ("requests/s", 1.0), "p50_s": ("ms, less is better", 1e3)}
-_COLOURS = {OUTRIDER: "#d1495b", TWO_LOOPS: "#e39aa5", SIGV4: "#e39aa5", STATIC: "#8d99ae", DIRECT: "#8d99ae"}
+_COLOURS = {OUTRIDER: "#d1495b", SIGV4: "#e39aa5", STATIC: "#8d99ae", DIRECT: "#8d99ae"}
 _PEER = "#30638e"
 
 

@@ -19,7 +19,7 @@ from tests.support.proxy import serving_environment
 READY_DEADLINE_S = 60.0
 _PRESIGNED_S = 86_400
 # Names to which goals and tables refer.
-OUTRIDER, TWO_LOOPS, SIGV4 = "Outrider", "Outrider, 2 workers", "Outrider, sigv4"
+OUTRIDER, SIGV4 = "Outrider", "Outrider, sigv4"
 DIRECT, STATIC = "direct", "nginx static"
 RCLONE, NGINX_CACHE, JUICEFS, S3FS = "rclone serve s3", "nginx proxy_cache", "JuiceFS gateway", "s3fs mount"
 
@@ -158,13 +158,6 @@ class Outrider(Target):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/status", timeout=5) as answer:
             told: dict[str, object] = json.load(answer)
             return told
-
-
-class OutriderTwoLoops(Outrider):
-    name, slug = TWO_LOOPS, "outrider-2-workers"
-
-    def argv(self) -> list[str | Path]:
-        return [*super().argv(), "--workers", "2"]
 
 
 class OutriderSigV4(Outrider):

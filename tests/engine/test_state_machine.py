@@ -297,8 +297,8 @@ class OneVersion(RuleBasedStateMachine):
         self.act(reads())
 
     @rule(key=keys, start=starts, steps=st.integers(0, 30), readers=st.integers(0, 2))
-    def a_worker_hits(self, key: str, start: int | None, steps: int, readers: int) -> None:
-        """A worker's loop looks up a hit, takes a lease, and reads later. Anything may happen here in between."""
+    def a_client_hits(self, key: str, start: int | None, steps: int, readers: int) -> None:
+        """The fast path looks up a hit, takes a lease, and reads later. Anything may happen here in between."""
 
         async def hit() -> None:
             for _ in range(steps):

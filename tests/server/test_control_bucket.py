@@ -190,17 +190,6 @@ def test_a_plan_may_come_in_chunks_over_https(bucket: Bucket, certificate: Certi
         assert plans.urls == READS
 
 
-def test_with_more_loops_a_plan_reaches_the_one_planner(bucket: Bucket) -> None:
-    with Proxy(bucket, workers=3) as proxy:
-        plans = record_plans_of(proxy)
-        for number in range(4):
-            s3 = s3_client(proxy.endpoint)
-            s3.put_object(Bucket="_outrider", Key=f"plan/{number}", Body=b'{"reads": ["s3://bkt/k"]}')
-            assert s3.list_objects_v2(Bucket="_outrider", Prefix="plan/")["KeyCount"] == number + 1
-            s3.close()
-        assert plans.pieces == [Piece("127.0.0.1", ("s3://bkt/k",), 0, None)] * 4
-
-
 def test_a_list_shows_all_objects_of_the_control_bucket(proxy: Proxy) -> None:
     s3 = proxy.client()
     for name in ("list/a", "list/b&<ü", "other"):

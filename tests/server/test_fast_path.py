@@ -6,7 +6,6 @@ One connection may change from one path to the other at any request.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import logging
 import os
 import signal
@@ -16,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,6 @@ from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.http.access import Who
 from outrider.http.s3 import connection as connection_module
 from outrider.http.s3 import fast_path, hit_reply
-from outrider.http.s3 import server as server_module
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.slow_path_handoff import Begun, ColdHit, Recognised
 from outrider.http.wire.sender import SocketSender
@@ -335,35 +333,6 @@ def test_the_shortest_way_leaves_folders_alone(watched: Watched, monkeypatch: py
     for subject.is_folder in (True, False):
         assert watched.ask("GET", f"/{NAME}/b")[0].body == OBJECTS["b"]
     assert answered == [None, True]
-
-
-@pytest.mark.parametrize("is_apart", [False, True])
-def test_a_hit_of_another_thread_holds_a_lease_until_it_is_sent(
-    watched: Watched, is_apart: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, path = watched.proxy.outrider.store, watched.proxy.outrider.server.fast_path
-    leases: list[int] = []
-    send = SocketSender.send_parts_now
-
-    def noted(self: SocketSender, *parts: Any) -> int:
-        leases.append(store.leases())
-        return send(self, *parts)
-
-    monkeypatch.setattr(path, "_is_apart", is_apart)
-    monkeypatch.setattr(SocketSender, "send_parts_now", noted)
-    for _ in range(2):
-        assert watched.ask("GET", f"/{NAME}/b")[0].body == OBJECTS["b"]
-    assert leases[-1] == int(is_apart)
-    watched.proxy.settle()
-    assert store.leases() == 0
-
-
-def test_workers_answer_apart_from_the_store(bucket: Bucket) -> None:
-    with Proxy(bucket, workers=2) as proxy:
-        server = proxy.outrider.server
-        assert server.workers is not None
-        assert not server.fast_path._is_apart
-        assert all(worker.fast_path._is_apart for worker in server.workers._workers)
 
 
 def signed(keys: Keys, method: str, target: str, headers: Headers = ()) -> Headers:
@@ -1011,35 +980,6 @@ def test_a_stop_waits_for_requests_that_wait_for_the_disk(cold: Cold) -> None:
         assert waiting.read_answer().body == OBJECTS["a"]
 
 
-def test_a_stop_waits_for_requests_that_a_worker_hands_over_meanwhile(
-    cold: Cold, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_module, "_LOOK_AGAIN_S", 0.0)
-    with cold() as (watched, readers), ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        client = stack.enter_context(socket.create_connection(listener.getsockname()))
-        theirs, _ = listener.accept()
-        theirs.setblocking(False)
-        server = watched.proxy.outrider.server
-
-        async def drain() -> None:
-            server.pre_shutdown()
-            server.take(theirs, request("GET", f"/{NAME}/a"))
-            idle = asyncio.ensure_future(server.idle())
-            while not readers.asked.is_set():
-                await asyncio.sleep(0)
-                assert not idle.done()
-            await some_loop_iterations()
-            assert not idle.done()
-            readers.open.set()
-            await idle
-
-        watched.proxy.on_loop(drain)
-        answer = stack.enter_context(http.client.HTTPResponse(client))
-        answer.begin()
-        assert answer.read() == OBJECTS["a"]
-
-
 def test_a_connection_that_waits_for_the_disk_does_not_count_as_idle(cold: Cold) -> None:
     with cold(client_idle_s=0.4) as (watched, readers), watched.connect() as waiting:
         waiting.send(request("GET", f"/{NAME}/a"))
@@ -1084,75 +1024,6 @@ def test_a_client_that_leaves_while_the_disk_is_waited_for_leaves_nothing_behind
         assert watched.seen == ["cold"]
         assert watched.ask("GET", f"/{NAME}/a")[0].body == OBJECTS["a"]
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
-
-
-def test_a_worker_sends_requests_that_wait_for_the_disk_to_the_engine(cold: Cold) -> None:
-    with cold(workers=2) as (watched, readers), ExitStack() as stack:
-        clients = [stack.enter_context(RawConnection(watched.proxy.address)) for _ in range(4)]
-        for client in clients:
-            client.send(request("GET", f"/{NAME}/a"))
-        assert readers.asked.wait(60)
-        readers.open.set()
-        assert [client.read_answer().body for client in clients] == [OBJECTS["a"]] * 4
-
-
-def test_a_connection_that_waits_for_the_disk_each_time_stays_with_the_engine(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        page_cold(bucket, monkeypatch, workers=2) as (watched, readers),
-        RawConnection(watched.proxy.address) as client,
-    ):
-        workers = watched.proxy.outrider.server.workers
-        assert workers is not None
-        lent: list[socket.socket] = []
-        monkeypatch.setattr(workers, "lend_out", lent.append)
-        for _ in range(20):
-            readers.open.clear()
-            readers.asked.clear()
-            client.send(request("GET", f"/{NAME}/a"))
-            assert readers.asked.wait(60)
-            readers.open.set()
-            assert client.read_answer().body == OBJECTS["a"]
-        assert not lent
-
-
-def test_a_connection_whose_blocks_are_verified_each_time_stays_with_the_engine(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker would send it back at the next block. Nor does a worker touch the store."""
-    with watched_proxy(bucket, workers=2) as watched, RawConnection(watched.proxy.address) as client:
-        outrider = watched.proxy.outrider
-        (key,) = outrider.store.present()
-        assert outrider.server.workers is not None
-        lent: list[socket.socket] = []
-        monkeypatch.setattr(outrider.server.workers, "lend_out", lent.append)
-        for _ in range(20):
-            as_at_the_start(watched, key)
-            client.send(request("GET", f"/{NAME}/a"))
-            assert client.read_answer().body == OBJECTS["a"]
-        assert not lent
-
-
-def test_a_worker_verifies_no_block(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with watched_proxy(bucket, workers=2) as watched, RawConnection(watched.proxy.address) as client:
-        store, threads = watched.proxy.outrider.store, set[str]()
-        (key,) = store.present()
-        for _ in range(40):
-            client.send(request("GET", f"/{NAME}/a"))
-            assert client.read_answer().body == OBJECTS["a"]
-
-        def spied(act: Callable[[BlockKey], Any], block: BlockKey) -> Any:
-            threads.add(threading.current_thread().name)
-            return act(block)
-
-        for name in ("verify_at_once", "prepare"):
-            monkeypatch.setattr(store, name, partial(spied, getattr(store, name)))
-        as_at_the_start(watched, key)
-        client.send(request("GET", f"/{NAME}/a"))
-        assert client.read_answer().body == OBJECTS["a"]
-        assert watched.proxy._thread is not None
-        assert threads == {watched.proxy._thread.name}
 
 
 def test_pages_that_come_late_do_not_affect_the_next_request(cold: Cold) -> None:

@@ -65,8 +65,7 @@ def _has_ipv6() -> bool:
     return True
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_all_addresses_are_those_of_both_families(bucket: Bucket, tmp_path: Path, workers: int) -> None:
+def test_all_addresses_are_those_of_both_families(bucket: Bucket, tmp_path: Path) -> None:
     """A pod's address may be of either."""
     (tmp_path / "clients.toml").write_text('[[client]]\naccess_key = "A"\nsecret_key = "B"\n')
     told: dict[str, Any] = {
@@ -76,12 +75,20 @@ def test_all_addresses_are_those_of_both_families(bucket: Bucket, tmp_path: Path
         "clients": str(tmp_path / "clients.toml"),
     }
     hosts = ["127.0.0.1", *(["::1"] if _has_ipv6() else [])]
-    with logged("outrider") as seen, Proxy(bucket, **told, admin_token="open sesame", workers=workers) as running:
+    with logged("outrider") as seen, Proxy(bucket, **told, admin_token="open sesame") as running:
         ports = [int(address.rpartition(":")[2]) for address in (running.outrider.listen, running.outrider.admin)]
         for host in hosts:
             assert [ask((host, port), "GET", "/healthz").status for port in ports] == [403, 200]
     # Not ::ffff:127.0.0.1: a log of one family stays as it was.
     assert {vars(record)["address"] for record in seen if "address" in vars(record)} == set(hosts)
+
+
+def test_a_retired_setting_is_one_warning_and_no_more(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("workers = 2\n")
+    with ServedProxy(bucket, tmp_path, workers="4", config=str(tmp_path / "settings.toml")) as proxy:
+        proxy.settle()
+    warnings = [line for line in proxy.lines() if line["level"] in ("warning", "error")]
+    assert [(line["event"], line["setting"]) for line in warnings] == [("retired setting ignored", "workers")]
 
 
 def test_a_cache_directory_that_cannot_be_written_is_refused(bucket: Bucket, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.bucket import Bucket
@@ -47,11 +47,10 @@ def objects(bucket: Bucket) -> None:
     client.close()
 
 
-@pytest.fixture(params=["1", "2"])
-def proxy(bucket: Bucket, request: pytest.FixtureRequest) -> Iterator[Proxy]:
-    """With one loop, and with two."""
+@pytest.fixture
+def proxy(bucket: Bucket) -> Iterator[Proxy]:
     # No HEAD for a checksum comes between two looks at a count.
-    with Proxy(bucket, freshness="immutable", workers=request.param, verify_origin="off") as running:
+    with Proxy(bucket, freshness="immutable", verify_origin="off") as running:
         yield running
 
 
@@ -66,8 +65,7 @@ def reader(proxy: Proxy, dataset: str) -> dict[str, Any]:
 
 
 def counted(proxy: Proxy, dataset: str, requests: int) -> dict[str, Any]:
-    """The status of its reader, once this many of its requests are counted: an answer is counted after it was sent, in
-    a thread of its own."""
+    """The status of its reader, once this many of its requests are counted: an answer is counted after it was sent."""
     give_up_at = time.monotonic() + 60
     while (found := reader(proxy, dataset))["requests"] < requests:
         assert time.monotonic() < give_up_at
@@ -108,41 +106,6 @@ def test_a_pause_between_requests_counts_as_the_readers_pause(proxy: Proxy, monk
         assert after(5000.0, 4)["away_s"] - found["away_s"] < 61, "an idle connection counts for little"
 
 
-class Span(float):
-    """A number of seconds that calls `look` in the moment in which it is added to a count: another thread may read the
-    count then."""
-
-    look: Callable[[], None]
-
-    def __radd__(self, other: float) -> float:
-        self.look()
-        return other + float(self)
-
-
-class Moment(float):
-    def __sub__(self, other: float) -> Span:
-        return Span(float(self) - other)
-
-
-def test_a_hit_that_is_read_while_it_is_counted_is_reported_whole(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Proxy(bucket, freshness="immutable") as proxy, RawConnection(proxy.address) as connection:
-        for _ in range(2):
-            connection.ask("GET", f"/{NAME}/small-000.tar")
-            proxy.settle()
-        before = counted(proxy, "small-{}.tar", 2)
-        clock = MovedClock(monkeypatch)
-        clock.push(20.0)
-        monkeypatch.setattr(Span, "look", lambda _: proxy.outrider.metrics.add_up(), raising=False)
-        monkeypatch.setattr(time, "perf_counter", lambda: Moment(clock()))
-        connection.ask("GET", f"/{NAME}/small-000.tar")
-        proxy.settle()
-        after = counted(proxy, "small-{}.tar", 3)
-    assert after["away_s"] - before["away_s"] >= 20.0
-    assert after["hits"] - before["hits"] == 1
-
-
 class Pauses:
     """The senders' waits for a full socket. The next one after `arm` is long: the clock moves within it."""
 
@@ -180,10 +143,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
 def test_a_full_socket_counts_as_the_readers_pause(proxy: Proxy, pauses: Pauses, *, warm: bool) -> None:
     before: dict[str, Any] = {"away_s": 0.0, "wait_s": 0.0, "requests": 0}
     with RawConnection(proxy.address) as connection:
-        # Where there is a worker, it has the connection after these.
-        for _ in range(12):
-            connection.ask("GET", f"/{NAME}/small-000.tar")
-            proxy.settle()
         if warm:
             ask(proxy.address, "GET", f"/{NAME}/large-001.tar")
             before = counted(proxy, "large-{}.tar", 1)

@@ -229,10 +229,6 @@ async def settled(running: Outrider) -> None:
     """Returns once no request and no fill is under way; called on the loop of the proxy."""
     async with asyncio.timeout(START_DEADLINE_S):
         await _some_loop_iterations()
-        # A worker counts a hit after its last byte, so a client that has this byte must wait for the worker's
-        # next iteration.
-        for worker in running.server.workers._workers if running.server.workers is not None else ():
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_some_loop_iterations(), worker._loop))
         store = running.store
         while len(running.flights) or running.server.handler.in_flight or store._leaving or store.work._cleaning:
             await running.server.handler.idle()

@@ -81,10 +81,9 @@ def test_an_origin_that_breaks_off_is_a_broken_connection(proxy: Proxy, version:
             trials.record("load", f"a listing that breaks off, {version}", "a broken connection")
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("still_there", [True, False], ids=["in the bucket too", "nowhere else"])
 def test_a_block_file_that_is_cut_while_it_is_sent_gives_no_wrong_byte(
-    bucket: Bucket, workers: int, still_there: bool, trials: Trials
+    bucket: Bucket, still_there: bool, trials: Trials
 ) -> None:
     """Only the proxy may write to that file. A body that loses its bytes gets them from the bucket, or breaks
     visibly."""
@@ -92,12 +91,12 @@ def test_a_block_file_that_is_cut_while_it_is_sent_gives_no_wrong_byte(
     bucket.make_bucket("cut")
     client = bucket.client()
     client.put_object(Bucket="cut", Key="large", Body=data)
-    with Proxy(bucket, workers=workers, freshness="immutable", block_size="32MiB") as proxy:
+    with Proxy(bucket, freshness="immutable", block_size="32MiB") as proxy:
         assert ask(proxy.address, "GET", "/cut/large").body == data
         proxy.settle()
         with contextlib.ExitStack() as stack:
             heads = []
-            for reader in [stack.enter_context(RawConnection(proxy.address)) for _ in range(2 * workers)]:
+            for reader in [stack.enter_context(RawConnection(proxy.address)) for _ in range(2)]:
                 reader.send(request("GET", "/cut/large"))
                 heads.append(stack.enter_context(reader.read_head()))
                 assert heads[-1].read(1000) == data[:1000]
@@ -133,10 +132,9 @@ def read_on(head: http.client.HTTPResponse, expected: bytes) -> None:
         raise http.client.IncompleteRead(b"", head.length)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("cold", [True, False], ids=["cold", "hits"])
 def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
-    bucket: Bucket, workers: int, cold: bool, trials: Trials, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, cold: bool, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a bug of ours leads there. Without the guard the client would take the next reply for the rest of this
     body."""
@@ -164,24 +162,23 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
                 if not left:
                     return
 
-    with Proxy(bucket, workers=workers, freshness="immutable") as proxy:
+    with Proxy(bucket, freshness="immutable") as proxy:
         if not cold:
             assert ask(proxy.address, "GET", "/cut/mistaken").body == data
             proxy.settle()
         monkeypatch.setattr(ObjectReads, "_body", early)
         with contextlib.ExitStack() as stack:
-            readers = [stack.enter_context(RawConnection(proxy.address)) for _ in range(2 * workers)]
+            readers = [stack.enter_context(RawConnection(proxy.address)) for _ in range(2)]
             for reader in readers:
                 reader.send(request("GET", "/cut/mistaken"))
             for reader in readers:
                 with pytest.raises((http.client.IncompleteRead, ConnectionError)):
                     read_on(stack.enter_context(reader.read_head()), data)
-        trials.record("load", "a body that ends early by our mistake", "a broken connection", times=2 * workers)
+        trials.record("load", "a body that ends early by our mistake", "a broken connection", times=2)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 def test_a_reply_whose_rest_we_fail_to_begin_is_a_broken_connection(
-    bucket: Bucket, workers: int, trials: Trials, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As above. The client must not take an error reply for the rest of the body."""
     data = ramp(24 * 1024 * 1024)
@@ -193,13 +190,13 @@ def test_a_reply_whose_rest_we_fail_to_begin_is_a_broken_connection(
     def mistaken(self: ObjectReads, version: ObjectVersion, extent: Extent, since: int) -> NoReturn:
         raise LookupError("our mistake")
 
-    with Proxy(bucket, workers=workers, freshness="immutable") as proxy:
+    with Proxy(bucket, freshness="immutable") as proxy:
         assert ask(proxy.address, "GET", "/cut/unresumed").body == data
         proxy.settle()
         counted = proxy.metric("outrider_requests_total", op="get")
         with monkeypatch.context() as changed, contextlib.ExitStack() as stack:
             changed.setattr(ObjectReads, "resume", mistaken)
-            readers = [stack.enter_context(RawConnection(proxy.address)) for _ in range(2 * workers)]
+            readers = [stack.enter_context(RawConnection(proxy.address)) for _ in range(2)]
             for reader in readers:
                 reader.send(request("GET", "/cut/unresumed"))
             for reader in readers:
@@ -209,4 +206,4 @@ def test_a_reply_whose_rest_we_fail_to_begin_is_a_broken_connection(
             proxy.settle()
         assert proxy.metric("outrider_requests_total", op="bad") == 0
         assert proxy.metric("outrider_requests_total", op="get") == counted + len(readers)
-        trials.record("load", "a reply that fails halfway by our mistake", "a broken connection", times=2 * workers)
+        trials.record("load", "a reply that fails halfway by our mistake", "a broken connection", times=2)

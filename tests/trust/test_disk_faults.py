@@ -123,14 +123,12 @@ def test_reads_go_on_while_the_disk_fails_and_a_healed_disk_is_used_again(
             proxy.start()
 
 
-@pytest.mark.parametrize("doors", ["one loop", "workers"])
 def test_clients_do_not_notice_disk_errors_that_strike_now_and_then(
-    doors: str, bucket: Bucket, shelf: Shelf, trials: Trials
+    bucket: Bucket, shelf: Shelf, trials: Trials
 ) -> None:
-    chance = random.Random(doors)
-    settings = {"workers": 3} if doors == "workers" else {}
+    chance = random.Random("now and then")
     small = str(12 * (BLOCK_BYTES + PAGE_BYTES))
-    with proxy_of(bucket, cache_size=small, **settings) as proxy, SickDisk(proxy.cache_dir) as sick:
+    with proxy_of(bucket, cache_size=small) as proxy, SickDisk(proxy.cache_dir) as sick:
         sick.chance, sick.probability = chance, 0.1
         for _ in range(rounds(2)):
             sick.fail(*ILLS["errors on all"])
@@ -144,12 +142,12 @@ def test_clients_do_not_notice_disk_errors_that_strike_now_and_then(
 # -- in the middle of a hit ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["one loop", "workers", "tls"])
+@pytest.fixture(params=["sendfile", "tls"])
 def doors(request: pytest.FixtureRequest, certificate: Certificate) -> dict[str, Any]:
-    """The ways a body is sent: by the engine's loop, by a worker's loop, or read into memory and sent through TLS."""
+    """The ways a body is sent: by the kernel, or read into memory and sent through TLS."""
     if request.param == "tls":
         return {"tls_cert": certificate.chain, "tls_key": certificate.key}
-    return {"workers": 3} if request.param == "workers" else {}
+    return {}
 
 
 def test_bytes_that_the_disk_fails_to_give_in_mid_hit_come_from_the_origin(
@@ -163,29 +161,24 @@ def test_bytes_that_the_disk_fails_to_give_in_mid_hit_come_from_the_origin(
         verify = str(certificate.authority) if "tls_cert" in doors else True
 
         def read_from(start: int) -> tuple[str, bytes]:
-            # Each read has a connection of its own. With workers, one of them gets it, because the first connection
-            # idles at the engine.
             with closing(s3_client(proxy.endpoint, verify=verify)) as client:
                 answer = client.get_object(Bucket=shelf.name, Key="0", Range=f"bytes={start}-")
                 body = answer["Body"].read()
-                loads = [] if proxy.outrider.server.workers is None else proxy.outrider.server.workers.loads()
-            assert sum(loads) == (1 if loads else 0) or start == 0
             return answer["ResponseMetadata"]["HTTPHeaders"]["x-cache"], body
 
-        with RawConnection(proxy.address):
-            for _ in range(rounds(3)):
-                for _ in range(2):
-                    assert read_from(0)[1] == data
-                    proxy.settle()
-                from_origin = proxy.metric("outrider_served_bytes_total", source="origin")
-                sick.after_bytes = PAGE_BYTES + chance.randrange(4 * 1024 * KIB)
-                sick.fail(["send"] if "tls_cert" not in doors else ["pread"], errno.EIO)
-                start = chance.randrange(1, len(data))
-                assert read_from(start) == ("HIT", data[start:])
+        for _ in range(rounds(3)):
+            for _ in range(2):
+                assert read_from(0)[1] == data
                 proxy.settle()
-                assert proxy.metric("outrider_served_bytes_total", source="origin") > from_origin
-                sick.heal()
-                trials.record("disk", "errors in the middle of a hit", RIGHT)
+            from_origin = proxy.metric("outrider_served_bytes_total", source="origin")
+            sick.after_bytes = PAGE_BYTES + chance.randrange(4 * 1024 * KIB)
+            sick.fail(["send"] if "tls_cert" not in doors else ["pread"], errno.EIO)
+            start = chance.randrange(1, len(data))
+            assert read_from(start) == ("HIT", data[start:])
+            proxy.settle()
+            assert proxy.metric("outrider_served_bytes_total", source="origin") > from_origin
+            sick.heal()
+            trials.record("disk", "errors in the middle of a hit", RIGHT)
 
 
 def test_a_disk_error_in_mid_hit_cuts_the_reply_when_the_version_is_gone(bucket: Bucket, trials: Trials) -> None:

@@ -163,7 +163,7 @@ async def gone(proxy: ServedProxy, before: Vitals) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("flags", [{}, {"workers": "3"}, {"cache_size": "0"}], ids=["kept", "workers", "relayed"])
+@pytest.mark.parametrize("flags", [{}, {"cache_size": "0"}], ids=["kept", "relayed"])
 async def test_clients_that_hang_up_in_mid_body_leave_no_resource_behind(
     bucket: Bucket, tmp_path: Path, trials: Trials, flags: dict[str, str]
 ) -> None:
@@ -172,7 +172,7 @@ async def test_clients_that_hang_up_in_mid_body_leave_no_resource_behind(
         # The first clients pay for threads, pools and caches, which are made once.
         await _hang_up(proxy.address, 50)
         proxy.settle()
-        # From here on all blocks are cached, where there is room, and workers send the bodies.
+        # From here on all blocks are cached, where there is room.
         assert ask(proxy.address, "GET", f"/{NAME}/large").body == LARGE
         proxy.settle()
         before = Vitals.of(proxy)
@@ -208,10 +208,9 @@ async def _hang_up(address: tuple[str, int], count: int) -> None:
 # -- too many connections -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_more_connections_than_allowed_are_asked_to_slow_down(bucket: Bucket, workers: int, trials: Trials) -> None:
+def test_more_connections_than_allowed_are_asked_to_slow_down(bucket: Bucket, trials: Trials) -> None:
     with contextlib.ExitStack() as open_ones:
-        proxy = open_ones.enter_context(Proxy(bucket, max_connections=10, workers=workers))
+        proxy = open_ones.enter_context(Proxy(bucket, max_connections=10))
         ask(proxy.address, "GET", f"/{NAME}/small")
         proxy.settle()
         _connected(proxy, 0)
@@ -358,13 +357,12 @@ def test_an_upload_that_trickles_in_is_cut_and_not_stored(impatient: Proxy, buck
     trials.record("load", "an upload that trickles in", "400 RequestTimeout")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_connection_that_idles_is_closed(bucket: Bucket, workers: int) -> None:
-    with Proxy(bucket, workers=workers, client_idle_s=1.0, freshness="immutable") as proxy:
+def test_a_connection_that_idles_is_closed(bucket: Bucket) -> None:
+    with Proxy(bucket, client_idle_s=1.0, freshness="immutable") as proxy:
         ask(proxy.address, "GET", f"/{NAME}/small")
         proxy.settle()
         connections = []
-        for number in range(2 * workers):
+        for number in range(2):
             connections.append(RawConnection(proxy.address))
             if number:  # the first sends no request; the others do at once, since each idles from its beginning on
                 assert connections[-1].ask("GET", f"/{NAME}/small").body == SMALL

@@ -30,7 +30,7 @@ OBJECTS = 30
 BODY = bytes(range(250)) * 400
 # Far more than any of these requests takes. Before, some took as long as their client would wait.
 HANG_S = 30.0
-LIMITS = [(96, "1"), (96, "4")] + ([(64, "1"), (128, "1"), (256, "1")] if SCALE > 1 else [])
+LIMITS = [96, *([64, 128, 256] if SCALE > 1 else [])]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,9 +42,9 @@ def objects(bucket: Bucket) -> None:
     client.close()
 
 
-def limited(bucket: Bucket, directory: Path, open_files: int, **flags: str) -> ServedProxy:
+def limited(bucket: Bucket, directory: Path, open_files: int) -> ServedProxy:
     """A proxy whose limit on open files is set before it starts."""
-    proxy = ServedProxy(bucket, directory, **flags)
+    proxy = ServedProxy(bucket, directory)
     proxy.argv = ["/bin/sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh", *proxy.argv]
     proxy.forked = False
     return proxy
@@ -62,12 +62,10 @@ def outcome(connection: RawConnection, key: int) -> str:
     return "the right bytes" if answer.status == 200 else "503"
 
 
-@pytest.mark.parametrize(("open_files", "workers"), LIMITS)
-def test_of_fifty_clients_none_waits_in_vain(
-    bucket: Bucket, tmp_path: Path, trials: Trials, open_files: int, workers: str
-) -> None:
+@pytest.mark.parametrize("open_files", LIMITS)
+def test_of_fifty_clients_none_waits_in_vain(bucket: Bucket, tmp_path: Path, trials: Trials, open_files: int) -> None:
     """Each client holds its connection until all have asked; some objects are cold, some hits."""
-    with limited(bucket, tmp_path, open_files, workers=workers) as proxy:
+    with limited(bucket, tmp_path, open_files) as proxy:
         for key in range(3):
             assert ask(proxy.address, "GET", f"/{NAME}/{key}").body == BODY
         asked = threading.Barrier(CLIENTS)
@@ -96,12 +94,9 @@ def test_of_fifty_clients_none_waits_in_vain(
         assert [line for line in proxy.lines() if line["level"] in ("warning", "error")] == []
 
 
-@pytest.mark.parametrize("workers", ["1", "4"])
-def test_a_client_for_whom_no_descriptor_is_left_is_cut(
-    bucket: Bucket, tmp_path: Path, trials: Trials, workers: str
-) -> None:
+def test_a_client_for_whom_no_descriptor_is_left_is_cut(bucket: Bucket, tmp_path: Path, trials: Trials) -> None:
     """Others may take the descriptors that the budget counts on: the limit is lowered while the proxy runs."""
-    with ServedProxy(bucket, tmp_path, workers=workers) as proxy:
+    with ServedProxy(bucket, tmp_path) as proxy:
         assert ask(proxy.address, "GET", f"/{NAME}/0").body == BODY
         proxy.settle()
         soft, hard = resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE)

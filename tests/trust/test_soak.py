@@ -229,7 +229,7 @@ async def test_a_mixed_day_in_bad_weather_leaves_nothing_behind(
 ) -> None:
     simulator.weather.seed = SEED
     simulator.weather.faults = weather()
-    flags = {"cache_size": CACHE_SIZE, "block_size": "1MiB", "workers": "2"}
+    flags = {"cache_size": CACHE_SIZE, "block_size": "1MiB"}
     proxy = ServedProxy(bucket, tmp_path, simulator.endpoint, **flags)
     proxy.forked = False  # its memory is measured
     with proxy:

@@ -35,7 +35,6 @@ MIB = 1024 * 1024
 NAME = "stops"
 DATA = ramp(20 * MIB)
 TARGET = f"/{NAME}/large"
-WORKERS = pytest.mark.parametrize("workers", ["1", "3"])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,11 +81,8 @@ def readiness(proxy: ServedProxy) -> int:
         return 0
 
 
-@WORKERS
-def test_requests_under_way_end_whole_and_the_next_start_hits(
-    bucket: Bucket, tmp_path: Path, trials: Trials, workers: str
-) -> None:
-    with served(bucket, tmp_path, workers=workers) as proxy:
+def test_requests_under_way_end_whole_and_the_next_start_hits(bucket: Bucket, tmp_path: Path, trials: Trials) -> None:
+    with served(bucket, tmp_path) as proxy:
         assert ask(proxy.address, "GET", TARGET).body == DATA
         proxy.settle()
         for _ in range(rounds(1)):
@@ -116,13 +112,12 @@ def test_requests_under_way_end_whole_and_the_next_start_hits(
             assert ask(proxy.address, "GET", f"/{NAME}/ends").body == b"ends"
 
 
-@WORKERS
 @pytest.mark.parametrize("how", ["the grace ends", "a second SIGTERM"])
 def test_requests_that_do_not_end_in_time_are_cut_visibly(
-    bucket: Bucket, simulator: Simulator, tmp_path: Path, trials: Trials, workers: str, how: str
+    bucket: Bucket, simulator: Simulator, tmp_path: Path, trials: Trials, how: str
 ) -> None:
     drain_s = 0.2 if how == "the grace ends" else 3600.0
-    with served(bucket, tmp_path, simulator.endpoint, drain_s, workers=workers) as proxy:
+    with served(bucket, tmp_path, simulator.endpoint, drain_s) as proxy:
         assert ask(proxy.address, "GET", TARGET).body == DATA
         proxy.settle()
         for number in range(rounds(1)):
@@ -131,8 +126,7 @@ def test_requests_that_do_not_end_in_time_are_cut_visibly(
             direct.close()
             simulator.weather.faults = [Fault(FaultKind.STALL, path_contains="cold")]
             with contextlib.ExitStack() as open_ones:
-                # Four bodies come from the disk, sent off all loops. One comes from the origin, which is silent. One
-                # write does not end.
+                # Four bodies come from the disk. One comes from the origin, which is silent. One write does not end.
                 warm = [begun_read(proxy, open_ones) for _ in range(4)]
                 cold = open_ones.enter_context(RawConnection(proxy.address))
                 cold.send(request("GET", f"/{NAME}/cold-{number}"))

@@ -46,6 +46,16 @@ def test_the_file_can_be_named_by_the_environment_and_a_flag_names_another(tmp_p
     assert load({}, other, {"OUTRIDER_CONFIG": str(one)}).fills == 2
 
 
+@pytest.mark.parametrize("value", ["2", "nonsense"])
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_a_retired_setting_is_ignored_and_reported(source: str, value: str, tmp_path: Path) -> None:
+    environ = {"OUTRIDER_WORKERS": value} if source == "environment" else {}
+    config = file_with(tmp_path, f'workers = "{value}"\n') if source == "file" else None
+    settings = load({"workers": value if source == "flag" else None, "fills": 3}, config, environ)
+    assert (settings.retired, settings.fills) == (("workers",), 3)
+    assert load({"fills": 3}, None, {}).retired == ()
+
+
 def test_variables_that_kubernetes_makes_for_services_are_no_settings() -> None:
     made = {
         "OUTRIDER_SERVICE_HOST": "10.0.0.7", "OUTRIDER_SERVICE_PORT": "9480", "OUTRIDER_SERVICE_PORT_S3": "9480",
@@ -95,7 +105,7 @@ def test_an_invalid_value_is_named_from_each_source(source: str, name: str, valu
     assert f"OUTRIDER_{name.upper()}" in str(refused.value)
 
 
-@pytest.mark.parametrize(("name", "value"), [("workers", 0), ("cache_dir", ""), ("admin", "")])
+@pytest.mark.parametrize(("name", "value"), [("block_size", 0), ("cache_dir", ""), ("admin", "")])
 def test_a_flag_with_an_empty_value_counts_as_given(
     name: str, value: object, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import typer
 
-from outrider.settings import Settings
+from outrider.settings import RETIRED, Settings
 
 Flags: TypeAlias = dict[str, object]
 """The values of a command's flags by the names of settings. None: not given, so environment or file may set it."""
@@ -61,12 +61,11 @@ _FLAGS: Mapping[str, _Flag] = {
     "policy": _Flag(),
     "prefetch": _Flag(),
     "verify": _Flag(),
-    "workers": _Flag("N", int),
     "traces": _Flag(kind=bool),
     "log_level": _Flag(),
     "log_format": _Flag(),
 }
-ALL = tuple(_FLAGS)
+ALL = (*_FLAGS, *sorted(RETIRED))
 
 Command = Callable[..., None]
 
@@ -97,6 +96,9 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
 
 
 def _option(name: str, kind: Any) -> inspect.Parameter:
+    if name in RETIRED:
+        option = typer.Option(hidden=True)
+        return inspect.Parameter(name, kind, default=None, annotation=Annotated[str | None, option])
     flag, field = _FLAGS[name], Settings.model_fields[name]
     # A switch has its name given, else typer would add --no-NAME.
     spelled = [f"--{name.replace('_', '-')}"] if flag.kind is bool else []

@@ -6,7 +6,7 @@ merges the sources.
 """
 
 from outrider.settings.loading import load
-from outrider.settings.model import Settings
+from outrider.settings.model import RETIRED, Settings
 from outrider.settings.values import SettingsError, Size, parse_bytes
 
-__all__ = ["Settings", "SettingsError", "Size", "load", "parse_bytes"]
+__all__ = ["RETIRED", "Settings", "SettingsError", "Size", "load", "parse_bytes"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from outrider.settings.model import RULES, Settings
+from outrider.settings.model import RETIRED, RULES, Settings
 from outrider.settings.values import SettingsError, read_toml
 
 _ENV_PREFIX = "OUTRIDER_"
@@ -22,7 +22,7 @@ _LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)
 def load(flags: Mapping[str, object], config: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
     """Settings from `flags` (None: not given), the environment and the file `config`; the first of them wins.
 
-    Errors name the flag of a setting if `flags` has its name.
+    Errors name the flag of a setting if `flags` has its name. Retired settings are left out: see `Settings.retired`.
 
     Raises:
         SettingsError: an unknown setting, or an invalid value.
@@ -31,7 +31,7 @@ def load(flags: Mapping[str, object], config: Path | None = None, environ: Mappi
     named = {name for name in environ if name.startswith(_ENV_PREFIX)}
     from_env = {name[len(_ENV_PREFIX) :].lower() for name in named - _links(named)}
     # OUTRIDER_STATUS_URL is not a setting: `outrider run` sets it, to tell its child where the admin port is.
-    unknown = sorted(from_env - set(Settings.model_fields) - {"config", "status_url"})
+    unknown = sorted(from_env - set(Settings.model_fields) - RETIRED - {"config", "status_url"})
     if unknown:
         raise SettingsError(
             "\n".join(f"{_ENV_PREFIX}{name.upper()}: no such setting. Known: {_names(Settings)}." for name in unknown)
@@ -39,13 +39,18 @@ def load(flags: Mapping[str, object], config: Path | None = None, environ: Mappi
     if config is None and "OUTRIDER_CONFIG" in environ:
         config = Path(environ["OUTRIDER_CONFIG"])
     values: dict[str, Any] = {} if config is None else read_toml(config)
-    for name in sorted(from_env & set(Settings.model_fields)):
+    for name in sorted(from_env & (set(Settings.model_fields) | RETIRED)):
         values[name] = environ[_ENV_PREFIX + name.upper()]
     values.update({name: value for name, value in flags.items() if value is not None})
+    retired = sorted(RETIRED & values.keys())
+    for name in retired:
+        del values[name]
     try:
-        return Settings(**values).check()
+        settings = Settings(**values).check()
     except ValidationError as error:
         raise SettingsError("\n".join(_line(detail, flags) for detail in error.errors())) from error
+    settings._retired = tuple(retired)
+    return settings
 
 
 def _links(names: Collection[str]) -> set[str]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, SecretStr
 
 from outrider.core.auth.grants import Client
 from outrider.core.cache.freshness import Freshness, shortest_under
@@ -60,6 +60,9 @@ RULES: Mapping[str, type[BaseModel]] = {
     "freshness_rules": FreshnessRule, "prefetch_rules": PrefetchRule, "list_cache": ListCacheRule,
 }  # fmt: skip
 
+
+RETIRED: frozenset[str] = frozenset({"workers"})
+"""Settings of earlier releases that have no effect any more. Flag, variable and file may still have them."""
 
 # On all addresses: the other members are on other machines. Each request has to be signed with the cluster's key.
 _PEER_LISTEN = "0.0.0.0:9482"
@@ -220,7 +223,6 @@ class Settings(BaseModel):
         600.0, gt=0, le=86_400, description="How long a client connection may be idle between requests."
     )
     catalog_entries: int = Field(1_000_000, ge=1, description="Objects whose version is remembered, at most.")
-    workers: int = Field(1, ge=1, le=64, description="Event loops that answer hits, each in its own thread.")
     drain_s: float = Field(30.0, ge=0, le=3600, description="How long a stop waits for requests under way.")
     price_per_gb: float = Field(
         0.0,
@@ -243,6 +245,13 @@ class Settings(BaseModel):
     log_format: Literal["json", "text"] | None = Field(
         None, description="Format of the log; default: text on a terminal, else json."
     )
+
+    _retired: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def retired(self) -> tuple[str, ...]:
+        """The `RETIRED` settings that somebody still gives; a start warns of them."""
+        return self._retired
 
     @property
     def known_clients(self) -> tuple[tuple[Client, SecretStr], ...]:
@@ -324,8 +333,6 @@ class Settings(BaseModel):
             wrong.append(f"--admin {self.admin}: off loopback it needs OUTRIDER_ADMIN_TOKEN.")
         if (self.tls_cert is None) != (self.tls_key is None):
             wrong.append("--tls-cert and --tls-key go together.")
-        if self.workers > 1 and self.tls_cert is not None:
-            wrong.append("--workers above 1 serves plain http alone: the kernel cannot send files through TLS.")
         wrong += self._wrong_about_peers()
         ahead = {self.prefetch, *(rule.prefetch for rule in self.prefetch_rules)}
         if self.policy != "epoch" and "epoch" in ahead:

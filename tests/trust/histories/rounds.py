@@ -160,6 +160,7 @@ def _nodes(plan: Plan, bucket: Bucket, directory: Path, switch: Switch | None) -
         node.forked = False
         if plan.hello_s is not None:
             node.environment["HISTORIES_HELLO_S"] = str(plan.hello_s)
-        # Members that differ: one prefetches, one answers hits on two loops.
-        node.argv += ["--prefetch", "epoch"] if number == 0 else ["--workers", "2"] if number == 1 else []
+        # Members that differ: one prefetches.
+        if number == 0:
+            node.argv += ["--prefetch", "epoch"]
     return nodes

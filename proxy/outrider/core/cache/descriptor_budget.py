@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The process at rest has 16 (measured with uvloop, one worker). The rest is for files that a thread opens for a moment
+# The process at rest has 16 (measured with uvloop). The rest is for files that a thread opens for a moment
 # (8 threads of the store, 8 readers), for name lookups and for the admin port.
 _OWN = 32
-# Each further loop has an epoll, an event and a listening descriptor of its own.
-_OF_A_WORKER = 6
 # The socket, and its duplicate for `sendfile`; a TLS connection has one alone.
 _OF_A_CLIENT = 2
 # Beside the connection under way, one may be idle in the pool of the other HTTP client.
@@ -40,22 +38,19 @@ class DescriptorBudget:
     block_files: int
 
     @classmethod
-    def of(
-        cls, open_files: int, *, workers: int, clients_max: int, exchanges_max: int, fills_max: int
-    ) -> DescriptorBudget:
-        """The shares of `open_files` descriptors; the last four arguments are limits of the settings.
+    def of(cls, open_files: int, *, clients_max: int, exchanges_max: int, fills_max: int) -> DescriptorBudget:
+        """The shares of `open_files` descriptors; the other arguments are limits of the settings.
 
         Raises TooFewDescriptors.
         """
-        own = _OWN + (workers - 1) * _OF_A_WORKER
-        rest = open_files - own
+        rest = open_files - _OWN
         exchanges = min(exchanges_max, max(_EXCHANGES_MIN, rest // _EXCHANGES_PART))
         fills = min(fills_max, max(_FILLS_MIN, rest // _FILLS_PART))
         turned_away = min(_TURNED_AWAY_MAX, max(_TURNED_AWAY_MIN, rest // _TURNED_AWAY_PART))
         left = rest - exchanges * _OF_AN_EXCHANGE - fills - turned_away * _OF_A_CLIENT
         clients = left // (_OF_A_CLIENT + 1)
         if clients < _CLIENTS_MIN:
-            least = own + _EXCHANGES_MIN * _OF_AN_EXCHANGE + _FILLS_MIN + _TURNED_AWAY_MIN * _OF_A_CLIENT
+            least = _OWN + _EXCHANGES_MIN * _OF_AN_EXCHANGE + _FILLS_MIN + _TURNED_AWAY_MIN * _OF_A_CLIENT
             raise TooFewDescriptors(
                 f"the limit on open files is {open_files}, and {least + _CLIENTS_MIN * (_OF_A_CLIENT + 1)} are needed"
             )

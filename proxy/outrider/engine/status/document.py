@@ -30,7 +30,6 @@ _SETTINGS_SHOWN = (
     "verify",
     "verify_origin",
     "block_size",
-    "workers",
     "cache_dir",
 )
 # The document repeats at most this many failures of each warm-up and pin.

@@ -21,8 +21,6 @@ from outrider.http.s3.slow_path_handoff import DISK_WAIT_S, Begun, ColdHit, Reco
 from outrider.http.wire.parser_guard import NoParser, guarded, refused_for
 from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
 
-# After so many hits in a row a connection asks for little else, and is lent to a worker.
-_HITS_TO_LEND_OUT = 8
 # Far above the longest head within S3's own limits (a key, a session token, 2 KiB of metadata).
 _HEAD_BYTES_MAX = 64 * 1024
 # A connection beyond the limit has this long to send its request and to be refused.
@@ -33,22 +31,19 @@ class Connection(RequestHandler):
     """Owned by aiohttp's server. `wire` sends on it, as long as it is open."""
 
     __slots__ = (
-        "_cold", "_cold_timer", "_data", "_early", "_head_bytes", "_head_timer", "_hits_in_a_row", "_parser_is_clean",
-        "_readying", "begun", "closed", "is_ending", "is_one_too_many", "only_reads", "port", "recognised", "wire",
+        "_cold", "_cold_timer", "_early", "_head_bytes", "_head_timer", "_parser_is_clean", "_readying", "begun",
+        "closed", "is_ending", "is_one_too_many", "only_reads", "port", "recognised", "wire",
     )  # fmt: skip
 
-    def __init__(self, server: Server, port: ConnectionPort, data: bytes = b"", **options: Any) -> None:
-        """`data`: bytes that a worker received on this connection and did not answer."""
+    def __init__(self, server: Server, port: ConnectionPort, **options: Any) -> None:
         super().__init__(server, **options)
         self._parser = guarded(self._parser)
         self.port = port
-        self._data = data
         # Bytes that came while they could not be answered, and the hit that waits for the disk, if it is that.
         self._early = b""
         self._cold: ColdHit | None = None
         self._cold_timer: asyncio.TimerHandle | None = None
         self._readying: asyncio.Future[None] | None = None
-        self._hits_in_a_row = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._parser_is_clean = True
@@ -62,18 +57,15 @@ class Connection(RequestHandler):
         """There are as many connections as allowed without this one: its first request is refused, and it is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A connection that comes back from a worker is not a new one.
         spare = self.port.spare_connections
-        self.is_one_too_many = spare <= 0 and not self._data
+        self.is_one_too_many = spare <= 0
         self.is_ending = self.port.is_ending
         super().connection_made(transport)
         assert self._task_handler is not None
         self._task_handler.add_done_callback(self._is_over)
         # A cast, not an assertion: uvloop's transports are no subclasses of asyncio's.
         self.wire = wire_of(cast(asyncio.Transport, transport), self.port.readers)
-        if self._data:
-            self.data_received(self._data)
-        elif spare <= -self.port.turned_away_max:
+        if spare <= -self.port.turned_away_max:
             self.wire.abort()
         elif self.is_one_too_many:
             self._start_head_timer(min(_TURNED_AWAY_S, self.port.client_timeout_s))
@@ -248,19 +240,12 @@ class Connection(RequestHandler):
             return False
         answered = self.port.fast_path.answer(data, wire, cold)
         if answered is True:
-            # A hit that waited for the disk does not count: a worker would send it back.
-            self._hits_in_a_row = self._hits_in_a_row + 1 if cold is None else 0
-            if self._hits_in_a_row >= _HITS_TO_LEND_OUT and self.port.workers is not None:
-                client = wire.release()
-                self.force_close()
-                self.port.workers.lend_out(client)
             return True
         if isinstance(answered, ColdHit):
             if answered.is_ready:
                 return self._answered_at_once(data, answered)
             self._wait_for_disk(data, answered)
             return True
-        self._hits_in_a_row = 0
         if isinstance(answered, Begun):
             self.begun = answered
         elif answered is not False:

@@ -106,14 +106,3 @@ class Exchange:
             cache=self.cache.value, sent=sent, started=self.started, cut=cut, reader=self.asker, away_s=self.away_s,
             full_s=self.wire.full_s - self.full_s, app=self.app, first_byte_s=self.first_byte_s,
         )  # fmt: skip
-
-
-def ended_elsewhere(begun: Begun, sent: Sent, cut: str | None) -> Ended:
-    """The record of a reply that a worker's fast path began and a worker ended."""
-    operation = begun.operation
-    return Ended(
-        request_id=begun.request_id, op=operation.kind.value, method=operation.method, operation=operation,
-        asked_range=begun.asked_range, client=begun.client, address=begun.address, status=begun.status,
-        cache=CacheStatus.HIT.value, sent=sent, started=begun.started, cut=cut, reader=begun.reader,
-        away_s=begun.away_s, full_s=begun.full_s, app=begun.app, first_byte_s=begun.first_byte_s,
-    )  # fmt: skip

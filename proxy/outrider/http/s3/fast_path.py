@@ -19,7 +19,7 @@ from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.insight.usage import AWAY_S_MAX, HitTally
 from outrider.core.memo import Memo
-from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.model import Extent, ObjectVersion
 from outrider.core.s3 import operation as operations
 from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import payload_rule
@@ -64,16 +64,14 @@ sent. False: the fast path knows nothing about the request."""
 
 
 class FastPath:
-    """One for each event loop. It counts and logs the requests that it answers by itself."""
+    """It counts and logs the requests that it answers by itself."""
 
     def __init__(
         self, hits: HitLookup, access: Access, note: OnHit, metrics: Metrics, access_log: AccessLog,
         *, clock: Clock, domains: tuple[str, ...] = (), heads_bytes: int, spans: ServerSpans | None = None,
-        is_apart: bool = False,
     ) -> None:  # fmt: skip
-        """`note` is called with each read that was answered here, in the thread that answers. `heads_bytes`: how many
-        bytes of reply heads are kept ready. `clock`: that of `hits`. `is_apart`: this fast path answers in another
-        thread than the store's."""
+        """`note` is called with each read that was answered here. `heads_bytes`: how many bytes of reply heads are kept
+        ready. `clock`: that of `hits`."""
         self._hits = hits
         self._access = access
         self._note = note
@@ -81,7 +79,6 @@ class FastPath:
         self._access_log = access_log
         self._spans = spans
         self._clock = clock
-        self._is_apart = is_apart
         # Where requests are not signed and not traced, the lines of a known form hold all that a reply depends on.
         self._is_open = access.is_open and spans is None
         self._domains = domains
@@ -117,7 +114,7 @@ class FastPath:
                 return answered
         return self._answer_any(data, wire, started, cold)
 
-    def _answer_known(  # noqa: C901 - in one piece, because each hit would pay for more calls
+    def _answer_known(
         self, fields: bytes, subject: Subject, wire: SocketSender, started: float
     ) -> Literal[True] | Begun | None:
         """The shortest way, for a request whose lines came before, but for the Range. None: nothing was sent, and
@@ -148,23 +145,16 @@ class FastPath:
         if found is None:
             return None
         file, offset = found
-        if self._is_apart and not file.try_acquire():
-            return None
         number = new_request_number()
-        try:
-            head = self._head(subject, meaning.checksums, asked_range is not None, start, stop, number, started)
-            went = send_file_at_once(wire, head, file, offset, length, self._copied)
-            if went is None:
-                return None
-            taken, sent, disk_failed = went
-        finally:
-            if self._is_apart:
-                file.release()
+        head = self._head(subject, meaning.checksums, asked_range is not None, start, stop, number, started)
+        went = send_file_at_once(wire, head, file, offset, length, self._copied)
+        if went is None:
+            return None
+        taken, sent, disk_failed = went
         reader = reader_name(_NOBODY, wire.address, meaning.app) if meaning.app else wire.address
-        told = None if asked_range is None else f"bytes={asked_range.decode('ascii')}"
         if sent < length:
             return self._begun("GET", subject, status, head[taken:], Extent(start, stop), sent, number, started,
-                               _NOBODY, wire, reader, meaning.app, told, (), disk_failed=disk_failed)  # fmt: skip
+                               _NOBODY, wire, reader, meaning.app, disk_failed=disk_failed)  # fmt: skip
         seconds = time.perf_counter() - started
         self._counts.add(
             subject.tallies.get(reader) or self._new_tally(subject, reader),
@@ -173,8 +163,9 @@ class FastPath:
         wire.ended = started + seconds
         self._note(reader, version, start, stop, now)
         if self._access_log.is_wanted():
+            text = None if asked_range is None else f"bytes={asked_range.decode('ascii')}"
             self._access_log.hit(subject.log, seconds, "GET", status, sent, request_id_of(number), "-", wire.address,
-                                 meaning.app, told)  # fmt: skip
+                                 meaning.app, text)  # fmt: skip
         return True
 
     def _answer_any(self, data: bytes, wire: SocketSender, started: float, cold: ColdHit | None) -> Answered:
@@ -215,7 +206,7 @@ class FastPath:
             return recognised
         if (page_in := self._hits.page_in(subject.known, extent)) is not None:
             return ColdHit(page_in, None, started, recognised)
-        prepare = not self._is_apart and self._hits.prepare(subject.known, extent)
+        prepare = self._hits.prepare(subject.known, extent)
         if prepare is False:
             return recognised
         return ColdHit(None, None if prepare is True else prepare, started, recognised)
@@ -363,9 +354,8 @@ class FastPath:
         taken, sent, disk_failed = send_at_once(wire, head, brought, extent.length)
         reader = reader_name(who, wire.address, read.app)
         if taken < len(head) or sent < extent.length:
-            traced = read.trace_headers() if self._spans is not None else ()
             return self._begun(read.method, subject, status, head[taken:], extent, sent, number, started, who, wire,
-                               reader, read.app, read.range, traced, disk_failed=disk_failed)  # fmt: skip
+                               reader, read.app, disk_failed=disk_failed)  # fmt: skip
         seconds = time.perf_counter() - started
         tally = subject.tallies.get(reader) or self._new_tally(subject, reader)
         self._counts.add(tally, read.method, status, sent, seconds, started - wire.ended)
@@ -386,18 +376,16 @@ class FastPath:
 
     def _begun(
         self, method: str, subject: Subject, status: int, head: bytes, extent: Extent, sent: int, number: int,
-        started: float, who: Who, wire: SocketSender, reader: str, app: str, asked_range: str | None, traced: Headers,
-        *, disk_failed: bool,
+        started: float, who: Who, wire: SocketSender, reader: str, app: str, *, disk_failed: bool,
     ) -> Begun:  # fmt: skip
         """`head`: its unsent rest. `sent`: how many bytes of the body of `extent` were sent."""
         seconds = time.perf_counter() - started
         self._counts.first_byte(method, seconds)
         operation = replace(subject.operation, kind=Kind(method.lower()), method=method)
         rest = Extent(extent.start + sent, extent.stop)
-        return Begun(operation, subject.known.version, head, rest, asked_range, status, sent, request_id_of(number),
-                     started, _client_name(who), wire.address, app, reader, min(started - wire.ended, AWAY_S_MAX),
-                     disk_failed=disk_failed, first_byte_s=seconds, since=subject.known.changes,
-                     traced=traced)  # fmt: skip
+        return Begun(operation, subject.known.version, head, rest, status, sent, request_id_of(number), started,
+                     _client_name(who), app, reader, min(started - wire.ended, AWAY_S_MAX),
+                     disk_failed=disk_failed, first_byte_s=seconds, since=subject.known.changes)  # fmt: skip
 
     def _head(
         self, subject: Subject, checksums: bool, is_part: bool, start: int, stop: int, number: int, started: float

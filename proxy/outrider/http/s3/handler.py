@@ -49,7 +49,7 @@ from outrider.http.control.objects import ControlRequest
 from outrider.http.record.access_log import AccessLog
 from outrider.http.record.record import Sent
 from outrider.http.record.request_end import RequestRecorder
-from outrider.http.s3.exchange import Exchange, ended_elsewhere
+from outrider.http.s3.exchange import Exchange
 from outrider.http.s3.slow_path_handoff import Begun, Caller
 from outrider.http.wire.body_socket import BodySocket, Reading
 from outrider.http.wire.reply import OnEnd, Reply, Rest
@@ -375,25 +375,6 @@ class S3Handler:
             self._reads.doubt(begun.version, begun.rest.start)
         if begun.extent.length:
             self._prefetch.asked(begun.reader, begun.version, begun.extent, checksums=False)
-
-    def lend(self, begun: Begun) -> Body:
-        """The rest of a reply, for the worker that began it."""
-        self._recorder.began()
-        try:
-            self._tell_begun(begun)
-            return self._reads.resume(begun.version, begun.rest, begun.since)
-        except Exception:
-            self.returned(begun, Counter(disk=begun.sent), "our own error")
-            raise
-
-    def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
-        """A lent reply has ended. `cut`: see `Ended`."""
-        operation = begun.operation
-        self._prefetch.sent(begun.reader, operation.ref)
-        span = None
-        if self._spans is not None:
-            span = self._spans.begin(operation.method, begun.traced, begun.started, current=False)
-        self._recorder.ended(ended_elsewhere(begun, sent, cut), span)
 
 
 def _bytes_at_most(length: int | None, limit: int) -> int:

@@ -1,19 +1,15 @@
-"""The two views of the S3 port that its own parts need: `server.S3Server` implements both."""
+"""The S3 port as its connections see it. Protocols, since `server` and `handler` import the connection's parts."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from concurrent.futures import Executor
 from typing import Protocol
 
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
-from outrider.engine.read.body_pieces import Body
-from outrider.http.record.record import Sent
 from outrider.http.s3.fast_path import FastPath
-from outrider.http.s3.slow_path_handoff import Begun
 from outrider.http.wire.sender import Sender
 
 
@@ -30,14 +26,6 @@ class RequestHandling(Protocol):
         ...
 
 
-class Lending(Protocol):
-    """The part of the workers that a connection calls."""
-
-    def lend_out(self, client: socket.socket) -> None:
-        """A worker takes over this connection, which asks for hits alone."""
-        ...
-
-
 class ConnectionPort(Protocol):
     """The port as one of its connections sees it; on the engine's loop."""
 
@@ -48,11 +36,6 @@ class ConnectionPort(Protocol):
 
     @property
     def handler(self) -> RequestHandling: ...
-
-    @property
-    def workers(self) -> Lending | None:
-        """None: the engine's loop is the only one."""
-        ...
 
     @property
     def readers(self) -> Executor:
@@ -71,25 +54,4 @@ class ConnectionPort(Protocol):
 
     def left_alone(self, request: asyncio.Task[None]) -> None:
         """The client of this request left. The request goes on, because a write under way must not be broken off."""
-        ...
-
-
-class WorkerPort(Protocol):
-    """The port as a worker sees it; everything here runs on the engine's loop."""
-
-    @property
-    def spare_connections(self) -> int:
-        """How many more clients may connect."""
-        ...
-
-    def lend(self, begun: Begun) -> Body:
-        """The rest of a reply that a worker began."""
-        ...
-
-    def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
-        """A lent reply has ended. `cut`: why it ended too early; None: the reply is whole."""
-        ...
-
-    def take(self, client: socket.socket, data: bytes) -> None:
-        """The engine's loop takes over a connection; `data`: the bytes that the client sent last, not answered yet."""
         ...

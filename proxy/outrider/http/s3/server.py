@@ -1,5 +1,4 @@
-"""The S3 port: which clients are connected, and which loop serves each. The requests are handled by `fast_path` and
-`handler`.
+"""The S3 port: which clients are connected. The requests are handled by `fast_path` and `handler`.
 
 It is aiohttp's low-level server, without router or middleware; replies are sent by `http.wire.sender`.
 """
@@ -8,21 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Protocol
 
 from aiohttp.web_server import Server
 
-from outrider.engine.read.body_pieces import Body
-from outrider.http.record.access_log import AccessLog
-from outrider.http.record.record import Sent
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handler import S3Handler
-from outrider.http.s3.slow_path_handoff import Begun
-from outrider.http.s3.workers import NewLoop, Workers
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +35,11 @@ _LOOK_AGAIN_S = 0.005
 _GOODBYE_S = 0.5
 
 
-class NewFastPath(Protocol):
-    """Makes the fast path of one loop; see `FastPath`."""
-
-    def __call__(self, access_log: AccessLog, *, is_apart: bool = False) -> FastPath: ...
-
-
 class S3Server(Server):
     """The protocol factory of the S3 port."""
 
     def __init__(
-        self, handler: S3Handler, new_fast_path: NewFastPath, *,
+        self, handler: S3Handler, fast_path: FastPath, *,
         connections_max: int, turned_away_max: int, client_timeout_s: float, client_idle_s: float,
     ) -> None:  # fmt: skip
         """`turned_away_max`: so many connections beyond
@@ -62,13 +48,10 @@ class S3Server(Server):
         self.handler = handler
         self.client_timeout_s = client_timeout_s
         self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
-        self.fast_path = new_fast_path(handler.access_log)
-        self.workers: Workers | None = None
-        self._new_fast_path = new_fast_path
+        self.fast_path = fast_path
         self._connections_max = connections_max
         self.turned_away_max = turned_away_max
         self._client_idle_s = client_idle_s
-        self._moving: set[asyncio.Task[None]] = set()
         self._left_alone: set[asyncio.Task[None]] = set()
         self.is_ending = False
         """A connection that is made from now on serves one request."""
@@ -80,8 +63,8 @@ class S3Server(Server):
 
     @property
     def connected(self) -> int:
-        """How many connections there are, those of workers included."""
-        return len(self.connections) + (sum(self.workers.loads()) if self.workers is not None else 0)
+        """How many connections there are."""
+        return len(self.connections)
 
     @property
     def spare_connections(self) -> int:
@@ -93,22 +76,9 @@ class S3Server(Server):
         """How many connections there may be, those included that are refused with a reply."""
         return self._connections_max + self.turned_away_max
 
-    def work_with(self, threads: int, new_loop: NewLoop) -> Workers:
-        """Let `threads` more loops, each in a thread of its own, answer hits."""
-        fast_paths = [self._new_fast_path(AccessLog(), is_apart=True) for _ in range(threads)]
-        self.workers = Workers(
-            fast_paths,
-            self,
-            self.readers,
-            new_loop,
-            lambda: len(self.connections) + len(self._moving),
-            self._client_idle_s,
-        )
-        return self.workers
-
     def pre_shutdown(self) -> None:
-        """Every connection ends with the request that is under way. More connections may still come, from a TLS
-        handshake or from a worker; each of them serves one request."""
+        """Every connection ends with the request that is under way. More connections may still come from a TLS
+        handshake; each of them serves one request."""
         self.is_ending = True
         for connection in self.connections:
             if isinstance(connection, Connection):
@@ -117,16 +87,12 @@ class S3Server(Server):
     async def idle(self) -> None:
         """Returns once no request is under way or about to begin."""
         await self.handler.idle()
-        while self._moving or any(
-            isinstance(connection, Connection) and connection.has_work for connection in self.connections
-        ):
+        while any(isinstance(connection, Connection) and connection.has_work for connection in self.connections):
             await asyncio.sleep(_LOOK_AGAIN_S)
             await self.handler.idle()
 
     async def stop(self) -> None:
         """To be called after the last request."""
-        if self.workers is not None:
-            await self.workers.stop()
         self.fast_path.stop()
         self.readers.shutdown(wait=True)
 
@@ -151,34 +117,12 @@ class S3Server(Server):
         request.add_done_callback(self._left_alone.discard)
 
     def __call__(self) -> Connection:
-        return self._connection(b"")
-
-    def _connection(self, data: bytes) -> Connection:
         return Connection(
-            self, self, data, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False,
+            self, self, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False,
             lingering_time=_LINGER_S, max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX,
             max_headers=_HEADERS_MAX, keepalive_timeout=self._client_idle_s, read_bufsize=_BODY_BUFFER_BYTES,
             logger=log,
         )  # fmt: skip
-
-    # -- for workers: see `port.WorkerPort` ------------------------------------------------------------------------
-
-    def take(self, client: socket.socket, data: bytes) -> None:
-        async def connect() -> None:
-            try:
-                await asyncio.get_running_loop().connect_accepted_socket(lambda: self._connection(data), client)
-            except OSError:
-                client.close()
-
-        task = asyncio.get_running_loop().create_task(connect(), name="take")
-        self._moving.add(task)
-        task.add_done_callback(self._moving.discard)
-
-    def lend(self, begun: Begun) -> Body:
-        return self.handler.lend(begun)
-
-    def returned(self, begun: Begun, sent: Sent, cut: str | None) -> None:
-        self.handler.returned(begun, sent, cut)
 
 
 async def _all_closed(connections: list[Connection]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from aiohttp.http import HttpVersion11
 from aiohttp.web_request import BaseRequest
 
-from outrider.core.model import Extent, Headers, ObjectVersion
+from outrider.core.model import Extent, ObjectVersion
 from outrider.core.s3.operation import Operation
 from outrider.http.access import Who
 from outrider.http.wire.sender import Sender
@@ -27,26 +27,20 @@ class Begun:
     version: ObjectVersion
     head: bytes
     rest: Extent
-    asked_range: str | None
     status: int
     sent: int
     request_id: str
     started: float
     client: str
-    address: str
     app: str
     reader: str
     away_s: float = 0.0
     """For how long the connection had been idle before this request."""
-    full_s: float = 0.0
-    """For how long its socket was full, while another loop sent the rest."""
     disk_failed: bool = False
     """The first bytes of `rest` could not be read."""
     first_byte_s: float | None = None
     since: int = 0
     """The number of changes of the version cache when the version was looked up."""
-    traced: Headers = ()
-    """The trace headers of the request; empty where traces are off."""
 
     @property
     def extent(self) -> Extent:

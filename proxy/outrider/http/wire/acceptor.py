@@ -84,7 +84,7 @@ class Acceptor:
         try:
             self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            # Another thread took it. The loop would call at once again.
+            # A file that a thread opens took it. The loop would call at once again.
             self._loop.remove_reader(listening.fileno())
             self._loop.call_later(_ACCEPT_AGAIN_S, self._resume)
 

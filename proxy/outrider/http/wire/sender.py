@@ -148,11 +148,6 @@ class SocketSender:
         if sent < len(head) + len(body):
             await self.send(memoryview(body)[sent - len(head) :])
 
-    def release(self) -> socket.socket:
-        """The socket, which belongs to the caller from here on; this sender can send no more."""
-        client, self._socket = self._alive(), None
-        return client
-
     def second_socket(self) -> socket.socket:
         """One more duplicate, for the caller to close. Raises OSError."""
         return self._alive().dup()
