@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -340,7 +339,7 @@ class Metrics:
         self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)
         self._traffic = {source: self.served_bytes.labels(source) for source in SOURCES}
         self._traffic["bucket"] = self.origin_bytes
-        self.usage = Usage(Templates(Lock()))
+        self.usage = Usage(Templates())
         self.usage_metrics = UsageMetrics(self.usage, r)
         self.before_scrape: list[Callable[[], None]] = [self.usage_metrics.update]
         """Called before a scrape is answered, after `add_up`: they set gauges."""

@@ -226,14 +226,6 @@ class OpenBlock(Protocol):
         """Any call on the file may wait, even if its pages are in memory (NFS, FUSE): it is read in threads."""
         ...
 
-    def try_acquire(self) -> bool:
-        """Count a lease; False: the file is about to be closed. From any thread, as `release`."""
-        ...
-
-    def release(self) -> None:
-        """The end of a lease that `try_acquire` began."""
-        ...
-
 
 class Lease(Protocol):
     """The right to read an open block. Until `release` the block is no victim, and its file stays open."""
@@ -311,13 +303,13 @@ class BlockStore(Protocol):
     def has(self, block: BlockKey) -> bool: ...
 
     def lease_at_once(self, block: BlockKey) -> Lease | None:
-        """As `lease_open`, but from any thread, and of no remote file. The lease may be released in any thread, too."""
+        """As `lease_open`, for hits, and of no remote file: the policy hears of this read with the next one that it is
+        told of."""
         ...
 
     def open_file(self, block: BlockKey) -> OpenBlock | None:
-        """The file of a block that is verified and open. A caller on the store's own thread may use it until the loop
-        runs on; in any other thread the file may be closed at any time, unless `try_acquire` succeeds. From any thread.
-        Never a remote file. None: `lease_at_once` may succeed all the same."""
+        """The file of a block that is verified and open, and not remote. The caller may use it until the loop runs on.
+        None: `lease_at_once` may succeed all the same."""
         ...
 
     def lease_open(self, block: BlockKey) -> Lease | None:
@@ -326,7 +318,7 @@ class BlockStore(Protocol):
 
     def page_in(self, block: BlockKey, start: int, count: int) -> Callable[[], None] | None:
         """A function that reads `count` bytes of the block from disk into the page cache, so that they can be sent
-        without a wait. The function waits for the disk and never fails. None: that would not help. From any thread."""
+        without a wait. The function waits for the disk and never fails. None: that would not help."""
         ...
 
     def verify_at_once(self, block: BlockKey) -> bool:

@@ -1,7 +1,6 @@
 """The engine: reads, fills, prefetch and writes, carried out through the ports of `outrider.ports`.
 
-It runs on one event loop. Only `HitLookup` and `Prefetch.note` are called from other threads. The packages, from the
-lowest floor to the highest:
+It runs on one event loop. The packages, from the lowest floor to the highest:
 
 `tasks`        Background tasks and task groups that end with their owner, and the runtime that parts of the engine get.
 `fill`         A missing block is brought once, for all its readers: the flight table, the scheduler of fills, one fill,

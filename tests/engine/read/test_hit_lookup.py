@@ -153,18 +153,3 @@ async def test_a_version_that_fell_out_of_the_cache_is_not_current(room: Engine)
     assert not hits.is_current(found)
     assert hits.known(REF) is None
     assert len(room.versions) == 2
-
-
-async def test_a_lookup_during_a_forget_keeps_no_old_version(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    await read(room)
-    hits, seen = hits_of(room), []
-    note = room.versions._forgotten.note
-
-    def looked_at_just_here(name: ObjectRef, generation: int) -> None:
-        seen.append(hits.known(REF))  # as a worker may, on another thread
-        note(name, generation)
-
-    monkeypatch.setattr(room.versions._forgotten, "note", looked_at_just_here)
-    room.versions.forget(REF)
-    assert len(seen) == 1
-    assert seen[0] is None or not hits.is_current(seen[0])

@@ -26,7 +26,7 @@ class BlockIndex:
         self._slots: dict[BlockKey, Slot] = {}
         self._editions: dict[bytes, Edition] = {}
         self._open: OrderedDict[BlockKey, None] = OrderedDict()
-        # Blocks read since the last report to the policy, which lives on one thread while hits come from several.
+        # Blocks read since the last report to the policy: a hit would pay for each report.
         self._reads: deque[BlockKey] = deque(maxlen=_READS_MAX)
         self.removals = 0
         self.proved_bytes = 0
@@ -120,7 +120,7 @@ class BlockIndex:
     # -- open files ---------------------------------------------------------------------------------------------
 
     def _note_reads(self) -> None:
-        """Report the reads since the last call to the policy, on the policy's thread."""
+        """Report the reads since the last call to the policy."""
         while self._reads:
             block = self._reads.popleft()
             if block in self._slots:

@@ -72,9 +72,6 @@ class BlockReads(BlockIndex):
         return lease
 
     def lease_open(self, block: BlockKey) -> FileLease | None:
-        slot = self._slots.get(block)
-        if slot is not None and slot.file is None and (opened := self._opened_at_once(block, slot)) is not None:
-            self._keep_open(block, slot, opened)
         lease = self._lease_now(block)
         if lease is not None:
             self._note_reads()
@@ -89,15 +86,12 @@ class BlockReads(BlockIndex):
         slot = self._slots.get(block)
         if slot is None or not slot.verified or self._verify_always:
             return None
-        file = slot.file
-        lease = None if file is None else FileLease.try_take(file)
-        if lease is None and (opened := self._opened_at_once(block, slot)) is not None:
-            # Closed when the lease ends: only the loop's thread decides which files stay open.
-            lease = FileLease(opened)
-            opened.doom()
-        if lease is not None:
-            self._reads.append(block)
-        return lease
+        if slot.file is None and (opened := self._opened_at_once(block, slot)) is not None:
+            self._keep_open(block, slot, opened)
+        if slot.file is None:
+            return None
+        self._reads.append(block)
+        return FileLease(slot.file)
 
     def open_file(self, block: BlockKey) -> OpenFile | None:
         slot = self._slots.get(block)
@@ -110,7 +104,7 @@ class BlockReads(BlockIndex):
         return file
 
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
-        """The file of a verified block, if it can be opened without waiting for the disk. Callable from any thread.
+        """The file of a verified block, if it can be opened without waiting for the disk.
 
         Jobs read more small blocks in turn than files may stay open, and a hit that waits for a thread takes six times
         as long.
@@ -138,9 +132,9 @@ class BlockReads(BlockIndex):
             header = pagecache.read_known(lease.block.fd, block_file.DIGEST_BYTES)
             return "" if header is None else block_file.digest_of(header)
         file = lease.block
+        assert isinstance(file, OpenFile)
         # A lease for the thread: the file must not be closed while it reads.
-        acquired = file.try_acquire()
-        assert acquired, "a lease of a closed file"
+        file.acquire()
         reading = self.work.begin(os.pread, file.fd, block_file.DIGEST_BYTES, 0)
         reading.add_done_callback(lambda _: file.release())
         try:

@@ -1,21 +1,15 @@
-"""Open block files and leases on them: a file is closed, and a block evicted, only while no reader has a lease.
-
-Any thread may take and release leases (`--workers`); all else lives on the event loop's thread.
-"""
+"""Open block files and leases on them: a file is closed, and a block evicted, only while no reader has a lease. All of
+it lives on the event loop's thread: a thread that uses a file has a lease, which the loop took and releases."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from concurrent.futures import Executor
 from contextlib import suppress
 
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import BlockKey
-
-# One lock for all files. It is held for a few instructions, and around no system call but `close` of a local file.
-_counting = threading.Lock()
 
 
 class OpenFile:
@@ -37,23 +31,18 @@ class OpenFile:
 
     def doom(self) -> None:
         """Close the file now, or when its last lease is released."""
-        with _counting:
-            self._doomed = True
-            self._close_if_over()
+        self._doomed = True
+        self._close_if_over()
 
-    def try_acquire(self) -> bool:
-        """Count one more lease; False: the file is doomed."""
-        with _counting:
-            if self._doomed:
-                return False
-            self.leases += 1
-            return True
+    def acquire(self) -> None:
+        """Count one more lease."""
+        assert not self._doomed, "a lease of a closed file"
+        self.leases += 1
 
     def release(self) -> None:
-        with _counting:
-            self.leases -= 1
-            assert self.leases >= 0
-            self._close_if_over()
+        self.leases -= 1
+        assert self.leases >= 0
+        self._close_if_over()
 
     def _close_if_over(self) -> None:
         if self._doomed and self.leases == 0 and self.fd >= 0:
@@ -79,21 +68,11 @@ class FileLease:
 
     def __init__(self, file: OpenFile, slot: Slot | None = None) -> None:
         """`slot`: given when `file` is not the slot's own file, to keep the block from becoming a victim."""
-        taken = file.try_acquire()
-        assert taken, "a lease of a closed file"
+        file.acquire()
         self._file: OpenFile | None = file
         self._slot = slot
         if slot is not None:
             slot.busy += 1
-
-    @classmethod
-    def try_take(cls, file: OpenFile) -> FileLease | None:
-        """A lease for a thread that cannot know whether the file is still open; None: it is doomed."""
-        if not file.try_acquire():
-            return None
-        lease = cls.__new__(cls)
-        lease._file, lease._slot = file, None
-        return lease
 
     @property
     def block(self) -> OpenFile:

@@ -62,10 +62,7 @@ class Sums:
 
 @dataclass(slots=True)
 class HitTally:
-    """The hits of one reader on one dataset. One thread adds to it, another one reports it.
-
-    `requests` is added to last and read first: if it has not grown since `reported`, everything was reported.
-    """
+    """The hits of one reader on one dataset. If `requests` has not grown since `reported`, everything was reported."""
 
     requests: int = 0
     sent_bytes: int = 0
@@ -75,8 +72,8 @@ class HitTally:
 
     def take_unreported(self) -> Sums:
         """The hits since the last call."""
-        before, requests = self.reported, self.requests
-        self.reported = Sums(requests, requests, self.sent_bytes, 0, 0, self.wait_s, self.away_s)
+        before = self.reported
+        self.reported = Sums(self.requests, self.requests, self.sent_bytes, 0, 0, self.wait_s, self.away_s)
         now = self.reported
         return Sums(
             now.requests - before.requests, now.hits - before.hits, now.disk_bytes - before.disk_bytes, 0, 0,
@@ -141,7 +138,6 @@ class Usage:
         self.total = DatasetAccount()
 
     def dataset_of(self, bucket: str, key: str) -> DatasetName:
-        """May be called from any thread that may call `templates`."""
         return bucket, self.templates.of(bucket, key)
 
     # -- requests -------------------------------------------------------------------------------------------------

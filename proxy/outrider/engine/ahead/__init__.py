@@ -1,7 +1,7 @@
 """Carries out prefetch: the engine's side of `core.ahead`, whose planner decides what to fetch.
 
-1. Each request of a client is an event: `Prefetch.asked` at its start, `Prefetch.sent` at its end. A hit that was
-   served on another thread is remembered by `Prefetch.note` and told later (`read_log`). A hint of coming reads is
+1. Each request of a client is an event: `Prefetch.asked` at its start, `Prefetch.sent` at its end. A hit that the
+   fast path served is remembered by `Prefetch.note` and told later (`read_log`). A hint of coming reads is
    `Prefetch.told`; it can be withdrawn.
 2. The planner is told of each event. Within the object being read, it answers with the bytes of the read-ahead window,
    and these blocks are filled at once.

@@ -108,7 +108,7 @@ class PrefetchPolicy:
 
 
 class Prefetch:
-    """Owned by the composition root, and called on the engine's thread; `note` may be called from any thread.
+    """Owned by the composition root, and called on the engine's thread.
 
     1. `asked`, `sent`, `told` and `withdraw` are events of clients. Each goes to the planner, and `think` follows, for
        a request after `READS_ON_S`.
@@ -171,8 +171,8 @@ class Prefetch:
                 self._planner.sent(client, ref, self._clock())
 
     def note(self, client: str, version: ObjectVersion, start: int, stop: int, now: float) -> None:
-        """A hit was served without the engine: the bytes from `start` to `stop`. From any thread; the planner is told
-        at the next `tick`."""
+        """A hit was served without the engine: the bytes from `start` to `stop`. The planner is told at the next
+        `tick`."""
         self._scheduler.read_at = now
         self._hits.add((client, version, start, stop, now))
 

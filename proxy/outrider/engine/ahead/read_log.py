@@ -1,4 +1,4 @@
-"""The reads that were served without the engine's thread, kept until the planner is told of them."""
+"""The reads that were served without the engine, kept until the planner is told of them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ class ClientRead(NamedTuple):
 
 
 class ReadLog:
-    """`add` may be called from any thread, `take` from one."""
-
     def __init__(self) -> None:
         self._reads: deque[tuple[str, ObjectVersion, int, int, float]] = deque(maxlen=_READS_MAX)
         self.add: Callable[[tuple[str, ObjectVersion, int, int, float]], None] = self._reads.append

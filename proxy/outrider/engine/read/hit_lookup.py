@@ -33,7 +33,7 @@ class Known:
 
 
 class HitLookup:
-    """Only reads, and keeps nothing. Called from any thread."""
+    """Only reads, and keeps nothing."""
 
     def __init__(self, layout: BlockLayout, versions: VersionCache, store: BlockStore, clock: Clock) -> None:
         self._layout = layout
@@ -110,7 +110,7 @@ class HitLookup:
 
     def prepare(self, known: Known, extent: Extent) -> bool | Callable[[], Coroutine[Any, Any, None]]:
         """Verify the block of an extent that lies in one block, so that `pieces` finds it. True: it is ready now. A
-        coroutine: see `BlockStore.prepare`. False: neither helps. On the store's own thread."""
+        coroutine: see `BlockStore.prepare`. False: neither helps."""
         index, inside = divmod(extent.start, self._layout.block_bytes)
         if inside + extent.length > self._layout.block_bytes:
             return False

@@ -66,7 +66,7 @@ def _without_tenant(ref: ObjectRef) -> ObjectRef:
 
 
 class VersionCache:
-    """Bounded, LRU. All methods but `look` are called from one thread."""
+    """Bounded, LRU."""
 
     def __init__(
         self, origin: str, freshness_of: Callable[[ObjectRef], Freshness], clock: Clock, capacity: int
@@ -123,7 +123,7 @@ class VersionCache:
         return seen.version
 
     def look(self, ref: ObjectRef) -> Fresh | None:
-        """As `fresh`, from any thread, and without counting as a use for the LRU order."""
+        """As `fresh`, without counting as a use for the LRU order."""
         # Read before the entry: a change in between makes the answer one that no longer holds.
         changes = self.changes
         entry = self._entries.get(ref)
@@ -249,7 +249,6 @@ class VersionCache:
         believed."""
         self._next_generation()
         self._forgotten.note(_without_tenant(ref), self._generation)
-        # Last: a worker that looks between the two must not keep the old version under the new count.
         self.changes += 1
 
     def forget_now(self, ref: ObjectRef) -> int:

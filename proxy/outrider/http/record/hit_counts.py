@@ -1,4 +1,4 @@
-"""The counts of the hits that one fast path has answered: plain numbers, which are added to the metrics when somebody
+"""The counts of the hits that the fast path has answered: plain numbers, which are added to the metrics when somebody
 reads these.
 
 A hit takes some ten microseconds, and one observation of a Prometheus histogram alone takes two of them.
@@ -34,8 +34,6 @@ class _Answered:
 
 
 class HitCounts:
-    """One thread counts, and another thread may hand the counts on meanwhile."""
-
     def __init__(self, metrics: Metrics, when_full: Callable[[], None]) -> None:
         """`when_full` is called when the tables are replaced: nobody may hold the `tallies_of` before any longer."""
         self._metrics = metrics
@@ -84,7 +82,6 @@ class HitCounts:
         tally.sent_bytes += sent
         tally.wait_s += seconds
         tally.away_s += away_s if away_s < AWAY_S_MAX else AWAY_S_MAX
-        # Last, as `HitTally` requires: another thread may read the tally between any two of these lines.
         tally.requests += 1
 
     def _hand_on(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -132,9 +131,7 @@ class Templates:
     (`clips/*.mp4`, `users/*/*.jpg`). A variant of which several keys were met before stays a dataset of its own.
     """
 
-    def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
-        """`lock` makes the object safe to call from any thread; None: it is called from one thread."""
-        self._lock = nullcontext() if lock is None else lock
+    def __init__(self) -> None:
         self._variants: OrderedDict[_Place, _Variants] = OrderedDict()
         # The keys that `_variants` hold.
         self._single_keys = 0
@@ -152,30 +149,28 @@ class Templates:
         final = self._final.get((bucket, template))
         if final is not None:
             return final
-        with self._lock:
-            return self._name_of(bucket, key, template)
+        return self._name_of(bucket, key, template)
 
     def told_together(self, bucket: str, keys: Iterable[str]) -> None:
         """A hint names these keys, for which `of` was called before. Among them, fewer single templates suffice."""
-        with self._lock:
-            singles: Counter[_Place] = Counter()
-            for key in keys:
-                template = template_of(key)
-                if (bucket, template) in self._final:
-                    continue
-                parts = _parts_of(template)
-                folders = ((_folder_place(bucket, parts.folders, at, parts.name), parts.folders[at])
-                           for at in _depths(parts.folders))  # fmt: skip
-                for place, variant in (
-                    (_Place(bucket, parts.path + parts.any_name, in_folder=False), parts.name),
-                    *folders,
-                ):
-                    variants = self._variants.get(place)
-                    singles[place] += variants is not None and variants.only_key.get(variant) == key
-            for place, count in singles.items():
-                most = _SINGLE_FOLDERS_HINTED if place.in_folder else _SINGLE_NAMES_HINTED
-                if count > most and place not in self._merged:
-                    self._merge(place)
+        singles: Counter[_Place] = Counter()
+        for key in keys:
+            template = template_of(key)
+            if (bucket, template) in self._final:
+                continue
+            parts = _parts_of(template)
+            folders = ((_folder_place(bucket, parts.folders, at, parts.name), parts.folders[at])
+                       for at in _depths(parts.folders))  # fmt: skip
+            for place, variant in (
+                (_Place(bucket, parts.path + parts.any_name, in_folder=False), parts.name),
+                *folders,
+            ):
+                variants = self._variants.get(place)
+                singles[place] += variants is not None and variants.only_key.get(variant) == key
+        for place, count in singles.items():
+            most = _SINGLE_FOLDERS_HINTED if place.in_folder else _SINGLE_NAMES_HINTED
+            if count > most and place not in self._merged:
+                self._merge(place)
 
     def so_far(self, bucket: str, key: str) -> str:
         """As `of`, for a key that must not count, because the object may not exist."""
