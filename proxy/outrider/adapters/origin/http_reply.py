@@ -45,7 +45,7 @@ class Reply(ABC):
         self.closed: Callable[[], None] | None = None
         """Called once, by `close`."""
         self._read: bytes | None = None
-        # What `some` has still to give of it.
+        # The part of it that `some` has still to give.
         self._read_rest = b""
         self.came_bytes = 0
         self.status = status
