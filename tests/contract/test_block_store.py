@@ -1180,17 +1180,24 @@ async def test_no_block_is_begun_in_a_directory_that_another_process_has_locked(
 
 
 class Gated(BlockDir):
-    """Makes commits wait in their thread just before the rename."""
+    """Makes commits and removals wait in their thread just before the system call."""
 
     reached = threading.Event()
     go_on = threading.Event()
     closed = False
 
-    def path_of(self, block: BlockKey) -> Path:
-        if Gated.closed and threading.current_thread() is not threading.main_thread():
+    def put(self, path: bytes, block: BlockKey) -> None:
+        self._pass()
+        super().put(path, block)
+
+    def remove(self, path: bytes) -> None:
+        self._pass()
+        super().remove(path)
+
+    def _pass(self) -> None:
+        if Gated.closed:
             Gated.reached.set()
             assert Gated.go_on.wait(60)
-        return super().path_of(block)
 
 
 @pytest.mark.parametrize("writing", WRITINGS)

@@ -88,7 +88,9 @@ class BlockDir:
         self.tmp = root / "tmp"
         self.snapshot = root / "index"
         self.orders = root / "orders"
+        self._raw_tmp = os.fsencode(self.tmp.absolute())
         self._marker = root / "outrider-cache"
+        self._raw_marker = os.fsencode(self._marker)
         self.pins = root / "pins"
         self.warmups = root / "warmups"
         self.members = root / "members"
@@ -174,7 +176,7 @@ class BlockDir:
 
     def _is_ours(self) -> bool:
         try:
-            there = self._marker.stat()
+            there = os.stat(self._raw_marker)
         except FileNotFoundError:
             return False
         return (there.st_dev, there.st_ino) == self._locked
@@ -273,7 +275,11 @@ class BlockDir:
         name = file_name(block)
         return b"%s/%s/%s" % (self._raw_blocks, name[:2].encode(), name.encode())
 
-    def create(self, path: Path) -> int:
+    def raw_tmp_path_of(self, block: BlockKey, number: int) -> bytes:
+        """A name in `tmp` for the file of a block that is being written."""
+        return b"%s/%s.%d" % (self._raw_tmp, file_name(block).encode(), number)
+
+    def create(self, path: bytes) -> int:
         """A new file in `tmp`, open for reading and writing."""
         self.hold()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -281,21 +287,24 @@ class BlockDir:
             return os.open(path, flags, 0o600)
         except FileNotFoundError:
             # The directory was emptied while in use, or its disk came back: it is used again without a restart.
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.tmp.mkdir(parents=True, exist_ok=True, mode=0o700)
             return os.open(path, flags, 0o600)
 
-    def put(self, path: Path, final: Path) -> None:
-        """Rename `path` into place. As long as `path` exists, the directory is the one that `create` held."""
+    def put(self, path: bytes, block: BlockKey) -> None:
+        """Rename `path` into the block's place. As long as `path` exists, the directory is the one that `create`
+        held."""
+        final = self.raw_path_of(block)
         try:
-            path.rename(final)
+            os.rename(path, final)
         except FileNotFoundError:
             self.hold()
-            final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.rename(final)
+            self.path_of(block).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.rename(path, final)
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: bytes) -> None:
         self.hold()
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
 
     def free_bytes(self) -> int:
         self.hold()

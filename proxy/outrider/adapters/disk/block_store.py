@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from outrider.adapters.disk import block_io, disk_threads
+from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_reads import BlockReads
 from outrider.adapters.disk.block_writer import DiskBlockWriter
@@ -114,6 +114,12 @@ class DiskBlockStore(BlockReads):
         async with self._making_room:
             await self._make_room(need, meta)
             self.budget.reserve(need)
+
+    def _reserve_at_once(self, need: int) -> bool:
+        """As `reserve`, where it needs no wait: nothing has to leave, and nothing is leaving. False: it may."""
+        if self._leaving or self._making_room.locked() or self.work.is_cleaning:
+            return False
+        return self.budget.reserve_at_once(need, self.clock())
 
     def _check_admits(self) -> None:
         """Raises StoreUnavailable: no block is written now, whether there is room or not."""
@@ -251,7 +257,7 @@ class DiskBlockStore(BlockReads):
         results: list[int | OSError] = []
         for block, slot in gone:
             try:
-                self.directory.remove(self.directory.path_of(block))
+                self.directory.remove(self.directory.raw_path_of(block))
                 results.append(slot.disk_bytes)
             except OSError as error:
                 results.append(error)
@@ -276,14 +282,15 @@ class DiskBlockStore(BlockReads):
         need = header.disk_bytes
         # Before the wait: on a disk that hangs, only the first reader waits to find that out.
         self._check_admits()
-        try:
-            async with asyncio.timeout(disk_threads.PATIENCE_S):
-                # A thread of an aborted writer may be renaming the same block into place; it is then removed again.
-                await self.work.cleaned(meta.key)
-                await self.reserve(need, meta)
-        except TimeoutError as error:
-            raise self.work.write_failed("create", error) from error
-        path = self.directory.tmp / f"{block_io.file_name(meta.key)}.{next(self._tmp_numbers)}"
+        if not self._reserve_at_once(need):
+            try:
+                async with asyncio.timeout(disk_threads.PATIENCE_S):
+                    # A thread of an aborted writer may be renaming the same block into place; it is then removed again.
+                    await self.work.cleaned(meta.key)
+                    await self.reserve(need, meta)
+            except TimeoutError as error:
+                raise self.work.write_failed("create", error) from error
+        path = self.directory.raw_tmp_path_of(meta.key, next(self._tmp_numbers))
         kind = None if self.contents is None or not hashed else self.contents.kind_for(meta)
         return DiskBlockWriter(self.directory, self.work, self, header, path, kind)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from outrider.adapters.disk import block_io, disk_threads
@@ -43,7 +42,7 @@ class DiskBlockWriter:
     """
 
     def __init__(
-        self, directory: BlockDir, work: DiskThreads, reservation: Reservation, header: Header, path: Path,
+        self, directory: BlockDir, work: DiskThreads, reservation: Reservation, header: Header, path: bytes,
         kind: Kind | None = None,
     ) -> None:  # fmt: skip
         """`kind`: the content hash to compute beside the block's own checksum; None: none."""
@@ -165,7 +164,7 @@ class DiskBlockWriter:
                 self._meta.extent.length - self._digested,
             )  # fmt: skip
             block_io.write_all(self._file.fd, [self._sealed()], 0)
-        self._directory.put(self._path, self._directory.path_of(self._meta.key))
+        self._directory.put(self._path, self._meta.key)
         self._renamed = True
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -207,7 +206,7 @@ class DiskBlockWriter:
             if self._file is None:
                 return
             self._file.doom()
-            path = self._directory.path_of(self._meta.key) if self._renamed else self._path
+            path = self._directory.raw_path_of(self._meta.key) if self._renamed else self._path
             await self._work.run(self._directory.remove, path)
         except OSError as error:
             left_behind = self._renamed

@@ -84,6 +84,11 @@ class DiskThreads:
         task.add_done_callback(self._cleaning.pop)
         await asyncio.wait([task], timeout=PATIENCE_S)
 
+    @property
+    def is_cleaning(self) -> bool:
+        """Files of aborted blocks are being removed."""
+        return bool(self._cleaning)
+
     async def cleaned(self, block: BlockKey) -> None:
         """Wait until no cleaning removes files of `block` any more."""
         while under_way := [task for task, cleaned in self._cleaning.items() if cleaned == block]:

@@ -62,6 +62,17 @@ class DiskBudget:
             return None
         return self.used_bytes + need - self.capacity_bytes
 
+    def reserve_at_once(self, need: int, now: float) -> bool:
+        """Reserve `need` bytes if that exceeds nothing and takes no look; else False, and nothing changes."""
+        is_known = now - self._looked_at < _FREE_KNOWN_S
+        if not is_known or 2 * (self._reserved_since_look + need) >= self._free_beyond_floor:
+            return False
+        if self.used_bytes + need > self.capacity_bytes:
+            return False
+        self._reserved_since_look += need
+        self.reserve(need)
+        return True
+
     def excess_after_look(self, free_bytes: int, need: int, pending_before: int, now: float) -> int:
         """As `excess`, after a look that showed `free_bytes`. `pending_before`: `pending_bytes` when the look began."""
         # Files written since the look began are no longer pending, so the larger of the two counts.

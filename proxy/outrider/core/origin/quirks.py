@@ -22,16 +22,19 @@ class Quirks:
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock`: in seconds, monotonic."""
         self._known: TTLCache[tuple[str, Oddity], None] = TTLCache(_QUIRKS_MAX, _KEPT_S, clock)
+        # Most origins have none, and each miss asks.
+        self._has_any = False
 
     def has(self, bucket: str | None, *kinds: Oddity) -> bool:
         """Whether the bucket is known for one of these."""
-        return len(self._known) > 0 and any((bucket or "", kind) in self._known for kind in kinds)
+        return self._has_any and any((bucket or "", kind) in self._known for kind in kinds)
 
     def learn(self, bucket: str | None, kind: Oddity) -> None:
+        self._has_any = True
         self._known[bucket or "", kind] = None
 
     def unlearn(self, bucket: str, kind: Oddity) -> None:
-        if self._known:
+        if self._has_any:
             self._known.pop((bucket, kind), None)
 
 
@@ -48,9 +51,11 @@ class UncachedNames:
         # How many names of each kind stayed uncached in a row. The count outlives `_names`: after the pause one object
         # that stays uncached is enough for the next pause.
         self._in_row: TTLCache[object, int] = TTLCache(_QUIRKS_MAX, _KEPT_S, clock)
+        self._has_any = False
 
     def note(self, name: object, kinds: Iterable[object], why: Oddity | Uncached) -> None:
         """`name` stays uncached. `kinds`: names for the objects that are like it."""
+        self._has_any = True
         known = self._names.get(name) is not None
         self._names[name] = why
         for kind in kinds:
@@ -60,13 +65,13 @@ class UncachedNames:
 
     def cached(self, kinds: Iterable[object]) -> None:
         """An object of these kinds can be cached."""
-        if self._in_row:
+        if self._has_any:
             for kind in kinds:
                 self._in_row.pop(kind, None)
 
     def why(self, name: object, kinds: Iterable[object]) -> Oddity | Uncached | None:
         """Why the object is not to be asked about; None: ask."""
-        if not self._names:
+        if not self._has_any:
             return None
         found = self._names.get(name)
         return found or next((self._names[kind] for kind in kinds if kind in self._names), None)

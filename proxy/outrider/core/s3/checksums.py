@@ -113,7 +113,9 @@ def checksum_of(etag: str, headers: Headers) -> ContentProof | None:
     the parts ended. Stores that send no type send it without a mark, too: such a checksum counts only where the ETag
     shows that the object came by one upload.
     """
-    told = dict(headers)
+    told = {name: value for name, value in headers if name.startswith("x-amz-checksum-")}
+    if not told:
+        return None
     form = told.get("x-amz-checksum-type")
     if form is None:
         if _OF_ONE_UPLOAD.fullmatch(etag) is None:
@@ -122,7 +124,6 @@ def checksum_of(etag: str, headers: Headers) -> ContentProof | None:
         return None
     for kind in Kind:
         value = told.get(_CHECKSUM_HEADERS[kind])
-        # Most replies have none, and each small fill looks three times.
         if value is not None and len(digest := _decoded(value)) == _DIGEST_BYTES[kind]:
             return ContentProof(kind, digest)
     return None

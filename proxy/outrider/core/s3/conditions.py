@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
+from functools import lru_cache
 
 from outrider.core.model import Headers, ObjectVersion
 
@@ -78,6 +79,8 @@ def _names(header: str, etag: str) -> bool:
     return any(part.strip() == "*" or part.strip().strip('"') == bare for part in header.split(","))
 
 
+# Each small miss asks for two, of which the Date of replies changes once a second.
+@lru_cache(maxsize=256)
 def parse_http_date(header: str | None) -> datetime | None:
     if header is None:
         return None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 
 from aiohttp.abc import AbstractStreamWriter
@@ -161,7 +163,7 @@ class Reply(StreamResponse):
             lines.append(f"content-length: {self._content_bytes}")
         elif self._content is None and self.status not in (204, 304):
             lines.append("content-length: 0")
-        lines.append(f"date: {formatdate(usegmt=True)}")
+        lines.append(f"date: {_date(int(time.time()))}")
         lines.append("server: outrider")
         if not self._keep_alive:
             lines.append("connection: close")
@@ -169,6 +171,11 @@ class Reply(StreamResponse):
             lines.append("connection: keep-alive")
         lines.append("\r\n")
         return "\r\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+@lru_cache(maxsize=1)
+def _date(now: int) -> str:
+    return formatdate(now, usegmt=True)
 
 
 def _reason(status: int) -> str:
