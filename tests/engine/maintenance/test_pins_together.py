@@ -1,8 +1,7 @@
-"""Pins that are given to one member of a cluster: each member keeps the blocks that it owns, or none does."""
+"""Pins that are given to one member of a cluster: each member keeps the blocks that it owns."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ from outrider.core.cache.block_file import usual_disk_bytes
 from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.membership import AWAY_S
 from outrider.core.cluster.peer_messages import PeerFailed
-from outrider.core.errors import NoRoom, NoSuchKey, ServiceUnavailable
+from outrider.core.errors import NoRoom, NoSuchKey
 from outrider.core.model import ObjectRef
-from outrider.http.control.maintenance import MaintenanceCommands
 from tests.support.engine import BLOCK
 from tests.support.maintaining import COUNT, EVERY, LIST, REFS, SIZE, Room, room
 
@@ -86,96 +84,102 @@ def part_bytes(here: Room, name: str) -> int:
 
 
 @pytest.mark.parametrize("before", [b"", A_FEW], ids=["none", "a smaller one"])
-@pytest.mark.parametrize("short", ["a", "b"])
-async def test_a_pin_that_does_not_fit_at_one_member_is_kept_by_none(
-    short: str, before: bytes, tmp_path: Path
+async def test_a_pin_is_refused_by_a_member_that_is_asked_and_has_no_room_for_its_part(
+    before: bytes, tmp_path: Path
 ) -> None:  # fmt: skip
-    """The pin of that name that was kept before is kept still. The member `a` is asked."""
+    """Nothing has changed: the pin of that name that was kept before is kept still."""
     with room(tmp_path) as here:
         await here.time.run(here.nodes.meet())
         if before:
             await pinned(here, "b", before)
         bytes_before, blocks_before = reserved(here), {name: kept(here, name) for name in here.of}
-        here.nodes[short].engine.store.budget.capacity_bytes = part_bytes(here, short) - 1
-        with pytest.raises(NoRoom, match=f"The member {short}: 1 bytes are missing"):
+        here.nodes["a"].engine.store.budget.capacity_bytes = part_bytes(here, "a") - 1
+        with pytest.raises(NoRoom, match="The member a: 1 bytes are missing"):
             await here.time.run(here.of["a"].send("PUT", "pin", LIST))
-        await here.time.until(here.time() + 5)
-        assert reserved(here) == bytes_before
-        assert {name: kept(here, name) for name in here.of} == blocks_before
-        for each in here.of.values():
-            assert len(each.pinning.book.all()) == bool(before)
-        # Nor is it by a member that hears later of what others keep.
         await met(here, "abc", 61)
         assert reserved(here) == bytes_before
+        assert {name: kept(here, name) for name in here.of} == blocks_before
+        assert [len(each.pinning.book.all()) for each in here.of.values()] == [bool(before)] * 3
 
 
-async def test_no_pin_is_given_while_a_member_is_away(tmp_path: Path) -> None:
+async def test_a_pin_is_failed_while_a_part_does_not_fit_and_names_the_member(tmp_path: Path) -> None:
+    """The others keep their parts. Nothing is left of the pin of that name before."""
     with room(tmp_path) as here:
         await here.time.run(here.nodes.meet())
+        await pinned(here, "c", A_FEW)
+        here.nodes["b"].engine.store.budget.capacity_bytes = part_bytes(here, "b") - 1
+        await here.time.run(here.of["a"].send("PUT", "pin", LIST))
+        told = await here.time.run(here.of["a"].ended("pin"))
+        (failure,) = told["failures"]
+        assert (told["state"], failure["object"]) == ("failed", "the part of b")
+        assert "1 bytes are missing" in failure["error"]
+        assert (reserved(here)["b"], told["reserved_bytes"]) == (0, sum(reserved(here).values()))
+        assert all(kept(here, name) == owned(here, name) for name in "ac")
+        # Whichever member is asked.
+        assert (await here.time.run(here.of["b"].send("GET", "pin")))["failures"] == [failure]
+
+
+async def test_a_pin_that_is_given_while_a_member_is_away_is_done_when_that_one_is_back(tmp_path: Path) -> None:
+    with room(tmp_path) as here:
+        await here.time.run(here.nodes.meet())
+        service, address = here.nodes["c"].service, here.nodes["c"].address
         await here.lose("c")
-        with pytest.raises(ServiceUnavailable, match="member c is away"):
-            await here.time.run(here.of["a"].send("PUT", "pin", LIST))
-        assert not any(each.pinning.book.all() for each in here.of.values())
+        await here.time.run(here.of["a"].send("PUT", "pin", LIST))
+        await here.time.until(here.time() + 5)
+        assert (await here.time.run(here.of["a"].send("GET", "pin")))["state"] == "running"
+        assert kept(here, "c") == set()
+        for name in "ab":
+            here.nodes[name].wire.services[address] = service
+        await met(here, "abc", 61)
+        assert (await here.time.run(here.of["a"].ended("pin")))["state"] == "done"
+        assert all(kept(here, name) == owned(here, name) for name in here.of)
 
 
 @pytest.mark.parametrize("before", [b"", A_FEW], ids=["none", "a smaller one"])
-@pytest.mark.parametrize("heard", ["nothing", "put and cancel", "put"])
-async def test_a_member_that_does_not_answer_leaves_no_pin_behind(heard: str, before: bytes, tmp_path: Path) -> None:
-    """One that did not hear either that all give back does so once it hears of the pins of the others."""
+async def test_a_member_that_did_not_hear_of_a_pin_asks_for_it(before: bytes, tmp_path: Path) -> None:
+    """Its part of an earlier pin of that name does not count."""
     with room(tmp_path) as here:
         await here.time.run(here.nodes.meet())
         if before:
             await pinned(here, "b", before)
-        bytes_before = reserved(here)
         commands = here.of["c"].commands
 
-        async def silent(command: Command) -> CommandAnswer:
-            is_heard = command.verb in heard or command.verb not in ("put", "cancel")
-            answer = await commands.command(command) if is_heard else None
-            if answer is None or command.verb == "put":
-                raise PeerFailed("broke")
-            return answer
-
-        here.nodes["c"].service.take_command = silent
-        with pytest.raises(ServiceUnavailable, match="member c did not reserve its part: it does not answer"):
-            await here.time.run(here.of["a"].send("PUT", "pin", LIST))
-        await here.time.until(here.time() + 5)
-        assert (reserved(here) == bytes_before) is (heard != "put")
-        here.nodes["c"].service.take_command = commands.command
-        for _ in range(3):
-            await met(here, "abc", 61)
-            for each in here.of.values():
-                each.pinning.check_again()
-        await met(here, "abc", 61)
-        assert reserved(here) == bytes_before
-        assert [len(each.pinning.book.all()) for each in here.of.values()] == [bool(before)] * 3
-
-
-async def test_a_member_that_joins_while_a_pin_is_reserved_hears_of_it_when_it_is_kept(tmp_path: Path) -> None:
-    with room(tmp_path, names="abcd") as here:
-        for node in here.nodes:
-            node.members.ready()
-        await met(here, "abc")
-        commands, gate = here.of["b"].commands, asyncio.Event()
-
-        async def slow(command: Command) -> CommandAnswer:
+        async def deaf(command: Command) -> CommandAnswer:
             if command.verb == "put":
-                await gate.wait()
+                raise PeerFailed("broke")
             return await commands.command(command)
 
-        here.nodes["b"].service.take_command = slow
-        giving = asyncio.ensure_future(here.of["a"].send("PUT", "pin", LIST))
-
-        async def given() -> None:
-            await giving
-
+        here.nodes["c"].service.take_command = deaf
+        await here.time.run(here.of["a"].send("PUT", "pin", LIST))
         await here.time.until(here.time() + 5)
-        await met(here, "abcd")
-        assert not here.of["d"].pinning.book.all()
-        gate.set()
-        await here.time.run(given())
-        await met(here, "abcd", 61)
-        assert all(kept(here, name) == owned(here, name) != set() for name in here.of)
+        assert (await here.time.run(here.of["a"].send("GET", "pin")))["state"] == "running"
+        await met(here, "abc", 61)
+        assert (await here.time.run(here.of["a"].ended("pin")))["state"] == "done"
+        assert kept(here, "c") == owned(here, "c")
+
+
+@pytest.mark.parametrize("before", [b"", A_FEW], ids=["none", "a smaller one"])
+async def test_a_member_of_0_2_may_give_a_pin_back(before: bytes, tmp_path: Path) -> None:
+    """There a pin was reserved by all ("put"), and then begun, or given back ("cancel") for the one before it."""
+    with room(tmp_path) as here:
+        await here.time.run(here.nodes.meet())
+        if before:
+            await pinned(here, "a", before)
+        bytes_before = reserved(here)["c"]
+        await here.time.run(here.of["a"].send("PUT", "pin", LIST))
+        (pin,) = here.of["a"].pinning.book.all()
+        for verb in ("put", "begin"):
+            answer = await here.of["c"].commands.command(Command("a", verb, "pin", "", "mine", LIST, at=pin.at))
+            assert answer.error == ""
+        await here.time.until(here.time() + 5)
+        assert kept(here, "c") == owned(here, "c")
+        # What such a member does with its own part.
+        await here.time.run(here.of["a"].pinning.unpin("", "mine"))
+        if before:
+            await here.time.run(here.of["a"].send("PUT", "pin", before))
+        await here.of["c"].commands.command(Command("a", "cancel", "pin", "", "mine", at=pin.at))
+        await met(here, "abc", 61)
+        assert reserved(here)["c"] == bytes_before
 
 
 async def test_the_blocks_of_a_member_that_leaves_are_kept_by_the_others(tmp_path: Path) -> None:
@@ -263,26 +267,6 @@ async def test_a_member_without_room_for_its_part_says_so(tmp_path: Path) -> Non
         await met(here, "ac", 2 * AWAY_S)
         assert kept(here, "a") | kept(here, "c") == EVERY
         assert (await here.time.run(here.of["a"].send("GET", "pin")))["state"] == "done"
-
-
-async def test_a_pin_whose_leader_falls_silent_is_brought_all_the_same(tmp_path: Path) -> None:
-    with room(tmp_path) as here:
-        await here.time.run(here.nodes.meet())
-        for name in "bc":
-
-            async def deaf(command: Command, commands: MaintenanceCommands = here.of[name].commands) -> CommandAnswer:
-                return CommandAnswer() if command.verb == "begin" else await commands.command(command)
-
-            here.nodes[name].service.take_command = deaf
-        await here.time.run(here.of["a"].send("PUT", "pin", LIST))
-        await here.time.until(here.time() + 5)
-        assert not kept(here, "b") | kept(here, "c")
-        for _ in range(3):
-            await here.time.until(here.time() + 61)
-            for each in here.of.values():
-                each.pinning.check_again()
-        await here.time.until(here.time() + 5)
-        assert all(kept(here, name) == owned(here, name) for name in here.of)
 
 
 async def test_a_warm_up_that_fits_the_members_together_is_brought(tmp_path: Path) -> None:

@@ -48,8 +48,6 @@ _FREE_TIMEOUT_S = 0.25
 _CONTROL_TIMEOUT_S = 2.0
 # A command has a list to be read, or blocks to be dropped from a disk.
 _COMMAND_TIMEOUT_S = 10.0
-# A member that reserves a pin asks for its objects first, of which there may be very many.
-_RESERVE_TIMEOUT_S = 60.0
 # A hop to a thread for fewer bytes would cost more than their copy.
 _BULK_BYTES = 256 * 1024
 # A body of so few bytes comes with its head: a reader gets a small block as a whole, so that nothing of it waits.
@@ -158,11 +156,7 @@ class PeerClient:
         await self._post_to(member, READS_PATH, reads_body(message))
 
     async def command(self, member: Member, command: Command) -> CommandAnswer:
-        reserves = (command.folder, command.verb) == ("pin", "put")
-        body = await self._post_to(
-            member, COMMAND_PATH, command_body(command),
-            timeout_s=_RESERVE_TIMEOUT_S if reserves else _COMMAND_TIMEOUT_S,
-        )  # fmt: skip
+        body = await self._post_to(member, COMMAND_PATH, command_body(command), timeout_s=_COMMAND_TIMEOUT_S)
         try:
             return parse_answer(body)
         except WireError as error:

@@ -15,6 +15,7 @@ COMMAND_BYTES_MAX = 6 * 1024 * 1024
 """The longest body of a command: the longest list of objects, in base64."""
 
 FOLDERS = ("warm", "pin", "evict", "verify", "plan")
+# "begin" of a pin comes from members of 0.2 alone, and changes nothing.
 VERBS = ("put", "get", "cancel", "delete", "begin", "list", "objects")
 
 

@@ -11,7 +11,7 @@
    and reported. They come again with the next read.
 4. In a cluster, a warm-up, an eviction and a verification are passed on to all members (`Together`). A warm-up brings
    the blocks that this member owns (`OwnPart`), and the progress is the sum of all parts.
-5. In a cluster, all members know all pins, and each reserves the blocks that it owns (`PinsTogether`).
+5. In a cluster, all members know all pins, and each keeps the blocks that it owns (`PinsTogether`).
 """
 
 from outrider.engine.maintenance.pinning import Pinning

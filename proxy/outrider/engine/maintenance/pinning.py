@@ -48,9 +48,6 @@ class Pinning:
         self.book = Book(keeps_ended=True)
         self._refused: set[tuple[str, str]] = set()
         self._check_again_at = 0.0
-        # Pins that are reserved and not begun: now, and when it was last looked.
-        self._waiting: set[tuple[str, str]] = set()
-        self._waited: set[tuple[str, str]] = set()
         self._is_dividing = False
         self.ended: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Pins that are over, by owner and name, and when they ended: saved with the pins (see `PinsTogether`)."""
@@ -66,11 +63,10 @@ class Pinning:
             NoRoom: they do not fit next to the other pins; nothing has changed.
             S3Error: the origin does not have all of them, or the pin could not be saved.
         """
-        await self.find(pin)
-        await self.reserve(pin)
-        self.begin(pin)
+        await self._find(pin)
+        await self._keep(pin)
 
-    async def find(self, pin: Warmup) -> None:
+    async def _find(self, pin: Warmup) -> None:
         """Learn the sizes and ETags of all objects that the pin's list names. Raises S3Error, as `pin`."""
         warmup_runner = self._warmup_runner
         pin.part = warmup_runner.kept_part()
@@ -81,9 +77,9 @@ class Pinning:
         await warmup_runner.size_by_list(pin)
         await warmup_runner.each(list(pin.items.values()), _QUESTIONS_AT_ONCE, lambda item: self._ask(pin, item))
 
-    async def reserve(self, pin: Warmup) -> Warmup | None:
-        """Reserve room for the objects of the pin, whose sizes are known, and save it. Returns the pin that it
-        replaces. Raises S3Error, as `pin`."""
+    async def _keep(self, pin: Warmup) -> None:
+        """Reserve room for the objects of the pin, whose sizes are known, save it in place of the one before, and begin
+        to bring them. Raises S3Error, as `pin`."""
         warmup_runner = self._warmup_runner
         room_bytes = await warmup_runner.store.most_bytes()
         shares = await self._shares(pin)
@@ -99,7 +95,6 @@ class Pinning:
                 self.book.pop(pin.owner, pin.name)
             raise
         self._refused.discard((pin.owner, pin.name))
-        self._waiting.add((pin.owner, pin.name))
         if before is not None:
             warmup_runner.cancel(before)
         try:
@@ -107,43 +102,24 @@ class Pinning:
         except OSError as error:
             self._release(pin)
             raise ServiceUnavailable(f"The pin cannot be written to the cache directory: {error}.") from error
-        return before
+        self._begin(pin)
 
-    def begin(self, pin: Warmup) -> None:
+    def _begin(self, pin: Warmup) -> None:
         """Bring the objects of the pin, which are reserved."""
         if self._is_reserved(pin) and pin.task is None and self.is_resumed:
-            self._waiting.discard((pin.owner, pin.name))
             self._warmup_runner.begin(pin, expand=False)
 
-    def is_waiting(self, pin: Warmup) -> bool:
-        """Whether it is reserved, and not begun."""
-        return (pin.owner, pin.name) in self._waiting
-
-    async def give_back(self, pin: Warmup, before: Warmup | None) -> None:
-        """Take the reservation of the pin back; `before` is kept in its place again."""
-        if self.book.get(pin.owner, pin.name) is not pin:
-            return
-        self._release(pin)
-        if before is None:
-            await self._written()
-        else:
-            await self.adopt(before)
-
     async def adopt(self, pin: Warmup) -> None:
-        """Keep a pin that other members keep, or one that was kept before. If its part does not fit here, it is kept
-        without a reservation until it does. Raises ServiceUnavailable: it could not be saved."""
-        pin.again(self._warmup_runner.clock())
-        pin.task = None
+        """Keep a pin that other members keep. If its part does not fit here, it is kept without a reservation until it
+        does. Raises ServiceUnavailable: it could not be saved."""
         try:
-            await self.reserve(pin)
+            await self._keep(pin)
         except NoRoom as error:
             if (before := self.book.get(pin.owner, pin.name)) is not None:
                 self._release(before)
             self.book.put(pin)
             self._refuse(pin, error)
             await self._written()
-        else:
-            self.begin(pin)
 
     async def unpin(self, owner: str, name: str) -> None:
         """The pin ends. Its objects stay in the cache until room is needed."""
@@ -197,16 +173,12 @@ class Pinning:
             return
         self._check_again_at = now + _CHECK_AGAIN_S
         for pin in self.book.all():
-            if (pin.owner, pin.name) in self._waited & self._waiting:
-                # The member that had it reserved went away before it said that all members have.
-                self.begin(pin)
             if pin.progress.state in (State.DONE, State.FAILED) and (pin.owner, pin.name) not in self._refused:
                 self._warmup_runner.counted(pin, at_once=True)
                 progress = pin.progress
                 if progress.objects < progress.wanted_objects or progress.bytes < progress.wanted_bytes:
                     pin.again(now)
                     self._warmup_runner.begin(pin, expand=False)
-        self._waited = set(self._waiting)
 
     # -- in a cluster -------------------------------------------------------------------------------------------------
 
@@ -267,8 +239,7 @@ class Pinning:
                 return
             self._refused.discard(key)
         pin.need_bytes = pins.bytes_of(key)
-        if not self.is_waiting(pin):
-            self.begin(pin)
+        self._begin(pin)
 
     def _is_reserved(self, pin: Warmup) -> bool:
         return self.book.get(pin.owner, pin.name) is pin and not self._is_refused(pin)
@@ -329,7 +300,6 @@ class Pinning:
         self._warmup_runner.cancel(pin)
         self._warmup_runner.pins.unpin((pin.owner, pin.name))
         self._refused.discard((pin.owner, pin.name))
-        self._waiting.discard((pin.owner, pin.name))
         self.book.pop(pin.owner, pin.name)
 
     async def _written(self) -> None:

@@ -1,17 +1,18 @@
 """Pins that the members of a cluster keep together: each member keeps the blocks that it owns.
 
-All members know all pins. The member that a client asked has all of them reserve their parts before any of them brings
-a block. If one cannot, all give back. Members ask each other for their pins at a start and from time to time, so that
-one that was away hears of those that were given or ended meanwhile. The later one of two accounts of a pin holds.
+All members know all pins. The member that a client asked reserves its own part, or refuses the pin. Then it tells the
+others, which keep theirs; a part that does not fit makes the pin `failed`. Members ask each other for their pins at a
+start and from time to time, so that one that was away hears of those that were given or ended meanwhile. The later one
+of two accounts of a pin holds.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from outrider.core.cluster.command_messages import Command, CommandAnswer
+from outrider.core.cluster.command_messages import Command
 from outrider.core.cluster.pin_messages import (
     OBJECTS_MAX,
     PinPage,
@@ -52,33 +53,20 @@ class PinsTogether:
         self._elsewhere = elsewhere
         self._pinning = pinning
         self._runtime = runtime
-        # Pins that another member leads, and that all members are to reserve first; each with the one before it.
-        self._reserved: dict[Key, tuple[Warmup, Warmup | None]] = {}
         # When each process was last asked for its pins, by member and boot.
         self._asked: dict[tuple[str, int], float] = {}
 
     # -- for clients of this member -----------------------------------------------------------------------------------
 
     async def pin(self, pin: Warmup) -> None:
-        """As `Pinning.pin`, at all members. Raises S3Error: NoRoom if a part does not fit."""
-        self._check_all_there()
+        """As `Pinning.pin`, for the part of this member; the others hear of the pin. Raises S3Error."""
         pin.at = max(pin.at, self._known_at(pin.owner, pin.name) + _LATER_S)
-        await self._pinning.find(pin)
         try:
-            before = await self._pinning.reserve(pin)
+            await self._pinning.pin(pin)
         except NoRoom as error:
             raise NoRoom(f"The member {self._elsewhere.view.me.name}: {error.text}") from error
-        told = Command("", "put", "pin", pin.owner, pin.name, pin.body, at=pin.at)
-        answers = await self._elsewhere.ask(told)
-        try:
-            _check_reserved(answers)
-            self._check_all_there()
-        except S3Error:
-            await self._elsewhere.ask(Command("", "cancel", "pin", pin.owner, pin.name, at=pin.at))
-            await self._given_back(pin, before)
-            raise
-        self._pinning.begin(pin)
-        await self._elsewhere.ask(Command("", "begin", "pin", pin.owner, pin.name, at=pin.at))
+        # One that does not hear this asks for all pins by and by.
+        await self._elsewhere.ask(Command("", "put", "pin", pin.owner, pin.name, pin.body, at=pin.at))
 
     async def unpin(self, owner: str, name: str, now: float) -> None:
         """The pin ends at all members; one that is away hears of it later. `now`: seconds since 1970."""
@@ -92,63 +80,46 @@ class PinsTogether:
     async def told(self, pin: Warmup) -> dict[str, Any]:
         """The progress of all members together."""
         answers = await self._elsewhere.ask(Command("", "get", "pin", pin.owner, pin.name))
-        parts = [self._pinning.told(pin), *(_part(*answer) for answer in answers)]
+        view, parts = self._elsewhere.view, [_named(self._elsewhere.view.me.name, self._pinning.told(pin))]
+        for member, answer in answers:
+            if answer is not None and answer.error:
+                parts.append(failed_part(member, answer.error))
+            elif answer is None or answer.told is None or answer.told.get("at") not in (None, pin.at):
+                # It has not heard of this pin yet.
+                parts.append(UNANSWERED)
+            else:
+                parts.append(_named(member, answer.told))
         # A part that nobody tells of is not done.
-        parts += [UNANSWERED for _ in self._away()]
+        others = (each.name for each in view.ring.members if each.name != view.me.name)
+        parts += [UNANSWERED for name in others if name not in view.alive]
         reserved = sum(part.get("reserved_bytes", 0) for part in parts)
         return {**warmup_sum(parts), "reserved_bytes": reserved}
 
-    def _away(self) -> list[str]:
-        view = self._elsewhere.view
-        return [each.name for each in view.ring.members if each.name not in view.alive and each.name != view.me.name]
-
-    def _check_all_there(self) -> None:
-        if away := self._away():
-            raise ServiceUnavailable(f"The member {away[0]} is away: it cannot reserve its part now.")
-
     # -- from other members -------------------------------------------------------------------------------------------
 
-    async def take(self, pin: Warmup, leader: str) -> None:
-        """Reserve this member's part of a pin that `leader` was given. Raises S3Error."""
-        await self._learn_objects(pin, leader)
-        self._reserved[pin.owner, pin.name] = pin, await self._pinning.reserve(pin)
-
     async def command(self, command: Command) -> dict[str, Any] | None:
-        """All commands but `put`. Raises S3Error."""
+        """Raises S3Error."""
         owner, name = command.owner, command.name
         pin = self._pinning.book.get(owner, name)
         if command.verb == "list":
             return self._list()
         if command.verb == "objects":
             return None if pin is None else _page(pin, command.body)
-        if command.verb == "begin" and pin is not None and pin.at == command.at:
-            self._reserved.pop((owner, name), None)
-            self._pinning.begin(pin)
-        elif command.verb == "cancel" and pin is not None and pin.at == command.at:
-            _, before = self._reserved.pop((owner, name), (pin, None))
-            await self._given_back(pin, before)
-        elif command.verb == "delete":
+        if command.verb == "put":
+            told = PinTold(owner, name, command.at, has_ended=False)
+            self._runtime.spawn(self._hear([told], command.sender), f"pin {name}")
+        elif command.verb in ("delete", "cancel"):
+            # "cancel": a member of 0.2 gives a pin back. It has a later account of the one before it, if there is one.
             await self._end(owner, name, command.at)
-        pin = self._pinning.book.get(owner, name)
-        return None if pin is None else self._pinning.told(pin, PART_NAMES_MAX)
+            pin = self._pinning.book.get(owner, name)
+        return None if pin is None else {**self._pinning.told(pin, PART_NAMES_MAX), "at": pin.at}
 
     def _list(self) -> dict[str, Any]:
-        # One that is being reserved may be given back yet.
-        kept = [pin for pin in self._pinning.book.all() if not self._pinning.is_waiting(pin)]
-        pins = [PinTold(pin.owner, pin.name, pin.at, has_ended=False) for pin in kept]
+        pins = [PinTold(pin.owner, pin.name, pin.at, has_ended=False) for pin in self._pinning.book.all()]
         return pins_told([*pins, *(PinTold(*key, at, has_ended=True) for key, at in self._pinning.ended.items())])
-
-    async def _given_back(self, pin: Warmup, before: Warmup | None) -> None:
-        # A member that did not hear that all give back has the pin still, until it is told of a later account.
-        if before is None:
-            self._note_end((pin.owner, pin.name), pin.at + _LATER_S)
-        else:
-            before.at = pin.at + _LATER_S
-        await self._pinning.give_back(pin, before)
 
     async def _end(self, owner: str, name: str, at: float) -> None:
         self._note_end((owner, name), at)
-        self._reserved.pop((owner, name), None)
         pin = self._pinning.book.get(owner, name)
         if pin is not None and pin.at <= at:
             await self._pinning.unpin(owner, name)
@@ -180,14 +151,22 @@ class PinsTogether:
     async def _learn(self, process: tuple[str, int]) -> None:
         member = process[0]
         for _, answer in await self._elsewhere.ask(Command("", "list", "pin", "", "all"), member):
+            if answer is None or answer.told is None:
+                self._asked.pop(process, None)
+                continue
             try:
-                if answer is None or answer.told is None:
-                    self._asked.pop(process, None)
-                    continue
-                for pin in parse_pins(answer.told):
-                    await self._heard(pin, member)
-            except (WireError, S3Error) as error:
+                pins = parse_pins(answer.told)
+            except WireError as error:
                 log.warning("pins of a member are not kept", extra={"peer": member, "error": str(error)})
+            else:
+                await self._hear(pins, member)
+
+    async def _hear(self, pins: Iterable[PinTold], member: str) -> None:
+        try:
+            for pin in pins:
+                await self._heard(pin, member)
+        except S3Error as error:
+            log.warning("pins of a member are not kept", extra={"peer": member, "error": str(error)})
 
     async def _heard(self, told: PinTold, member: str) -> None:
         if told.at <= self._known_at(told.owner, told.name):
@@ -234,19 +213,7 @@ def _page(pin: Warmup, body: bytes) -> dict[str, Any]:
     return page_told(PinPage(pin.client, pin.at, b"" if start else pin.body, some, start + len(some) < len(items)))
 
 
-def _check_reserved(answers: Sequence[tuple[str, CommandAnswer | None]]) -> None:
-    """Raises S3Error: a member did not reserve its part."""
-    short = [f"The member {name}: {answer.error}" for name, answer in answers if answer and answer.code == NoRoom.code]
-    if short:
-        raise NoRoom(" ".join(short))
-    for name, answer in answers:
-        if answer is None or answer.error:
-            why = "it does not answer" if answer is None else answer.error
-            raise ServiceUnavailable(f"The member {name} did not reserve its part: {why}.")
-
-
-def _part(member: str, answer: CommandAnswer | None) -> Any:
-    if answer is not None and answer.error:
-        return failed_part(member, answer.error)
-    # A member that does not know of the pin yet will hear of it.
-    return UNANSWERED if answer is None or answer.told is None else answer.told
+def _named(member: str, part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part, with the name of the member in the place of the object in a failure that is about no object."""
+    failures = part.get("failures", ())
+    return {**part, "failures": [{**each, "object": each["object"] or f"the part of {member}"} for each in failures]}

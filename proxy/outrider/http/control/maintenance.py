@@ -9,7 +9,7 @@
     DELETE  warm/<name>     cancels it; a warm-up that has ended is forgotten. pin/<name>: unpins
 
 In a cluster each member carries a command out for the blocks that it has or owns, and the progress is the sum. A pin is
-reserved by all members, or refused.
+`failed` while a part of it does not fit at another member.
 
 A client key may name the objects that it may read, and sees its own commands alone.
 """
@@ -151,7 +151,7 @@ class MaintenanceCommands:
     async def _do(self, command: Command) -> dict[str, Any] | None:
         owner, folder, name = command.owner, command.folder, command.name
         if folder == "pin":
-            return await self._keep_part(command)
+            return None if self._together is None else await self._together.pins.command(command)
         if command.verb == "put":
             who = self._access.owner(owner)
             if who is None:
@@ -170,22 +170,6 @@ class MaintenanceCommands:
         elif command.verb == "delete":
             await self._delete(owner, folder, name)
         return self._part(owner, folder, name)
-
-    async def _keep_part(self, command: Command) -> dict[str, Any] | None:
-        """This member's part of a pin."""
-        if self._together is None:
-            return None
-        if command.verb == "put":
-            owner = command.owner
-            who = self._access.owner(owner)
-            if who is None:
-                raise AccessDenied("the member does not know the client key")
-            wanted, now = await self._readable(command.body, who), self._warmup_runner.clock()
-            client = who.client.name if who.client else ""
-            pin = Warmup(owner, client, command.name, command.body, command.at, wanted, _may(who), Progress(now),
-                         TokenBucket(0.0, now))  # fmt: skip
-            await self._together.pins.take(pin, command.sender)
-        return await self._together.pins.command(command)
 
     def _part(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
         """This member's part of the progress."""
