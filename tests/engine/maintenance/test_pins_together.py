@@ -173,7 +173,7 @@ async def test_a_member_of_0_2_may_give_a_pin_back(before: bytes, tmp_path: Path
             assert answer.error == ""
         await here.time.until(here.time() + 5)
         assert kept(here, "c") == owned(here, "c")
-        # What such a member does with its own part.
+        # So does such a member with its own part.
         await here.time.run(here.of["a"].pinning.unpin("", "mine"))
         if before:
             await here.time.run(here.of["a"].send("PUT", "pin", before))
