@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 
 class Reservation(Protocol):
-    """The store's side of a block that is being written: `reserve` took its bytes; one call here ends that."""
+    """The store's side of a block that is being written: `reserve` took its bytes; one call here ends that.
+    A Protocol, as the store imports this module."""
 
     def landed(
         self, meta: BlockMeta, disk_bytes: int, file: OpenFile, kind: Kind | None, content: bytes | None

@@ -14,9 +14,10 @@ from binascii import a2b_base64
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import md5, sha1, sha256, sha512
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from outrider.core.errors import BadDigest, InvalidArgument, InvalidRequest
+from outrider.core.s3.checksums import Hash
 from outrider.core.s3.encoding import canonical_values
 
 if TYPE_CHECKING:
@@ -140,11 +141,6 @@ def trailer_names_of(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
     return names
 
 
-class _Hash(Protocol):
-    def update(self, data: bytes | memoryview, /) -> None: ...
-    def digest(self) -> bytes: ...
-
-
 class _Crc32:
     def __init__(self) -> None:
         self._crc = 0
@@ -156,15 +152,15 @@ class _Crc32:
         return self._crc.to_bytes(4, "big")
 
 
-def _md5() -> _Hash:
+def _md5() -> Hash:
     return md5(usedforsecurity=False)
 
 
-def _sha1() -> _Hash:
+def _sha1() -> Hash:
     return sha1(usedforsecurity=False)
 
 
-_HASHES: dict[str, Callable[[], _Hash]] = {
+_HASHES: dict[str, Callable[[], Hash]] = {
     "content-md5": _md5,
     "x-amz-checksum-crc32": _Crc32,
     "x-amz-checksum-md5": _md5,

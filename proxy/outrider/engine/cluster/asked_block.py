@@ -29,7 +29,7 @@ LEFT_OUT = "left_out"
 
 
 class Reads(Protocol):
-    """The reads of members, as far as one block needs them."""
+    """The reads of members, as far as one block needs them. A Protocol, as `peer_reader` imports this module."""
 
     layout: BlockLayout
     transport: PeerTransport

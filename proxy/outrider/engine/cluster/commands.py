@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class CommandsElsewhere:
-    """Implements `engine.maintenance.together.Elsewhere`."""
+    """The other members of this node's cache, as maintenance commands need them."""
 
     def __init__(self, view: Callable[[], View], transport: PeerTransport) -> None:
         self._view = view
@@ -28,6 +28,8 @@ class CommandsElsewhere:
         return self._view()
 
     async def ask(self, command: Command, only: str | None = None) -> Sequence[tuple[str, CommandAnswer | None]]:
+        """The answer of each other member of the ring that is there, with its name; None: it gave none. `only`: ask
+        this one alone. The sender is filled in."""
         view = self._view()
         members = [
             view.alive[each.name]

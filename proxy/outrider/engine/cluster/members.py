@@ -17,6 +17,7 @@ from outrider.core.cluster.membership import Membership
 from outrider.core.cluster.peer_health import PeersHealth
 from outrider.core.cluster.peer_messages import Forget, PeerFailed
 from outrider.core.cluster.view import Change, View
+from outrider.engine.cluster.forgets import Forgets
 from outrider.engine.tasks.runtime import Runtime, within
 from outrider.metrics import Metrics
 from outrider.ports import Clock, MemberSource, PeerTransport
@@ -34,28 +35,8 @@ _GOODBYE_S = 0.25
 _LEVELS = {"left out": logging.WARNING, "list doubted": logging.WARNING, "name used twice": logging.ERROR}
 
 
-class Forgetting(Protocol):
-    """The forgets, as far as the members need them."""
-
-    unheard: Callable[[Member], None]
-    """Called with a member that did not confirm a forget."""
-
-    @property
-    def last(self) -> int:
-        """The number of the last forget that this node sent."""
-        ...
-
-    def heard(self, hello: Hello) -> None:
-        """A member told the number of its last forget."""
-        ...
-
-    def told(self, message: Forget, *, counts: bool) -> None:
-        """A member is about to write, or has written. `counts`: its numbers are heeded."""
-        ...
-
-
 class Keeper(Protocol):
-    """Keeps the last good list of members in the cache directory."""
+    """Keeps the last good list of members in the cache directory. A Protocol, as an adapter implements it."""
 
     async def save(self, kept: object) -> None:
         """Never fails."""
@@ -66,7 +47,7 @@ class Members:
     """Owns the tasks of the membership. All on the engine's loop."""
 
     def __init__(
-        self, membership: Membership, boot: int, source: MemberSource, transport: PeerTransport, forgets: Forgetting,
+        self, membership: Membership, boot: int, source: MemberSource, transport: PeerTransport, forgets: Forgets,
         keeper: Keeper | None, runtime: Runtime, wall_clock: Clock, chance: Callable[[], float], metrics: Metrics,
     ) -> None:  # fmt: skip
         """`boot`: see `Hello`. `keeper` None: the cache ends with the process. `chance`: numbers from 0 to 1, for

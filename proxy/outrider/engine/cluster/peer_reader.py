@@ -11,17 +11,15 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from cachetools import TTLCache
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.peer_health import PeersHealth
 from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead, ReadClass
-from outrider.core.cluster.view import View
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.asked_block import LEFT_OUT, AskedBlock
+from outrider.engine.cluster.members import Members
 from outrider.engine.cluster.peer_watch import LATE_S, PeerWatch, WatchedRead
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.peer_block import PeerBlock
@@ -47,28 +45,6 @@ _REFUTED_MAX = 10_000
 # Failures after which the bucket is asked for a block that no other member can bring: the object has changed, or the
 # member's process has gone.
 _NOBODY_HAS_IT = frozenset(("changed", "connect"))
-
-
-class Members(Protocol):
-    """The cluster, as far as reads need it."""
-
-    @property
-    def view(self) -> View: ...
-
-    @property
-    def health(self) -> PeersHealth: ...
-
-    def failed(self, member: Member, why: str) -> None:
-        """A read failed. `why`: of `PeerFailed`."""
-        ...
-
-    def lost(self, member: Member) -> None:
-        """It neither replies nor answers a hello."""
-        ...
-
-    async def greet(self, member: Member) -> None:
-        """Raises PeerFailed."""
-        ...
 
 
 class PeerReads:

@@ -8,7 +8,6 @@ answer each other, without a loop and without a deadlock.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Protocol
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
@@ -20,12 +19,13 @@ from outrider.core.cluster.read_messages import ReadsTold
 from outrider.core.cluster.share_messages import DatasetShare
 from outrider.core.errors import OriginBroke, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
+from outrider.engine.cluster.members import Members
 from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.fill.block_source import BlockSource, Part
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.fill.peer_block import PeerBlock
 from outrider.engine.read.body_pieces import BodyParts, BodyRead, ReaderCount
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
@@ -37,36 +37,12 @@ from outrider.ports import BlockStore, Clock
 _FILLS_MAX = 2
 
 
-class Members(Protocol):
-    """The cluster, as far as the service needs it."""
-
-    def met(self, theirs: Hello) -> Hello:
-        """A member greeted this one. Returns the greeting of this one."""
-        ...
-
-    def told(self, message: Forget) -> None:
-        """Forget the names."""
-        ...
-
-
-class OtherOwners(Protocol):
-    """Tells who had a block that this member owns now, and counts blocks that it does not own."""
-
-    def previous(self, version: ObjectVersion, index: int) -> PeerBlock | None:
-        """How the block is asked of the member that had it; None: nobody is to be asked."""
-        ...
-
-    def gave_up(self, ref: ObjectRef, index: int, why: str) -> None:
-        """This member is about to ask the bucket for the block."""
-        ...
-
-
 class PeerService:
     """Answers the other members. All on the engine's loop."""
 
     def __init__(
         self, layout: BlockLayout, source: BlockSource, versions: VersionCache, store: BlockStore, flights: FlightTable,
-        contents: ContentVerification, version_lookup: VersionLookup, owners: OtherOwners, members: Members,
+        contents: ContentVerification, version_lookup: VersionLookup, owners: PeerReads, members: Members,
         metrics: Metrics, clock: Clock,
     ) -> None:  # fmt: skip
         self._layout = layout
@@ -198,7 +174,7 @@ class _PeerRead(BodyRead):
     """The bytes of a part of one block, from the nearest place that waits for no peer."""
 
     def __init__(
-        self, read: PeerRead, version: ObjectVersion, extent: Extent, since: int, parts: BodyParts, owners: OtherOwners
+        self, read: PeerRead, version: ObjectVersion, extent: Extent, since: int, parts: BodyParts, owners: PeerReads
     ) -> None:  # fmt: skip
         super().__init__(version, extent, since, parts)
         self._read = read

@@ -28,7 +28,7 @@ from outrider.core.maintenance.object_list import parse_list
 from outrider.core.maintenance.progress import Progress
 from outrider.core.maintenance.sums import PART_NAMES_MAX, UNANSWERED, failed_part, warmup_sum
 from outrider.core.origin.token_bucket import TokenBucket
-from outrider.engine.maintenance.elsewhere import Elsewhere
+from outrider.engine.cluster.commands import CommandsElsewhere
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
 from outrider.engine.tasks.runtime import Runtime
@@ -49,7 +49,7 @@ _LATER_S = 0.001
 class PinsTogether:
     """Called on the engine's thread."""
 
-    def __init__(self, elsewhere: Elsewhere, pinning: Pinning, runtime: Runtime) -> None:
+    def __init__(self, elsewhere: CommandsElsewhere, pinning: Pinning, runtime: Runtime) -> None:
         self._elsewhere = elsewhere
         self._pinning = pinning
         self._runtime = runtime

@@ -15,7 +15,7 @@ from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.errors import ServiceUnavailable
 from outrider.core.maintenance.progress import State
 from outrider.core.maintenance.sums import UNANSWERED, failed_part
-from outrider.engine.maintenance.elsewhere import Elsewhere
+from outrider.engine.cluster.commands import CommandsElsewhere
 from outrider.engine.maintenance.own_part import OwnPart
 from outrider.engine.maintenance.pins_together import PinsTogether
 from outrider.engine.maintenance.warmup import Book, Warmup
@@ -34,7 +34,7 @@ class Together:
     """Called on the engine's thread."""
 
     def __init__(
-        self, elsewhere: Elsewhere, warmups: Book, runner: WarmupRunner, runtime: Runtime, pins: PinsTogether
+        self, elsewhere: CommandsElsewhere, warmups: Book, runner: WarmupRunner, runtime: Runtime, pins: PinsTogether
     ) -> None:  # fmt: skip
         self._elsewhere = elsewhere
         self._warmups = warmups

@@ -39,6 +39,8 @@ _CONFIGURATION, _SECRET = "MutatingWebhookConfiguration", "Secret"
 
 
 class Certifier(Protocol):
+    """A Protocol, as an adapter implements it."""
+
     def authority(self, validity: Validity) -> Issued: ...
 
     def server(self, names: frozenset[str], by: Issued, validity: Validity) -> Issued:

@@ -7,7 +7,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider import __version__
 from outrider.core.ahead.planner import Planner
@@ -20,6 +20,9 @@ from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.status.overview import Overview
 from outrider.metrics import SOURCES, Metrics
 from outrider.settings import Settings
+
+if TYPE_CHECKING:
+    from outrider.engine.status.cluster_part import ClusterPart
 
 # Settings that the document repeats.
 _SETTINGS_SHOWN = (
@@ -42,7 +45,8 @@ _FOR_CLIENTS = (
 
 
 class Process(Protocol):
-    """The running proxy: where it listens, and how far its start is."""
+    """The running proxy: where it listens, and how far its start is. A Protocol, as the two below: higher floors and
+    adapters implement them."""
 
     listen: str
     ready: bool
@@ -80,12 +84,6 @@ class Store(Protocol):
     def __len__(self) -> int: ...
 
 
-class Cluster(Protocol):
-    """See `cluster_part.ClusterPart`, which is not imported by a node that is alone."""
-
-    def document(self) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Cache:
     """The parts of the cache whose sizes are shown."""
@@ -120,7 +118,7 @@ class StatusDocument:
 
     def __init__(
         self, process: Process, settings: Settings, metrics: Metrics, cache: Cache, port: Port, planner: Planner,
-        overview: Overview, maintenance: Maintenance, cluster: Cluster | None = None,
+        overview: Overview, maintenance: Maintenance, cluster: ClusterPart | None = None,
     ) -> None:  # fmt: skip
         """`cluster` None: the node is alone."""
         self._process = process

@@ -71,7 +71,7 @@ class _Outcome:
 
 
 class Elsewhere(Protocol):
-    """The other members of the cluster."""
+    """The other members of the cluster. A Protocol, as `engine.cluster` stands above."""
 
     async def tell(self, names: Sequence[Name], *, in_doubt: bool = False) -> None:
         """Make them forget the names. Returns when they have, or after a while, and never fails. `in_doubt`: it is not

@@ -28,7 +28,8 @@ from outrider.ports import BodyInThread, Buffer, Chunks
 
 
 class BodyOnSocket(Protocol):
-    """The bytes of a body as they come on the wire, for a thread. `begin` and `end`: as `ports.BodyInThread`."""
+    """The bytes of a body as they come on the wire, for a thread. `begin` and `end`: as `ports.BodyInThread`.
+    A Protocol, as `http` implements it."""
 
     def begin(self) -> bool: ...
 

@@ -11,7 +11,7 @@ from outrider.ports import Name
 
 
 class WrittenNames(Protocol):
-    """A file with the names that were written through this proxy."""
+    """A file with the names that were written through this proxy. A Protocol, as an adapter implements it."""
 
     @property
     def is_whole(self) -> bool:

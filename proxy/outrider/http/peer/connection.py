@@ -34,7 +34,7 @@ _LINGER_S = 1.0
 
 
 class ConnectionPort(Protocol):
-    """The port as one of its connections sees it."""
+    """The port as one of its connections sees it. A Protocol, as `server` imports this module."""
 
     handler: PeerHandler
     is_ending: bool

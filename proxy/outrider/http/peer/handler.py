@@ -67,7 +67,7 @@ class PeerService(Protocol):
 
 
 class OnPort(Protocol):
-    """The connection that a request came on."""
+    """The connection that a request came on. A Protocol, as `connection` imports this module."""
 
     wire: Sender
     introduced: asyncio.Event

@@ -16,8 +16,7 @@ once (`Begun`), a hit that waits for the disk (`ColdHit`), and the verified send
 it could not answer (`Recognised`). The last one is bound to the exact bytes of the request, so nothing that was found
 out about one request can be used for another on the same connection.
 
-`exchange.Exchange` is a request on the slow path with the facts for its log line. `port` has the Protocols by which a
-connection knows the server.
+`exchange.Exchange` is a request on the slow path with the facts for its log line.
 
 Entry point: `server.S3Server`. Nothing is re-exported here, so that importing one module does not load the others.
 """

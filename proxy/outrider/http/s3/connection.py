@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from concurrent.futures import Executor
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiohttp import StreamReader
 from aiohttp.http_parser import HttpParser, HttpRequestParser
@@ -16,7 +17,8 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 from aiohttp.web_server import Server
 
-from outrider.http.s3.port import ConnectionPort
+from outrider.http.s3.fast_path import FastPath
+from outrider.http.s3.handler import S3Handler
 from outrider.http.s3.slow_path_handoff import DISK_WAIT_S, Begun, ColdHit, Recognised
 from outrider.http.wire.parser_guard import NoParser, guarded, refused_for
 from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
@@ -25,6 +27,35 @@ from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
 _HEAD_BYTES_MAX = 64 * 1024
 # A connection beyond the limit has this long to send its request and to be refused.
 _TURNED_AWAY_S = 2.0
+
+
+class ConnectionPort(Protocol):
+    """The port as one of its connections sees it. A Protocol, as `server` imports this module."""
+
+    handler: S3Handler
+    fast_path: FastPath
+    client_timeout_s: float
+    is_ending: bool
+    """A connection that is made from now on serves one request."""
+
+    @property
+    def readers(self) -> Executor:
+        """The threads that wait for the disk."""
+        ...
+
+    @property
+    def spare_connections(self) -> int:
+        """How many more clients may connect; a negative number counts the connections that are being turned away."""
+        ...
+
+    @property
+    def turned_away_max(self) -> int:
+        """At most this many connections beyond the limit are refused with a reply, which costs little; more are cut."""
+        ...
+
+    def left_alone(self, request: asyncio.Task[None]) -> None:
+        """The client of this request left. The request goes on, because a write under way must not be broken off."""
+        ...
 
 
 class Connection(RequestHandler):

@@ -86,7 +86,7 @@ class ColdHit:
 
 
 class Caller(Protocol):
-    """A client's connection as the request handler sees it."""
+    """A client's connection as the request handler sees it. A Protocol, as `connection` imports the handler."""
 
     begun: Begun | None
     """A reply that the fast path began to the request that is handled next."""

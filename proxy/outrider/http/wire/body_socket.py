@@ -25,7 +25,8 @@ _PIECE_BYTES = 256 * 1024
 
 
 class Reading(Protocol):
-    """The part of a connection that gives its reading away. On the event loop's thread."""
+    """The part of a connection that gives its reading away. On the event loop's thread. A Protocol, as `s3` stands
+    above."""
 
     def second_socket(self) -> socket.socket | None:
         """A duplicate of the client's socket, for the caller to close. None: its bytes are not the body's (TLS), or no

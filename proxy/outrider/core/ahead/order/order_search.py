@@ -54,7 +54,7 @@ _AT_ONCE = 1024
 
 
 class SearchedDataset(Protocol):
-    """A dataset as far as a search needs it."""
+    """A dataset as far as a search needs it. A Protocol, as datasets stand above orders."""
 
     to_search: list[Epoch]
     names: Names
