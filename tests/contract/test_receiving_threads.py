@@ -70,11 +70,11 @@ class World:
     """An origin that threads receive from. `receivers`: how many."""
 
     def __init__(self, scripted: Scripted, origin: HttpOrigin, metrics: Metrics, receivers: int) -> None:
-        assert origin._bulk is not None
+        assert origin._client is not None
         self.scripted = scripted
         self.origin = origin
         self.metrics = metrics
-        self.client: BulkClient = origin._bulk
+        self.client: BulkClient = origin._client.bulk
         self._receivers = receivers
         self._files = files()
 
@@ -93,9 +93,9 @@ class World:
         sink = Kept()
         await self.receive(sink)
         assert sink.data == DATA
-        assert sum(len(idle) for idle in self.client._idle.values()) == 1, "received by a thread"
+        assert len(self.client.idle) == 1, "received by a thread"
         assert len(self.client._threads._threads) <= self._receivers
-        self.client.close_idle()
+        self.client.idle.close()
         await until(lambda: files() <= self._files)
         assert not self.scripted.replies
 
@@ -300,7 +300,6 @@ async def test_garbage_is_an_origin_that_broke(garbage: bytes) -> None:
             for status in ("none", "200", "206")
         ]
         assert sum(counted) == len(sinks)
-        world.client._unfit.clear()
         world.scripted.replies.clear()
         world.scripted.closes = False
         await world.nothing_is_left()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.adapters.origin import blocking_exchange, bulk_client
+from outrider.adapters.origin import blocking_connection, bulk_client
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.origin.pass_on import pass_on
 from outrider.core.auth.sigv4 import Credentials
@@ -60,7 +60,7 @@ def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(threading.current_thread().name)
         return pass_on(*args)
 
-    monkeypatch.setattr(blocking_exchange, "pass_on", told)
+    monkeypatch.setattr(blocking_connection, "pass_on", told)
     return names
 
 

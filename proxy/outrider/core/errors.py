@@ -7,6 +7,7 @@ Source of codes and statuses: S3 API reference, "List of error codes".
 from __future__ import annotations
 
 from copy import copy
+from enum import Enum, auto
 from math import ceil
 
 
@@ -176,6 +177,19 @@ class WrongDigest(Signal):
     """The bytes of a block do not have the digest that the peer told that sent them. None of them is kept."""
 
 
+class Broke(Enum):
+    """How an exchange with a server ended without a whole reply."""
+
+    CONNECT = auto()
+    """No connection."""
+    LATE = auto()
+    """Nothing came for too long."""
+    UNREADABLE = auto()
+    """The reply is not HTTP, or says two things about where it ends."""
+    OTHER = auto()
+    """The connection ended, or the request was given up."""
+
+
 class OriginBroke(Signal):
     """The origin gave no reply, or stopped in the middle of one. The text says how, and holds no secret.
 
@@ -183,8 +197,11 @@ class OriginBroke(Signal):
     nor away, and will most likely fail in the same way as long as anybody waits.
     """
 
-    def __init__(self, *args: object, retry_after_s: float = 0.0, lasting: bool = False) -> None:
+    def __init__(
+        self, *args: object, cause: Broke = Broke.OTHER, retry_after_s: float = 0.0, lasting: bool = False
+    ) -> None:
         super().__init__(*args)
+        self.cause = cause
         self.retry_after_s = retry_after_s
         self.lasting = lasting
 

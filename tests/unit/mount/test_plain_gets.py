@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.adapters.origin import connector
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.process.system import new_event_loop
 from outrider.mount.listed import FileVersion
@@ -245,13 +246,13 @@ async def test_what_is_served_past_the_cache_is_asked_for_by_the_other_client() 
 async def test_an_address_that_does_not_answer_is_left_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    async def silent(*_: object) -> None:
+    async def silent(*_: object, **__: object) -> None:
         tried.append(1)
         raise TimeoutError
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", silent)
+    monkeypatch.setattr(connector, "start_connection", silent)
     clock = FakeClock()
-    gets = PlainGets(Endpoint.at("http://proxy", "eu-west-1"), "pets", connections=2, reply_s=60.0, clock=clock)
+    gets = PlainGets(Endpoint.at("http://127.0.0.1:1", "r"), "pets", connections=2, reply_s=60.0, clock=clock)
     for count in (1, 1, 2):
         assert (await whole(gets)).came == 0
         assert len(tried) == count

@@ -1,7 +1,7 @@
 """Asks other members: the client side of the wire (see `core/cluster/peer_wire`).
 
-Bodies of large blocks are received in threads, as those of the origin are. Heads alone, small bodies, hellos and
-forgets go over aiohttp; over TLS all do. Errors of both are translated into `PeerFailed` here and nowhere else.
+Bodies of large blocks are received in threads, as those of the origin are. Errors are translated into `PeerFailed` here
+and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,20 +11,16 @@ import itertools
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import replace
 from hashlib import sha256
 
-import aiohttp
 from prometheus_client import Counter
-from yarl import URL
 
-from outrider.adapters.origin.blocking_exchange import Unfit
-from outrider.adapters.origin.bulk_client import BulkClient
+from outrider.adapters.origin.client import Client
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.forward_proxy import ForwardProxy
-from outrider.adapters.origin.http_reply import HttpReply, Reply, described
-from outrider.adapters.origin.sent_once import SentOnce, sent_once
+from outrider.adapters.origin.http_reply import Reply
 from outrider.core.auth.peer_signature import is_proved, signed
 from outrider.core.auth.sigv4 import SigningKeys
 from outrider.core.cluster import peer_control, peer_wire
@@ -36,7 +32,7 @@ from outrider.core.cluster.peer_wire import AnswerHead, Asker
 from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, reads_body
 from outrider.core.cluster.share_messages import SHARES_PATH, DatasetShare, SharesAsked, parse_shares, question_body
 from outrider.core.cluster.wire_forms import WireError
-from outrider.core.errors import OriginBroke
+from outrider.core.errors import Broke, OriginBroke
 from outrider.core.model import Extent
 from outrider.metrics import Metrics
 from outrider.ports import Buffer, ByteSink, Chunks, Clock
@@ -52,14 +48,11 @@ _COMMAND_TIMEOUT_S = 10.0
 _BULK_BYTES = 256 * 1024
 # A body of so few bytes comes with its head: a reader gets a small block as a whole, so that nothing of it waits.
 _SMALL_BYTES = 64 * 1024
-# Shorter than a member keeps an idle connection.
-_IDLE_S = 20.0
-_BUFFER_BYTES = 64 * 1024
-_FIELD_BYTES_MAX = 64 * 1024
 _NO_BODY = sha256(b"").hexdigest()
 # The reasons of failures that an answer's status tells.
 _STATUS = {404: "absent", 503: "busy"}
 _REFUSED = (400, 403, 421)
+_WHY = {Broke.CONNECT: "connect", Broke.LATE: "late", Broke.UNREADABLE: "garbage", Broke.OTHER: "broke"}
 
 
 class PeerClient:
@@ -86,34 +79,21 @@ class PeerClient:
         self._read_timeout_s = read_timeout_s
         self._tls = tls
         self._keys = SigningKeys()
-        self._session: aiohttp.ClientSession | None = None
-        self._bulk: BulkClient | None = None
+        self._client: Client | None = None
 
     @property
     def receives_in_threads(self) -> bool:
         return self._tls() is None
 
     async def open(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, keepalive_timeout=_IDLE_S),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=_BUFFER_BYTES,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            max_field_size=_FIELD_BYTES_MAX,
-            max_line_size=_FIELD_BYTES_MAX,
-            middlewares=(sent_once,),
-        )
-        self._bulk = BulkClient(
-            self._receivers, _NotCounted(), connect_timeout_s=_CONNECT_TIMEOUT_S, read_timeout_s=self._read_timeout_s,
+        self._client = Client(
+            _NotCounted(), lambda kind, name: None, threads=self._receivers, connect_timeout_s=_CONNECT_TIMEOUT_S,
             small_bytes=_SMALL_BYTES,
         )  # fmt: skip
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-        if self._bulk is not None:
-            self._bulk.close()
+        if self._client is not None:
+            self._client.close()
 
     @asynccontextmanager
     async def read(self, member: Member, read: PeerRead) -> AsyncIterator[ReadReply]:
@@ -196,21 +176,21 @@ class PeerClient:
             head = peer_wire.read_head(read, self._asker_to(member))
         except WireError as error:
             raise PeerFailed("garbage", str(error)) from error
-        tls = self._tls()
-        target = Endpoint(f"{'http' if tls is None else 'https'}://{member.address}", "", ForwardProxy())
+        target, tls = self._target(member.address)
         headers = self._signed(head.method, target.host, head.path, head.headers, _NO_BODY)
         is_bulk = read.extent is not None and read.extent.length >= _BULK_BYTES
-        if is_bulk and self._bulk is not None and self._bulk.can_reach(target):
-            with suppress(Unfit):
-                try:
-                    return await self._bulk.get(target, head.path, headers), headers["authorization"]
-                except OriginBroke as error:
-                    raise _failed(error) from error
-            # A number may be used once.
-            headers = self._signed(head.method, target.host, head.path, head.headers, _NO_BODY)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._read_timeout_s)
-        response = await self._request(head.method, target, head.path, headers, None, timeout)
-        return HttpReply(response, _NotCounted()), headers["authorization"]
+        assert self._client is not None
+        try:
+            reply = await self._client.ask(
+                target, head.method, head.path, headers, self._read_timeout_s, tls=tls, bulk=is_bulk
+            )
+        except OriginBroke as error:
+            raise _failed(error) from error
+        return reply, headers["authorization"]
+
+    def _target(self, address: str) -> tuple[Endpoint, ssl.SSLContext | None]:
+        tls = self._tls()
+        return Endpoint(f"{'http' if tls is None else 'https'}://{address}", "", ForwardProxy()), tls
 
     async def _post_to(
         self, member: Member, path: str, body: bytes, *, timeout_s: float = _CONTROL_TIMEOUT_S
@@ -224,27 +204,30 @@ class PeerClient:
         self, address: str, path: str, body: bytes, asker: Asker, name: str, *, timeout_s: float = _CONTROL_TIMEOUT_S
     ) -> bytes:  # fmt: skip
         """The body of the answer. `name`: of the member that must answer; empty: any. Raises PeerFailed."""
-        tls = self._tls()
-        target = Endpoint(f"{'http' if tls is None else 'https'}://{address}", "", ForwardProxy())
-        headers = peer_wire.control_headers(asker)
-        headers = self._signed("POST", target.host, path, headers, sha256(body).hexdigest())
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
-        response = await self._request("POST", target, path, headers, body, timeout)
-        async with response:
-            if response.status != 200:
-                raise _not_believed(response.status)
-            if name and response.headers.get(peer_wire.FROM) != name:
-                raise PeerFailed("garbage", "another member answers")
-            if (response.content_length or 0) > peer_control.BODY_BYTES_MAX:
-                raise PeerFailed("garbage", "the body is too long")
-            try:
-                told = await response.content.readexactly(response.content_length or 0)
-            except (aiohttp.ClientError, TimeoutError, OSError, asyncio.IncompleteReadError) as error:
-                raise _failed(error) from error
-        answered = [(name.lower(), value) for name, value in response.headers.items()]
-        if not is_proved(headers["authorization"], self._secrets(), response.status, answered, told):
+        target, tls = self._target(address)
+        headers = self._signed("POST", target.host, path, peer_wire.control_headers(asker), sha256(body).hexdigest())
+        headers["content-length"] = str(len(body))
+        assert self._client is not None
+        told = bytearray()
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await self._client.ask(target, "POST", path, headers, timeout_s, tls=tls, body=_once(body))
+                with closing(reply):
+                    if reply.status != 200:
+                        raise _not_believed(reply.status)
+                    if name and dict(reply.headers).get(peer_wire.FROM) != name:
+                        raise PeerFailed("garbage", "another member answers")
+                    while piece := await reply.some():
+                        told += piece
+                        if len(told) > peer_control.BODY_BYTES_MAX:
+                            raise PeerFailed("garbage", "the body is too long")
+        except TimeoutError as error:
+            raise PeerFailed("late", "timed out") from error
+        except OriginBroke as error:
+            raise _failed(error) from error
+        if not is_proved(headers["authorization"], self._secrets(), reply.status, reply.headers, bytes(told)):
             raise PeerFailed("garbage", "the answer has no proof of the key")
-        return told
+        return bytes(told)
 
     def _head_of(self, reply: Reply, member: Member, read: PeerRead, authorization: str) -> AnswerHead:
         """The head of an answer that is to be believed; of any other, the reply is closed. Raises PeerFailed."""
@@ -263,21 +246,6 @@ class PeerClient:
         numbered = {**headers, peer_wire.SEQUENCE: f"{self._boot}.{next(self._numbers)}"}
         return signed(method, host, path, numbered, body_hash, self._secrets()[0], self._clock(), self._keys)
 
-    async def _request(
-        self, method: str, target: Endpoint, path: str, headers: dict[str, str], body: bytes | None,
-        timeout: aiohttp.ClientTimeout,
-    ) -> aiohttp.ClientResponse:  # fmt: skip
-        assert self._session is not None
-        try:
-            return await self._session.request(
-                method, URL(f"{target.url}{path}", encoded=True), headers=headers, data=body, allow_redirects=False,
-                timeout=timeout, ssl=self._tls() or True,
-            )  # fmt: skip
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise _failed(error) from error
-        except SentOnce as error:
-            raise _failed(error.why) from error.why
-
 
 class ReadReply:
     """Implements `ports.PeerReply`."""
@@ -294,7 +262,7 @@ class ReadReply:
         try:
             piece = await self._reply.some()
         except OriginBroke as error:
-            raise _broke(error) from error
+            raise _failed(error) from error
         self._came.inc(len(piece))
         return piece
 
@@ -309,7 +277,7 @@ class ReadReply:
                     self._came.inc(more)
                     yield more
         except OriginBroke as error:
-            raise _broke(error) from error
+            raise _failed(error) from error
 
 
 class _NotCounted:
@@ -342,21 +310,9 @@ def _not_believed(status: int) -> PeerFailed:
     return PeerFailed(_STATUS.get(status, "refused" if status in _REFUSED else "status"), f"status {status}")
 
 
-def _failed(error: Exception) -> PeerFailed:
-    """No answer came."""
-    if isinstance(error, OriginBroke):
-        text = str(error)
-        why = "connect" if text.startswith("cannot connect") else "late" if text == "timed out" else "broke"
-        return PeerFailed(why, text)
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        why = "connect"
-    elif isinstance(error, aiohttp.ClientResponseError | ValueError):
-        why = "garbage"
-    else:
-        why = "late" if isinstance(error, TimeoutError) else "broke"
-    return PeerFailed(why, described(error))
+def _failed(error: OriginBroke) -> PeerFailed:
+    return PeerFailed(_WHY[error.cause], str(error))
 
 
-def _broke(error: OriginBroke) -> PeerFailed:
-    """The body ended too early."""
-    return PeerFailed("late" if str(error) == "timed out" else "broke", str(error))
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body

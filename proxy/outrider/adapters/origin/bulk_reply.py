@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import time
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from outrider.adapters.origin.blocking_exchange import Exchange, NoThread, Response, described
-from outrider.adapters.origin.http_reply import Counts, Reply
+from outrider.adapters.origin.blocking_connection import BlockingConnection
+from outrider.adapters.origin.endpoint import Endpoint
+from outrider.adapters.origin.http_reply import Counts, Reply, in_socket
 from outrider.core.errors import OriginBroke
-from outrider.ports import ByteSink
+from outrider.ports import Buffer, ByteSink
 
 T = TypeVar("T")
 
@@ -30,6 +30,10 @@ _CHECK_S = 1.0
 _ABORT_S = 10.0
 
 
+class NoThread(Exception):
+    """No thread can be started for this work."""
+
+
 class Client(Protocol):
     """The owner of the threads and connections, as far as a reply needs it."""
 
@@ -39,77 +43,51 @@ class Client(Protocol):
     @property
     def buffer_bytes(self) -> int: ...
 
-    def begin(self, work: Callable[[], T]) -> asyncio.Future[T]: ...
+    def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Raises NoThread."""
+        ...
 
-    def give_back(self) -> None: ...
-
-    def keep(self, key: tuple[str, str], connection: http.client.HTTPConnection) -> None: ...
+    def give_back(self, target: Endpoint, connection: BlockingConnection) -> None:
+        """The reply is over. The connection is kept, or closed."""
+        ...
 
 
 class BulkReply(Reply):
     """A reply whose body a thread receives."""
 
     def __init__(
-        self, client: Client, key: tuple[str, str], exchange: Exchange, response: Response,
-        counts: Counts,
+        self, client: Client, target: Endpoint, connection: BlockingConnection, counts: Counts
     ) -> None:  # fmt: skip
+        super().__init__(counts, connection.reader)
         self._client = client
-        self._key = key
-        self._exchange = exchange
-        self._response = response
-        self._length = response.length
-        self._close_if_whole()
+        self._target = target
+        self._connection = connection
         self._under_way: asyncio.Future[Any] | None = None
         self._closed = False
         self._read_bytes = READ_BYTES_FIRST
-        headers = tuple(
-            (name.lower(), value.encode("latin-1", "replace").decode("utf-8", "surrogateescape").strip(" \t"))
-            for name, value in response.getheaders()
-        )
-        super().__init__(counts, response.status, headers)
 
-    @property
-    def _told_length(self) -> int | None:
-        return self._length
-
-    async def _some(self) -> bytes:
-        chunk = await self._read_some()
-        if not chunk and self._response.length:
-            self._broke()
-            raise OriginBroke("the body was shorter than it said")
-        if not chunk or self._response.isclosed():
+    async def _some(self) -> Buffer:
+        connection = self._connection
+        # No thread is asked for bytes that came with the head.
+        chunk = connection.held()
+        if not chunk and not connection.is_read:
+            # One read of the socket: it returns what is here. Each costs two changes of thread.
+            asked_bytes = self._read_bytes
+            reading = self._under_way = self._begin(partial(connection.some, asked_bytes))
+            try:
+                chunk = await asyncio.shield(reading)
+            except asyncio.CancelledError:
+                connection.abort()
+                raise
+            except OriginBroke:
+                self._broke()
+                raise
+            if len(chunk) == asked_bytes:
+                self._read_bytes = min(self._client.buffer_bytes, 2 * asked_bytes)
+        if connection.is_read:
             self._whole()
         self._came(len(chunk))
         return chunk
-
-    async def _read_some(self) -> bytes:
-        if self._response.isclosed():
-            return b""
-        if held := self._response.take_held():
-            # They came with the head: no thread is asked.
-            self._close_if_whole()
-            return held
-        # One read of the socket: it returns what is here. Each costs two changes of thread.
-        asked_bytes = self._read_bytes
-        reading = self._begin(lambda: self._response.read1(asked_bytes))
-        self._under_way = reading
-        try:
-            chunk = await asyncio.shield(reading)
-            if len(chunk) == asked_bytes:
-                self._read_bytes = min(self._client.buffer_bytes, 2 * asked_bytes)
-            self._close_if_whole()
-            return chunk
-        except asyncio.CancelledError:
-            self._exchange.abort()
-            raise
-        except (OSError, http.client.HTTPException) as error:
-            self._broke()
-            raise OriginBroke(described(error)) from error
-
-    def _close_if_whole(self) -> None:
-        # `http.client` does so in some of its ways to read, not in `read1`, nor for a body without a byte.
-        if self._response.length == 0:
-            self._response.close()
 
     def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Raises OriginBroke: there is no thread, and the rest has to be asked for another way."""
@@ -120,7 +98,7 @@ class BulkReply(Reply):
             raise OriginBroke(f"no thread: {error}") from error
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
-        receiving = Receiving(self._response, count, sink, self._client.buffer_bytes, self._read_bytes)
+        receiving = Receiving(self._connection, count, sink, self._client.buffer_bytes, self._read_bytes)
         try:
             under_way = self._under_way = self._begin(receiving.run)
         except OriginBroke:
@@ -142,12 +120,12 @@ class BulkReply(Reply):
                     told += came
                     self._came(came)
                     yield came
-            if self._response.isclosed():
+            if self._connection.is_read:
                 self._whole()
         finally:
             try:
                 if not under_way.done():
-                    self._exchange.abort()
+                    self._connection.abort()
                     # The sink may be closed afterwards: the thread must not use it any more.
                     await asyncio.wait([under_way], timeout=_ABORT_S)
             finally:
@@ -167,32 +145,31 @@ class BulkReply(Reply):
             raise
 
     def _unread_bytes(self) -> int:
-        # The buffer of http.client is left out, since it is small.
-        return 0 if self._response.isclosed() else self._exchange.unread_bytes()
+        return 0 if self._connection.reader.is_over else in_socket(self._connection.socket)
 
     def _close(self) -> None:
-        """Keep the connection if the body was read whole; else give it up."""
         if self._closed:
             return
         self._closed = True
-        under_way = self._under_way
-        if under_way is not None and not under_way.done():
-            self._exchange.abort()
-            under_way.add_done_callback(closes(self._exchange.connection, self._client))
-            return
-        self._client.give_back()
-        if self._response.isclosed() and not self._response.will_close:
-            self._client.keep(self._key, self._exchange.connection)
+        if self._under_way is None or self._under_way.done():
+            self._client.give_back(self._target, self._connection)
         else:
-            self._response.close()
-            self._exchange.connection.close()
+            self._connection.abort()
+            self._under_way.add_done_callback(self._thread_ended)
+
+    def _thread_ended(self, done: asyncio.Future[Any]) -> None:
+        if not done.cancelled():
+            done.exception()
+        self._client.give_back(self._target, self._connection)
 
 
 class Receiving:
     """Receives bytes of a body in a thread, and tells the event loop how far it is."""
 
-    def __init__(self, response: Response, count: int, sink: ByteSink, buffer_bytes: int, read_bytes: int) -> None:
-        self._response = response
+    def __init__(
+        self, connection: BlockingConnection, count: int, sink: ByteSink, buffer_bytes: int, read_bytes: int
+    ) -> None:  # fmt: skip
+        self._connection = connection
         self._buffer_bytes = buffer_bytes
         self.read_bytes = read_bytes
         """How many bytes are asked of the socket at once."""
@@ -220,10 +197,7 @@ class Receiving:
         told_at, told = float("-inf"), 0
         while left:
             began = time.monotonic()
-            try:
-                got = self._response.receive_into(buffer[: min(self.read_bytes, left)])
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                raise OriginBroke(described(error)) from error
+            got = self._connection.receive_into(buffer[: min(self.read_bytes, left)])
             if not got:
                 raise OriginBroke("the body was shorter than it said")
             now = time.monotonic()
@@ -245,15 +219,3 @@ def _over(done: asyncio.Future[None], sink: ByteSink) -> None:
     if not done.cancelled():
         done.exception()
     sink.ended()
-
-
-def closes(connection: http.client.HTTPConnection, client: Client) -> Callable[[asyncio.Future[T]], None]:
-    """A callback that closes a connection once the thread that uses it has ended."""
-
-    def close(done: asyncio.Future[T]) -> None:
-        if not done.cancelled():
-            done.exception()
-        connection.close()
-        client.give_back()
-
-    return close

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from outrider.adapters.origin import aws_config
@@ -34,21 +34,33 @@ class Endpoint:
     url: str
     region: str
     proxy: ForwardProxy
+    # Computed once: each request needs them.
+    base: str = field(init=False, compare=False)
+    host: str = field(init=False, compare=False)
+    _path: str = field(init=False, compare=False, repr=False)
+    key: str = field(init=False, compare=False, repr=False)
+    """Of the connections that lead there."""
 
     @classmethod
     def at(cls, url: str, region: str) -> Endpoint:
         return cls(without_default_port(url), region, forward_proxy_to(url))
 
-    @property
-    def base(self) -> str:
-        return f"{urlsplit(self.url).scheme}://{self.host}"
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        base = f"{parts.scheme}://{parts.netloc}"
+        for name, value in (
+            ("host", parts.netloc), ("base", base), ("_path", parts.path.rstrip("/") + "/"),
+            ("key", f"{base} {self.proxy.url or ''}"),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
 
     @property
-    def host(self) -> str:
-        return urlsplit(self.url).netloc
+    def is_plain(self) -> bool:
+        """The way there is TCP alone."""
+        return self.base.startswith("http:") and (self.proxy.url is None or self.proxy.url.scheme == "http")
 
     def path_of(self, request: OriginRequest) -> str:
-        path = urlsplit(self.url).path.rstrip("/") + "/"
+        path = self._path
         if request.bucket is not None:
             path += encode_path(request.bucket)
             if request.key or not request.bare:

@@ -1,7 +1,4 @@
-"""Sends requests to the origin over aiohttp's client: signed by the proxy, streamed both ways, never buffered whole.
-
-aiohttp's errors are translated into `OriginBroke` here and in `http_reply`, and nowhere else.
-"""
+"""Sends requests to the origin: signed by the proxy, streamed both ways, never buffered whole."""
 
 from __future__ import annotations
 
@@ -11,22 +8,15 @@ import logging
 import os
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import suppress
-from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
-import aiohttp
 from aiohttp.abc import AbstractResolver
 from cachetools import LRUCache
-from yarl import URL
 
 from outrider.adapters.origin.aws_config import ca_bundle
-from outrider.adapters.origin.blocking_exchange import Unfit
-from outrider.adapters.origin.bulk_client import BulkClient
+from outrider.adapters.origin.client import Client
 from outrider.adapters.origin.endpoint import Endpoint, moved
-from outrider.adapters.origin.http_reply import HttpReply, Reply, described
-from outrider.adapters.origin.reply_parser import LenientResponseHandler
-from outrider.adapters.origin.sent_once import SentOnce, sent_once
+from outrider.adapters.origin.http_reply import Reply
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.errors import OriginBroke, OriginBusy
@@ -49,15 +39,8 @@ _CONNECT_TIMEOUT_S = 5.0
 # CompleteMultipartUpload and COPY of large objects are silent for minutes.
 _WRITE_TIMEOUT_S = 600.0
 _ENDPOINTS_MAX = 10_000
-# A certificate that is not trusted, a reply that cannot be read, and a request that cannot be written.
-_LASTING = (aiohttp.ClientConnectorCertificateError, aiohttp.ClientResponseError, ValueError)
 # One repair each of the region, the clock offset and the credentials.
 _REPAIRS_MAX = 3
-# A reply buffers this much while its reader is slow (aiohttp pauses the socket at twice this). Four times as much took
-# 15 MB more memory in a cold epoch, and no less CPU: the kernel buffers the rest.
-_READ_BUFFER_BYTES = 64 * 1024
-# The 2 KB of user metadata that S3 allows may be some 700 headers.
-_HEADERS_MAX = 1024
 
 
 class CredentialSource(Protocol):
@@ -89,52 +72,30 @@ class HttpOrigin:
         self._metrics = metrics
         self._clock = clock
         self._clock_offset_s = 0.0
-        # aiohttp's own limit would not do: it waits without bound, and a slow client of a relayed reply keeps its
-        # connection for as long as it likes.
+        # A slow client of a relayed reply keeps its connection for as long as it likes.
         self._free = asyncio.Semaphore(connections)
         self._read_timeout_s = read_timeout_s
         self._resolver = resolver
         self._keys = SigningKeys()
         self._oddities = oddities or OriginOddities(endpoint, metrics)
-        self._session: aiohttp.ClientSession | None = None
         self._receivers = receivers
-        # None: with a resolver of our own, as tests have, all requests go through aiohttp.
-        self._bulk: BulkClient | None = None
+        self._client: Client | None = None
+        self._tls: ssl.SSLContext | None = None
 
     @property
     def receives_in_threads(self) -> bool:
-        return self._bulk is not None and self._bulk.can_reach(self._home)
+        return self._home.is_plain
 
     async def open(self) -> None:
-        connector = aiohttp.TCPConnector(
-            limit=0, ttl_dns_cache=30, keepalive_timeout=20, ssl=_trust(), resolver=self._resolver
-        )
-        # aiohttp (3.14) has no public way to choose the parser.
-        connector._factory = partial(  # type: ignore[assignment]  # of a subclass
-            LenientResponseHandler, self._oddities.note, asyncio.get_running_loop()
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=_READ_BUFFER_BYTES,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            max_field_size=32 * 1024,
-            max_line_size=32 * 1024,
-            max_headers=_HEADERS_MAX,
-            middlewares=(sent_once,),
+        self._tls = _trust()
+        self._client = Client(
+            self._metrics, self._oddities.note, threads=self._receivers, connect_timeout_s=_CONNECT_TIMEOUT_S,
+            resolver=self._resolver,
         )  # fmt: skip
-        if self._resolver is None:
-            self._bulk = BulkClient(
-                self._receivers, self._metrics, connect_timeout_s=_CONNECT_TIMEOUT_S,
-                read_timeout_s=self._read_timeout_s,
-            )  # fmt: skip
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-        if self._bulk is not None:
-            self._bulk.close()
+        if self._client is not None:
+            self._client.close()
 
     def send(self, request: OriginRequest) -> Exchange[Reply]:
         return Exchange(self.ask, request)
@@ -242,46 +203,21 @@ class HttpOrigin:
         headers |= target.proxy.headers
         query = encode_url_query(request.query)
         path += f"?{query}" if query else ""
+        is_read = request.method in ("GET", "HEAD")
+        assert self._client is not None
         try:
-            reply = await self._answered(request, target, path, headers, body)
+            reply = await self._client.ask(
+                target, request.method, path, headers, self._read_timeout_s if is_read else _WRITE_TIMEOUT_S,
+                tls=self._tls, body=body, bulk=request.bulk,
+                body_in_thread=request.body_in_thread if request.form is None else None,
+            )  # fmt: skip
         except OriginBroke:
             self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
             raise
         self._metrics.origin_requests.labels(method_label(request.method), str(reply.status)).inc()
-        if request.method in ("GET", "HEAD") and request.bucket is not None and request.key:
+        if is_read and request.bucket is not None and request.key:
             self._metrics.usage.asked(request.bucket, request.key)
         return reply
-
-    async def _answered(
-        self, request: OriginRequest, target: Endpoint, path: str, headers: dict[str, str],
-        body: AsyncIterator[Buffer] | None,
-    ) -> Reply:  # fmt: skip
-        """The reply of the one client or the other. Raises OriginBroke."""
-        bulk = self._bulk
-        if bulk is not None and request.body_in_thread is not None and request.form is None and bulk.can_reach(target):
-            sending = bulk.send(request.method, target, path, headers, request.body_in_thread, _WRITE_TIMEOUT_S)
-            if (reply := await sending) is not None:
-                return reply
-        if request.bulk and bulk is not None and bulk.can_reach(target):
-            with suppress(Unfit):
-                return await bulk.get(target, path, headers)
-        assert self._session is not None
-        try:
-            response = await self._session.request(
-                request.method, URL(f"{target.base}{path}", encoded=True), headers=headers, data=body,
-                allow_redirects=False, timeout=self._timeout(read=request.method in ("GET", "HEAD")),
-                proxy=target.proxy.url, proxy_headers=target.proxy.connect_headers,
-            )  # fmt: skip
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise OriginBroke(described(error), lasting=isinstance(error, _LASTING)) from error
-        except SentOnce as error:
-            raise OriginBroke(described(error.why), lasting=isinstance(error.why, _LASTING)) from error.why
-        return HttpReply(response, self._metrics)
-
-    def _timeout(self, *, read: bool) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(
-            total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._read_timeout_s if read else _WRITE_TIMEOUT_S
-        )
 
     def _signed_form(
         self, request: OriginRequest, form: PostForm, target: Endpoint, credentials: Credentials | None
@@ -350,11 +286,11 @@ async def _after(head: bytes, body: AsyncIterator[Buffer]) -> AsyncIterator[Buff
         yield piece
 
 
-def _trust() -> ssl.SSLContext | Literal[True]:
-    """The certificates that AWS tools trust (see `ca_bundle`); True: those of the system, which aiohttp has read."""
+def _trust() -> ssl.SSLContext | None:
+    """The certificates that AWS tools trust (see `ca_bundle`); None: those of the system."""
     found = ca_bundle(os.environ)
     if found is None:
-        return True
+        return None
     name, bundle = found
     try:
         return ssl.create_default_context(cafile=bundle)

@@ -1,4 +1,4 @@
-"""A reply of the origin over aiohttp: streamed, and its errors translated into `OriginBroke`."""
+"""A reply of the origin: what all replies have, and those that the event loop receives."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from fcntl import ioctl
 from termios import FIONREAD
 from typing import Protocol
 
-import aiohttp
-
-from outrider.adapters.origin.reply_parser import refused_for
+from outrider.adapters.origin.connection import Connection
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.origin import error_causes
+from outrider.core.origin.reply_reader import ReplyReader
 from outrider.ports import Buffer, ByteSink, Chunks
 
 # An error reply of S3 has some hundred bytes, or some thousand where it repeats the string that was signed.
@@ -36,9 +35,9 @@ class Counts(Protocol):
 
 
 class Reply(ABC):
-    """A reply of the origin, valid while the context of `send` is open. Satisfies `ports.OriginReply`."""
+    """A reply of the origin until `close`. Satisfies `ports.OriginReply`."""
 
-    def __init__(self, counts: Counts, status: int, headers: Headers) -> None:
+    def __init__(self, counts: Counts, reader: ReplyReader) -> None:
         self._counts = counts
         self.ended: Callable[[], None] | None = None
         """Called when the body has been read whole, and its connection is free for other requests."""
@@ -48,16 +47,15 @@ class Reply(ABC):
         # The part of it that `some` has still to give.
         self._read_rest = b""
         self.came_bytes = 0
-        self.status = status
-        self.headers = headers
+        self.status = reader.status
+        self.headers: Headers = reader.headers
+        self._told_length = reader.content_length
+        self.oddities = reader.oddities
+        """What was mended in the head."""
 
     @property
     def content_length(self) -> int | None:
         return self._told_length if self._read is None else len(self._read)
-
-    @property
-    @abstractmethod
-    def _told_length(self) -> int | None: ...
 
     async def refusal(self) -> bytes:
         """The body of a refusal, without the parts that name the proxy's signature; `some` then gives the same.
@@ -83,7 +81,7 @@ class Reply(ABC):
             yield bytes(piece)
 
     @abstractmethod
-    async def _some(self) -> bytes: ...
+    async def _some(self) -> Buffer: ...
 
     @abstractmethod
     def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]: ...
@@ -122,47 +120,44 @@ class Reply(ABC):
 
 
 class HttpReply(Reply):
-    """A reply that aiohttp reads, on the event loop."""
+    """A reply that the event loop receives."""
 
-    def __init__(self, response: aiohttp.ClientResponse, counts: Counts) -> None:
-        self._response = response
+    def __init__(self, connection: Connection, keep: Callable[[Connection], None], counts: Counts) -> None:
+        """`keep` takes the connection where the next request may be sent on it."""
+        super().__init__(counts, connection.reader)
+        # None: it is not ours any more.
+        self._connection: Connection | None = connection
+        self._keep = keep
         # Bytes of the body that belong to the next call of `receive`.
         self._rest = memoryview(b"")
-        headers = tuple(
-            # The parser takes `Content-Length : 1`, and leaves the blank (RFC 9112 section 5.1).
-            (name.decode("latin-1").strip().lower(), value.decode("utf-8", "surrogateescape"))
-            for name, value in response.raw_headers
-        )
-        super().__init__(counts, response.status, headers)
-
-    @property
-    def _told_length(self) -> int | None:
-        return self._response.content_length
 
     def _close(self) -> None:
-        self._response.close()
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if connection.is_free:
+            self._keep(connection)
+        else:
+            connection.abort()
 
     def _unread_bytes(self) -> int:
-        connection = self._response.connection
-        transport = None if connection is None else connection.transport
-        sock = None if transport is None else transport.get_extra_info("socket")
-        return self._response.content.total_bytes - self.came_bytes + in_socket(sock)
+        connection = self._connection
+        return 0 if connection is None else connection.held_bytes + in_socket(connection.socket)
 
-    async def _some(self) -> bytes:
-        try:
-            # `readany` would join, and so copy, the bytes of several reads of the socket.
-            content = self._response.content
-            while not content.at_eof():
-                chunk, _ = await content.readchunk()
-                if content.at_eof():
-                    self._whole()
-                if chunk:
-                    self._came(len(chunk))
-                    return chunk
+    async def _some(self) -> Buffer:
+        connection = self._connection
+        if connection is None:
             return b""
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        try:
+            piece = await connection.some()
+        except OriginBroke:
             self._broke()
-            raise OriginBroke(described(error)) from error
+            raise
+        self._came(len(piece))
+        if connection.is_read:
+            self._close()
+            self._whole()
+        return piece
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         pieces, held = [self._rest], len(self._rest)
@@ -219,14 +214,3 @@ def in_socket(sock: socket.socket | None) -> int:
         return 0 if sock is None else int.from_bytes(ioctl(sock.fileno(), FIONREAD, bytes(4)), sys.byteorder)
     except (OSError, ValueError):
         return 0  # it is closed
-
-
-def described(error: BaseException) -> str:
-    """A description of `error` without the URL, whose query may carry a secret."""
-    if isinstance(error, asyncio.TimeoutError):
-        return "timed out"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot connect: {error.os_error}"
-    if type(error) is aiohttp.ClientResponseError:
-        return f"its reply cannot be read: {refused_for(error.message)}"
-    return type(error).__name__

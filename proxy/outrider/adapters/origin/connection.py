@@ -1,0 +1,289 @@
+"""A connection of the event loop, over TCP or TLS: one request at a time, and its reply by a `ReplyReader`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from math import inf
+from typing import cast
+
+from outrider.core.errors import Broke, OriginBroke, without_traceback
+from outrider.core.origin.reply_reader import ReplyReader
+from outrider.ports import Buffer
+
+# The socket is read no further while more bytes of a body wait for their reader. Four times as much took 15 MB more
+# memory in a cold epoch, and no less CPU: the kernel buffers the rest.
+_HELD_BYTES_MAX = 64 * 1024
+# All connections read into the same bytes: each takes what came before the next one reads.
+_LANDING = memoryview(bytearray(256 * 1024))
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Made by the event loop. Whoever asks reads the reply to its end, or ends the connection by `abort`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self.reader = ReplyReader()
+        """Of the last reply."""
+        # A request has been sent whose reply is not whole.
+        self._asked = False
+        self._pieces: deque[Buffer] = deque()
+        self.held_bytes = 0
+        """Bytes of the body that were received and not read."""
+        # Where the next bytes of the body belong, and who is told of them.
+        self._into: tuple[memoryview, Callable[[int], object]] | None = None
+        self._broke: OriginBroke | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_paused = False
+        self._sending: asyncio.Task[None] | None = None
+        self._sender: asyncio.Future[None] | None = None
+        self._may_send = True
+        # The last moment at which something came, or was waited for; and how long nothing may.
+        self._since, self._timeout_s = 0.0, inf
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # -- for the client --------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def socket(self) -> socket.socket | None:
+        return None if self._transport is None else self._transport.get_extra_info("socket")
+
+    @property
+    def is_free(self) -> bool:
+        """The next request may be sent."""
+        return self.reader.is_over and self.reader.keeps and not self._is_sending and self.is_open
+
+    @property
+    def is_read(self) -> bool:
+        """The reply is whole, and so is what was read of it."""
+        return self.reader.is_over and not self._pieces
+
+    @property
+    def _is_sending(self) -> bool:
+        return self._sending is not None and not self._sending.done()
+
+    async def ask(
+        self, request: bytes, *, timeout_s: float, without_body: bool = False,
+        body: AsyncIterator[Buffer] | None = None, chunked: bool = False, expects: bool = False,
+    ) -> ReplyReader:  # fmt: skip
+        """Send `request`, and wait for the head of the reply. `timeout_s`: how long the server may send nothing, here
+        and in the body. `expects`: the body is sent once the server asks for it. Raises OriginBroke."""
+        self.reader = reader = ReplyReader(without_body=without_body)
+        self._broke, self._timeout_s, self._asked = None, timeout_s, True
+        self._pieces.clear()
+        self.held_bytes, self._sending = 0, None
+        self._resume()
+        if self._transport is None:
+            self._fail(OriginBroke("the connection was closed"))
+        elif body is None:
+            self._transport.write(request)
+        else:
+            self._sending = self._loop.create_task(self._send(request, body, chunked=chunked, expects=expects))
+        while not reader.status:
+            await self._more()
+        return reader
+
+    async def some(self) -> Buffer:
+        """See `OriginReply.some`."""
+        while not self._pieces:
+            if self.reader.is_over:
+                return b""
+            await self._more()
+        piece = self._pieces.popleft()
+        self.held_bytes -= len(piece)
+        if not self._pieces:
+            self._resume()
+        return piece
+
+    async def fill(self, buffer: memoryview, came: Callable[[int], object]) -> None:
+        """Put the next bytes of a body that is measured into `buffer`, which has room for no more than are left. `came`
+        hears how many bytes were added. Raises OriginBroke."""
+        while buffer and self._pieces:
+            piece = memoryview(await self.some())
+            count = min(len(piece), len(buffer))
+            buffer[:count], buffer = piece[:count], buffer[count:]
+            if rest := piece[count:]:
+                self._pieces.appendleft(rest)
+                self.held_bytes += len(rest)
+            came(count)
+        if not buffer:
+            return
+        self._into = (buffer, came)
+        try:
+            while self._into is not None:
+                await self._more()
+        finally:
+            self._into = None
+
+    async def start_tls(self, tls: ssl.SSLContext, host: str) -> None:
+        assert self._transport is not None
+        transport = await self._loop.start_tls(self._transport, self, tls, server_hostname=host)
+        self._transport = transport
+
+    def abort(self) -> None:
+        transport, self._transport = self._transport, None
+        if self._sending is not None:
+            self._sending.cancel()
+        if transport is not None:
+            transport.abort()
+
+    close = abort
+
+    async def _more(self) -> None:
+        """Returns when something has come. Raises OriginBroke."""
+        if self._broke is not None:
+            raise without_traceback(self._broke)
+        self._since = self._loop.time()
+        due = self._since + self._timeout_s
+        if self._alarm is not None and self._alarm.when() > due:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._alarm is None:
+            self._alarm = self._loop.call_at(due, self._ring)
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _resume(self) -> None:
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _ring(self) -> None:
+        self._alarm, now = None, self._loop.time()
+        if self._is_sending:
+            self._since = now  # it is the server that waits
+        if self._waiter is None:
+            return
+        if now < self._since + self._timeout_s:
+            self._alarm = self._loop.call_at(self._since + self._timeout_s, self._ring)
+        else:
+            self._fail(OriginBroke("timed out", cause=Broke.LATE))
+
+    def _fail(self, error: OriginBroke) -> None:
+        if self._broke is None:
+            self._broke = error
+        self.abort()
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in (self._waiter, self._sender):
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+
+    # -- the body of the request -----------------------------------------------------------------------------------
+
+    async def _send(self, head: bytes, body: AsyncIterator[Buffer], *, chunked: bool, expects: bool) -> None:
+        """A server that answers before it has the body may take the rest, or end the connection.
+
+        The head is sent when the first piece is here. SeaweedFS stores an empty object if none comes after the head.
+        """
+        try:
+            if expects:
+                self._write(head)
+                head = b""
+                while not self.reader.goes_on and self._broke is None:
+                    await self._until_woken()
+                if self.reader.status:
+                    self.reader.keeps = False  # it does not want the body
+                    return
+            async for piece in body:
+                if piece:
+                    self._write(head, *((b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)))
+                    head = b""
+                while not self._may_send and self._broke is None:
+                    await self._until_woken()
+            self._write(head, b"0\r\n\r\n" if chunked else b"")
+            self._since = self._loop.time()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request is not whole
+            broke = OriginBroke("the body of the request failed")
+            broke.__cause__ = error
+            self._fail(broke)
+
+    def _write(self, *pieces: Buffer) -> None:
+        if self._transport is not None:
+            self._transport.writelines([piece for piece in pieces if piece])
+
+    async def _until_woken(self) -> None:
+        self._sender = self._loop.create_future()
+        try:
+            await self._sender
+        finally:
+            self._sender = None
+
+    # -- called by the loop ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, not an assertion: uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._may_send = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._broke is None and not self.reader.is_over:
+            try:
+                if error is not None:
+                    raise broken_by(error)
+                self.reader.end()
+            except OriginBroke as broke:
+                self._fail(broke)
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._may_send = False
+
+    def resume_writing(self) -> None:
+        self._may_send = True
+        self._wake()
+
+    def get_buffer(self, _: int) -> memoryview:
+        return _LANDING if self._into is None else self._into[0]
+
+    def buffer_updated(self, count: int) -> None:
+        self._since = self._loop.time()
+        if self._into is None:
+            self._take(bytes(_LANDING[:count]))
+            return
+        buffer, came = self._into
+        self.reader.passed(count)
+        self._into = (buffer[count:], came) if count < len(buffer) else None
+        came(count)
+        if self._into is None:
+            self._wake()
+
+    def _take(self, data: bytes) -> None:
+        if self.reader.is_over or not self._asked:
+            self.reader.keeps = False
+            self.abort()  # nobody has asked for it
+            return
+        try:
+            pieces = self.reader.feed(data)
+        except OriginBroke as error:
+            self._fail(error)
+            return
+        for piece in pieces:
+            self._pieces.append(piece)
+            self.held_bytes += len(piece)
+        if self.held_bytes > _HELD_BYTES_MAX and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+
+def broken_by(error: Exception) -> OriginBroke:
+    """`error`: of a connection. Its text is not shown, since it may hold an address."""
+    if isinstance(error, TimeoutError):
+        return OriginBroke("timed out", cause=Broke.LATE)
+    return OriginBroke(type(error).__name__)

@@ -1,0 +1,69 @@
+"""Connections without a request, kept for the next one to the same server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Hashable
+from typing import Generic, Protocol, TypeVar
+
+# A network forgets connections that are silent for some minutes, and tells nobody. Shorter than a member keeps one.
+IDLE_S = 20.0
+
+
+class Keepable(Protocol):
+    @property
+    def is_open(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Keepable)
+
+
+class IdleConnections(Generic[C]):
+    """Called on the event loop's thread. A connection is closed once it was here for `idle_s`, or twice that."""
+
+    def __init__(self, idle_s: float = IDLE_S) -> None:
+        self._idle_s = idle_s
+        self._idle: dict[Hashable, list[tuple[C, float]]] = {}
+        self._closing: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._idle.values()))
+
+    def take(self, key: Hashable) -> C | None:
+        """The connection that was used last."""
+        idle = self._idle.get(key)
+        while idle:
+            connection, since = idle.pop()
+            if time.monotonic() - since < 2 * self._idle_s and connection.is_open:
+                return connection
+            connection.close()
+        return None
+
+    def put(self, key: Hashable, connection: C) -> None:
+        self._idle.setdefault(key, []).append((connection, time.monotonic()))
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().call_later(self._idle_s, self._close_old)
+
+    def _close_old(self) -> None:
+        self._closing, before = None, time.monotonic() - self._idle_s
+        for key, idle in list(self._idle.items()):
+            for connection, since in idle:
+                if since <= before:
+                    connection.close()
+            self._idle[key] = [(connection, since) for connection, since in idle if since > before]
+            if not self._idle[key]:
+                del self._idle[key]
+        if self._idle:
+            self._closing = asyncio.get_running_loop().call_later(self._idle_s, self._close_old)
+
+    def close(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+        for idle in self._idle.values():
+            for connection, _ in idle:
+                connection.close()
+        self._idle.clear()
