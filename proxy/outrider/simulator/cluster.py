@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from outrider.core.ahead.prefetch_pause import PrefetchPause
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.near_blocks import NearBlocks
 from outrider.core.cache.policies import EvictionPolicy
@@ -39,9 +40,6 @@ WAYS: tuple[Way, ...] = ("cluster", "by itself", "direct")
 
 # A request to a peer and the first byte of its reply, within a data centre.
 _PEER_LATENCY_S = 0.001
-# The rest of a node's prefetch after a block that it had no room for; it doubles with each one in a row
-# (`engine.ahead.prefetch`).
-_PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +173,7 @@ class SimNode(SimProxy):
         self.into = Pipe(cluster.time, cluster.nodes.link_bytes_s)
         self.out = Pipe(cluster.time, cluster.nodes.link_bytes_s)
         self.peer_bytes = 0
-        self._paused_until = self._pause_s = 0.0
+        self._pause = PrefetchPause()
         self.origin: _NodeOrigin
         policy = "none" if cluster.way == "direct" else "epoch"
         super().__init__(cluster.nodes.machine, policy, cluster.time, cluster.objects)
@@ -237,7 +235,7 @@ class SimNode(SimProxy):
                 node.prefetch()
 
     def prefetch(self) -> None:
-        if self.time.now >= self._paused_until and not self.cluster.is_over:
+        if self.time.now >= self._pause.until and not self.cluster.is_over:
             super().prefetch()
 
     def _next_step(self) -> None:
@@ -247,7 +245,7 @@ class SimNode(SimProxy):
 
     def landed(self, fill: Fill) -> None:
         if fill.urgency[0] == PREFETCHED:
-            self._pause_s = 0.0
+            self._pause.succeeded()
         self.prefetch()
 
     def refused(self, fill: Fill) -> None:
@@ -255,10 +253,7 @@ class SimNode(SimProxy):
         self._refused(fill)
 
     def rest(self) -> None:
-        """As the engine does after a prefetch that failed: an immediate retry would be repeated for ever."""
-        if self.time.now >= self._paused_until:
-            self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_S, 2 * self._pause_s))
-            self._paused_until = self.time.now + self._pause_s
+        self._pause.failed(self.time.now)
 
 
 class _NodeOrigin(SimOrigin):

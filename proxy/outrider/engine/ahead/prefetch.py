@@ -20,6 +20,7 @@ from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.prefetch_candidates import Want
+from outrider.core.ahead.prefetch_pause import PrefetchPause
 from outrider.core.ahead.sequential_reads import Readers
 from outrider.core.cluster.read_messages import ReadsTold, ToldRead
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
@@ -48,8 +49,6 @@ CountHere = Callable[[Sequence[ObjectRef]], Awaitable[int]]
 _TELLING_S, _AT_ONCE_S = 0.01, 0.001
 # Objects of a long hint that are looked up before other work has its turn.
 _LOOKED_UP_AT_ONCE = 1000
-# The rest of prefetch after a failed fill; it doubles with each failure in a row.
-_PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 _LOG_PAUSE_S = 60.0
 # A call of the planner that computes for longer than this holds all readers up. Then it rests for ten times as long as
 # the call computed. The thread's own CPU time counts: on a busy machine it is interrupted amid a call, and if prefetch
@@ -139,7 +138,7 @@ class Prefetch:
         self._untold: deque[ClientRead] = deque()
         # Reads at other members of which the planner has not been told; the oldest are dropped.
         self._elsewhere: deque[_ReadElsewhere] = deque(maxlen=_ELSEWHERE_MAX)
-        self._pause_s = self._paused_until = 0.0
+        self._pause = PrefetchPause()
         self._log_after = self._took_s = self._rested_at = 0.0
         self._is_stepping = self._will_think = False
 
@@ -282,7 +281,7 @@ class Prefetch:
                 self._is_stepping = True
                 self._spawn(self._take_steps(), "planner steps")
         self._discovery.begin()
-        if now < max(self._paused_until, self._rested_at):
+        if now < max(self._pause.until, self._rested_at):
             return
         for want in self._wants(now):
             self._spawn(self._bring(want), f"prefetch {want.ref}")
@@ -342,18 +341,11 @@ class Prefetch:
         finally:
             blocks = None if want.size < 0 else want.blocks
             self._planner.dropped(want.ref, blocks, again=again, missing=missing)
-        self._pause(again)
+        if again:
+            self._pause.failed(self._clock())
+        else:
+            self._pause.succeeded()
         self.think()
-
-    def _pause(self, failed: bool) -> None:
-        """Without room, or without an origin, an immediate retry would be repeated for ever."""
-        now = self._clock()
-        if not failed:
-            self._pause_s = 0.0
-        elif now >= self._paused_until:
-            # A fill that fails during the pause was under way with the one before, and failed for the same reason.
-            self._pause_s = min(_PAUSE_MAX_S, max(_PAUSE_S, 2 * self._pause_s))
-            self._paused_until = now + self._pause_s
 
     def _begin(self, want: Want, version: ObjectVersion) -> list[Flight]:
         if version.size != want.size:
