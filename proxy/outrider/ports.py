@@ -10,11 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cluster.command_messages import Command, CommandAnswer
-from outrider.core.cluster.member import Hello, Listed, Member
-from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead
-from outrider.core.cluster.read_messages import ReadsTold
-from outrider.core.cluster.share_messages import DatasetShare, SharesAsked
+from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.messages import Command, CommandAnswer, DatasetShare, Forget, Hello, ReadsTold, SharesAsked
+from outrider.core.cluster.peer_messages import Confirmed, PeerRead
 from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.checksums import Kind
 from outrider.core.s3.form_fields import PostForm
@@ -477,7 +475,7 @@ class PeerTransport(Protocol):
         ...
 
     async def tell_order(self, member: Member, body: bytes) -> None:
-        """Pass on what a client of this node is about to read: `order_messages.order_body`. Raises PeerFailed."""
+        """Pass on what a client of this node is about to read: an `OrderTold`, encoded. Raises PeerFailed."""
         ...
 
 

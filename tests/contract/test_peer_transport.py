@@ -9,12 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.core.cluster.command_messages import Command, CommandAnswer
-from outrider.core.cluster.member import Hello, Member
-from outrider.core.cluster.order_messages import OrderTold, order_body
-from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead, ReadClass
-from outrider.core.cluster.read_messages import ReadsTold, ToldRead
-from outrider.core.cluster.share_messages import DatasetShare, SharesAsked
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import (
+    Command,
+    CommandAnswer,
+    DatasetShare,
+    Forget,
+    Hello,
+    OrderTold,
+    ReadsTold,
+    SharesAsked,
+    ToldRead,
+)
+from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead, ReadClass
+from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.ports import PeerReply, PeerTransport
 from tests.support.fake_peers import FakeMember, FakePeers
@@ -253,7 +261,7 @@ async def test_a_command_is_answered_with_the_progress_of_the_part(wire: Wire) -
 
 async def test_an_order_is_passed_on(wire: Wire) -> None:
     message = OrderTold("edge", 7, 3, 2, "10.0.0.1", (REF, ObjectRef("b", "é")), 4, 9)
-    await wire.transport.tell_order(wire.member, order_body(message))
+    await wire.transport.tell_order(wire.member, encode(message))
     assert wire.service.orders == [message]
 
 

@@ -7,27 +7,29 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from outrider.core.cluster import (
-    command_messages,
-    here_messages,
-    order_messages,
-    peer_control,
-    peer_wire,
-    pin_messages,
-    read_messages,
-    share_messages,
+from outrider.core.cluster import peer_wire, pin_messages
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import (
+    BlocksTold,
+    Command,
+    CommandAnswer,
+    DatasetShare,
+    Forget,
+    Hello,
+    Message,
+    OrderTold,
+    ReadsTold,
+    Shares,
+    SharesAsked,
+    ToldRead,
 )
-from outrider.core.cluster.command_messages import Command, CommandAnswer
-from outrider.core.cluster.member import Hello, Member
-from outrider.core.cluster.order_messages import OrderTold
-from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead, ReadClass
+from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
 from outrider.core.cluster.pin_messages import PinPage, PinTold
-from outrider.core.cluster.read_messages import ReadsTold, ToldRead
-from outrider.core.cluster.share_messages import DatasetShare, SharesAsked
-from outrider.core.cluster.wire_forms import WireError, as_json, json_object
+from outrider.core.cluster.wire_forms import WireError, as_json, decode, encode, json_object
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, VersionIdentity
 from tests.fuzz.target import target
 
@@ -132,22 +134,19 @@ def _page_anew(page: PinPage) -> bytes:
 
 
 _Form = tuple[Callable[[bytes], Any], Callable[[Any], bytes], Any]
+_MESSAGES: tuple[Message, ...] = (
+    _hello(), Forget("n", 1, 2, (_REF, "bucket"), in_doubt=True),
+    Command("n", "put", "warm", "o", "a", b"s3://b/", 1.5), CommandAnswer({"state": "done"}, "e", "c"),
+    OrderTold("n", 1, 2, 3, "c", (_REF,), 0, 12),
+    ReadsTold("n", 2, (ToldRead("10.0.0.1", _REF, 5, 0.5),)), Shares((DatasetShare("b", "a-{}.tar", 12, 34, 5, 6),)),
+    SharesAsked("n"), BlocksTold((None, (b"1" * 16, 2, 3))),
+)  # fmt: skip
 _BODIES: tuple[_Form, ...] = (
-    (peer_control.parse_hello, peer_control.hello_body, _hello()),
-    (peer_control.parse_forget, peer_control.forget_body, Forget("n", 1, 2, (_REF, "bucket"), in_doubt=True)),
-    (command_messages.parse_command, command_messages.command_body,
-     Command("n", "put", "warm", "o", "a", b"s3://b/", 1.5)),
-    (command_messages.parse_answer, command_messages.answer_body, CommandAnswer({"state": "done"}, "e", "c")),
-    (order_messages.parse_order, order_messages.order_body, OrderTold("n", 1, 2, 3, "c", (_REF,), 0, 12)),
-    (read_messages.parse_reads, read_messages.reads_body, ReadsTold("n", 2, (ToldRead("10.0.0.1", _REF, 5, 0.5),))),
-    (share_messages.parse_shares, share_messages.shares_body, (DatasetShare("b", "a-{}.tar", 12, 34, 5, 6),)),
-    (share_messages.parse_question, share_messages.question_body, SharesAsked("n")),
+    *((partial(decode, type(message)), encode, message) for message in _MESSAGES),
     (lambda body: pin_messages.parse_page(json_object(body)), _page_anew,
      PinPage("c", 1.0, b"s3://b/k", _OBJECTS, more=True)),
     (lambda body: list(pin_messages.parse_pins(json_object(body))), lambda pins: as_json(pin_messages.pins_told(pins)),
      [PinTold("o", "n", 1.0, has_ended=False)]),
-    (lambda body: list(here_messages.parse_blocks(json_object(body), 2)),
-     lambda found: as_json(here_messages.blocks_told(found)), [None, (b"1" * 16, 2, 3)]),
 )  # fmt: skip
 
 

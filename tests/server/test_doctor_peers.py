@@ -18,7 +18,8 @@ from outrider.cli.doctor.peer_checks import (
     check_own_entry,
     peer_findings,
 )
-from outrider.core.cluster.member import Hello, Listed, Member
+from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.settings import Settings, load
 from tests.support.nodes import Node, Nodes

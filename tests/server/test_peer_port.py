@@ -18,14 +18,26 @@ import trustme
 from outrider.adapters.cluster.peer_client import PeerClient
 from outrider.core.auth.peer_signature import PROOF, SKEW_S, key_name, proof_of, signed
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
-from outrider.core.cluster import peer_control
-from outrider.core.cluster.command_messages import COMMAND_PATH, Command, command_body
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.order_messages import ORDER_PATH, OrderTold, order_body
-from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerFailed, PeerRead
+from outrider.core.cluster.messages import (
+    BODY_BYTES_MAX,
+    COMMAND_PATH,
+    FORGET_PATH,
+    HELLO_PATH,
+    ORDER_PATH,
+    READS_PATH,
+    SHARES_PATH,
+    Command,
+    Forget,
+    OrderTold,
+    ReadsTold,
+    SharesAsked,
+    forget_body,
+    reads_body,
+)
+from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, KNOWN, PEER, SEQUENCE
-from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, reads_body
-from outrider.core.cluster.share_messages import SHARES_PATH, SharesAsked, question_body
+from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, Piece
@@ -65,9 +77,9 @@ PEER_FIELDS = "v=1;from=edge;ring=ring;cluster=cluster;hops=1;class=demand;only-
 
 OF_A_STRANGER = PEER_FIELDS.replace("from=edge", "from=else")
 LATER_FIELDS = PEER_FIELDS.replace("v=1", "v=9")
-COMMAND = command_body(Command("edge", "put", "warm", "", "w", b"s3://bucket/"))
-HELLO = peer_control.hello_body(hello_of("edge"))
-FORGET = peer_control.forget_body(Forget("edge", 1, 1, ("b",)))
+COMMAND = encode(Command("edge", "put", "warm", "", "w", b"s3://bucket/"))
+HELLO = encode(hello_of("edge"))
+FORGET = forget_body(Forget("edge", 1, 1, ("b",)))
 
 
 @dataclass(slots=True)
@@ -217,7 +229,7 @@ def with_a_signed_query(raw: Raw) -> dict[str, str]:
 
 
 def with_another_body(raw: Raw) -> dict[str, str]:
-    raw.method, raw.path, raw.body = "POST", peer_control.HELLO_PATH, b"{}"
+    raw.method, raw.path, raw.body = "POST", HELLO_PATH, b"{}"
     headers = raw.signed(raw.headers())
     raw.body = b"[]"
     return headers
@@ -243,14 +255,14 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (saying(**{PEER: f"{PEER_FIELDS};to=third"}), 403, "receiver"),
         (saying(**{PEER: f"{PEER_FIELDS};to=owner;to=third"}), 400, "garbage"),
         (saying(**{PEER: f"{PEER_FIELDS};to="}), 400, "garbage"),
-        (by("POST", peer_control.HELLO_PATH, HELLO, **{PEER: f"{PEER_FIELDS};to=third"}), 403, "receiver"),
+        (by("POST", HELLO_PATH, HELLO, **{PEER: f"{PEER_FIELDS};to=third"}), 403, "receiver"),
         (by("POST", COMMAND_PATH, COMMAND.replace(b"edge", b"else"), **{PEER: OF_A_STRANGER}), 403, "stranger"),
         (by("POST", READS_PATH, reads_body(ReadsTold("else", 1, ())), **{PEER: OF_A_STRANGER}), 403, "stranger"),
-        (by("POST", ORDER_PATH, order_body(OrderTold("else", 1, 1, 1, "")), **{PEER: OF_A_STRANGER}), 403, "stranger"),
+        (by("POST", ORDER_PATH, encode(OrderTold("else", 1, 1, 1, "")), **{PEER: OF_A_STRANGER}), 403, "stranger"),
         (saying(**{PEER: PEER_FIELDS.replace("cluster=cluster", "cluster=other")}), 421, "cluster"),
         (saying(**{PEER: LATER_FIELDS}), 400, "wire"),
         (saying(**{PEER: PEER_FIELDS.replace("v=1", "v=0")}), 400, "wire"),
-        (by("POST", peer_control.FORGET_PATH, FORGET, **{PEER: LATER_FIELDS}), 400, "wire"),
+        (by("POST", FORGET_PATH, FORGET, **{PEER: LATER_FIELDS}), 400, "wire"),
         (saying(**{PEER: ""}), 400, "garbage"),
         (saying(**{SEQUENCE: "x"}), 400, "garbage"),
         (saying(**{KNOWN: "x"}), 400, "garbage"),
@@ -262,15 +274,15 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (with_a_signed_query, 403, "signature"),
         (with_an_unsigned_range, 403, "signature"),
         (by("POST", "/-/other"), 400, "garbage"),
-        (by("POST", peer_control.HELLO_PATH, b"{}"), 400, "garbage"),
-        (by("POST", peer_control.FORGET_PATH, b"{}"), 400, "garbage"),
-        (by("POST", peer_control.HELLO_PATH, peer_control.hello_body(hello_of("other"))), 400, "garbage"),
-        (by("POST", peer_control.FORGET_PATH, peer_control.forget_body(Forget("other", 1, 1, ("b",)))), 400, "garbage"),
+        (by("POST", HELLO_PATH, b"{}"), 400, "garbage"),
+        (by("POST", FORGET_PATH, b"{}"), 400, "garbage"),
+        (by("POST", HELLO_PATH, encode(hello_of("other"))), 400, "garbage"),
+        (by("POST", FORGET_PATH, forget_body(Forget("other", 1, 1, ("b",)))), 400, "garbage"),
         (by("POST", READS_PATH, b"{}"), 400, "garbage"),
         (by("POST", READS_PATH, reads_body(ReadsTold("other", 1, ()))), 400, "garbage"),
         (by("POST", COMMAND_PATH, b"{}"), 400, "garbage"),
-        (by("POST", COMMAND_PATH, command_body(Command("other", "put", "warm", "", "w"))), 400, "garbage"),
-        (by("POST", COMMAND_PATH, command_body(Command("edge", "put", "stall", "", "w"))), 400, "garbage"),
+        (by("POST", COMMAND_PATH, encode(Command("other", "put", "warm", "", "w"))), 400, "garbage"),
+        (by("POST", COMMAND_PATH, encode(Command("edge", "put", "stall", "", "w"))), 400, "garbage"),
         (by("POST", COMMAND_PATH, COMMAND, **{PEER: LATER_FIELDS}), 400, "wire"),
         (
             by("POST", COMMAND_PATH, COMMAND, **{PEER: PEER_FIELDS.replace("cluster=cluster", "cluster=other")}),
@@ -278,10 +290,10 @@ def with_another_body(raw: Raw) -> dict[str, str]:
             "cluster",
         ),
         (by("POST", SHARES_PATH, b"{}"), 400, "garbage"),
-        (by("POST", SHARES_PATH, question_body(SharesAsked("other"))), 400, "garbage"),
+        (by("POST", SHARES_PATH, encode(SharesAsked("other"))), 400, "garbage"),
         (by("POST", ORDER_PATH, b"{}"), 400, "garbage"),
-        (by("POST", ORDER_PATH, order_body(OrderTold("other", 1, 1, 1, ""))), 400, "garbage"),
-        (by("POST", peer_control.FORGET_PATH, b" " * (peer_control.BODY_BYTES_MAX + 1)), 400, "too large"),
+        (by("POST", ORDER_PATH, encode(OrderTold("other", 1, 1, 1, ""))), 400, "garbage"),
+        (by("POST", FORGET_PATH, b" " * (BODY_BYTES_MAX + 1)), 400, "too large"),
     ],
 )
 async def test_a_request_that_is_none_of_a_member_is_refused_and_counted(
@@ -307,8 +319,8 @@ async def test_a_request_that_is_none_of_a_member_is_refused_and_counted(
 async def test_a_member_of_a_later_version_is_greeted() -> None:
     """By its hello this one learns which versions it speaks."""
     async with asked_raw() as (raw, wire, service):
-        hello = peer_control.hello_body(hello_of("edge"))
-        assert await raw.ask(by("POST", peer_control.HELLO_PATH, hello, **{PEER: LATER_FIELDS})(raw)) == 200
+        hello = encode(hello_of("edge"))
+        assert await raw.ask(by("POST", HELLO_PATH, hello, **{PEER: LATER_FIELDS})(raw)) == 200
         assert [each.member.name for each in service.met] == ["edge"]
         assert not refusals(wire)
 
@@ -350,7 +362,7 @@ async def test_a_recorded_request_is_refused_by_each_other_member_and_by_the_sam
         await client.tell_reads(member, ReadsTold("edge", 1, ()))
         await client.command(member, Command("edge", "put", "evict", "a-tenant", "e", b"s3://bucket/key"))
         await client.shares(member, SharesAsked("edge"))
-        await client.tell_order(member, order_body(OrderTold("edge", 1, 1, 1, "")))
+        await client.tell_order(member, encode(OrderTold("edge", 1, 1, 1, "")))
         assert len(requests) == 7
         for request in requests:
             assert await answered(third.port, request) == 403
@@ -390,8 +402,8 @@ async def answered(port: int, request: bytes) -> int:
 async def test_a_forget_of_a_member_that_no_list_has_yet_is_heeded() -> None:
     """A write must not be lost since a list is late. It costs questions alone."""
     async with asked_raw() as (raw, wire, service):
-        body = peer_control.forget_body(Forget("else", 1, 1, ("b",)))
-        ask = by("POST", peer_control.FORGET_PATH, body, **{PEER: OF_A_STRANGER})
+        body = forget_body(Forget("else", 1, 1, ("b",)))
+        ask = by("POST", FORGET_PATH, body, **{PEER: OF_A_STRANGER})
         assert await raw.ask(ask(raw)) == 200
         assert ([each.sender for each in service.forgets], refusals(wire)) == (["else"], {})
 
@@ -881,7 +893,7 @@ async def test_a_head_that_is_too_long_is_garbage_and_asked_for_once() -> None:
     assert len(asked) == 1
 
 
-GREETING = peer_control.hello_body(hello_of("owner"))
+GREETING = encode(hello_of("owner"))
 
 
 @pytest.mark.parametrize(
@@ -889,7 +901,7 @@ GREETING = peer_control.hello_body(hello_of("owner"))
     [
         (["HTTP/1.1 200 OK"], b"{}", "garbage"),
         (["HTTP/1.1 200 OK"], GREETING[:-1], "garbage"),
-        (["HTTP/1.1 200 OK"], GREETING + b" " * peer_control.BODY_BYTES_MAX, "garbage"),
+        (["HTTP/1.1 200 OK"], GREETING + b" " * BODY_BYTES_MAX, "garbage"),
         (["HTTP/1.1 201 OK"], GREETING, "status"),
         (["HTTP/1.1 302 x", "location: http://127.0.0.1:1/"], GREETING, "status"),
         (["HTTP/1.1 403 x"], b"", "refused"),

@@ -9,12 +9,19 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from outrider.core.cluster.command_messages import Command, CommandAnswer
-from outrider.core.cluster.member import Hello, Member
-from outrider.core.cluster.order_messages import OrderTold, parse_order
-from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
-from outrider.core.cluster.read_messages import ReadsTold
-from outrider.core.cluster.share_messages import DatasetShare, SharesAsked
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import (
+    Command,
+    CommandAnswer,
+    DatasetShare,
+    Forget,
+    Hello,
+    OrderTold,
+    ReadsTold,
+    SharesAsked,
+)
+from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead
+from outrider.core.cluster.wire_forms import decode
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
@@ -176,7 +183,7 @@ class FakePeers:
         return await (await self._service(member.address)).shares()
 
     async def tell_order(self, member: Member, body: bytes) -> None:
-        message = parse_order(body)
+        message = decode(OrderTold, body)
         self.orders.append((member.name, message))
         (await self._service(member.address)).told_order(message)
 

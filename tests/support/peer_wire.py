@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from outrider.adapters.cluster.peer_client import PeerClient
 from outrider.adapters.process.listening import bind
-from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_wire import Asker
 from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.http.peer.gatekeeper import Gatekeeper

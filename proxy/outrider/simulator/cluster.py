@@ -17,8 +17,8 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.near_blocks import NearBlocks
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import told_every_s
 from outrider.core.cluster.ownership import Ring
-from outrider.core.cluster.read_messages import told_every_s
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import EpochResult, Machine, SimProxy, Visit
 from outrider.simulator.scenarios import JobSpec

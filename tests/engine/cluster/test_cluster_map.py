@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from outrider.core.cluster.share_messages import DatasetShare
+from outrider.core.cluster.messages import DatasetShare
 from outrider.core.model import ObjectRef
 from outrider.engine.status.cluster_map import added_up
 from tests.support.engine import BLOCK

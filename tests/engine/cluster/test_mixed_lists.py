@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core.cluster.member import Hello, Listed, Member
-from outrider.core.cluster.peer_messages import Forget
+from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.messages import Forget, Hello
 from tests.support.engine import REF
 from tests.support.fake_peers import FakeMember
 from tests.support.fakes import RAMP

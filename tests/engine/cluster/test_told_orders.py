@@ -11,7 +11,7 @@ import pytest
 
 from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
-from outrider.core.cluster.order_messages import OrderTold
+from outrider.core.cluster.messages import OrderTold
 from outrider.core.cluster.ownership import Ring
 from outrider.core.model import BlockKey, Extent, ObjectRef
 from tests.support.engine import BLOCK

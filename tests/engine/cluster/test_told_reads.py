@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.core.cluster.read_messages import READS_MAX, told_every_s
+from outrider.core.cluster.messages import READS_MAX, told_every_s
 from outrider.core.model import ObjectRef
 from tests.support.engine import BLOCK, taken
 from tests.support.fakes import ramp

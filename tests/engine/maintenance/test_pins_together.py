@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from outrider.core.cache.block_file import usual_disk_bytes
-from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.membership import AWAY_S
+from outrider.core.cluster.messages import Command, CommandAnswer
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.errors import NoRoom, NoSuchKey
 from outrider.core.model import ObjectRef

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.core.cluster.member import Hello, Listed, Member
+from outrider.core.cluster.member import Listed, Member
 from outrider.core.cluster.membership import Domain, Membership
+from outrider.core.cluster.messages import Hello
 
 GIB = 1 << 30
 WALL_S = 1_700_000_000.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from outrider.core.cluster.member import Hello, Listed
+from outrider.core.cluster.member import Listed
+from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_health import PeersHealth
 from outrider.core.cluster.view import View
 from outrider.engine.status.cluster_part import ClusterPart

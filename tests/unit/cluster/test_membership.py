@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.cluster.forget_numbers import ReceivedForgets
-from outrider.core.cluster.member import Hello, Listed, Member
+from outrider.core.cluster.member import Listed, Member
 from outrider.core.cluster.membership import AWAY_S, PREVIOUS_S, Domain
+from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.view import Why
 from outrider.core.model import ObjectRef
 from tests.unit.cluster.nodes import GIB, WALL_S, Node, hello, member, under

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.core.cluster.command_messages import CommandAnswer, answer_body, parse_answer
+from outrider.core.cluster.messages import CommandAnswer
 from outrider.core.cluster.pin_messages import (
     OBJECTS_MAX,
     PinPage,
@@ -18,7 +18,7 @@ from outrider.core.cluster.pin_messages import (
     parse_pins,
     pins_told,
 )
-from outrider.core.cluster.wire_forms import WireError
+from outrider.core.cluster.wire_forms import WireError, decode, encode
 from outrider.core.model import ObjectRef, VersionIdentity
 
 DAY = "Thu, 01 Jan 2026 00:00:00 GMT"
@@ -31,7 +31,7 @@ PINS = (PinTold("AKEY", "mine", 12.5, has_ended=False), PinTold("", "é", 13.0, 
 
 
 def sent(told: dict[str, Any]) -> dict[str, Any]:
-    answer = parse_answer(answer_body(CommandAnswer(told)))
+    answer = decode(CommandAnswer, encode(CommandAnswer(told)))
     assert answer.told is not None
     return answer.told
 

@@ -23,15 +23,21 @@ from outrider.adapters.origin.forward_proxy import ForwardProxy
 from outrider.adapters.origin.http_reply import Reply
 from outrider.core.auth.peer_signature import is_proved, signed
 from outrider.core.auth.sigv4 import SigningKeys
-from outrider.core.cluster import peer_control, peer_wire
-from outrider.core.cluster.command_messages import COMMAND_PATH, Command, CommandAnswer, command_body, parse_answer
-from outrider.core.cluster.member import Hello, Member
-from outrider.core.cluster.order_messages import ORDER_PATH
-from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerChanged, PeerFailed, PeerRead
+from outrider.core.cluster import messages, peer_wire
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import (
+    Command,
+    CommandAnswer,
+    DatasetShare,
+    Forget,
+    Hello,
+    ReadsTold,
+    Shares,
+    SharesAsked,
+)
+from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
-from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, reads_body
-from outrider.core.cluster.share_messages import SHARES_PATH, DatasetShare, SharesAsked, parse_shares, question_body
-from outrider.core.cluster.wire_forms import WireError
+from outrider.core.cluster.wire_forms import WireError, decode, encode
 from outrider.core.errors import Broke, OriginBroke
 from outrider.core.model import Extent
 from outrider.metrics import Metrics
@@ -121,36 +127,34 @@ class PeerClient:
             connection.release()
 
     async def hello(self, address: str, mine: Hello, name: str = "") -> Hello:
-        body = await self._post(
-            address, peer_control.HELLO_PATH, peer_control.hello_body(mine), replace(self._asker(), receiver=name), name
-        )
+        body = await self._post(address, messages.HELLO_PATH, encode(mine), replace(self._asker(), receiver=name), name)
         try:
-            return peer_control.parse_hello(body)
+            return decode(Hello, body)
         except WireError as error:
             raise PeerFailed("garbage", str(error)) from error
 
     async def forget(self, member: Member, message: Forget) -> None:
-        await self._post_to(member, peer_control.FORGET_PATH, peer_control.forget_body(message))
+        await self._post_to(member, messages.FORGET_PATH, messages.forget_body(message))
 
     async def tell_reads(self, member: Member, message: ReadsTold) -> None:
-        await self._post_to(member, READS_PATH, reads_body(message))
+        await self._post_to(member, messages.READS_PATH, messages.reads_body(message))
 
     async def command(self, member: Member, command: Command) -> CommandAnswer:
-        body = await self._post_to(member, COMMAND_PATH, command_body(command), timeout_s=_COMMAND_TIMEOUT_S)
+        body = await self._post_to(member, messages.COMMAND_PATH, encode(command), timeout_s=_COMMAND_TIMEOUT_S)
         try:
-            return parse_answer(body)
+            return decode(CommandAnswer, body)
         except WireError as error:
             raise PeerFailed("garbage", str(error)) from error
 
     async def shares(self, member: Member, question: SharesAsked) -> Sequence[DatasetShare]:
-        body = await self._post_to(member, SHARES_PATH, question_body(question))
+        body = await self._post_to(member, messages.SHARES_PATH, encode(question))
         try:
-            return parse_shares(body)
+            return decode(Shares, body).datasets
         except WireError as error:
             raise PeerFailed("garbage", str(error)) from error
 
     async def tell_order(self, member: Member, body: bytes) -> None:
-        await self._post_to(member, ORDER_PATH, body)
+        await self._post_to(member, messages.ORDER_PATH, body)
 
     def _asker_to(self, member: Member) -> Asker:
         """This member, in the newest version that both speak."""
@@ -219,7 +223,7 @@ class PeerClient:
                         raise PeerFailed("garbage", "another member answers")
                     while piece := await reply.some():
                         told += piece
-                        if len(told) > peer_control.BODY_BYTES_MAX:
+                        if len(told) > messages.BODY_BYTES_MAX:
                             raise PeerFailed("garbage", "the body is too long")
         except TimeoutError as error:
             raise PeerFailed("late", "timed out") from error

@@ -29,7 +29,8 @@ from outrider.cli.doctor.origin_checks import place_of
 from outrider.cluster_composition import cluster_id
 from outrider.core.auth.peer_signature import SKEW_S
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cluster.member import WIRE_VERSIONS, Hello, Listed, Member
+from outrider.core.cluster.member import WIRE_VERSIONS, Listed, Member
+from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.peer_wire import Asker
 from outrider.core.s3.conditions import parse_http_date

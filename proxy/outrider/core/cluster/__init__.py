@@ -12,15 +12,13 @@
    knows the object's version.
 4. `peer_health` decides whether a member is asked: a circuit breaker (`breaker`), and the rate of its bodies beside
    the bucket's (`body_pace`). It tells when a reply is late (`first_bytes`), and keeps the budget of second requests.
-5. `peer_messages` are the questions and answers between members; `peer_wire` and `peer_control` are their form. A
-   request that came from a peer is never passed on to a third member.
+5. `peer_messages` are the reads of members from each other, and `peer_wire` is their form. All other messages are JSON,
+   and stand in `messages`: what clients read and will read, for the planners (`core.ahead`) of a job whose ranks sit on
+   several nodes; what a member has of each dataset; maintenance commands for the owners of the blocks. A request that
+   came from a peer is never passed on to a third member.
 6. `forget_numbers` numbers the names that a write makes doubtful, so that a member notices that it missed one. Such
    a member forgets everything that it believes, which costs questions to the bucket.
-7. `read_messages` tell the other members what the clients of one read. Their planners learn the epochs of a job whose
-   ranks sit on several nodes (`core.ahead`).
-8. `share_messages` ask a member what it has of each dataset, for reports.
-9. `command_messages` pass maintenance commands on to the owners of the blocks.
-10. `replay_guard` refuses a signed request that came before.
+7. `replay_guard` refuses a signed request that came before.
 
 Nothing here needs two members to agree. Members that see different rings ask the wrong one, which answers all the same.
 """

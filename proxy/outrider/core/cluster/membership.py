@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from outrider.core.cluster.believed_list import BelievedList
 from outrider.core.cluster.kept_members import members_from_json, members_to_json
-from outrider.core.cluster.member import Hello, Listed, Member
+from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.ownership import Ring
 from outrider.core.cluster.view import Change, LeftOut, MemberState, View, Why
 

@@ -1,4 +1,4 @@
-"""The questions and answers between members."""
+"""A read of a peer, and how it fails."""
 
 from __future__ import annotations
 
@@ -44,18 +44,6 @@ class PeerRead:
     read_class: ReadClass = ReadClass.DEMAND
     only_if_here: bool = False
     whole_headers: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """A write is about to change these names (bucket alone: all of its objects), or has changed them. `number` counts
-    up by one from 1 within a `boot` of the sender. `in_doubt`: the write ended without an answer."""
-
-    sender: str
-    boot: int
-    number: int
-    names: tuple[ObjectRef | str, ...]
-    in_doubt: bool = False
 
 
 class PeerFailed(Exception):

@@ -278,6 +278,7 @@ def _known_json(value: str) -> dict[str, Any]:
 
 
 def _confirmed(told: dict[str, Any], ref: ObjectRef) -> Confirmed:
+    """Written by hand, unlike `messages`: each read of a block has one. pydantic takes 15 us for it instead of 13."""
     etag = text(told.get("etag"), "etag")
     if not is_strong_etag(etag):
         raise WireError("etag: not a strong one")

@@ -6,13 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from outrider.core.cluster.command_messages import Command, CommandAnswer
-from outrider.core.cluster.here_messages import Blocks, blocks_told, is_whole, parse_blocks
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.order_messages import OrderTold, order_body, parse_order, parts_of
+from outrider.core.cluster.messages import Blocks, BlocksTold, Command, CommandAnswer, OrderTold, is_whole, parts_of
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
-from outrider.core.cluster.wire_forms import WireError
+from outrider.core.cluster.wire_forms import WireError, decode, encode, fields_of, of_fields
 from outrider.core.model import ObjectRef
 from outrider.engine.ahead.background_fill import BackgroundFill, BlocksHere
 from outrider.ports import PeerTransport
@@ -51,10 +49,13 @@ class HereOfAll:
         return here
 
     async def _asked(self, member: Member, part: OrderTold) -> Sequence[Blocks | None]:
-        command = Command(part.sender, "get", "plan", "", "here", order_body(part))
+        command = Command(part.sender, "get", "plan", "", "here", encode(part))
         try:
             answer = await self._transport.command(member, command)
-            return parse_blocks(answer.told or {}, len(part.refs))
+            here = of_fields(BlocksTold, answer.told or {}).here
+            if len(here) != len(part.refs):
+                raise WireError("here: not of their number")
+            return here
         except (PeerFailed, WireError) as error:
             log.debug("a member does not tell what is here", extra={"peer": member.name, "error": str(error)})
             return [None] * len(part.refs)
@@ -62,10 +63,10 @@ class HereOfAll:
     async def answer(self, command: Command) -> CommandAnswer:
         """The blocks that are here of the objects that another member asks about."""
         try:
-            refs = parse_order(command.body).refs
+            refs = decode(OrderTold, command.body).refs
         except WireError as error:
             return CommandAnswer(error=str(error))
-        return CommandAnswer(blocks_told(await self._look(refs)))
+        return CommandAnswer(fields_of(BlocksTold(await self._look(refs))))
 
     async def _look(self, refs: Sequence[ObjectRef]) -> list[BlocksHere | None]:
         found: list[BlocksHere | None] = []

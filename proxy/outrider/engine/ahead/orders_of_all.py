@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary
 from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.order_messages import OrderTold, order_body, parts_of
+from outrider.core.cluster.messages import OrderTold, parts_of
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
-from outrider.core.cluster.wire_forms import WireError
+from outrider.core.cluster.wire_forms import WireError, encode
 from outrider.core.model import ObjectRef
 from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.prefetch import Prefetch
@@ -105,7 +105,7 @@ class OrdersOfAll:
             return  # no object has such a name
         for part in parts:
             self._last_number += 1
-            kept = _Kept(message.order, order_body(replace(part, number=self._last_number)))
+            kept = _Kept(message.order, encode(replace(part, number=self._last_number)))
             self._kept[self._last_number] = kept
             self._kept_bytes += len(kept.body)
         while len(self._kept) > _KEPT_MAX or self._kept_bytes > _KEPT_BYTES_MAX:

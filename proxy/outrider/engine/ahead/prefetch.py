@@ -22,7 +22,7 @@ from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.prefetch_candidates import Want
 from outrider.core.ahead.prefetch_pause import PrefetchPause
 from outrider.core.ahead.sequential_reads import Readers
-from outrider.core.cluster.read_messages import ReadsTold, ToldRead
+from outrider.core.cluster.messages import ReadsTold, ToldRead
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES

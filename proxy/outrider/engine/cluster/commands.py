@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from outrider.core.cluster.command_messages import Command, CommandAnswer
 from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import Command, CommandAnswer
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.ports import PeerTransport

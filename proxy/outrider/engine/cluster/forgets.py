@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.core.cluster.forget_numbers import ReceivedForgets, SentForgets
-from outrider.core.cluster.member import Hello, Member
-from outrider.core.cluster.peer_messages import Forget, PeerFailed
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import Forget, Hello
+from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.engine.tasks.runtime import Runtime, within
 from outrider.metrics import Metrics

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Protocol
 
-from outrider.core.cluster.member import Hello, Member
+from outrider.core.cluster.member import Member
 from outrider.core.cluster.membership import Membership
+from outrider.core.cluster.messages import Forget, Hello
 from outrider.core.cluster.peer_health import PeersHealth
-from outrider.core.cluster.peer_messages import Forget, PeerFailed
+from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import Change, View
 from outrider.engine.cluster.forgets import Forgets
 from outrider.engine.tasks.runtime import Runtime, within

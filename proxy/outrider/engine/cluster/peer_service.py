@@ -11,12 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
-from outrider.core.cluster.command_messages import Command, CommandAnswer
-from outrider.core.cluster.member import Hello
-from outrider.core.cluster.order_messages import OrderTold
-from outrider.core.cluster.peer_messages import Confirmed, Forget, PeerRead, ReadClass
-from outrider.core.cluster.read_messages import ReadsTold
-from outrider.core.cluster.share_messages import DatasetShare
+from outrider.core.cluster.messages import Command, CommandAnswer, DatasetShare, Forget, Hello, OrderTold, ReadsTold
+from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
 from outrider.core.errors import OriginBroke, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.members import Members

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import READS_MAX, ReadsTold, ToldRead, told_every_s
 from outrider.core.cluster.peer_messages import PeerFailed
-from outrider.core.cluster.read_messages import READS_MAX, ReadsTold, ToldRead, told_every_s
 from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef
 from outrider.engine.tasks.runtime import Runtime

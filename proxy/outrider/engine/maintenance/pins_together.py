@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from outrider.core.cluster.command_messages import Command
+from outrider.core.cluster.messages import Command
 from outrider.core.cluster.pin_messages import (
     OBJECTS_MAX,
     PinPage,

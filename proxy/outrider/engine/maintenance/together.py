@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.core.cluster.command_messages import Command, CommandAnswer
+from outrider.core.cluster.messages import Command, CommandAnswer
 from outrider.core.errors import ServiceUnavailable
 from outrider.core.maintenance.progress import State
 from outrider.core.maintenance.sums import UNANSWERED, failed_part

@@ -9,8 +9,8 @@ from typing import Any
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
 from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, SharesAsked
 from outrider.core.cluster.peer_messages import PeerFailed
-from outrider.core.cluster.share_messages import SHARES_MAX, DatasetShare, SharesAsked
 from outrider.core.cluster.view import View
 from outrider.core.insight.dataset_map import data_bytes
 from outrider.core.model import ObjectRef

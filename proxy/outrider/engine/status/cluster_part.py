@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from prometheus_client import Counter
 
-from outrider.core.cluster.member import Hello
+from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_health import PeerHealth, PeersHealth
 from outrider.core.cluster.view import MemberState, View
 from outrider.metrics import Metrics

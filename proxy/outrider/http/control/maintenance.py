@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.auth.grants import may_read
-from outrider.core.cluster.command_messages import Command, CommandAnswer
+from outrider.core.cluster.messages import Command, CommandAnswer
 from outrider.core.errors import (
     AccessDenied,
     InvalidArgument,

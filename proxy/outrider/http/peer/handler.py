@@ -11,22 +11,21 @@ from typing import Protocol, cast
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
-from outrider.core.cluster import peer_control, peer_wire
-from outrider.core.cluster.command_messages import (
-    COMMAND_BYTES_MAX,
-    COMMAND_PATH,
+from outrider.core.cluster import messages, peer_wire
+from outrider.core.cluster.messages import (
     Command,
     CommandAnswer,
-    answer_body,
-    parse_command,
+    DatasetShare,
+    Forget,
+    Hello,
+    OrderTold,
+    ReadsTold,
+    Shares,
+    SharesAsked,
 )
-from outrider.core.cluster.member import Hello
-from outrider.core.cluster.order_messages import ORDER_PATH, OrderTold, parse_order
-from outrider.core.cluster.peer_messages import Forget, PeerRead
+from outrider.core.cluster.peer_messages import PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
-from outrider.core.cluster.read_messages import READS_PATH, ReadsTold, parse_reads
-from outrider.core.cluster.share_messages import SHARES_PATH, DatasetShare, SharesAsked, parse_question, shares_body
-from outrider.core.cluster.wire_forms import WireError
+from outrider.core.cluster.wire_forms import WireError, decode, encode
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
 from outrider.engine.cluster.peer_answer import PeerAnswer
@@ -192,24 +191,24 @@ class PeerHandler:
         self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
     ) -> Reply:
         path = request.raw_path
-        if path == COMMAND_PATH:
+        if path == messages.COMMAND_PATH:
             return await self._command(request, wire, asker, headers, body_hash)
-        if path not in (peer_control.HELLO_PATH, peer_control.FORGET_PATH, READS_PATH, ORDER_PATH, SHARES_PATH):
+        if path != messages.HELLO_PATH and path not in messages.BY_PATH:
             raise Refused(400, "garbage")
         body = await self._body(request, wire, body_hash)
         this = self._this()
         name = ((peer_wire.FROM, this.name),)
-        if path != peer_control.HELLO_PATH and not peer_wire.is_spoken(asker.wire):
+        if path != messages.HELLO_PATH and not peer_wire.is_spoken(asker.wire):
             raise Refused(400, "wire")
         try:
-            if path == peer_control.HELLO_PATH:
+            if path == messages.HELLO_PATH:
                 # Members of other clusters are told who is here: `doctor` shows which lists mix them.
-                theirs = peer_control.parse_hello(body)
+                theirs = decode(Hello, body)
                 if theirs.member.name != asker.name:
                     raise Refused(400, "garbage")
-                mine = peer_control.hello_body(self._service.hello(theirs))
+                mine = encode(self._service.hello(theirs))
                 return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, mine), mine)
-            message = _parsed(path, body)
+            message = decode(messages.BY_PATH[path], body)
         except WireError as error:
             raise Refused(400, "garbage") from error
         if asker.cluster_id != this.cluster_id:
@@ -217,7 +216,7 @@ class PeerHandler:
         if message.sender != asker.name:
             raise Refused(400, "garbage")
         if isinstance(message, SharesAsked):
-            shares = shares_body(await self._service.shares())
+            shares = encode(Shares(tuple(await self._service.shares())))
             return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, shares), shares)
         self._heed(message, asker)
         return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name))
@@ -236,20 +235,20 @@ class PeerHandler:
     async def _command(
         self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
     ) -> Reply:
-        body = await self._body(request, wire, body_hash, COMMAND_BYTES_MAX)
+        body = await self._body(request, wire, body_hash, messages.COMMAND_BYTES_MAX)
         this = self._this()
         if not peer_wire.is_spoken(asker.wire):
             raise Refused(400, "wire")
         if asker.cluster_id != this.cluster_id:
             raise Refused(421, "cluster")
         try:
-            command = parse_command(body)
+            command = decode(Command, body)
         except WireError as error:
             raise Refused(400, "garbage") from error
         if command.sender != asker.name:
             raise Refused(400, "garbage")
         self._check_member(asker)
-        told = answer_body(await self._service.command(command))
+        told = encode(await self._service.command(command))
         name = ((peer_wire.FROM, this.name),)
         return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, told), told)
 
@@ -260,7 +259,7 @@ class PeerHandler:
             raise Refused(403, "stranger")
 
     async def _body(
-        self, request: BaseRequest, wire: Sender, body_hash: str, bytes_max: int = peer_control.BODY_BYTES_MAX
+        self, request: BaseRequest, wire: Sender, body_hash: str, bytes_max: int = messages.BODY_BYTES_MAX
     ) -> bytes:
         """The body, which is that of the signature. Raises Refused."""
         length = request.content_length
@@ -283,12 +282,3 @@ class PeerHandler:
         self, wire: Sender, status: int, headers: Headers, body: bytes | None = None, *, close: bool = False
     ) -> Reply:
         return Reply(status, headers, wire=wire, body=body, close=close)
-
-
-def _parsed(path: str, body: bytes) -> Forget | ReadsTold | OrderTold | SharesAsked:
-    """A message that is no hello. Raises WireError."""
-    if path == READS_PATH:
-        return parse_reads(body)
-    if path == SHARES_PATH:
-        return parse_question(body)
-    return parse_order(body) if path == ORDER_PATH else peer_control.parse_forget(body)

@@ -1,0 +1,331 @@
+"""The messages between members that are JSON, a class each: `wire_forms.encode` and `decode` write and read them.
+
+A field has the form that its type says: a bound, a pattern, a name on the wire. Each field must be there. Fields of
+later versions of the wire, which this code does not know, are ignored. A reader or bucket that many objects of a
+message have in common stands in it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple, Self
+
+from pydantic import FailFast, Field, InstanceOf, PlainValidator, SkipValidation
+
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.wire_forms import (
+    SECONDS_MAX,
+    Base64,
+    Full,
+    Name,
+    Number,
+    Seconds,
+    Spread,
+    Text,
+    Truth,
+    WireError,
+    Word,
+    encode,
+    filled,
+    text,
+)
+from outrider.core.model import ObjectRef
+
+HELLO_PATH, FORGET_PATH, READS_PATH = "/-/hello", "/-/forget", "/-/reads"
+ORDER_PATH, SHARES_PATH, COMMAND_PATH = "/-/order", "/-/shares", "/-/maintenance"
+BODY_BYTES_MAX = 1024 * 1024
+"""The longest body of a message that is no command."""
+COMMAND_BYTES_MAX = 6 * 1024 * 1024
+"""The longest body of a command: the longest list of objects, in base64."""
+READS_MAX = 1000
+"""Reads in one message."""
+REFS_MAX = 1000
+"""Objects in one message of an order. The planner takes about 10 ms for as many."""
+SHARES_MAX = 64
+"""Datasets in one answer: with the longest names they fill half of the longest body."""
+
+_MS = 1000
+# A member sends so many messages a second to all others together: they take a few hundredths of a core. The others know
+# of a read that much later, and an epoch seems to end as much later for them.
+_MESSAGES_S = 20.0
+
+_Sender = Annotated[Name, Field(alias="from")]
+_Millis = Annotated[int, Field(strict=True, ge=0, lt=int(_MS * SECONDS_MAX))]
+_Texts = Annotated[list[Text], FailFast()]
+
+
+def _ref_or_bucket(value: object) -> ObjectRef | str:
+    if not isinstance(value, list):
+        return filled(value)
+    bucket, key = value
+    return ObjectRef(filled(bucket), filled(key))
+
+
+# -- what members are, and what was written ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A member's account of itself, asked for at regular intervals. `boot`: nanoseconds since 1970 at which its process
+    began; a later process has a larger one. `ring`: the digest of its ring. `forgets`: the number of the last forget
+    that it sent. `clock_s`: its time, in seconds since 1970. `is_leaving`: it is about to stop, and owns nothing new.
+    `is_ready`: its index has been read."""
+
+    member: Annotated[Member, Spread(Member)]
+    boot: Number
+    ring: Word
+    forgets: Number
+    clock_s: Annotated[Seconds, Field(alias="clock")]
+    is_ready: Annotated[Truth, Field(alias="ready")] = True
+    is_leaving: Annotated[Truth, Field(alias="leaving")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A write is about to change these names (bucket alone: all of its objects), or has changed them. `number` counts
+    up by one from 1 within a `boot` of the sender. `in_doubt`: the write ended without an answer."""
+
+    sender: _Sender
+    boot: Number
+    number: Number
+    names: Annotated[tuple[Annotated[ObjectRef | str, PlainValidator(_ref_or_bucket)], ...], FailFast()]
+    in_doubt: Annotated[Truth, Field(alias="doubt")] = False
+
+
+def forget_body(message: Forget) -> bytes:
+    """The body of a forget. Names that are too many for one are replaced by their buckets."""
+    body = encode(message)
+    if len(body) <= BODY_BYTES_MAX:
+        return body
+    buckets = {name if isinstance(name, str) else name.bucket for name in message.names}
+    return encode(replace(message, names=tuple(sorted(buckets))))
+
+
+# -- what clients read ------------------------------------------------------------------------------------------------
+
+
+def told_every_s(others: int) -> float:
+    """The time between two messages of reads to each of so many other members."""
+    return max(1, others) / _MESSAGES_S
+
+
+class ToldRead(NamedTuple):
+    """`reader` began to read an object of `size` bytes, so many seconds before the message was sent."""
+
+    reader: str
+    ref: ObjectRef
+    size: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsTold:
+    """Objects that clients of `sender` began to read, in this order. `readers`: how many of them read at a time. So a
+    job on several nodes is one job to the planner of each of them, wherever the bytes came from."""
+
+    sender: _Sender
+    readers: Annotated[Number, Field(alias="count")]
+    reads: Annotated[Sequence[ToldRead], SkipValidation, Spread(_Reads)]
+
+    def reader_name(self, read: ToldRead) -> str:
+        """The reader's name in the whole cluster. The same address may be another client at another member."""
+        return f"{self.sender}/{read.reader}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """A read: the numbers of its reader and bucket, the key, the size, the age in milliseconds."""
+
+    readers: _Texts
+    buckets: _Texts
+    reads: Annotated[list[tuple[Number, Number, Full, Number, _Millis]], FailFast(), Field(max_length=READS_MAX)]
+
+    @classmethod
+    def of(cls, reads: Sequence[ToldRead]) -> Self:
+        readers: dict[str, int] = {}
+        buckets: dict[str, int] = {}
+        rows = [
+            (readers.setdefault(reader, len(readers)), buckets.setdefault(ref.bucket, len(buckets)), ref.key, size,
+             round(age_s * _MS))
+            for reader, ref, size, age_s in reads
+        ]  # fmt: skip
+        return cls(list(readers), list(buckets), rows)
+
+    def told(self) -> Sequence[ToldRead]:
+        return tuple(
+            ToldRead(self.readers[reader], ObjectRef(filled(self.buckets[bucket]), key), size, age_ms / _MS)
+            for reader, bucket, key, size, age_ms in self.reads
+        )
+
+
+def reads_body(message: ReadsTold) -> bytes:
+    """The body of a message. The oldest of reads that are too many for one are left out."""
+    while len(body := encode(message)) > BODY_BYTES_MAX:
+        message = replace(message, reads=message.reads[(len(message.reads) + 1) // 2 :])
+    return body
+
+
+# -- what clients will read -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTold:
+    """One worker of `client`, which reads at `sender`, will read `refs` next: numbers `start` and on of the `total` of
+    its epoch (None: not known). Only the member that a client told passes an order on.
+
+    `number` counts up from 1 within a `boot` of the sender. `order`: what the sender calls the plan that this is a part
+    of. `is_withdrawn`: its unread objects are not expected any more, and `refs` is empty.
+    """
+
+    sender: _Sender
+    boot: Number
+    number: Number
+    order: Number
+    client: Text
+    refs: Annotated[Sequence[ObjectRef], SkipValidation, Spread(_Refs)] = ()
+    start: Number = 0
+    total: Number | None = None
+    is_withdrawn: Annotated[Truth, Field(alias="withdrawn")] = False
+
+    @property
+    def reader_name(self) -> str:
+        """The client's name in the whole cluster; see `ReadsTold.reader_name`."""
+        return f"{self.sender}/{self.client}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Refs:
+    """A read: the number of its bucket, and the key."""
+
+    buckets: _Texts
+    reads: Annotated[list[tuple[Number, Full]], FailFast(), Field(max_length=REFS_MAX)]
+
+    @classmethod
+    def of(cls, refs: Sequence[ObjectRef]) -> Self:
+        """Raises WireError: a name is no text."""
+        buckets: dict[str, int] = {}
+        reads = [(buckets.setdefault(text(ref.bucket), len(buckets)), text(ref.key)) for ref in refs]
+        return cls(list(buckets), reads)
+
+    def told(self) -> Sequence[ObjectRef]:
+        return tuple(ObjectRef(filled(self.buckets[bucket]), key) for bucket, key in self.reads)
+
+
+def parts_of(message: OrderTold) -> Iterator[OrderTold]:
+    """Messages that are short enough, and say the same in this order. Their numbers are to be set. Raises
+    WireError."""
+    refs = message.refs
+    if len(refs) <= REFS_MAX and len(encode(message)) <= BODY_BYTES_MAX:
+        yield message
+        return
+    if len(refs) == 1:
+        raise WireError("reads: too long")
+    count = min(REFS_MAX, (len(refs) + 1) // 2)
+    for first in range(0, len(refs), count):
+        yield from parts_of(replace(message, refs=refs[first : first + count], start=message.start + first))
+
+
+# -- what members have ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SharesAsked:
+    """The question what a member has of each dataset, for reports."""
+
+    sender: _Sender
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetShare:
+    """The part of a dataset that lies on a member's disk. `name`: its key template. `objects`, `size`: of the whole
+    dataset, as far as the member knows it. `held_bytes`: all bytes on the disk; `near_bytes`: those of them that other
+    members own, about."""
+
+    bucket: Text
+    name: Text
+    objects: Number
+    size: Number
+    held_bytes: Annotated[Number, Field(alias="held")]
+    near_bytes: Annotated[Number, Field(alias="near")]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The answer."""
+
+    datasets: Annotated[tuple[DatasetShare, ...], FailFast(), Field(max_length=SHARES_MAX)]
+
+
+_Id = Annotated[str, Field(strict=True, pattern="^[0-9a-f]{32}$")]
+_Mask = Annotated[str, Field(strict=True, max_length=65536, pattern="^[0-9a-f]+$")]
+Blocks = tuple[bytes, int, int]
+"""The id of a version, the number of its blocks, and those that are here: bit `i` stands for block `i`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksTold:
+    """The answer of a member that is asked which blocks of some objects it has. The question names the objects as an
+    order does; both go as a command. `here`: of each object in turn; None: no version is known."""
+
+    here: Annotated[Sequence[Blocks | None], SkipValidation, Spread(_Here)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    here: Annotated[list[tuple[_Id, Number, _Mask] | None], FailFast()]
+
+    @classmethod
+    def of(cls, here: Sequence[Blocks | None]) -> Self:
+        return cls([each and (each[0].hex(), each[1], f"{each[2]:x}") for each in here])
+
+    def told(self) -> Sequence[Blocks | None]:
+        return tuple(each and (bytes.fromhex(each[0]), each[1], int(each[2], 16)) for each in self.here)
+
+
+def is_whole(told: Iterable[Blocks | None]) -> bool:
+    """Whether members that told this of one object have all blocks of some version together."""
+    together: dict[tuple[bytes, int], int] = {}
+    for blocks in told:
+        if blocks is not None:
+            together[blocks[:2]] = together.get(blocks[:2], 0) | blocks[2]
+    return any(blocks == (1 << total) - 1 for (_, total), blocks in together.items())
+
+
+# -- maintenance ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A maintenance command, passed on to the other owners of the blocks. `folder`, `name`, `body`: as the client gave
+    them to `sender`. `owner`: the client's access key; empty: it has none. `bytes_per_s`: the receiver's share of the
+    bandwidth; 0: no limit. `at`: when the client gave it, in seconds since 1970 by the clock of that member; 0: that
+    does not matter."""
+
+    sender: _Sender
+    verb: Annotated[str, Field(strict=True, pattern="^(put|get|cancel|delete|begin|list|objects)$")]
+    folder: Annotated[str, Field(strict=True, pattern="^(warm|pin|evict|verify|plan)$")]
+    owner: Text
+    name: Full
+    body: Annotated[Base64, Field(alias="list")] = b""
+    bytes_per_s: Annotated[Seconds, Field(alias="rate")] = 0.0  # a rate has the bounds of a time
+    at: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswer:
+    """`told`: the progress of the member's part, or the fields of another message; None: it has no such command.
+    `error`: why it did not act; empty: it did. `code`: the S3 code of the error."""
+
+    told: InstanceOf[dict[str, Any]] | None = None
+    error: Text = ""
+    code: Text = ""
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+Message = Hello | Forget | ReadsTold | OrderTold | SharesAsked | Shares | BlocksTold | Command | CommandAnswer
+BY_PATH: dict[str, type[Forget | ReadsTold | OrderTold | SharesAsked]] = {
+    FORGET_PATH: Forget, READS_PATH: ReadsTold, ORDER_PATH: OrderTold, SHARES_PATH: SharesAsked,
+}  # fmt: skip
+"""The messages that a member sends all others of its cluster, but for hellos and commands."""

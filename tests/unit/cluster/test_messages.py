@@ -1,0 +1,293 @@
+"""Messages as JSON: what is written is read again, as 0.2 wrote it too, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.cluster.member import Member
+from outrider.core.cluster.messages import (
+    BODY_BYTES_MAX,
+    READS_MAX,
+    REFS_MAX,
+    SHARES_MAX,
+    BlocksTold,
+    Command,
+    CommandAnswer,
+    DatasetShare,
+    Forget,
+    Hello,
+    Message,
+    OrderTold,
+    ReadsTold,
+    Shares,
+    SharesAsked,
+    ToldRead,
+    forget_body,
+    is_whole,
+    parts_of,
+    reads_body,
+)
+from outrider.core.cluster.wire_forms import WireError, decode, encode
+from outrider.core.model import ObjectRef
+
+REF, OTHER = ObjectRef("bucket", "key\udcff/é"), ObjectRef("b", "k")
+
+# As members of 0.2 write them.
+GOLDEN: dict[Message, bytes] = {
+    Hello(
+        Member("n-1", "[fe80::1%eth0]:1", "zone", 10**12, "c:1", (1, 2)), 7, "ring", 3, 1.8e9, is_ready=False,
+        is_leaving=True,
+    ): b'{"name":"n-1","address":"[fe80::1%eth0]:1","zone":"zone","weight":1000000000000,"cluster":"c:1","wire":[1,2],'
+       b'"boot":7,"ring":"ring","forgets":3,"clock":1800000000.0,"ready":false,"leaving":true}',
+    Forget("n", 1, 2, (REF, "bucket"), in_doubt=True):
+        b'{"from":"n","boot":1,"number":2,"names":[["bucket","key\\udcff/\\u00e9"],"bucket"],"doubt":true}',
+    Command("n", "put", "warm", "o\udcff", "a", b"s3://b/\xff\n", 1.5, 2.0):
+        b'{"from":"n","verb":"put","folder":"warm","owner":"o\\udcff","name":"a","list":"czM6Ly9iL/8K","rate":1.5,'
+        b'"at":2}',
+    OrderTold("n", 1, 2, 3, "10.0.0.1", (REF, OTHER, ObjectRef("bucket", "2")), 4, 9):
+        b'{"from":"n","boot":1,"number":2,"order":3,"client":"10.0.0.1","start":4,"total":9,"withdrawn":false,'
+        b'"buckets":["bucket","b"],"reads":[[0,"key\\udcff/\\u00e9"],[1,"k"],[0,"2"]]}',
+    OrderTold("n", 1, 2, 3, "c", is_withdrawn=True):
+        b'{"from":"n","boot":1,"number":2,"order":3,"client":"c","start":0,"total":null,"withdrawn":true,"buckets":[],'
+        b'"reads":[]}',
+    ReadsTold("n", 2, (ToldRead("10.0.0.1", REF, 5, 0.5), ToldRead("10.0.0.2", OTHER, 0, 0.0))):
+        b'{"from":"n","count":2,"readers":["10.0.0.1","10.0.0.2"],"buckets":["bucket","b"],'
+        b'"reads":[[0,0,"key\\udcff/\\u00e9",5,500],[1,1,"k",0,0]]}',
+    SharesAsked("n"): b'{"from":"n"}',
+    Shares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6),)):
+        b'{"datasets":[{"bucket":"b","name":"a\\udcff-{}.tar","objects":12,"size":34,"held":5,"near":6}]}',
+    BlocksTold(((bytes(range(16)), 70, 1 << 69 | 1), None)):
+        b'{"here":[["000102030405060708090a0b0c0d0e0f",70,"200000000000000001"],null]}',
+}  # fmt: skip
+# A dict has no hash.
+ANSWERS = [
+    (CommandAnswer({"state": "done", "\udcff": [1, None]}, "e", "c"),
+     b'{"told":{"state":"done","\\udcff":[1,null]},"error":"e","code":"c"}'),
+    (CommandAnswer(), b'{"told":null,"error":"","code":""}'),
+]  # fmt: skip
+
+from_wire = st.binary(min_size=1, max_size=60).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
+words = st.from_regex(r"[A-Za-z0-9._-]{1,40}", fullmatch=True)
+numbers = st.integers(0, 2**63 - 1)
+seconds = st.floats(0, 1e10)
+refs = st.builds(ObjectRef, from_wire, from_wire)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from((2**63, 10**400, "\ud800")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+MESSAGES: tuple[st.SearchStrategy[Message], ...] = (
+    st.builds(
+        Hello,
+        st.builds(
+            Member, words, st.sampled_from(("10.0.0.1:9482", "[fe80::1%eth0]:1", "node-1.local:65535")),
+            words | st.just(""), numbers, words, st.tuples(numbers, numbers),
+        ),
+        numbers, words | st.just(""), numbers, seconds, st.booleans(), st.booleans(),
+    ),
+    st.builds(Forget, words, numbers, numbers, st.lists(from_wire | refs).map(tuple), st.booleans()),
+    st.builds(
+        Command, words, st.sampled_from(("put", "get", "cancel", "delete", "begin", "list", "objects")),
+        st.sampled_from(("warm", "pin", "evict", "verify", "plan")), from_wire, from_wire, st.binary(), seconds,
+        seconds,
+    ),
+    st.builds(CommandAnswer, st.none() | st.dictionaries(from_wire, st.none() | numbers), from_wire, from_wire),
+    st.builds(
+        OrderTold, words, numbers, numbers, numbers, from_wire, st.lists(refs).map(tuple), numbers,
+        st.none() | numbers, st.booleans(),
+    ),
+    st.builds(ReadsTold, words, numbers, st.lists(st.builds(
+        ToldRead, from_wire, refs, numbers, st.integers(0, 10**6).map(lambda ms: ms / 1000)
+    )).map(tuple)),
+    st.builds(SharesAsked, words),
+    st.builds(Shares, st.lists(
+        st.builds(DatasetShare, from_wire, from_wire, numbers, numbers, numbers, numbers), max_size=SHARES_MAX
+    ).map(tuple)),
+    st.builds(BlocksTold, st.lists(st.none() | st.tuples(
+        st.binary(min_size=16, max_size=16), numbers, st.integers(0, 2**500)
+    )).map(tuple)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "body"), [*GOLDEN.items(), *ANSWERS])
+def test_a_message_has_the_form_that_it_had_in_0_2(message: Message, body: bytes) -> None:
+    assert decode(type(message), body) == message
+    assert json.loads(encode(message)) == json.loads(body)
+
+
+@given(st.one_of(MESSAGES))
+def test_a_message_comes_as_it_was_sent(message: Message) -> None:
+    assert decode(type(message), encode(message)) == message
+
+
+@given(st.one_of(MESSAGES), st.data())
+def test_a_field_of_any_value_raises_no_other_error(message: Message, data: st.DataObject) -> None:
+    fields = json.loads(encode(message))
+    fields |= data.draw(st.dictionaries(st.sampled_from(sorted(fields)), values))
+    with suppress(WireError):
+        again = decode(type(message), json.dumps(fields).encode())
+        assert decode(type(message), encode(again)) == again
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(lambda text: json.dumps(text).encode()))
+@pytest.mark.parametrize("kind", [Hello, SharesAsked])
+def test_no_body_raises_any_other_error(kind: type[Message], body: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(kind, body)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5000, b"\xef\xbb\xbf{}", b"[]"])
+def test_a_body_that_a_parser_may_choke_on_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(SharesAsked, body)
+
+
+def test_an_error_tells_no_part_of_the_message() -> None:
+    with pytest.raises(WireError, match=r"^names: not of its form$") as raised:
+        decode(Forget, b'{"from":"n","boot":1,"number":2,"names":[["secret", 5]],"doubt":true}')
+    assert raised.value.__cause__ is None
+
+
+ID = "00" * 16
+SHARE = json.loads(GOLDEN[Shares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6),))])["datasets"][0]
+NO_NAME: tuple[Any, ...] = (None, 1, "", "a b", "é", "a\n", "a" * 254)
+NO_WORD: tuple[Any, ...] = (None, 1, "a b", "a/b", "\n", "a" * 129)
+NO_NUMBER: tuple[Any, ...] = (None, -1, 1.5, 1.0, True, "1", 2**63)
+NO_TIME: tuple[Any, ...] = (None, -1, "1", True, float("nan"), float("inf"), 1.1e10, 10**400)
+NO_TRUTH: tuple[Any, ...] = (None, 0, 1, "no")
+NO_TEXT: tuple[Any, ...] = (None, 1, ["a"], "\ud800")
+BAD: dict[type[Message], dict[str, tuple[Any, ...]]] = {
+    Hello: {
+        "name": NO_NAME, "address": (None, "", "h", "h:", "h:x", "h:1\n", "h h:1", ":1", "h:123456"), "zone": NO_WORD,
+        "weight": NO_NUMBER, "cluster": NO_WORD,
+        "wire": (None, [], [1], [1, 2, 3], [1, "2"], [True, 1], "11", {"1": 1, "2": 2}), "boot": NO_NUMBER,
+        "ring": NO_WORD, "forgets": NO_NUMBER, "clock": NO_TIME, "ready": NO_TRUTH, "leaving": NO_TRUTH,
+    },
+    Forget: {
+        "from": NO_NAME, "boot": NO_NUMBER, "number": NO_NUMBER, "doubt": NO_TRUTH,
+        "names": (None, "b", {}, {"b": 1}, [1], [None], [""], [[]], [["b"]], [["b", ""]], [["", "k"]],
+                  [["b", "k", "x"]], [["b", 1]], [["b", None]], [["\ud800", "k"]], ["\ud800"], ["b", {"b": 1, "k": 2}]),
+    },
+    Command: {
+        "from": NO_NAME, "verb": (None, "", "post", "put\n", ["put"]), "folder": (None, "", "stall"),
+        "owner": NO_TEXT, "name": (*NO_TEXT, ""), "list": (*NO_TEXT, "-", "YQ", "Y\nQ==", "é"), "rate": NO_TIME,
+        "at": NO_TIME,
+    },
+    CommandAnswer: {"told": ([], 1, "a"), "error": NO_TEXT, "code": NO_TEXT},
+    OrderTold: {
+        "from": NO_NAME, "boot": NO_NUMBER, "number": NO_NUMBER, "order": NO_NUMBER, "client": NO_TEXT,
+        "start": NO_NUMBER, "total": NO_NUMBER[1:], "withdrawn": NO_TRUTH,
+        "buckets": (None, [1], ["", "b"], ["b"], "bb"),
+        "reads": (None, {}, [[0]], ["ab"], [[2, "k"]], [[-1, "k"]], [[True, "k"]], [["b", "k"]], [[0, ""]], [[0, 5]],
+                  [[0, "k", 1]], [[0, "\ud800"]], [[0, "k"]] * (REFS_MAX + 1)),
+    },
+    ReadsTold: {
+        "from": NO_NAME, "count": NO_NUMBER, "readers": (None, [1, "a"], ["a"], {}), "buckets": (None, ["", "b"], []),
+        "reads": (None, [[0, 0, "k", 5]], [[2, 0, "k", 5, 0]], [[0, 2, "k", 5, 0]], [[-1, 0, "k", 5, 0]],
+                  [[0, -1, "k", 5, 0]], [[0, 0, "", 5, 0]], [[0, 0, 1, 5, 0]], [[0, 0, "k", -1, 0]],
+                  [[0, 0, "k", 5, -1]], [[0, 0, "k", 1.5, 0]], [[0, 0, "k", 5, 10**13]], [[True, 0, "k", 5, 0]],
+                  [[0, 0, "\ud800", 5, 0]], [[0, 0, "k", 5, 0]] * (READS_MAX + 1)),
+    },
+    SharesAsked: {"from": NO_NAME},
+    Shares: {"datasets": (
+        None, {}, [1], [SHARE] * (SHARES_MAX + 1), *([SHARE | {name: bad}] for name, bads in {
+            "bucket": NO_TEXT, "name": NO_TEXT, "objects": NO_NUMBER, "size": NO_NUMBER, "held": NO_NUMBER,
+            "near": NO_NUMBER,
+        }.items() for bad in bads), [{name: its for name, its in SHARE.items() if name != "near"}],
+    )},
+    BlocksTold: {"here": (
+        None, {}, ["abc"], [[ID, 1]], [["00", 1, "1"]], [[ID, -1, "1"]], [[ID, True, "1"]], [[ID, 1, 1]], [[ID, 1, ""]],
+        [[ID, 1, "-1"]], [[ID, 1, "1\n"]], [[ID, 1, "1" * 65537]], [[ID.replace("0", "g"), 1, "1"]],
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind, fields in BAD.items() for field in fields])
+def test_a_message_of_another_form_is_refused(kind: type[Message], field: str) -> None:
+    message, body = next(each for each in (*GOLDEN.items(), *ANSWERS) if isinstance(each[0], kind))
+    fields = json.loads(body)
+    assert decode(kind, json.dumps(fields | {"new": [1], "\udcff": 2}).encode()) == message, (
+        "fields of a later version are ignored"
+    )
+    wrongs = [fields | {field: value} for value in BAD[kind][field]]
+    if field not in ("total", "told"):
+        wrongs.append({name: its for name, its in fields.items() if name != field})
+    for wrong in wrongs:
+        with pytest.raises(WireError):
+            decode(kind, json.dumps(wrong).encode())
+
+
+def test_names_too_many_for_one_forget_become_their_buckets() -> None:
+    keys = tuple(ObjectRef(bucket, f"{index:01000}") for bucket in ("b", "a") for index in range(600))
+    body = forget_body(Forget("n", 1, 2, (*keys, "c"), in_doubt=True))
+    assert len(body) < BODY_BYTES_MAX
+    assert decode(Forget, body) == Forget("n", 1, 2, ("a", "b", "c"), in_doubt=True)
+
+
+def test_a_thousand_keys_of_a_batch_delete_fit() -> None:
+    message = Forget("n", 1, 2, tuple(ObjectRef("bucket", f"{index:01000}") for index in range(1000)))
+    assert decode(Forget, forget_body(message)) == message
+
+
+def test_of_reads_too_many_for_one_message_the_newest_are_told() -> None:
+    # An escaped byte takes six bytes of JSON.
+    long = tuple(
+        ToldRead("10.0.0.1", ObjectRef("b", "\udc80" * 1000 + str(number)), 5, 0.0) for number in range(READS_MAX)
+    )
+    body = reads_body(ReadsTold("n", 1, long))
+    assert len(body) <= BODY_BYTES_MAX
+    told = decode(ReadsTold, body).reads
+    assert told == long[-len(told) :]
+    assert len(told) >= 100
+
+
+def test_the_same_address_at_two_members_is_two_readers() -> None:
+    read = ToldRead("10.0.0.1", OTHER, 5, 0.5)
+    assert ReadsTold("n", 1, (read,)).reader_name(read) != ReadsTold("m", 1, (read,)).reader_name(read)
+
+
+ORDER = OrderTold("n", 1, 2, 3, "10.0.0.1", (OTHER,), 4, 9999)
+
+
+@pytest.mark.parametrize("key", ["k", "\udc80" * 1000])
+def test_a_long_order_goes_in_parts(key: str) -> None:
+    refs = tuple(ObjectRef("b", f"{key}{number}") for number in range(2 * REFS_MAX + 1))
+    parts = [decode(OrderTold, encode(part)) for part in parts_of(replace(ORDER, refs=refs))]
+    assert [ref for part in parts for ref in part.refs] == list(refs)
+    starts = [4]
+    for part in parts[:-1]:
+        starts.append(starts[-1] + len(part.refs))
+    assert [part.start for part in parts] == starts
+    assert {(part.order, part.client, part.total) for part in parts} == {(3, "10.0.0.1", 9999)}
+    assert all(len(encode(part)) <= BODY_BYTES_MAX for part in parts)
+    assert all(0 < len(part.refs) <= REFS_MAX for part in parts)
+
+
+@pytest.mark.parametrize(
+    "refs", [(ObjectRef("b", "\ud800"),), (ObjectRef("\ud800", "k"),), (ObjectRef("b", "k" * BODY_BYTES_MAX),)]
+)
+def test_a_name_that_no_object_has_is_not_passed_on(refs: tuple[ObjectRef, ...]) -> None:
+    with pytest.raises(WireError):
+        list(parts_of(replace(ORDER, refs=refs)))
+
+
+def test_as_many_shares_as_one_answer_may_have_fit() -> None:
+    share = DatasetShare("b" * 63, "\udc80" * 1024, *[2**63 - 1] * 4)
+    assert len(encode(Shares((share,) * SHARES_MAX))) < BODY_BYTES_MAX / 2
+
+
+def test_an_object_is_whole_by_the_blocks_of_one_version() -> None:
+    one, other = b"1" * 16, b"2" * 16
+    assert is_whole([None, (one, 2, 0b01), (one, 2, 0b10)])
+    assert is_whole([(other, 3, 0b011), (one, 2, 0b11), (other, 3, 0)])
+    assert is_whole([(one, 0, 0)]), "an empty one has no block"
+    assert not is_whole([(one, 2, 0b01), (other, 2, 0b10)])
+    assert not is_whole([(one, 2, 0b01), (one, 3, 0b10)])
+    assert not is_whole([None, None])
