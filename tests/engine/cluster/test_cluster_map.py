@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from outrider.core.cluster.messages import DatasetShare
+from outrider.core.cluster.messages import SHARES_MAX, DatasetShare
 from outrider.core.model import ObjectRef
 from outrider.engine.status.cluster_map import added_up
 from tests.support.engine import BLOCK
@@ -89,3 +89,15 @@ def test_the_member_that_knows_the_most_objects_tells_the_size() -> None:
 def test_a_dataset_of_unknown_size_has_no_share() -> None:
     (row,) = added_up({"x": [DatasetShare("b", "n", 0, 0, 100, 0)]})
     assert (row["held_bytes"], row["held"], row["members"]["x"]["share"]) == (100, 0.0, 0.0)
+
+
+async def test_a_member_tells_of_no_more_datasets_than_an_answer_may_have(tmp_path: Path) -> None:
+    with cluster(tmp_path, policy="epoch") as nodes:
+        await nodes.meet()
+        for number in range(SHARES_MAX + 1):
+            for shard in range(6):
+                ref = ObjectRef("train", f"{chr(97 + number // 26)}{chr(97 + number % 26)}/shard-{shard:04d}.tar")
+                nodes.origin.put(ref, RAMP[:BLOCK])
+                await nodes["a"].get(ref)
+        await nodes.settle()
+        assert len(await nodes["a"].service.shares()) == SHARES_MAX
