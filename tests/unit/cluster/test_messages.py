@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
     BODY_BYTES_MAX,
+    OBJECTS_MAX,
     READS_MAX,
     REFS_MAX,
     SHARES_MAX,
@@ -23,8 +24,10 @@ from outrider.core.cluster.messages import (
     DatasetShare,
     Forget,
     Hello,
-    Message,
     OrderTold,
+    PinPage,
+    PinsTold,
+    PinTold,
     ReadsTold,
     Shares,
     SharesAsked,
@@ -35,12 +38,13 @@ from outrider.core.cluster.messages import (
     reads_body,
 )
 from outrider.core.cluster.wire_forms import WireError, decode, encode
-from outrider.core.model import ObjectRef
+from outrider.core.model import ObjectRef, VersionIdentity
 
+DAY = "Thu, 01 Jan 2026 00:00:00 GMT"
 REF, OTHER = ObjectRef("bucket", "key\udcff/é"), ObjectRef("b", "k")
 
 # As members of 0.2 write them.
-GOLDEN: dict[Message, bytes] = {
+GOLDEN: dict[Any, bytes] = {
     Hello(
         Member("n-1", "[fe80::1%eth0]:1", "zone", 10**12, "c:1", (1, 2)), 7, "ring", 3, 1.8e9, is_ready=False,
         is_leaving=True,
@@ -65,6 +69,14 @@ GOLDEN: dict[Message, bytes] = {
         b'{"datasets":[{"bucket":"b","name":"a\\udcff-{}.tar","objects":12,"size":34,"held":5,"near":6}]}',
     BlocksTold(((bytes(range(16)), 70, 1 << 69 | 1), None)):
         b'{"here":[["000102030405060708090a0b0c0d0e0f",70,"200000000000000001"],null]}',
+    PinsTold((PinTold("AKEY", "mine", 12.5, has_ended=False), PinTold("", "é", 13.0, has_ended=True))):
+        b'{"pins":[["AKEY","mine",12.5,false],["","\\u00e9",13.0,true]]}',
+    PinPage("team", 1.5, b"s3://b/\xff\n", (
+        (ObjectRef("b", "k\udcff"), VersionIdentity('"etag"', 0, DAY)),
+        (ObjectRef("b", "é"), VersionIdentity("etag", 7, "")),
+    ), more=True):
+        b'{"client":"team","at":1.5,"list":"czM6Ly9iL/8K","more":true,"objects":[["b","k\\udcff","\\"etag\\"",0],'
+        b'["b","\\u00e9","etag",7]],"modified":["Thu, 01 Jan 2026 00:00:00 GMT",""]}',
 }  # fmt: skip
 # A dict has no hash.
 ANSWERS = [
@@ -83,7 +95,7 @@ values = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
-MESSAGES: tuple[st.SearchStrategy[Message], ...] = (
+MESSAGES: tuple[st.SearchStrategy[Any], ...] = (
     st.builds(
         Hello,
         st.builds(
@@ -113,22 +125,26 @@ MESSAGES: tuple[st.SearchStrategy[Message], ...] = (
     st.builds(BlocksTold, st.lists(st.none() | st.tuples(
         st.binary(min_size=16, max_size=16), numbers, st.integers(0, 2**500)
     )).map(tuple)),
+    st.builds(PinsTold, st.lists(st.builds(PinTold, from_wire, from_wire, seconds, st.booleans())).map(tuple)),
+    st.builds(PinPage, from_wire, seconds, st.binary(), st.lists(st.tuples(
+        refs, st.builds(VersionIdentity, st.sampled_from(('"e\udcff"', "e")), numbers, from_wire | st.just(""))
+    )).map(tuple), st.booleans()),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("message", "body"), [*GOLDEN.items(), *ANSWERS])
-def test_a_message_has_the_form_that_it_had_in_0_2(message: Message, body: bytes) -> None:
+def test_a_message_has_the_form_that_it_had_in_0_2(message: Any, body: bytes) -> None:
     assert decode(type(message), body) == message
     assert json.loads(encode(message)) == json.loads(body)
 
 
 @given(st.one_of(MESSAGES))
-def test_a_message_comes_as_it_was_sent(message: Message) -> None:
+def test_a_message_comes_as_it_was_sent(message: Any) -> None:
     assert decode(type(message), encode(message)) == message
 
 
 @given(st.one_of(MESSAGES), st.data())
-def test_a_field_of_any_value_raises_no_other_error(message: Message, data: st.DataObject) -> None:
+def test_a_field_of_any_value_raises_no_other_error(message: Any, data: st.DataObject) -> None:
     fields = json.loads(encode(message))
     fields |= data.draw(st.dictionaries(st.sampled_from(sorted(fields)), values))
     with suppress(WireError):
@@ -138,7 +154,7 @@ def test_a_field_of_any_value_raises_no_other_error(message: Message, data: st.D
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(lambda text: json.dumps(text).encode()))
 @pytest.mark.parametrize("kind", [Hello, SharesAsked])
-def test_no_body_raises_any_other_error(kind: type[Message], body: bytes) -> None:
+def test_no_body_raises_any_other_error(kind: type, body: bytes) -> None:
     with pytest.raises(WireError):
         decode(kind, body)
 
@@ -163,7 +179,7 @@ NO_NUMBER: tuple[Any, ...] = (None, -1, 1.5, 1.0, True, "1", 2**63)
 NO_TIME: tuple[Any, ...] = (None, -1, "1", True, float("nan"), float("inf"), 1.1e10, 10**400)
 NO_TRUTH: tuple[Any, ...] = (None, 0, 1, "no")
 NO_TEXT: tuple[Any, ...] = (None, 1, ["a"], "\ud800")
-BAD: dict[type[Message], dict[str, tuple[Any, ...]]] = {
+BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     Hello: {
         "name": NO_NAME, "address": (None, "", "h", "h:", "h:x", "h:1\n", "h h:1", ":1", "h:123456"), "zone": NO_WORD,
         "weight": NO_NUMBER, "cluster": NO_WORD,
@@ -176,7 +192,7 @@ BAD: dict[type[Message], dict[str, tuple[Any, ...]]] = {
                   [["b", "k", "x"]], [["b", 1]], [["b", None]], [["\ud800", "k"]], ["\ud800"], ["b", {"b": 1, "k": 2}]),
     },
     Command: {
-        "from": NO_NAME, "verb": (None, "", "post", "put\n", ["put"]), "folder": (None, "", "stall"),
+        "from": NO_NAME, "verb": (None, "", "post", "put\n", "input", ["put"]), "folder": (None, "", "stall"),
         "owner": NO_TEXT, "name": (*NO_TEXT, ""), "list": (*NO_TEXT, "-", "YQ", "Y\nQ==", "é"), "rate": NO_TIME,
         "at": NO_TIME,
     },
@@ -206,22 +222,43 @@ BAD: dict[type[Message], dict[str, tuple[Any, ...]]] = {
         None, {}, ["abc"], [[ID, 1]], [["00", 1, "1"]], [[ID, -1, "1"]], [[ID, True, "1"]], [[ID, 1, 1]], [[ID, 1, ""]],
         [[ID, 1, "-1"]], [[ID, 1, "1\n"]], [[ID, 1, "1" * 65537]], [[ID.replace("0", "g"), 1, "1"]],
     )},
+    PinsTold: {"pins": (
+        None, {}, ["abcd"], [["", "a", 1]], [["", "a", 1, False, 1]], [["", "a", "1", False]], [["", "a", 1, 0]],
+        [[1, "a", 1, False]],
+    )},
+    PinPage: {
+        "client": NO_TEXT, "at": NO_TIME, "list": (*NO_TEXT, "-"), "more": NO_TRUTH,
+        "objects": (None, [], *([told, ["b", "k", '"e"', 1]] for told in (
+            ["b", "k", '"e"'], ["", "k", '"e"', 1], ["b", "", '"e"', 1], ["b", "k", 'W/"e"', 1], ["b", "k", '"e"', -1],
+            ["b", "k", '"e"', True], ["b", "\ud800", '"e"', 1], "bkes",
+        ))),
+        "modified": ([""], ["", 1], "ab", ["", "", ""]),
+    },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind, fields in BAD.items() for field in fields])
-def test_a_message_of_another_form_is_refused(kind: type[Message], field: str) -> None:
+def test_a_message_of_another_form_is_refused(kind: type, field: str) -> None:
     message, body = next(each for each in (*GOLDEN.items(), *ANSWERS) if isinstance(each[0], kind))
     fields = json.loads(body)
     assert decode(kind, json.dumps(fields | {"new": [1], "\udcff": 2}).encode()) == message, (
         "fields of a later version are ignored"
     )
     wrongs = [fields | {field: value} for value in BAD[kind][field]]
-    if field not in ("total", "told"):
+    if field not in ("total", "told", "modified"):
         wrongs.append({name: its for name, its in fields.items() if name != field})
     for wrong in wrongs:
         with pytest.raises(WireError):
             decode(kind, json.dumps(wrong).encode())
+
+
+def test_a_page_of_a_member_before_0_3_has_no_dates() -> None:
+    fields = {"client": "c", "at": 1, "list": "", "more": False, "objects": [["b", "k", "e", 1]] * OBJECTS_MAX}
+    page = decode(PinPage, json.dumps(fields).encode())
+    assert page.objects == ((ObjectRef("b", "k"), VersionIdentity("e", 1, "")),) * OBJECTS_MAX
+    fields["objects"] = [["b", "k", "e", 1]] * (OBJECTS_MAX + 1)
+    with pytest.raises(WireError):
+        decode(PinPage, json.dumps(fields).encode())
 
 
 def test_names_too_many_for_one_forget_become_their_buckets() -> None:

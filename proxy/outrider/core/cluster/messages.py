@@ -30,7 +30,7 @@ from outrider.core.cluster.wire_forms import (
     filled,
     text,
 )
-from outrider.core.model import ObjectRef
+from outrider.core.model import ObjectRef, VersionIdentity, quoted_etag
 
 HELLO_PATH, FORGET_PATH, READS_PATH = "/-/hello", "/-/forget", "/-/reads"
 ORDER_PATH, SHARES_PATH, COMMAND_PATH = "/-/order", "/-/shares", "/-/maintenance"
@@ -38,10 +38,9 @@ BODY_BYTES_MAX = 1024 * 1024
 """The longest body of a message that is no command."""
 COMMAND_BYTES_MAX = 6 * 1024 * 1024
 """The longest body of a command: the longest list of objects, in base64."""
-READS_MAX = 1000
-"""Reads in one message."""
-REFS_MAX = 1000
-"""Objects in one message of an order. The planner takes about 10 ms for as many."""
+READS_MAX = REFS_MAX = OBJECTS_MAX = 1000
+"""Reads in one message; objects in one of an order, for which the planner takes about 10 ms; those in a page of a pin.
+"""
 SHARES_MAX = 64
 """Datasets in one answer: with the longest names they fill half of the longest body."""
 
@@ -60,6 +59,16 @@ def _ref_or_bucket(value: object) -> ObjectRef | str:
         return filled(value)
     bucket, key = value
     return ObjectRef(filled(bucket), filled(key))
+
+
+def _etag(value: object) -> str:
+    etag = text(value)
+    if quoted_etag(etag) is None:
+        raise WireError("no ETag")
+    return etag
+
+
+_Etag = Annotated[str, PlainValidator(_etag)]
 
 
 # -- what members are, and what was written ---------------------------------------------------------------------------
@@ -303,6 +312,7 @@ class Command:
     does not matter."""
 
     sender: _Sender
+    # "begin" of a pin comes from members of 0.2 alone, and changes nothing.
     verb: Annotated[str, Field(strict=True, pattern="^(put|get|cancel|delete|begin|list|objects)$")]
     folder: Annotated[str, Field(strict=True, pattern="^(warm|pin|evict|verify|plan)$")]
     owner: Text
@@ -322,9 +332,62 @@ class CommandAnswer:
     code: Text = ""
 
 
+# -- pins, in answers to commands --------------------------------------------------------------------------------------
+
+
+class PinTold(NamedTuple):
+    """A pin that a member has, or that ended. `at`: when it was given, or ended."""
+
+    owner: Text
+    name: Text
+    at: Seconds
+    has_ended: Truth
+
+
+@dataclass(frozen=True, slots=True)
+class PinsTold:
+    pins: Annotated[tuple[PinTold, ...], FailFast()]
+
+
+PinnedObject = tuple[ObjectRef, VersionIdentity]
+"""An object, and the identity of its version. The ETag has no quotes where the LIST showed none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinPage:
+    """Some of the objects of a pin. `body`: the client's list. `more`: there are further ones."""
+
+    client: Text
+    at: Seconds
+    body: Annotated[Base64, Field(alias="list")]
+    objects: Annotated[Sequence[PinnedObject], SkipValidation, Spread(_Pinned)]
+    more: Truth
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """An object: bucket, key, ETag, size. `modified`: their dates; None: members before 0.3 tell none."""
+
+    objects: Annotated[list[tuple[Full, Full, _Etag, Number]], FailFast(), Field(max_length=OBJECTS_MAX)]
+    modified: Annotated[list[Text] | None, Field(max_length=OBJECTS_MAX)]
+
+    @classmethod
+    def of(cls, objects: Sequence[PinnedObject]) -> Self:
+        rows = [(*ref, identity.etag, identity.size) for ref, identity in objects]
+        return cls(rows, [identity.modified for _, identity in objects])
+
+    def told(self) -> Sequence[PinnedObject]:
+        dates = [""] * len(self.objects) if self.modified is None else self.modified
+        if len(dates) != len(self.objects):
+            raise WireError("modified: of another length")
+        return tuple(
+            (ObjectRef(bucket, key), VersionIdentity(etag, size, date))
+            for (bucket, key, etag, size), date in zip(self.objects, dates, strict=True)
+        )
+
+
 # -- all of them ------------------------------------------------------------------------------------------------------
 
-Message = Hello | Forget | ReadsTold | OrderTold | SharesAsked | Shares | BlocksTold | Command | CommandAnswer
 BY_PATH: dict[str, type[Forget | ReadsTold | OrderTold | SharesAsked]] = {
     FORGET_PATH: Forget, READS_PATH: ReadsTold, ORDER_PATH: OrderTold, SHARES_PATH: SharesAsked,
 }  # fmt: skip

@@ -12,17 +12,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from outrider.core.cluster.messages import Command
-from outrider.core.cluster.pin_messages import (
-    OBJECTS_MAX,
-    PinPage,
-    PinTold,
-    page_told,
-    parse_page,
-    parse_pins,
-    pins_told,
-)
-from outrider.core.cluster.wire_forms import WireError
+from outrider.core.cluster.messages import OBJECTS_MAX, Command, PinPage, PinsTold, PinTold
+from outrider.core.cluster.wire_forms import WireError, fields_of, of_fields
 from outrider.core.errors import NoRoom, S3Error, ServiceUnavailable
 from outrider.core.maintenance.object_list import parse_list
 from outrider.core.maintenance.progress import Progress
@@ -116,7 +107,8 @@ class PinsTogether:
 
     def _list(self) -> dict[str, Any]:
         pins = [PinTold(pin.owner, pin.name, pin.at, has_ended=False) for pin in self._pinning.book.all()]
-        return pins_told([*pins, *(PinTold(*key, at, has_ended=True) for key, at in self._pinning.ended.items())])
+        ended = [PinTold(*key, at, has_ended=True) for key, at in self._pinning.ended.items()]
+        return fields_of(PinsTold((*pins, *ended)))
 
     async def _end(self, owner: str, name: str, at: float) -> None:
         self._note_end((owner, name), at)
@@ -155,7 +147,7 @@ class PinsTogether:
                 self._asked.pop(process, None)
                 continue
             try:
-                pins = parse_pins(answer.told)
+                pins = of_fields(PinsTold, answer.told).pins
             except WireError as error:
                 log.warning("pins of a member are not kept", extra={"peer": member, "error": str(error)})
             else:
@@ -192,7 +184,7 @@ class PinsTogether:
             asked = Command("", "objects", "pin", pin.owner, pin.name, start)
             answers = [answer for _, answer in await self._elsewhere.ask(asked, member)]
             try:
-                page = parse_page((answers[0] and answers[0].told) or {} if answers else {})
+                page = of_fields(PinPage, (answers[0] and answers[0].told) or {} if answers else {})
             except WireError as error:
                 raise ServiceUnavailable(f"The member {member} does not tell what is pinned.") from error
             if page.at != pin.at:
@@ -210,7 +202,8 @@ def _page(pin: Warmup, body: bytes) -> dict[str, Any]:
     start = int(body) if body.isdigit() else 0
     items = list(pin.items.values())
     some = [(item.ref, item.identity) for item in items[start : start + OBJECTS_MAX]]
-    return page_told(PinPage(pin.client, pin.at, b"" if start else pin.body, some, start + len(some) < len(items)))
+    more = start + len(some) < len(items)
+    return fields_of(PinPage(pin.client, pin.at, b"" if start else pin.body, some, more))
 
 
 def _named(member: str, part: Mapping[str, Any]) -> Mapping[str, Any]:
