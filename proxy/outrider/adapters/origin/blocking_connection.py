@@ -30,7 +30,7 @@ class BlockingConnection:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.reader = ReplyReader()
-        """Of the last reply."""
+        """It reads the last reply."""
         self._pieces: deque[Buffer] = deque()
 
     @property

@@ -22,13 +22,13 @@ _LANDING = memoryview(bytearray(256 * 1024))
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Made by the event loop. Whoever asks reads the reply to its end, or ends the connection by `abort`."""
+    """Made by the event loop. A caller of `ask` reads the reply to its end, or ends the connection by `abort`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.reader = ReplyReader()
-        """Of the last reply."""
+        """It reads the last reply."""
         # A request has been sent whose reply is not whole.
         self._asked = False
         self._pieces: deque[Buffer] = deque()
@@ -36,7 +36,7 @@ class Connection(asyncio.BufferedProtocol):
         """Bytes of the body that were received and not read."""
         # Where the next bytes of the body belong, and who is told of them.
         self._into: tuple[memoryview, Callable[[int], object]] | None = None
-        self._broke: OriginBroke | None = None
+        self._broke: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_paused = False
         self._sending: asyncio.Task[None] | None = None
@@ -172,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _fail(self, error: OriginBroke) -> None:
         if self._broke is None:
-            self._broke = error
+            self._broke = without_traceback(error)
         self.abort()
         self._wake()
 
@@ -206,9 +206,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write(head, b"0\r\n\r\n" if chunked else b"")
             self._since = self._loop.time()
         except Exception as error:  # noqa: BLE001 - whatever it is, the request is not whole
-            broke = OriginBroke("the body of the request failed")
-            broke.__cause__ = error
-            self._fail(broke)
+            self._fail(OriginBroke(f"the body of the request failed: {type(error).__name__}"))
 
     def _write(self, *pieces: Buffer) -> None:
         if self._transport is not None:

@@ -39,7 +39,7 @@ class Endpoint:
     host: str = field(init=False, compare=False)
     _path: str = field(init=False, compare=False, repr=False)
     key: str = field(init=False, compare=False, repr=False)
-    """Of the connections that lead there."""
+    """The same for all endpoints to which the same connections lead."""
 
     @classmethod
     def at(cls, url: str, region: str) -> Endpoint:

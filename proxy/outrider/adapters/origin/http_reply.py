@@ -44,14 +44,14 @@ class Reply(ABC):
         self.closed: Callable[[], None] | None = None
         """Called once, by `close`."""
         self._read: bytes | None = None
-        # The part of it that `some` has still to give.
+        # The part of it that `some` has not given yet.
         self._read_rest = b""
         self.came_bytes = 0
         self.status = reader.status
         self.headers: Headers = reader.headers
         self._told_length = reader.content_length
         self.oddities = reader.oddities
-        """What was mended in the head."""
+        """The headers that were mended."""
 
     @property
     def content_length(self) -> int | None:

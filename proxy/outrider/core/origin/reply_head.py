@@ -25,7 +25,7 @@ _FRAMING = (b"connection", b"transfer-encoding")
 
 
 class UnreadableHead(ValueError):
-    """The head says two things, or nothing, about where the reply ends. The text names the header."""
+    """The head says two things, or nothing, about where it or its reply ends. The text names the header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ def split(data: bytes) -> tuple[bytes, bytes] | None:
 def mend(head: bytes) -> MendedHead:
     """`head` with its empty line. Raises UnreadableHead."""
     status, *lines = re.split(rb"\r?\n", head.rstrip(b"\r\n"))
+    if not all(line.strip(b" \t") for line in lines):
+        raise UnreadableHead("a line of its head is blank")  # the end of the head for some readers
     headers: list[tuple[bytes, bytes]] = []
     lengths: list[bytes] = []
     framing: list[bytes] = []

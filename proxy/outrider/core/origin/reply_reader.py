@@ -22,6 +22,8 @@ _HEAD = re.compile(
 _INTERIM = re.compile(rb"\s*HTTP/1\.[01] 1(?!01)[0-9]{2}\b.*?\n\r?\n", re.DOTALL)
 _FRAMING = ("content-length", "transfer-encoding", "connection")
 _LENGTH = re.compile("[0-9]{1,18}", re.ASCII)
+# Readers differ in what else they take for a coding.
+_CODING = re.compile("[!#$%&'*+.^_`|~0-9a-z-]+")
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r?\n")
 _CHUNK_LINE_BYTES_MAX = 8192
 _ENDS_OF_LINE = (b"\r\n", b"\n")
@@ -29,7 +31,7 @@ _SIZE, _END_OF_CHUNK, _TRAILER = range(3)
 
 
 class ReplyReader:
-    """Of one reply. Each method raises OriginBroke where the reply cannot be read, or is not whole."""
+    """Reads one reply. Each method raises OriginBroke where the reply cannot be read, or is not whole."""
 
     __slots__ = (
         "_begun", "_chunked", "_due", "_trailer_bytes", "_without_body", "content_length", "headers", "is_over",
@@ -52,7 +54,7 @@ class ReplyReader:
         self.content_length: int | None = None
         """As the head says, also where there is no body."""
         self.oddities: tuple[tuple[Oddity, str], ...] = ()
-        """What was mended in the head, and the name of the header."""
+        """How the head was mended, with the name of the header."""
         self.left: int | None = None
         """How many bytes of the body, or of this chunk, are still to come; None: until the connection ends."""
         self.is_over = False
@@ -160,8 +162,7 @@ class ReplyReader:
                 return False
         if codings and length is not None:
             return False
-        # Readers differ in what they take for a blank, and for a coding.
-        if codings.count("chunked") > 1 or not all(coding.isascii() and coding.isprintable() for coding in codings):
+        if codings.count("chunked") > 1 or not all(map(_CODING.fullmatch, codings)):
             raise unreadable("its Transfer-Encoding is odd")
         self.status = status = int(match[2])
         self.headers, self.content_length = headers, length

@@ -1,0 +1,224 @@
+"""The client's connections: how each way to break is told, the way through a tunnel, and bodies that are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING
+
+import pytest
+from yarl import URL
+
+from outrider.adapters.origin.client import Client
+from outrider.adapters.origin.endpoint import Endpoint
+from outrider.adapters.origin.forward_proxy import ForwardProxy
+from outrider.adapters.origin.http_reply import Reply
+from outrider.core.errors import Broke, OriginBroke
+from outrider.metrics import Metrics
+from tests.contract.test_odd_heads import PLAIN
+from tests.support.certificate import certify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+HELLO = PLAIN % 5 + b"hello"
+
+
+@asynccontextmanager
+async def served(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(once, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def client_of() -> AsyncIterator[Client]:
+    with closing(Client(Metrics(), lambda kind, name: None, threads=2, connect_timeout_s=20)) as client:
+        yield client
+
+
+def at(port: int, scheme: str = "http", proxy: str | None = None) -> Endpoint:
+    return Endpoint(f"{scheme}://127.0.0.1:{port}", "", ForwardProxy(None if proxy is None else URL(proxy)))
+
+
+async def body_of(reply: Reply) -> bytes:
+    with closing(reply):
+        return b"".join([chunk async for chunk in reply.chunks()])
+
+
+async def replies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.readuntil(b"\r\n\r\n"):
+        writer.write(HELLO)
+
+
+async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+
+
+async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def stops_in_the_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(HELLO[:-2])
+    await reader.read()
+
+
+async def babbles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+    await reader.read()
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize(
+    ("serve", "cause", "lasting"),
+    [(hangs_up, Broke.OTHER, False), (says_nothing, Broke.LATE, False), (stops_in_the_body, Broke.LATE, False),
+     (babbles, Broke.UNREADABLE, True), (None, Broke.CONNECT, False)],
+)  # fmt: skip
+async def test_the_type_of_a_failure_says_how_it_came(
+    serve: Serve | None, cause: Broke, lasting: bool, bulk: bool
+) -> None:
+    async with served(serve or replies) as port, client_of() as client:
+        with pytest.raises(OriginBroke) as broke:
+            await body_of(await client.ask(at(port if serve else 9), "GET", "/", {"host": "x"}, 0.2, bulk=bulk))
+    assert (broke.value.cause, broke.value.lasting) == (cause, lasting)
+
+
+async def test_a_slow_server_that_goes_on_is_waited_for_on_a_connection_that_is_used_again() -> None:
+    asked = 0
+
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        while await reader.readuntil(b"\r\n\r\n"):
+            asked += 1
+            for byte in HELLO[:12], HELLO[12:-3], HELLO[-3:]:
+                await asyncio.wait([asyncio.ensure_future(reader.readuntil(b"never"))], timeout=0.15)
+                writer.write(byte)
+            return
+
+    async with served(slowly) as port, client_of() as client:
+        assert await body_of(await client.ask(at(port), "GET", "/", {"host": "x"}, 0.3)) == b"hello"
+    assert asked == 1
+
+
+@pytest.mark.parametrize("secure_proxy", [False, True])
+async def test_a_server_behind_a_tunnel_is_asked_over_its_own_tls(secure_proxy: bool, tmp_path: Path) -> None:
+    made = certify(tmp_path)
+    theirs, ours = (
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
+        ssl.create_default_context(cafile=made.authority),
+    )
+    theirs.load_cert_chain(made.chain, made.key)
+    tunnels: list[bytes] = []
+
+    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tunnels.append(await reader.readuntil(b"\r\n\r\n"))
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            with closing(sink):
+                while data := await source.read(65536):
+                    sink.write(data)
+
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer), return_exceptions=True)
+
+    async with (
+        served(replies, theirs) as port,
+        served(tunnel, theirs if secure_proxy else None) as near,
+        client_of() as client,
+    ):
+        target = at(port, "https", f"http{'s' * secure_proxy}://127.0.0.1:{near}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("outrider.adapters.origin.connector.trusted", lambda: ours)
+            for _ in range(2):
+                assert await body_of(await client.ask(target, "GET", "/", {"host": "x"}, 20, tls=ours)) == b"hello"
+    assert [head.split(b"\r\n")[0] for head in tunnels] == [f"CONNECT 127.0.0.1:{port} HTTP/1.1".encode()]
+
+
+async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def test_a_body_of_unknown_length_is_sent_in_chunks() -> None:
+    got = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.append(await reader.readuntil(b"0\r\n\r\n"))
+        writer.write(HELLO)
+        await reader.read()
+
+    async with served(take) as port, client_of() as client:
+        asking = client.ask(at(port), "PUT", "/", {"host": "x"}, 20, body=pieces(b"abc", b"", b"0123456789abcdef"))
+        assert await body_of(await asking) == b"hello"
+    head, _, body = got[0].partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head
+    assert body == b"3\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\n\r\n"
+
+
+async def endless() -> AsyncIterator[bytes]:
+    yield b"first"
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("expect", [False, True])
+async def test_an_answer_before_the_body_is_the_reply_and_ends_the_connection(expect: bool) -> None:
+    ended = asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HELLO)
+        rest = await reader.read()
+        assert rest == (b"" if expect else b"first")
+        ended.set()
+
+    headers = {"host": "x", "content-length": "9"} | ({"expect": "100-continue"} if expect else {})
+    async with served(refuse) as port, client_of() as client:
+        assert await body_of(await client.ask(at(port), "PUT", "/", headers, 20, body=endless())) == b"hello"
+        await asyncio.wait_for(ended.wait(), 20)
+
+
+async def test_a_body_is_sent_once_the_server_asks_for_it() -> None:
+    async def ask_for_it(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert await reader.readexactly(3) == b"abc"
+        writer.write(HELLO)
+        await reader.read()
+
+    headers = {"host": "x", "content-length": "3", "expect": "100-continue"}
+    async with served(ask_for_it) as port, client_of() as client:
+        assert await body_of(await client.ask(at(port), "PUT", "/", headers, 20, body=pieces(b"abc"))) == b"hello"
+
+
+async def test_a_body_that_nobody_reads_is_left_in_the_socket() -> None:
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(PLAIN % 50_000_000)
+        while True:
+            writer.write(bytes(500_000))
+            await writer.drain()
+
+    async with served(pour) as port, client_of() as client:
+        reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20)
+        for _ in range(500):
+            await asyncio.sleep(0)
+        connection = reply._connection  # type: ignore[attr-defined]
+        assert connection.held_bytes <= 512 * 1024
+        reply.close()
