@@ -143,6 +143,7 @@ def fields_of(message: object) -> dict[str, Any]:
     kind: Any = type(message)
     names, spread = _names(kind)
     told = {alias: getattr(message, name) for name, alias in names.items()}
+    told |= {alias: b64encode(value).decode() for alias, value in told.items() if isinstance(value, bytes)}
     for name, form in spread.items():
         value = getattr(message, name)
         told |= fields_of(value if isinstance(value, form) else form.of(value))
@@ -189,8 +190,4 @@ def _names(kind: Any) -> tuple[dict[str, str], dict[str, Any]]:
     return names, spread
 
 
-def _inner(value: object) -> object:
-    return b64encode(value).decode() if isinstance(value, bytes) else fields_of(value)
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_inner)
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=fields_of)
