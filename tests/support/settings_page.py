@@ -23,7 +23,8 @@ generates this page from `proxy/outrider/settings`, and a test compares the two.
 A setting comes from its flag, from its environment variable, or from the TOML file that `--config FILE`
 (`OUTRIDER_CONFIG`) names; the first of these wins. All settings are checked at the start. An unknown setting or a value
 that makes no sense ends the start with exit code 2 and a message that names the setting and the allowed values. No
-setting is read again later: to change one, restart.
+setting is read again later: to change one, restart. Settings of earlier releases that have no effect any more
+(`workers`) are ignored, with a warning.
 
 Sizes are bytes, or a number with `KiB`, `MiB`, `GiB`, `TiB` (powers of 1,024) or `kB`, `MB`, `GB`, `TB` (powers of
 1,000). Sizes on disk may be a share of the file system, such as `40%`. Names that end in `_s` are seconds. The
