@@ -222,3 +222,12 @@ async def test_a_body_that_nobody_reads_is_left_in_the_socket() -> None:
         connection = reply._connection  # type: ignore[attr-defined]
         assert connection.held_bytes <= 512 * 1024
         reply.close()
+
+
+async def test_a_reply_that_broke_is_never_whole_afterwards() -> None:
+    async with served(stops_in_the_body) as port, client_of() as client:
+        with closing(await client.ask(at(port), "GET", "/", {"host": "x"}, 0.05)) as reply:
+            assert await reply.some() == b"hel"
+            for _ in range(2):
+                with pytest.raises(OriginBroke):
+                    await reply.some()

@@ -17,14 +17,15 @@ from outrider.ports import Buffer
 # The socket is read no further while more bytes of a body wait for their reader. Four times as much took 15 MB more
 # memory in a cold epoch, and no less CPU: the kernel buffers the rest.
 _HELD_BYTES_MAX = 64 * 1024
-# All connections read into the same bytes: each takes what came before the next one reads.
-_LANDING = memoryview(bytearray(256 * 1024))
 
 
 class Connection(asyncio.BufferedProtocol):
     """Made by the event loop. A caller of `ask` reads the reply to its end, or ends the connection by `abort`."""
 
-    def __init__(self) -> None:
+    def __init__(self, landing: memoryview) -> None:
+        """`landing`: the bytes that all connections of one event loop read into. Each takes what came before the next
+        one reads."""
+        self._landing = landing
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.reader = ReplyReader()
@@ -247,12 +248,12 @@ class Connection(asyncio.BufferedProtocol):
         self._wake()
 
     def get_buffer(self, _: int) -> memoryview:
-        return _LANDING if self._into is None else self._into[0]
+        return self._landing if self._into is None else self._into[0]
 
     def buffer_updated(self, count: int) -> None:
         self._since = self._loop.time()
         if self._into is None:
-            self._take(bytes(_LANDING[:count]))
+            self._take(bytes(self._landing[:count]))
             return
         buffer, came = self._into
         self.reader.passed(count)

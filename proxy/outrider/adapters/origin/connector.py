@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from outrider.core.errors import Broke, OriginBroke
 _NAMES_MAX, _NAMES_TTL_S = 1000, 30.0
 # An address that does not answer holds the next one up for so long. Source: RFC 8305.
 _NEXT_ADDRESS_S = 0.25
+_LANDING_BYTES = 256 * 1024
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -31,6 +32,7 @@ class Connector:
     def __init__(self, timeout_s: float, resolver: AbstractResolver | None = None) -> None:
         """`timeout_s` bounds a connect with its TLS, and not the look-up of a name. `resolver` None: the machine's."""
         self._timeout_s = timeout_s
+        self._landing = memoryview(bytearray(_LANDING_BYTES))
         self._resolver = resolver
         self._names: TTLCache[tuple[str, int], asyncio.Task[Sequence[AddrInfoType]]] = TTLCache(
             _NAMES_MAX, _NAMES_TTL_S
@@ -59,8 +61,9 @@ class Connector:
                 to_proxy = trusted() if proxy is not None else tls or trusted()
                 near_tls = to_proxy if scheme == "https" else None
                 _, connection = await loop.create_connection(
-                    Connection, sock=sock, ssl=near_tls, server_hostname=host if near_tls is not None else None
-                )
+                    partial(Connection, self._landing), sock=sock, ssl=near_tls,
+                    server_hostname=host if near_tls is not None else None,
+                )  # fmt: skip
                 if proxy is not None and is_secure:
                     await _open_tunnel(connection, target, tls or trusted(), self._timeout_s)
             return connection
@@ -107,7 +110,7 @@ async def _open_tunnel(connection: Connection, target: Endpoint, tls: ssl.SSLCon
     lines += [f"{name}: {value}" for name, value in (target.proxy.connect_headers or {}).items()]
     reader = await connection.ask("\r\n".join((*lines, "", "")).encode(), timeout_s=timeout_s, without_body=True)
     if reader.status != 200:
-        raise OSError(f"its proxy answers {reader.status}")
+        raise OriginBroke(f"cannot connect: its proxy answers {reader.status}", cause=Broke.CONNECT, lasting=True)
     await connection.start_tls(tls, parts.hostname or "")
 
 

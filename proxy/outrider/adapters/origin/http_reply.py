@@ -128,6 +128,7 @@ class HttpReply(Reply):
         # None: it is not ours any more.
         self._connection: Connection | None = connection
         self._keep = keep
+        self._is_whole = False
         # Bytes of the body that belong to the next call of `receive`.
         self._rest = memoryview(b"")
 
@@ -147,7 +148,9 @@ class HttpReply(Reply):
     async def _some(self) -> Buffer:
         connection = self._connection
         if connection is None:
-            return b""
+            if self._is_whole:
+                return b""
+            raise OriginBroke("the reply was given up")
         try:
             piece = await connection.some()
         except OriginBroke:
@@ -155,6 +158,7 @@ class HttpReply(Reply):
             raise
         self._came(len(piece))
         if connection.is_read:
+            self._is_whole = True
             self._close()
             self._whole()
         return piece
