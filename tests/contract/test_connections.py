@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
@@ -190,7 +192,10 @@ async def test_an_answer_before_the_body_is_the_reply_and_ends_the_connection(ex
 
     headers = {"host": "x", "content-length": "9"} | ({"expect": "100-continue"} if expect else {})
     async with served(refuse) as port, client_of() as client:
-        assert await body_of(await client.ask(at(port), "PUT", "/", headers, 20, body=endless())) == b"hello"
+        reply = await client.ask(at(port), "PUT", "/", headers, 20, body=endless())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert await body_of(reply) == b"hello"
         await asyncio.wait_for(ended.wait(), 20)
 
 
@@ -231,3 +236,25 @@ async def test_a_reply_that_broke_is_never_whole_afterwards() -> None:
             for _ in range(2):
                 with pytest.raises(OriginBroke):
                     await reply.some()
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("breaks", ["stalls", "resets"])
+async def test_a_body_until_the_end_is_whole_by_an_orderly_end_alone(breaks: str, bulk: bool) -> None:
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nhello")
+        if breaks == "resets":
+            sock = writer.get_extra_info("socket")
+            await read.wait()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            await reader.read()
+
+    read = asyncio.Event()
+    async with served(pour) as port, client_of() as client:
+        with closing(await client.ask(at(port), "GET", "/", {"host": "x"}, 0.2, bulk=bulk)) as reply:
+            assert await reply.some() == b"hello"
+            read.set()
+            with pytest.raises(OriginBroke):
+                await reply.some()
