@@ -90,8 +90,9 @@ class PlainRequest:
 
 
 def _pairs(lines: Iterable[bytes]) -> Headers:
-    pairs = (line.split(b": ", 1) for line in lines)
-    return tuple((name.decode("ascii").lower(), value.decode("ascii")) for name, value in pairs)
+    # Not one by one: each cold or signed request would pay for two generators.
+    pairs = [line.decode("ascii").split(": ", 1) for line in lines]
+    return tuple([(name.lower(), value) for name, value in pairs])
 
 
 def known_fields(fields: bytes) -> tuple[_Meaning, bytes | None, int, int] | None:

@@ -165,7 +165,7 @@ class BodyRead:
         self._key = BlockKey(self._version_id, -1)
         # The first piece, which is handed out once more.
         self._first: Piece | None = None
-        # What is read from now: one of the three, or none.
+        # The source of the next bytes: one of the three, or none.
         self._lease: Lease | None = None
         self._flight: Flight | None = None
         self._relay: _Relay | None = None
