@@ -9,19 +9,18 @@
    reader that meets a prefetch promotes it to demand.
 3. With the slot, the fill takes room on disk for its first block: no room, no traffic. The store makes room by
    eviction, and gives a writer for a new file.
-4. The fill reads the bytes from the `BlockSource`. The source decides where they come from: from a peer that owns the
-   block, if it has a `PeerReader`, else from the origin. The `OriginReader` retries with backoff, resumes a broken body
-   at its offset, and hedges a late request. A fill that waits before a retry gives its slot back meanwhile. `patience`
-   decides how long it goes on: as long as readers wait for it. A reply must prove which bytes it brings
-   (`reply_proof`): by status, Content-Range, length, ETag and date. Otherwise the fill fails as `Unproved`.
+4. The fill takes the bytes from the `BlockSource`, some at a time, as they come. The source decides where they come
+   from: from a peer that owns the block, if it has a `PeerReader`, else from the origin. An `OriginBody` is tried again
+   with backoff, and resumed at its offset where it breaks; the `OriginReader` sends a late request twice. A fill that
+   waits before a retry gives its slot back meanwhile. `patience` decides how long it goes on: as long as readers wait
+   for it. A reply must prove which bytes it brings (`reply_proof`): by status, Content-Range, length, ETag and date.
+   Otherwise the fill fails as `Unproved`.
 5. Each piece is handed out as it arrives. It goes into the flight, where readers get it from memory, and into a write
    buffer. The first piece is the one that the first reader waits for: the tail of a block comes first, and its head by
    a second GET afterwards, or as soon as a reader wants it.
 6. A full buffer is written to the block's file by a thread. From then on, readers of these bytes get them from the
-   file, by `sendfile`. Which bytes of the block are on disk is kept by a `PartialBlock`.
-   A tail of many bytes takes another way from its second piece on: a thread receives it and writes it to the file
-   (`OriginReply.receive` into a `BlockReceiver`), and the event loop hears how far it is. `block_sinks` says where each
-   byte goes.
+   file, by `sendfile`. A `PartialBlock` knows which bytes of the block are on disk. After its first piece, a tail of
+   many bytes is received and written by a thread (`IncomingBody.receive`), and the event loop hears how far it is.
 7. When all bytes are on disk, the writer commits the file, and the store has the block. Then the flight lands: it
    leaves the table, so that a reader finds the block in the store or in the table, never in neither.
 8. A fill that fails tells the readers of its flights why, and removes its files. A reader of a flight that failed for

@@ -171,8 +171,8 @@ class ContentVerification:
         self._mismatches: TTLCache[bytes, int] = TTLCache(_MISMATCHES_MAX, _MISMATCHES_S, runtime.clock)
         self._relayed: TTLCache[ObjectRef, None] = TTLCache(_MISMATCHES_MAX, _RELAYED_S, runtime.clock)
         self._condemned: LRUCache[bytes, int] = LRUCache(_MISMATCHES_MAX)
-        # Each piece of each body asks.
-        self._has_mismatched = False
+        self.has_mismatched = False
+        """Whether any bytes were found wrong so far. Each piece of each body asks."""
         # By version id: the version to ask about, and how often that failed.
         self._questions: OrderedDict[bytes, tuple[ObjectVersion, int]] = OrderedDict()
         self._askers = 0
@@ -191,7 +191,7 @@ class ContentVerification:
 
     def relays(self, ref: ObjectRef) -> bool:
         """Whether the object is relayed uncached, because its bytes did not match twice."""
-        return self._has_mismatched and ref in self._relayed
+        return self.has_mismatched and ref in self._relayed
 
     def relayed(self) -> None:
         """Count a read that is relayed for that reason."""
@@ -200,7 +200,7 @@ class ContentVerification:
     def condemned_at(self, version_id: bytes) -> int:
         """The number of changes of the version cache at which bytes of this version were last found wrong; 0: never. A
         reader that began before has sent some of them, and is to be cut."""
-        return int(self._condemned.get(version_id, 0)) if self._has_mismatched else 0
+        return int(self._condemned.get(version_id, 0)) if self.has_mismatched else 0
 
     def check_for(self, meta: BlockMeta) -> BodyCheck | None:
         """The check for a fill that brings the block in order, by one hash. None: it is not the whole object, or the
@@ -433,7 +433,7 @@ class ContentVerification:
         self._condemned[version_id] = max(changes, self.condemned_at(version_id) + 1)
 
     def _mismatched(self, wrong: _Mismatch) -> None:
-        self._has_mismatched = True
+        self.has_mismatched = True
         version, proof = wrong.version, wrong.proof
         times = self._mismatches[wrong.version_id] = self._mismatches.get(wrong.version_id, 0) + 1
         self._metrics.origin_mismatches.inc()

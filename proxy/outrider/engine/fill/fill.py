@@ -234,8 +234,11 @@ class Fill:
                 self._received(len(piece), waited_s, flows=flows)
                 flows = not is_small
                 for each in (piece,) if check is None else check.released(piece):
-                    await self._hand_out(each, buffer, outstanding)
-                if buffer.is_full or buffer.count >= self._table.buffer_bytes:
+                    if len(each) <= buffer.room:
+                        buffer.add(each)
+                    else:
+                        await self._hand_out(each, buffer, outstanding)
+                if (buffer.count and not buffer.room) or buffer.count >= self._table.buffer_bytes:
                     await self._write(buffer)
                 waits_from = clock()
             if is_small:
@@ -248,10 +251,16 @@ class Fill:
 
     async def _hand_out(self, piece: Buffer, buffer: _WriteBuffer, outstanding: Iterator[Flight]) -> None:
         """Readers have the bytes of `piece` from here on. `outstanding`: the flights after that of `buffer`."""
-        while piece := buffer.add(piece):
+        view = memoryview(piece)
+        while len(view) > buffer.room:
+            if buffer.room:
+                buffer.add(view[: (room := buffer.room)])
+                view = view[room:]
             if buffer.count:
                 await self._write(buffer)
-            buffer.flight = next(outstanding)
+            flight = next(outstanding)
+            buffer.enter(flight, flight.meta.extent.start)
+        buffer.add(view)
 
     def _received(self, count: int, waited_s: float, *, flows: bool) -> None:
         """`flows`: not the first bytes of a large body, so that their time tells the rate of the line."""
@@ -370,41 +379,32 @@ class Fill:
 
 
 class _WriteBuffer:
-    """The bytes of one GET that are not on disk yet: `pieces`, from the object's byte `position` on, all in the block
-    of `flight`."""
+    """The bytes of one GET that are not on disk yet, all in the block of `flight`: `pieces`, `count` bytes from
+    `offset` of the block on. `room`: how many more belong to the block."""
 
-    __slots__ = ("count", "flight", "pieces", "position", "waited_s")
+    __slots__ = ("count", "flight", "offset", "pieces", "room", "waited_s")
 
     def __init__(self, flight: Flight, position: int) -> None:
-        self.flight = flight
-        self.position = position
-        self.pieces: list[Buffer] = []
-        self.count = 0
+        """`position`: the object's byte that comes first."""
+        self.enter(flight, position)
         self.waited_s = 0.0
 
-    @property
-    def offset(self) -> int:
-        return self.position - self.flight.meta.extent.start
+    def enter(self, flight: Flight, position: int) -> None:
+        """The bytes from `position` on belong to the block of `flight`."""
+        self.flight = flight
+        self.offset = position - flight.meta.extent.start
+        self.room = flight.meta.extent.stop - position
+        self.pieces: list[Buffer] = []
+        self.count = 0
 
-    @property
-    def is_full(self) -> bool:
-        """The block's last byte is here."""
-        return self.position + self.count == self.flight.meta.extent.stop
-
-    def add(self, chunk: Buffer) -> Buffer:
-        """Hold the bytes of `chunk` that belong to the block, for its readers to have at once; the rest is returned."""
-        room = self.flight.meta.extent.stop - self.position - self.count
-        rest: Buffer = b""
-        if len(chunk) > room:
-            view = memoryview(chunk)
-            chunk, rest = view[:room], view[room:]
-        if chunk:
-            self.flight.hand_out(self.offset + self.count, chunk)
-            self.pieces.append(chunk)
-            self.count += len(chunk)
-        return rest
+    def add(self, piece: Buffer) -> None:
+        """Hold bytes for which there is room. The block's readers have them at once."""
+        self.flight.hand_out(self.offset + self.count, piece)
+        self.pieces.append(piece)
+        self.count += len(piece)
+        self.room -= len(piece)
 
     def empty(self) -> None:
         """Its bytes are on disk."""
-        self.position += self.count
+        self.offset += self.count
         self.pieces, self.count, self.waited_s = [], 0, 0.0

@@ -88,12 +88,16 @@ class Flight:
         Raises:
             Signal: why the byte will never come.
         """
-        while self.partial.reach(offset) <= offset:
-            for start, data in self._unwritten:
-                if start <= offset < start + len(data):
+        while True:
+            # Most readers wait for the piece that came last.
+            for start, data in reversed(self._unwritten):
+                if start == offset:
+                    return data
+                if start < offset < start + len(data):
                     return memoryview(data)[offset - start :]
+            if self.partial.reach(offset) > offset:
+                return None
             await self._change(offset, promotes=promotes)
-        return None
 
     def lease(self) -> Lease:
         """Good after the first byte arrived.

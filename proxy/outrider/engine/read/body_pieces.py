@@ -62,11 +62,6 @@ class EarlyPiece:
 
     data: Buffer
     source: str = "flight"
-    fell_short: bool = False
-
-    @property
-    def sent(self) -> int:
-        return len(self.data)
 
 
 Piece = FilePiece | EarlyPiece | bytes
@@ -165,7 +160,8 @@ class BodyRead:
         self._key = BlockKey(self._version_id, -1)
         # The first piece, which is handed out once more.
         self._first: Piece | None = None
-        # The source of the next bytes: one of the three, or none.
+        # The source of the next bytes: one of the three, or none; and the call that gives them, or finds it.
+        self._step: Callable[[], Awaitable[Piece | None]] = self._of_block
         self._lease: Lease | None = None
         self._flight: Flight | None = None
         self._relay: _Relay | None = None
@@ -258,18 +254,10 @@ class BodyRead:
 
     async def _next(self) -> Piece | None:
         """The piece at `position`; None: all have been sent."""
-        while self._position < self._extent.stop:
-            piece: Piece | None
-            if self._relay is not None:
-                if (piece := await self._relay.next()) is None:
-                    await self._end_relay()
-            elif self._flight is not None:
-                piece = await self._followed(self._flight)
-            else:
-                piece = await self._of_block()
-            if piece is not None:
-                return piece
-        return None
+        piece: Piece | None = None
+        while piece is None and self._position < self._extent.stop:
+            piece = await self._step()
+        return piece
 
     async def _of_block(self) -> Piece | None:
         """The bytes of the block at `position`, if they are on disk. None: they are to come by a flight or a relay, or
@@ -286,18 +274,32 @@ class BodyRead:
                 return self._in_file(self._lease, "disk", self._extent.stop)
         flight = None if has_failed else self._flight_of(key)
         if flight is not None:
-            self._flight = flight
+            self._flight, self._step = flight, self._followed
             self._wait_for(index, flight)
         elif not self._fills or has_failed or self._store.has(key):
             self._begin_relay()
         # Else the block was found bad and deleted, or evicted, since the fills were planned: plan again.
         return None
 
-    async def _followed(self, flight: Flight) -> Piece | None:
+    async def _followed(self) -> Piece | None:
         """The next bytes of a block on its way; None: none are left that are to be read so."""
+        flight = self._flight
+        assert flight is not None
+        meta = flight.meta
+        offset = self._position - meta.extent.start
+        stop = min(self._extent.stop, meta.extent.stop)
         try:
-            if (piece := await self._arrived(flight)) is not None:
-                return piece
+            if self._position < stop and self._failed_index != meta.index:
+                if (early := await flight.arrival(offset, promotes=self._promotes)) is not None:
+                    left = stop - self._position
+                    return EarlyPiece(early if len(early) <= left else early[:left], flight.source)
+                if self._lease is None and not flight.has_landed:
+                    self._lease = flight.lease()
+                # Else it may have been evicted since, and its file is closed.
+                if self._lease is not None:
+                    return self._in_file(
+                        self._lease, flight.source, meta.extent.start + flight.partial.reach(offset)
+                    )  # fmt: skip
             self._lagged = self._flights.disk_lags
             self._leave_block()
         except StoreUnavailable:
@@ -309,6 +311,12 @@ class BodyRead:
             self._leave_block()
             self._check_patience(error)
         return None
+
+    async def _relayed(self) -> Piece | None:
+        assert self._relay is not None
+        if (piece := await self._relay.next()) is None:
+            await self._end_relay()
+        return piece
 
     def _flight_of(self, key: BlockKey) -> Flight | None:
         """The flight to follow; None: there is none, and none is to be begun."""
@@ -322,39 +330,25 @@ class BodyRead:
         offset = block.payload_offset + self._position - start
         return FilePiece(block.fd, offset, stop - self._position, source, block.is_remote)
 
-    async def _arrived(self, flight: Flight) -> Piece | None:
-        start = self._key.index * self._layout.block_bytes
-        offset, stop = self._position - start, min(self._extent.stop, start + flight.meta.extent.length) - start
-        if offset >= stop or self._failed_index == self._key.index:
-            return None
-        if (early := await flight.arrival(offset, promotes=self._promotes)) is not None:
-            return EarlyPiece(early[: stop - offset], flight.source)
-        if self._lease is None:
-            if flight.has_landed:
-                # It may have been evicted since, and its file is closed.
-                return None
-            self._lease = flight.lease()
-        return self._in_file(self._lease, flight.source, start + flight.partial.reach(offset))
-
     def _sent(self, piece: Piece) -> None:
         """The piece that was handed out last is sent, or as much of it as its file gave."""
-        if isinstance(piece, bytes):
-            self._position += len(piece)
-            return
-        self._position += piece.sent
+        if isinstance(piece, FilePiece):
+            self._position += piece.sent
+            if piece.fell_short:
+                self._store.doubt(self._key)
+                self._failed_index = self._key.index
+        else:
+            self._position += len(piece.data if isinstance(piece, EarlyPiece) else piece)
         if self._relay is not None:
             return
         self._check_condemned()
-        if piece.fell_short:
-            self._store.doubt(self._key)
-            self._failed_index = self._key.index
         if self._flight is None:
             self._leave_block()
         elif self._fills:
             self._fill_further_ahead()
 
     def _leave_block(self) -> None:
-        self._flight = None
+        self._flight, self._step = None, self._of_block
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
@@ -389,7 +383,8 @@ class BodyRead:
             raise error
 
     def _check_condemned(self) -> None:
-        if self._contents.condemned_at(self._version_id) > self._since:
+        # Called with each piece.
+        if self._contents.has_mismatched and self._contents.condemned_at(self._version_id) > self._since:
             raise ContentMismatch(f"{self._version.ref}: not the bytes that the bucket has")
 
     # -- read-ahead -------------------------------------------------------------------------------------------------
@@ -454,6 +449,7 @@ class BodyRead:
         stop = self._extent.stop if self._relaying else min(self._extent.stop, window_stop)
         extent = Extent(self._position, self._missing_until(stop))
         self._relay = _Relay(self._version, extent, self._relayed_parts(extent), self._parts)
+        self._step = self._relayed
         self._comes_twice = self._flights.begin_relay(self._key)
 
     def _relayed_parts(self, extent: Extent) -> Iterator[Part]:
@@ -463,6 +459,7 @@ class BodyRead:
     async def _end_relay(self) -> None:
         relay, self._relay = self._relay, None
         if relay is not None:
+            self._step = self._of_block
             self._flights.end_relay(self._key)
             if self._comes_twice:
                 self._source.dropped("relay", relay.count)
