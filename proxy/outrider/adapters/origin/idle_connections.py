@@ -22,7 +22,7 @@ C = TypeVar("C", bound=Keepable)
 
 
 class IdleConnections(Generic[C]):
-    """Called on the event loop's thread. A connection is closed once it was here for `idle_s`, or twice that."""
+    """Called on the event loop's thread. A connection is used again within `idle_s`, and closed within twice that."""
 
     def __init__(self, idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
@@ -37,7 +37,7 @@ class IdleConnections(Generic[C]):
         idle = self._idle.get(key)
         while idle:
             connection, since = idle.pop()
-            if time.monotonic() - since < 2 * self._idle_s and connection.is_open:
+            if time.monotonic() - since < self._idle_s and connection.is_open:
                 return connection
             connection.close()
         return None
