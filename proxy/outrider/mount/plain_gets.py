@@ -59,13 +59,15 @@ class PlainGets:
         connection: Connection | None = None
         try:
             connection = self._idle.take("") or await self._connector.connect(self._endpoint, None)
-            reader = await connection.ask(self._request(buffer, key, start, version), timeout_s=self._reply_s)
+            reader = await connection.ask(
+                self._request(buffer, key, start, version), timeout_s=self._reply_s,
+                place=lambda reader: buffer if _is_usual(reader, buffer, start, version) else None,
+            )  # fmt: skip
             # A proxy that asks for signatures serves an unsigned request past the cache, if strangers may read it.
             if reader.status in _REFUSED or dict(reader.headers).get("x-cache") == "BYPASS":
                 self._pause()
-            if _is_usual(reader, buffer, start, version):
-                await connection.fill(buffer.empty(), buffer.arrived)
-            else:
+            await connection.filled()
+            if buffer.room:
                 connection.abort()
         except OriginBroke as error:
             if error.cause is Broke.CONNECT and isinstance(error.__cause__, TimeoutError):

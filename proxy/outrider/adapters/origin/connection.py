@@ -8,7 +8,7 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from math import inf
-from typing import cast
+from typing import Protocol, cast
 
 from outrider.core.errors import Broke, OriginBroke, without_traceback
 from outrider.core.origin.reply_reader import ReplyReader
@@ -17,6 +17,18 @@ from outrider.ports import Buffer
 # The socket is read no further while more bytes of a body wait for their reader. Four times as much took 15 MB more
 # memory in a cold epoch, and no less CPU: the kernel buffers the rest.
 _HELD_BYTES_MAX = 64 * 1024
+# So much is read with a head whose body has a place: it would have to be copied there.
+_HEAD_BYTES = 4 * 1024
+
+
+class Place(Protocol):
+    """Memory for a body that is measured, with room for no more than all of it."""
+
+    def empty(self) -> memoryview:
+        """The room for what has not come."""
+        ...
+
+    def arrived(self, count: int) -> None: ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -35,8 +47,9 @@ class Connection(asyncio.BufferedProtocol):
         self._pieces: deque[Buffer] = deque()
         self.held_bytes = 0
         """Bytes of the body that were received and not read."""
-        # Where the next bytes of the body belong, and who is told of them.
-        self._into: tuple[memoryview, Callable[[int], object]] | None = None
+        # Where the body belongs, if it is to be received there; as the head of the reply says, once it is here.
+        self._into: Place | None = None
+        self._place: Callable[[ReplyReader], Place | None] | None = None
         self._broke: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_paused = False
@@ -74,11 +87,13 @@ class Connection(asyncio.BufferedProtocol):
     async def ask(
         self, request: bytes, *, timeout_s: float, without_body: bool = False,
         body: AsyncIterator[Buffer] | None = None, chunked: bool = False, expects: bool = False,
+        place: Callable[[ReplyReader], Place | None] | None = None,
     ) -> ReplyReader:  # fmt: skip
         """Send `request`, and wait for the head of the reply. `timeout_s`: how long the server may send nothing, here
-        and in the body. `expects`: the body is sent once the server asks for it. Raises OriginBroke."""
+        and in the body. `expects`: the body is sent once the server asks for it. `place`: asked where the body belongs,
+        as soon as the head is here. None: `some` gives it. Raises OriginBroke."""
         self.reader = reader = ReplyReader(without_body=without_body)
-        self._broke, self._timeout_s, self._asked = None, timeout_s, True
+        self._broke, self._timeout_s, self._asked, self._place = None, timeout_s, True, place
         self._pieces.clear()
         self.held_bytes, self._sending = 0, None
         self._resume()
@@ -104,25 +119,10 @@ class Connection(asyncio.BufferedProtocol):
             self._resume()
         return piece
 
-    async def fill(self, buffer: memoryview, came: Callable[[int], object]) -> None:
-        """Put the next bytes of a body that is measured into `buffer`, which has room for no more than are left. `came`
-        hears how many bytes were added. Raises OriginBroke."""
-        while buffer and self._pieces:
-            piece = memoryview(await self.some())
-            count = min(len(piece), len(buffer))
-            buffer[:count], buffer = piece[:count], buffer[count:]
-            if rest := piece[count:]:
-                self._pieces.appendleft(rest)
-                self.held_bytes += len(rest)
-            came(count)
-        if not buffer:
-            return
-        self._into = (buffer, came)
-        try:
-            while self._into is not None:
-                await self._more()
-        finally:
-            self._into = None
+    async def filled(self) -> None:
+        """Returns when the place of `ask` has the body, or will not have it."""
+        while self._into is not None:
+            await self._more()
 
     async def start_tls(self, tls: ssl.SSLContext, host: str) -> None:
         assert self._transport is not None
@@ -130,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport
 
     def abort(self) -> None:
-        transport, self._transport = self._transport, None
+        transport, self._transport, self._into = self._transport, None, None
         if self._sending is not None:
             self._sending.cancel()
         if transport is not None:
@@ -248,18 +248,22 @@ class Connection(asyncio.BufferedProtocol):
         self._wake()
 
     def get_buffer(self, _: int) -> memoryview:
-        return self._landing if self._into is None else self._into[0]
+        if self._into is not None:
+            return self._into.empty()
+        return self._landing if self._place is None else self._landing[:_HEAD_BYTES]
 
     def buffer_updated(self, count: int) -> None:
         self._since = self._loop.time()
         if self._into is None:
             self._take(bytes(self._landing[:count]))
             return
-        buffer, came = self._into
         self.reader.passed(count)
-        self._into = (buffer[count:], came) if count < len(buffer) else None
-        came(count)
-        if self._into is None:
+        self._came_into(self._into, count)
+
+    def _came_into(self, place: Place, count: int) -> None:
+        place.arrived(count)
+        if self.reader.is_over:
+            self._into = None
             self._wake()
 
     def _take(self, data: bytes) -> None:
@@ -272,7 +276,13 @@ class Connection(asyncio.BufferedProtocol):
         except OriginBroke as error:
             self._fail(error)
             return
+        if self._place is not None and self.reader.status:
+            self._into, self._place = self._place(self.reader), None
         for piece in pieces:
+            if self._into is not None:
+                self._into.empty()[: len(piece)] = piece
+                self._came_into(self._into, len(piece))
+                continue
             self._pieces.append(piece)
             self.held_bytes += len(piece)
         if self.held_bytes > _HELD_BYTES_MAX and not self._is_paused and self._transport is not None:
