@@ -3,10 +3,10 @@ tests use fakes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
@@ -133,10 +133,6 @@ class OriginReply(Protocol):
         """
         ...
 
-    def chunks(self) -> Chunks:
-        """The body as it arrives, by `some`."""
-        ...
-
     def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         """Put the next `count` bytes of the body into `sink`. Yields how many more bytes the sink has, as often as a
         reader waits for them. `sink.ended` is called once: before the last number is
@@ -152,30 +148,6 @@ class OriginReply(Protocol):
         """The end of the reply: its connection is kept if the body was read whole, else given up. A second call does
         nothing."""
         ...
-
-
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
-T = TypeVar("T", bound=Closable)
-
-
-class Exchange(AbstractAsyncContextManager[T], Generic[T]):
-    """A request and its reply, from `ask` to `close`."""
-
-    __slots__ = ("_ask", "_reply", "_request")
-
-    def __init__(self, ask: Callable[[OriginRequest], Awaitable[T]], request: OriginRequest) -> None:
-        self._ask = ask
-        self._request = request
-
-    async def __aenter__(self) -> T:
-        self._reply = await self._ask(self._request)
-        return self._reply
-
-    async def __aexit__(self, *_: object) -> None:
-        self._reply.close()
 
 
 class Origin(Protocol):
@@ -198,10 +170,6 @@ class Origin(Protocol):
             OriginBroke: no reply came.
             OriginBusy: nothing was sent, since no connection came free.
         """
-        ...
-
-    def send(self, request: OriginRequest) -> AbstractAsyncContextManager[OriginReply]:
-        """As `ask`. The end of the context closes the reply."""
         ...
 
 
@@ -425,10 +393,6 @@ class PeerReply(Protocol):
 
     async def some(self) -> Buffer:
         """As `OriginReply.some`. Raises PeerFailed."""
-        ...
-
-    def chunks(self) -> Chunks:
-        """As `OriginReply.chunks`. Raises PeerFailed."""
         ...
 
     def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:

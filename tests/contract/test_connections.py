@@ -20,6 +20,7 @@ from outrider.adapters.origin.http_reply import Reply
 from outrider.core.errors import Broke, OriginBroke
 from outrider.metrics import Metrics
 from tests.contract.test_odd_heads import PLAIN
+from tests.support.asked import pieces_of
 from tests.support.certificate import certify
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def at(port: int, scheme: str = "http", proxy: str | None = None) -> Endpoint:
 
 async def body_of(reply: Reply) -> bytes:
     with closing(reply):
-        return b"".join([chunk async for chunk in reply.chunks()])
+        return b"".join([chunk async for chunk in pieces_of(reply)])
 
 
 async def replies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

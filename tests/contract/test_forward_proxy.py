@@ -17,6 +17,7 @@ from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from outrider.settings import SettingsError
 from tests.contract.test_origin import Keys
+from tests.support.asked import asked, pieces_of
 from tests.support.bucket import REGION
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 async def ask(origin: HttpOrigin, key: str) -> tuple[int, bytes]:
     await origin.open()
     try:
-        async with origin.send(OriginRequest("GET", "forwarded", key)) as reply, aclosing(reply.chunks()) as chunks:
+        async with asked(origin, OriginRequest("GET", "forwarded", key)) as reply, aclosing(pieces_of(reply)) as chunks:
             return reply.status, b"".join([chunk async for chunk in chunks])
     finally:
         await origin.close()

@@ -14,6 +14,7 @@ from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
+from tests.support.asked import asked, pieces_of
 from tests.support.fakes import RAMP
 
 ODD = (
@@ -74,7 +75,7 @@ async def asking(scripted: Scripted, metrics: Metrics | None = None) -> AsyncIte
 
 
 async def ask(origin: HttpOrigin, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
-    async with origin.send(OriginRequest(method, "b", "k")) as reply, aclosing(reply.chunks()) as chunks:
+    async with asked(origin, OriginRequest(method, "b", "k")) as reply, aclosing(pieces_of(reply)) as chunks:
         body = b"".join([chunk async for chunk in chunks])
         return reply.status, dict(reply.headers), body
 
@@ -165,8 +166,8 @@ async def test_threads_read_an_odd_head_as_the_event_loop_does(lines: bytes) -> 
     async def answer(origin: HttpOrigin, *, bulk: bool) -> object:
         try:
             async with (
-                origin.send(OriginRequest("GET", "b", "k", bulk=bulk)) as reply,
-                aclosing(reply.chunks()) as chunks,
+                asked(origin, OriginRequest("GET", "b", "k", bulk=bulk)) as reply,
+                aclosing(pieces_of(reply)) as chunks,
             ):
                 return reply.status, reply.headers, b"".join([chunk async for chunk in chunks])
         except OriginBroke:

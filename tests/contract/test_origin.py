@@ -24,7 +24,8 @@ from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import Headers
 from outrider.core.s3.ranges import parse_content_range
 from outrider.metrics import Metrics
-from outrider.ports import Exchange, Origin, OriginReply, OriginRequest
+from outrider.ports import Origin, OriginReply, OriginRequest
+from tests.support.asked import asked, pieces_of
 from tests.support.bucket import REGION, Bucket
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 from tests.support.simulator import Simulator
@@ -63,9 +64,6 @@ class InThreads:
 
     async def ask(self, request: OriginRequest) -> OriginReply:
         return await self._origin.ask(replace(request, bulk=request.method == "GET"))
-
-    def send(self, request: OriginRequest) -> Exchange[OriginReply]:
-        return Exchange(self.ask, request)
 
 
 class Sink:
@@ -106,17 +104,17 @@ class World:
         self.nowhere = nowhere
 
     async def ask(self, method: str, key: str, *headers: tuple[str, str]) -> tuple[int, dict[str, str], bytes]:
-        async with self.origin.send(OriginRequest(method, NAME, key, headers=headers)) as reply:
+        async with asked(self.origin, OriginRequest(method, NAME, key, headers=headers)) as reply:
             if reply.status in (200, 206) and reply.content_length and method == "GET":
                 body = await received(reply, reply.content_length)
             else:
-                async with aclosing(reply.chunks()) as chunks:
+                async with aclosing(pieces_of(reply)) as chunks:
                     body = b"".join([chunk async for chunk in chunks])
             return reply.status, dict(reply.headers), body
 
     async def put(self, key: str, data: bytes, *headers: tuple[str, str]) -> str:
         request = OriginRequest("PUT", NAME, key, headers=headers, body=pieces(data), body_bytes=len(data))
-        async with self.origin.send(request) as reply:
+        async with asked(self.origin, request) as reply:
             assert reply.status == 200
             return dict(reply.headers)["etag"]
 
@@ -206,9 +204,9 @@ async def test_the_content_length_is_that_of_the_body_a_get_would_have(
     method: str, length: int, world: World, key: str
 ) -> None:
     await world.put(key, DATA[:length])
-    async with world.origin.send(OriginRequest(method, NAME, key)) as reply:
+    async with asked(world.origin, OriginRequest(method, NAME, key)) as reply:
         assert (reply.status, reply.content_length) == (200, length)
-        got = b"".join([chunk async for chunk in reply.chunks()])
+        got = b"".join([chunk async for chunk in pieces_of(reply)])
     assert got == (DATA[:length] if method == "GET" else b"")
 
 
@@ -276,8 +274,8 @@ async def test_a_body_that_ends_early_is_never_taken_for_whole(after: int, world
     got = bytearray()
 
     async def take() -> None:
-        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
-            async for chunk in reply.chunks():
+        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
+            async for chunk in pieces_of(reply):
                 got.extend(chunk)
 
     with pytest.raises(OriginBroke):
@@ -293,7 +291,7 @@ async def test_a_body_that_ends_early_is_never_received_whole(after: int, world:
     sink = Sink()
 
     async def take() -> None:
-        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
+        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
             async for _ in reply.receive(len(DATA), sink):
                 pass
 
@@ -307,7 +305,7 @@ async def test_a_sink_that_fails_ends_the_body_with_its_own_error(world: World, 
     await world.put(key, DATA)
 
     async def take() -> None:
-        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
+        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
             async for _ in reply.receive(len(DATA), Sink(fail_after=1)):
                 pass
 
@@ -331,7 +329,7 @@ async def test_the_last_bytes_are_told_once_nothing_writes_any_more(
     monkeypatch.setattr(bulk_reply.Receiving, "run", late)
     async with http_world(bucket, simulator, in_threads=True) as world:
         await world.put(key, DATA)
-        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
+        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
             sink, told = Sink(), 0
             counts = reply.receive(len(DATA), sink)
             first = asyncio.ensure_future(anext(counts))
@@ -351,7 +349,7 @@ async def test_a_body_that_is_given_up_writes_nothing_more(world: World, key: st
     await world.put(key, DATA)
     for _ in range(12):
         sink = Sink()
-        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
+        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
             counts = reply.receive(len(DATA), sink)
             await anext(counts)
             await counts.aclose()
@@ -369,15 +367,15 @@ async def test_a_status_of_the_origin_is_a_reply_like_any_other(world: World, ke
 
 async def test_no_reply_at_all_is_an_origin_that_broke(world: World, key: str) -> None:
     with pytest.raises(OriginBroke):
-        async with world.nowhere.send(OriginRequest("GET", NAME, key)):
+        async with asked(world.nowhere, OriginRequest("GET", NAME, key)):
             pass
 
 
 async def test_a_reply_that_is_left_halfway_does_no_harm_to_the_next(world: World, key: str) -> None:
     await world.put(key, DATA)
     for _ in range(12):  # more replies than there are connections
-        async with world.origin.send(OriginRequest("GET", NAME, key)) as reply:
-            chunks = reply.chunks()
+        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
+            chunks = pieces_of(reply)
             assert DATA.startswith(await anext(chunks))
             await chunks.aclose()
     assert (await world.ask("GET", key))[2] == DATA
@@ -393,7 +391,7 @@ async def test_a_request_whose_body_fails_stores_nothing(sent: int, world: World
     request = OriginRequest("PUT", NAME, key, body=failing(), body_bytes=len(DATA))
     status = None
     try:
-        async with asyncio.timeout(60), world.origin.send(request) as reply:
+        async with asyncio.timeout(60), asked(world.origin, request) as reply:
             status = reply.status
     except OriginBroke:
         pass
@@ -415,7 +413,7 @@ async def test_what_came_of_a_reply_that_is_given_up_is_counted(
         origin = world.origin
         metrics = cast("HttpOrigin", origin._origin if isinstance(origin, InThreads) else origin)._metrics
         counted = partial(metrics.value, "outrider_duplicate_origin_bytes_total", cause="hedge")
-        async with origin.send(OriginRequest("GET", NAME, key)) as reply:
+        async with asked(origin, OriginRequest("GET", NAME, key)) as reply:
             inner = cast("Reply", reply)
             async with asyncio.timeout(60):
                 # The head came with some of the body, which http.client may have buffered.
@@ -424,7 +422,7 @@ async def test_what_came_of_a_reply_that_is_given_up_is_counted(
             reply.give_up("hedge")
         assert 40_000 <= counted() <= 60_000
         before = counted()
-        async with origin.send(OriginRequest("GET", NAME, key)) as reply:
+        async with asked(origin, OriginRequest("GET", NAME, key)) as reply:
             assert await received(reply, 60_000) == DATA[:60_000]
             reply.give_up("hedge")
         assert counted() == before

@@ -12,6 +12,7 @@ from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
+from tests.support.asked import asked, pieces_of
 
 TOKEN = b"the-proxys-own"
 REFUSAL = b"<Error><Code>ExpiredToken</Code><Token-0>%b</Token-0><HostId>h</HostId></Error>" % TOKEN
@@ -33,10 +34,10 @@ class Rotating:
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 async def test_the_last_of_several_refusals_holds_nothing_about_the_signer(method: str) -> None:
-    asked: list[str] = []
+    methods: list[str] = []
 
     async def refuse(request: web.BaseRequest) -> web.StreamResponse:
-        asked.append(request.method)
+        methods.append(request.method)
         return web.Response(status=400, body=REFUSAL)
 
     runner = web.ServerRunner(web.Server(refuse))
@@ -46,13 +47,13 @@ async def test_the_last_of_several_refusals_holds_nothing_about_the_signer(metho
     origin = HttpOrigin(endpoint, "us-east-1", Rotating(), Metrics(), time.time, connections=2)
     await origin.open()
     try:
-        async with origin.send(OriginRequest(method, "bucket", "key")) as reply, aclosing(reply.chunks()) as chunks:
+        async with asked(origin, OriginRequest(method, "bucket", "key")) as reply, aclosing(pieces_of(reply)) as chunks:
             body = b"".join([chunk async for chunk in chunks])
             assert reply.status == 400
             assert reply.content_length == len(body)
     finally:
         await origin.close()
         await runner.cleanup()
-    assert asked == [method] * 4
+    assert methods == [method] * 4
     assert TOKEN not in body
     assert body.endswith(b"<HostId>h</HostId></Error>")

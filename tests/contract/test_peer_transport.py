@@ -25,6 +25,7 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFail
 from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.ports import PeerReply, PeerTransport
+from tests.support.asked import pieces_of
 from tests.support.fake_peers import FakeMember, FakePeers
 from tests.support.fakes import ramp
 from tests.support.peer_wire import hello_of, peer_wire
@@ -45,7 +46,7 @@ class Wire:
 
     async def read(self, read: PeerRead) -> tuple[Confirmed, Extent | None, str, bytes]:
         async with self.transport.read(self.member, read) as reply:
-            data = b"".join([chunk async for chunk in reply.chunks()])
+            data = b"".join([chunk async for chunk in pieces_of(reply)])
             return reply.confirmed, reply.extent, reply.digest, data
 
     async def why(self, read: PeerRead) -> str:
@@ -201,7 +202,7 @@ async def test_a_body_that_ends_too_early_is_broken(how: str, wire: Wire, size: 
         async with wire.transport.read(wire.member, PeerRead(REF, Extent(0, size))) as reply:
             if how == "receive":
                 await received(reply, size, sink)
-            async for chunk in reply.chunks():
+            async for chunk in pieces_of(reply):
                 sink.data += chunk
 
     with pytest.raises(PeerFailed) as failed:
@@ -215,7 +216,7 @@ async def test_a_reply_may_be_left_in_mid_body(wire: Wire, size: int) -> None:
     wire.service.body_gate = asyncio.Event()
     for _ in range(3):
         async with wire.transport.read(wire.member, PeerRead(REF, Extent(0, size))) as reply:
-            chunks = reply.chunks()
+            chunks = pieces_of(reply)
             assert ramp(size).startswith(await anext(chunks))
             await chunks.aclose()
     wire.service.body_gate.set()

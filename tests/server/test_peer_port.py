@@ -43,6 +43,7 @@ from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, Piece
 from outrider.http.wire import bounded_head, sender
 from outrider.metrics import Metrics
+from tests.support.asked import pieces_of
 from tests.support.fake_peers import FakeMember
 from tests.support.fakes import ramp
 from tests.support.peer_wire import NOW_S, SECRET, PeerWire, Side, hello_of, peer_wire
@@ -62,7 +63,7 @@ def member_with(data: bytes) -> FakeMember:
 
 async def read_whole(wire: PeerWire, size: int, member: Member | None = None) -> bytes:
     async with wire.client.read(member or wire.member, PeerRead(REF, Extent(0, size))) as reply:
-        return b"".join([chunk async for chunk in reply.chunks()])
+        return b"".join([chunk async for chunk in pieces_of(reply)])
 
 
 async def why(wire: PeerWire, size: int, member: Member | None = None) -> str:
@@ -543,7 +544,7 @@ async def test_reads_beyond_the_limit_are_told_to_ask_elsewhere(size: int) -> No
             assert await wire.client.hello(wire.member.address, hello_of("edge")) == service.mine
             await wire.client.forget(wire.member, Forget("edge", 1, 1, ("bucket",)))
             service.body_gate.set()
-            assert b"".join([chunk async for chunk in reply.chunks()]) == ramp(size)
+            assert b"".join([chunk async for chunk in pieces_of(reply)]) == ramp(size)
         await wire.server.idle()
         assert await read_whole(wire, size) == ramp(size)
         assert refusals(wire) == {"busy": 1}
@@ -585,7 +586,7 @@ async def test_a_version_of_as_many_headers_as_s3_allows_is_asked_for_and_told(s
         for known in (None, Confirmed(version, 0.0)):
             async with wire.client.read(wire.member, PeerRead(REF, Extent(0, size), 0, known)) as reply:
                 assert reply.confirmed.version.headers == version.headers
-                assert b"".join([chunk async for chunk in reply.chunks()]) == ramp(size)
+                assert b"".join([chunk async for chunk in pieces_of(reply)]) == ramp(size)
         assert service.asked[1][1].known == Confirmed(version, 0.0)
 
 
@@ -740,7 +741,7 @@ async def test_a_stop_lets_a_read_end_and_then_its_connection() -> None:
         async with wire.client.read(wire.member, PeerRead(REF, Extent(0, SMALL))) as reply:
             wire.server.pre_shutdown()
             service.body_gate.set()
-            assert b"".join([chunk async for chunk in reply.chunks()]) == ramp(SMALL)
+            assert b"".join([chunk async for chunk in pieces_of(reply)]) == ramp(SMALL)
         await wire.server.idle()
         assert await no_connections(wire)
 
@@ -799,7 +800,7 @@ async def outcome(member: Member, size: int) -> str | bytes:
     async with edge_client() as client:
         try:
             async with client.read(member, PeerRead(REF, Extent(0, size), 0, KNOWN_VERSION)) as reply:
-                return b"".join([chunk async for chunk in reply.chunks()])
+                return b"".join([chunk async for chunk in pieces_of(reply)])
         except PeerFailed as failed:
             return failed.why
 

@@ -26,7 +26,7 @@ from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, FilePiece, Piece
-from outrider.ports import ByteSink, Chunks
+from outrider.ports import ByteSink
 
 
 class Answering(Protocol):
@@ -87,9 +87,6 @@ class FakePeerReply:
 
     async def some(self) -> bytes:
         return await anext(self.pieces, b"")
-
-    def chunks(self) -> Chunks:
-        return self.pieces
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         left, piece = count, b""

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers, ObjectRef
 from outrider.engine.fill.patience import Patience
-from outrider.ports import Buffer, ByteSink, Chunks, Exchange, OriginRequest
+from outrider.ports import Buffer, ByteSink, OriginRequest
 
 
 def ramp(count: int, start: int = 0) -> bytes:
@@ -205,10 +205,6 @@ class FakeReply:
         self.origin.under_way -= self.is_open
         self.is_open = False
 
-    async def chunks(self) -> Chunks:
-        while piece := await self.some():
-            yield bytes(piece)
-
     async def some(self) -> Buffer:
         begin, fault = self.position, self.fault
         if begin:
@@ -270,9 +266,6 @@ class FakeOrigin:
     def ranges(self) -> list[str]:
         """The Range header of each GET, in order."""
         return [dict(request.headers).get("range", "") for request in self.log if request.method == "GET"]
-
-    def send(self, request: OriginRequest) -> Exchange[FakeReply]:
-        return Exchange(self.ask, request)
 
     async def ask(self, request: OriginRequest) -> FakeReply:
         self.log.append(request)

@@ -15,6 +15,7 @@ from outrider.core.errors import OriginBusy
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from tests.contract.test_origin import Keys
+from tests.support.asked import asked, pieces_of
 from tests.support.bucket import REGION
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy
@@ -85,20 +86,20 @@ async def test_a_connection_is_free_once_the_reply_was_read_even_before_its_read
     await origin.open()
     small, large = (OriginRequest("GET", NAME, key) for key in ("small", "large"))
     try:
-        async with origin.send(small) as first, aclosing(first.chunks()) as chunks:
+        async with asked(origin, small) as first, aclosing(pieces_of(first)) as chunks:
             assert b"".join([chunk async for chunk in chunks]) == LARGE[:1000]
-            async with origin.send(large) as second:
+            async with asked(origin, large) as second:
                 assert second.status == 200
                 with monkeypatch.context() as hasty:
                     # For the wait for a connection alone: the bucket may take its time.
                     hasty.setattr(origin, "_read_timeout_s", 0.1)
                     with pytest.raises(OriginBusy):
-                        async with origin.send(small):
+                        async with asked(origin, small):
                             pass
         waiting = asyncio.Event()
 
         async def leave(held: HttpOrigin) -> None:
-            async with held.send(large):
+            async with asked(held, large):
                 await waiting.wait()
 
         # A request that gives up its wait, or is cancelled with the connection in hand, leaves the connection to
@@ -113,7 +114,7 @@ async def test_a_connection_is_free_once_the_reply_was_read_even_before_its_read
         await asyncio.wait([holder, *queued[:2]])
         waiting.set()
         await queued[2]
-        async with origin.send(small) as reply:
+        async with asked(origin, small) as reply:
             assert reply.status == 200
     finally:
         await origin.close()

@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -188,15 +188,14 @@ async def _read(origin: HttpOrigin, way: str, objects: _Objects, readers: int) -
         while waiting:
             key = waiting.pop()
             started = time.perf_counter()
-            async with origin.send(OriginRequest("GET", objects.bucket, key)) as reply:
+            with closing(await origin.ask(OriginRequest("GET", objects.bucket, key))) as reply:
                 if reply.status != 200:
                     raise SettingsError(f"s3://{objects.bucket}/{key}: the {way} read was answered {reply.status}.")
                 hits += dict(reply.headers).get("x-cache") == "HIT"
-                async with aclosing(reply.chunks()) as chunks:
-                    await anext(chunks, b"")
-                    first_bytes_s.append(time.perf_counter() - started)
-                    async for _ in chunks:
-                        pass
+                await reply.some()
+                first_bytes_s.append(time.perf_counter() - started)
+                while await reply.some():
+                    pass
 
     started = time.perf_counter()
     await asyncio.gather(*(read() for _ in range(readers)))

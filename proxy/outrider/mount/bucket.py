@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import closing
 from functools import partial
 from typing import TypeVar
 
@@ -98,7 +98,7 @@ class Bucket:
         raise AssertionError("the last try returns or raises")
 
     async def _head(self, key: str) -> Told | None:
-        async with self._proxy.send(OriginRequest("HEAD", self._name, key)) as reply:
+        with closing(await self._proxy.ask(OriginRequest("HEAD", self._name, key))) as reply:
             if reply.status == 404:
                 return None
             if reply.status != 200 or reply.content_length is None:
@@ -113,11 +113,10 @@ class Bucket:
         headers: Headers = ()
         if buffer.room < version.size:
             headers = (("range", f"bytes={first}-{first + buffer.room - 1}"),)
-        async with self._proxy.send(OriginRequest("GET", self._name, key, headers=headers)) as reply:
+        with closing(await self._proxy.ask(OriginRequest("GET", self._name, key, headers=headers))) as reply:
             _check(reply, first, version)
-            async with aclosing(reply.chunks()) as chunks:
-                async for chunk in chunks:
-                    buffer.take(chunk)
+            while piece := await reply.some():
+                buffer.take(piece)
         if buffer.room:
             raise OriginBroke("the body was too short")
 
@@ -132,7 +131,7 @@ class Bucket:
     async def _page_in(self, form: int, prefix: str, more: Query) -> ListPage | None:
         """None: the store does not understand this form."""
         request = OriginRequest("GET", self._name, "", query=(*LIST_FORMS[form], ("prefix", prefix), *more))
-        async with self._proxy.send(request) as reply:
+        with closing(await self._proxy.ask(request)) as reply:
             if reply.status == 404:
                 raise OSError(errno.EIO, f"there is no bucket {self._name}: check its name, and the proxy's --origin")
             if reply.status in NOT_UNDERSTOOD and form + 1 < len(LIST_FORMS):
@@ -140,11 +139,10 @@ class Bucket:
             if reply.status != 200:
                 raise _refused(reply.status)
             body = bytearray()
-            async with aclosing(reply.chunks()) as chunks:
-                async for chunk in chunks:
-                    body += chunk
-                    if len(body) > PAGE_BYTES_MAX:
-                        raise OSError(errno.EIO, "a page of the LIST is too long")
+            while piece := await reply.some():
+                body += piece
+                if len(body) > PAGE_BYTES_MAX:
+                    raise OSError(errno.EIO, "a page of the LIST is too long")
         page = parse_page(bytes(body))
         if page is None:
             raise OSError(errno.EIO, "the reply to a LIST is no page of a LIST")

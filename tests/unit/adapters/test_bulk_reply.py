@@ -16,6 +16,7 @@ from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.forward_proxy import ForwardProxy
 from outrider.core.errors import OriginBroke
 from outrider.metrics import Metrics
+from tests.support.asked import pieces_of
 from tests.support.fakes import RAMP
 
 T = TypeVar("T")
@@ -80,7 +81,7 @@ def reply_on(line: object, threads: Threads, *, holds: bool = False) -> BulkRepl
 
 
 async def chunks_of(reply: BulkReply) -> list[bytes]:
-    async with aclosing(reply.chunks()) as chunks:
+    async with aclosing(pieces_of(reply)) as chunks:
         return [bytes(chunk) async for chunk in chunks]
 
 
@@ -128,7 +129,7 @@ async def test_a_small_body_that_stops_does_not_hold_its_head_up(monkeypatch: py
         far.sendall(HEAD % 20_000 + RAMP[:9_000])
         threads = Threads()
         reply = reply_on(near, threads, holds=True)
-        async with aclosing(reply.chunks()) as chunks:
+        async with aclosing(pieces_of(reply)) as chunks:
             assert await anext(chunks) == RAMP[:9_000]
             assert threads.hops == 0
             far.sendall(RAMP[9_000:20_000])
@@ -143,7 +144,7 @@ async def test_a_small_body_that_breaks_is_broken_for_its_reader() -> None:
         far.sendall(HEAD % 20_000 + RAMP[:9_000])
         far.shutdown(socket.SHUT_WR)
         reply = reply_on(near, Threads(), holds=True)
-        async with aclosing(reply.chunks()) as chunks:
+        async with aclosing(pieces_of(reply)) as chunks:
             assert await anext(chunks) == RAMP[:9_000]
             with pytest.raises(OriginBroke):
                 await anext(chunks)

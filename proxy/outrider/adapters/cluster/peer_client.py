@@ -41,7 +41,7 @@ from outrider.core.cluster.wire_forms import WireError, decode, encode
 from outrider.core.errors import Broke, OriginBroke
 from outrider.core.model import Extent
 from outrider.metrics import Metrics
-from outrider.ports import Buffer, ByteSink, Chunks, Clock
+from outrider.ports import Buffer, ByteSink, Clock
 
 _CONNECT_TIMEOUT_S = 0.25
 # A read waits as long for a connection, where as many as allowed are in use: then another source is asked.
@@ -269,10 +269,6 @@ class ReadReply:
             raise _failed(error) from error
         self._came.inc(len(piece))
         return piece
-
-    async def chunks(self) -> Chunks:
-        while piece := await self.some():
-            yield bytes(piece)
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         try:

@@ -26,7 +26,7 @@ from outrider.core.s3.encoding import encode_url_query
 from outrider.core.s3.form_fields import PostForm
 from outrider.metrics import Metrics, method_label
 from outrider.origin_oddities import OriginOddities
-from outrider.ports import Buffer, Clock, Exchange, OriginRequest
+from outrider.ports import Buffer, Clock, OriginRequest
 from outrider.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -96,9 +96,6 @@ class HttpOrigin:
     async def close(self) -> None:
         if self._client is not None:
             self._client.close()
-
-    def send(self, request: OriginRequest) -> Exchange[Reply]:
-        return Exchange(self.ask, request)
 
     async def ask(self, request: OriginRequest) -> Reply:
         connection = await self._connection()

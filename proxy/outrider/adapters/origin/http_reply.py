@@ -16,7 +16,7 @@ from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.origin import error_causes
 from outrider.core.origin.reply_reader import ReplyReader
-from outrider.ports import Buffer, ByteSink, Chunks
+from outrider.ports import Buffer, ByteSink
 
 # An error reply of S3 has some hundred bytes, or some thousand where it repeats the string that was signed.
 _REFUSAL_BYTES_MAX = 64 * 1024
@@ -75,10 +75,6 @@ class Reply(ABC):
             return await self._some()
         rest, self._read_rest = self._read_rest, b""
         return rest
-
-    async def chunks(self) -> Chunks:
-        while piece := await self.some():
-            yield bytes(piece)
 
     @abstractmethod
     async def _some(self) -> Buffer: ...

@@ -27,7 +27,7 @@ from outrider.core.errors import OriginBroke
 from outrider.core.insight.trace_attributes import subject, unicode_of
 from outrider.core.model import Headers
 from outrider.metrics import method_label
-from outrider.ports import Buffer, ByteSink, Chunks, Exchange, Origin, OriginReply, OriginRequest
+from outrider.ports import Buffer, ByteSink, Origin, OriginReply, OriginRequest
 from outrider.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -147,9 +147,6 @@ class TracedOrigin:
     def receives_in_threads(self) -> bool:
         return self._origin.receives_in_threads
 
-    def send(self, request: OriginRequest) -> Exchange[OriginReply]:
-        return Exchange(self.ask, request)
-
     async def ask(self, request: OriginRequest) -> OriginReply:
         method = method_label(request.method)
         name = f"{method} {unicode_of(request.bucket)}" if request.bucket else method
@@ -206,10 +203,6 @@ class _TracedReply:
             raise
         self._came_bytes += len(piece)
         return piece
-
-    async def chunks(self) -> Chunks:
-        while piece := await self.some():
-            yield bytes(piece)
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         try:

@@ -8,7 +8,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -159,13 +159,11 @@ async def ask(endpoint: str, region: str, credentials: Credentials | None) -> An
     """
     async with opened(endpoint, region, credentials) as origin:
         asked_at = time.time()
-        async with origin.send(OriginRequest("GET", None, "")) as reply:
+        with closing(await origin.ask(OriginRequest("GET", None, ""))) as reply:
             answered_at = time.time()
             body = b""
-            async for chunk in reply.chunks():
-                body += chunk
-                if len(body) >= _BODY_BYTES_MAX:
-                    break
+            while len(body) < _BODY_BYTES_MAX and (piece := await reply.some()):
+                body += piece
             headers = dict(reply.headers)
             text, server = body.decode("utf-8", "replace"), headers.get("server", "")
             return Answer(reply.status, text, headers.get("date"), asked_at, answered_at, server)

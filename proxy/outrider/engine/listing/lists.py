@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from outrider.core.model import Headers
@@ -11,6 +11,7 @@ from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.write.passthrough import ForwardAnswer, ForwardBody, Passthrough
 from outrider.engine.write.upload import Upload, one_chunk
+from outrider.ports import Chunks
 
 
 class Lists:
@@ -30,13 +31,28 @@ class Lists:
         if key is None:
             return None
         if (page := self._cache.get(key)) is not None:
-            body = ForwardBody(one_chunk(page.body), AsyncExitStack())
-            return ForwardAnswer(200, page.headers, len(page.body), body, CacheStatus.HIT)
+            return ForwardAnswer(200, page.headers, len(page.body), one_chunk(page.body), CacheStatus.HIT)
         mark = self._cache.mark()
         answer = await self._passthrough.send(operation, headers, upload)
         if answer.status != 200:
             return answer
-        stack = AsyncExitStack()
-        stack.push_async_callback(answer.body.aclose)
         chunks = self._cache.keeping(operation, key, mark, answer.headers, answer.body)
-        return replace(answer, body=ForwardBody(chunks, stack))
+        return replace(answer, body=_KeptBody(chunks, answer.body))
+
+
+class _KeptBody:
+    """A body that passes through a generator. The end of one that never ran would not end the body."""
+
+    def __init__(self, chunks: Chunks, body: ForwardBody) -> None:
+        self._chunks = chunks
+        self._body = body
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._chunks)
+
+    async def aclose(self) -> None:
+        await self._chunks.aclose()
+        await self._body.aclose()

@@ -6,8 +6,9 @@ The names that a write may change are forgotten before the write is sent, and ag
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from outrider.core.errors import OriginBroke, S3Error, unanswered
@@ -20,7 +21,7 @@ from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.write.upload import Upload
-from outrider.ports import Chunks, Name, Origin, OriginReply, OriginRequest
+from outrider.ports import Name, Origin, OriginReply, OriginRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +36,61 @@ class ForwardAnswer:
     """HIT: the LIST cache gave the answer, and the origin was not asked (see `listing.lists`)."""
 
 
-class ForwardBody:
+class ForwardBody(Protocol):
+    """The body of an answer, as it arrives. A Protocol, as LISTs come from their cache, too."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    def __anext__(self) -> Awaitable[bytes]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class _ReplyBody:
     """The body of the origin's answer. `aclose` frees the connection and, after a write, forgets the names once
     more."""
 
-    def __init__(self, chunks: Chunks, stack: AsyncExitStack) -> None:
-        self._chunks = chunks
+    def __init__(self, reply: OriginReply, stack: AsyncExitStack, outcome: _Outcome, before_last: BeforeLast) -> None:
+        """`outcome`: see `_Outcome.by_head`. `before_last`: awaited before the last bytes are handed out; None: nothing
+        is."""
+        self._reply = reply
         self._stack = stack
+        self._outcome = outcome
+        self._before_last = before_last
+        self._held = b""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
     async def __anext__(self) -> bytes:
-        return await anext(self._chunks)
+        self._outcome.in_doubt = True
+        while piece := bytes(await self._reply.some()):
+            if self._before_last is None:
+                return piece
+            held, self._held = self._held, piece
+            if held:
+                return held
+        held, self._held = self._held, b""
+        if held and self._before_last is not None:
+            await self._before_last()
+            return held
+        self._outcome.in_doubt = self._outcome.by_head
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        await self._chunks.aclose()
         await self._stack.aclose()
 
 
+BeforeLast = Callable[[], Awaitable[None]] | None
+
+
 class _Outcome:
-    """Whether it is in doubt that the origin carried out a write."""
+    """Whether it is in doubt that the origin carried out a write. `by_head`: the same, by the head of the reply alone.
+    CompleteMultipartUpload and COPY are carried out, or fail, after it: a client that leaves before the end of the body
+    does not learn which."""
 
     def __init__(self) -> None:
-        self.in_doubt = True
-
-    async def of(self, chunks: Chunks) -> Chunks:
-        """`chunks`, watched to their end: CompleteMultipartUpload and COPY are carried out, or fail, after the head of
-        the reply. A client that leaves before the end does not learn which."""
-        by_head, self.in_doubt = self.in_doubt, True
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
-        self.in_doubt = by_head
+        self.in_doubt = self.by_head = True
 
 
 class Elsewhere(Protocol):
@@ -134,13 +157,10 @@ class Passthrough:
             self._forget(touched)
             await self._note(touched)
             await self._tell(touched)
-            chunks = reply.chunks()
-            if operation.forgets is not Forgets.NOTHING:
-                outcome.in_doubt = reply.status in RETRYABLE_STATUSES
-                if self._elsewhere is not None:
-                    chunks = self._told_at_end(chunks, touched)
-                chunks = outcome.of(chunks)
-            body = ForwardBody(chunks, stack.pop_all())
+            outcome.in_doubt = outcome.by_head = reply.status in RETRYABLE_STATUSES
+            tells = self._elsewhere is not None and operation.forgets is not Forgets.NOTHING
+            before_last = partial(self._carried_out, touched) if tells else None
+            body = _ReplyBody(reply, stack.pop_all(), outcome, before_last)
             return ForwardAnswer(reply.status, passed_down(reply.headers), reply.content_length, body)
         raise AssertionError("unreachable")
 
@@ -164,19 +184,11 @@ class Passthrough:
         if self._elsewhere is not None and touched:
             await self._elsewhere.tell(touched, in_doubt=in_doubt)
 
-    async def _told_at_end(self, chunks: Chunks, touched: Sequence[Name]) -> Chunks:
-        """`chunks`, the last of which comes once the other members have heard: CompleteMultipartUpload and COPY carry
-        the write out after the head of the reply."""
-        held: bytes | None = None
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                if held is not None:
-                    yield held
-                held = chunk
-        if held is not None:
-            self._forget(touched)
-            await self._tell(touched)
-            yield held
+    async def _carried_out(self, touched: Sequence[Name]) -> None:
+        """The other members hear before the client does: CompleteMultipartUpload and COPY carry the write out after the
+        head of the reply."""
+        self._forget(touched)
+        await self._tell(touched)
 
     async def _ended(self, touched: Sequence[Name], outcome: _Outcome) -> None:
         self._forget(touched, in_doubt=outcome.in_doubt)
