@@ -1,7 +1,7 @@
 """`make trace`: the way of a request through the code. A room is a file of the product that is executed. A move is a
 call into another room than that of the call before it. A there-and-back is a move that the next one takes back.
 
-Real proxies run in this process, before a real bucket. Each request is traced after three of its kind.
+Real proxies run in this process, before a real bucket. Each request is traced after three of its kind; the shortest of three traces counts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ KIB = 1024
 NAME = "rooms"
 _PRODUCT = str(Path(outrider.__file__).parent) + "/"
 _WARM_UPS = 3
+# The one with the fewest calls counts: the proxy's clock ticks amid some.
+_TRACES = 3
 # Timers of the requests before end within it: they would be counted.
 _SETTLED_S = 1.0
 
@@ -87,19 +89,22 @@ def traced(tracer: Tracer, proxies: list[Proxy], act: Callable[[int], None]) -> 
         act(number)
         for proxy in proxies:
             proxy.settle()
-    time.sleep(_SETTLED_S)
-    with tracer.recording() as way:
-        act(_WARM_UPS)
-        for proxy in proxies:
-            proxy.settle()
-    return way
+    found = []
+    for number in range(_WARM_UPS, _WARM_UPS + _TRACES):
+        time.sleep(_SETTLED_S)
+        with tracer.recording() as way:
+            act(number)
+            for proxy in proxies:
+                proxy.settle()
+        found.append(way)
+    return min(found, key=lambda way: way.calls)
 
 
 def ways(bucket: Bucket) -> Iterator[tuple[str, Way]]:
     client = bucket.client()
     bucket.make_bucket(NAME)
     for size in (64 * KIB, 5 * KIB * KIB):
-        for number in range(_WARM_UPS + 1):
+        for number in range(_WARM_UPS + _TRACES):
             for kind in ("cold", "peer"):
                 client.put_object(Bucket=NAME, Key=f"{kind}/{size}/{number}", Body=bytes(size))
     client.close()
@@ -124,6 +129,7 @@ def ways(bucket: Bucket) -> Iterator[tuple[str, Way]]:
             assert connection.ask("PUT", f"/{NAME}/put/{number}", headers, body).status == 200
 
         yield "PUT, 100 kB", traced(tracer, [alone], put)
+        yield "prefetch decision, after a hit", traced(tracer, [alone], lambda number: decide(alone, get, number))
     with ExitStack() as stack:
         nodes = members(bucket, stack)
         connections = [stack.enter_context(RawConnection(node.address)) for node in nodes]
@@ -135,10 +141,16 @@ def ways(bucket: Bucket) -> Iterator[tuple[str, Way]]:
             other = next(each for each in connections if each is not owner)
             assert other.ask("GET", f"/{NAME}/{key}").headers["x-cache"] == "PEER"
 
-        for number in range(_WARM_UPS + 1):
+        for number in range(_WARM_UPS + _TRACES):
             key = f"peer/{64 * KIB}/{number}"
             assert connections[index_of_owner(nodes, key)].ask("GET", f"/{NAME}/{key}").status == 200
         yield "block by a peer, 64 KiB, both nodes", traced(tracer, nodes, by_peer)
+
+
+def decide(alone: Proxy, get: Callable[[str], None], number: int) -> None:
+    """A hit, and what the planner makes of it. All of its dataset is here, so that nothing is fetched."""
+    get(f"cold/{64 * KIB}/{number % _WARM_UPS}")
+    alone.on_loop(alone.outrider.prefetch.tick)
 
 
 def members(bucket: Bucket, stack: ExitStack) -> list[Proxy]:

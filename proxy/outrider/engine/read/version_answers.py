@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from functools import lru_cache
 from typing import NamedTuple
 
 from cachetools import TTLCache
@@ -232,6 +233,8 @@ def _answer(ref: ObjectRef, reply: OriginReply, body: Brought, *, whole: bool) -
     return Answer(ObjectVersion(ref, headers["etag"], body.size, kept, whole), body, is_settled(headers))
 
 
+# A question about one name asks five times.
+@lru_cache(maxsize=256)
 def kinds_of(ref: ObjectRef) -> tuple[tuple[str, str], tuple[str, str]]:
     """Names for the objects that are like this one. The first is the folder and the ending: an index among shards is
     not like them. The second is the ending alone, for data sets where each sample has a folder of its own."""

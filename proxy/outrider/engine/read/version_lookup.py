@@ -362,7 +362,10 @@ class VersionLookup:
 
     def _seen_bytes(self, ref: ObjectRef) -> int | None:
         """The size last seen of an object like this one; None: there was none."""
-        return next((self._sizes[kind] for kind in kinds_of(ref) if kind in self._sizes), None)
+        for kind in kinds_of(ref):
+            if (size := self._sizes.get(kind)) is not None:
+                return size
+        return None
 
     # -- asked by HEAD, or by a GET that brings a block -------------------------------------------------------------
 
