@@ -1,7 +1,8 @@
 """`make trace`: the way of a request through the code. A room is a file of the product that is executed. A move is a
 call into another room than that of the call before it. A there-and-back is a move that the next one takes back.
 
-Real proxies run in this process, before a real bucket. Each request is traced after three of its kind; the shortest of three traces counts.
+Real proxies run in this process, before a real bucket. Each request is traced after three of its kind; the shortest of
+three traces counts.
 """
 
 from __future__ import annotations

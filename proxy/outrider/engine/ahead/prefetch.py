@@ -109,8 +109,8 @@ class PrefetchPolicy:
 class Prefetch:
     """Owned by the composition root, and called on the engine's thread.
 
-    1. `asked`, `sent`, `told` and `withdraw` are events of clients. Each goes to the planner, and `think` follows, for
-       a request after `READS_ON_S`.
+    1. `asked`, `sent`, `told` and `withdraw` are events of clients. Each goes to the planner, and `think` follows. Of
+       a request the planner hears after `READS_ON_S`: the client has its first bytes by then.
     2. `note` remembers a hit that was served without the engine. `tick` tells the planner of these.
     3. `think` asks the planner what it wants, and starts one task for each object. The planner hears of each landed
        block by the store, and at the end of the task that no more blocks of the object will come.
@@ -140,7 +140,9 @@ class Prefetch:
         self._elsewhere: deque[_ReadElsewhere] = deque(maxlen=_ELSEWHERE_MAX)
         self._pause = PrefetchPause()
         self._log_after = self._took_s = self._rested_at = 0.0
-        self._is_stepping = self._will_think = False
+        self._is_stepping = self._will_hear = self._will_think = False
+        # The requests of which the planner hears next, and the ends of requests.
+        self._events: deque[tuple[Mode, ClientRead] | tuple[str, ObjectRef, float]] = deque()
 
     # -- events of clients ------------------------------------------------------------------------------------------
 
@@ -151,23 +153,34 @@ class Prefetch:
             return
         if mode is not Mode.OFF:
             self._fills.read(version.ref, checksums=checksums)
-        with self._harmless():
-            self._tell(mode, ClientRead(client, version, extent, self._clock()))
-            if mode is Mode.EPOCH and not self._will_think:
-                # The client has no answer yet, and may ask for more once it has.
-                self._will_think = True
-                self._later(READS_ON_S, self._think_at_last)
-
-    def _think_at_last(self) -> None:
-        self._will_think = False
-        with self._harmless():
-            self.think()
+        self._events.append((mode, ClientRead(client, version, extent, self._clock())))
+        self._will_think |= mode is Mode.EPOCH
+        if not self._will_hear:
+            # The client has no answer yet, and may ask for more once it has.
+            self._will_hear = True
+            self._later(READS_ON_S, self._hear)
 
     def sent(self, client: str, ref: ObjectRef) -> None:
         """A request of `client` for `ref` has ended."""
         if self._evicts or self._mode_of(ref) is Mode.EPOCH:
+            self._events.append((client, ref, self._clock()))
+            if not self._will_hear:
+                self._hear()
+
+    def _hear(self) -> None:
+        """Tell the planner what clients did, in the order in which they did it."""
+        self._will_hear = False
+        while self._events:
+            event = self._events.popleft()
             with self._harmless():
-                self._planner.sent(client, ref, self._clock())
+                if len(event) == 2:
+                    self._tell(*event)
+                else:
+                    self._planner.sent(*event)
+        if self._will_think:
+            self._will_think = False
+            with self._harmless():
+                self.think()
 
     def note(self, client: str, version: ObjectVersion, start: int, stop: int, now: float) -> None:
         """A hit was served without the engine: the bytes from `start` to `stop`. The planner is told at the next
