@@ -1,0 +1,26 @@
+"""The way of a request through the code does not grow unseen."""
+
+from __future__ import annotations
+
+from tests.bench import rooms
+from tests.support.bucket import Bucket
+
+# How many files of the product a request goes through, and how many calls, with a tenth of room. `make trace` prints
+# some less: under pytest each line of the access log is a record. The pieces of a large body are as TCP cuts them.
+CEILINGS = {
+    "hot GET, 64 KiB": (15, 30),
+    "cold GET, 64 KiB": (107, 810),
+    "cold GET, 5 MiB": (118, 2900),
+    "PUT, 100 kB": (48, 305),
+    "prefetch decision, after a hit": (43, 165),
+}
+
+
+def test_no_request_takes_a_longer_way_than_it_did(bucket: Bucket) -> None:
+    found = {}
+    for name, way in rooms.ways(bucket):
+        found[name] = (len(way.rooms), way.calls)
+        if len(found) == len(CEILINGS):
+            break
+    assert found.keys() == CEILINGS.keys()
+    assert {name: way for name, way in found.items() if way[0] > CEILINGS[name][0] or way[1] > CEILINGS[name][1]} == {}
