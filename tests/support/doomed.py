@@ -35,9 +35,9 @@ class Doom:
         self._after = after == ["after"]
         self._hangs = after == ["hang"]
 
-    def comes(self, act: str, path: object) -> bool:
+    def comes(self, act: str, path: Any) -> bool:
         """Whether this operation is the chosen one."""
-        place = str(path)
+        place = os.fsdecode(path)
         if not place.startswith(self._root):
             return False
         name = f"{act} {place[len(self._root) :].strip('/').split('/')[0]}"

@@ -119,7 +119,7 @@ class SickDisk:
                 where = os.readlink(f"/proc/self/fd/{where}")
             except OSError:
                 return False
-        return str(where).startswith(self._root)
+        return os.fsdecode(where).startswith(self._root)
 
 
 ILLS: dict[str, tuple[tuple[str, ...], int]] = {

@@ -417,8 +417,8 @@ async def test_ready_does_not_wait_for_the_scan(
     os_open = os.open
 
     def counted(path: Any, *args: Any, **named: Any) -> int:
-        if str(path).startswith(blocks):
-            opened.append(str(path))
+        if os.fsdecode(path).startswith(blocks):
+            opened.append(os.fsdecode(path))
         return os_open(path, *args, **named)
 
     monkeypatch.setattr(os, "open", counted)

@@ -6,12 +6,11 @@ import contextlib
 import http.client
 import socket
 import threading
-from contextlib import aclosing
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from outrider.engine.read.body_pieces import EarlyPiece, FilePiece
+from outrider.engine.read.body_pieces import BodyRead, EarlyPiece, FilePiece
 from outrider.engine.read.object_read import ObjectReads
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy
@@ -19,7 +18,7 @@ from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.trials import Trials, rounds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import Iterator
 
     from outrider.core.model import Extent, ObjectVersion
     from outrider.engine.read.body_pieces import Piece
@@ -143,30 +142,27 @@ def test_a_body_that_ends_early_without_a_word_is_a_broken_connection(
     client = bucket.client()
     client.put_object(Bucket="cut", Key="mistaken", Body=data)
     client.close()
-    whole = ObjectReads._body
+    whole = BodyRead.__anext__
+    left: dict[BodyRead, int] = {}
 
-    async def early(
-        self: ObjectReads, version: ObjectVersion, extent: Extent, since: int, *, has_begun: bool = False
-    ) -> AsyncGenerator[Piece, None]:
-        left = extent.length - 100
-        async with aclosing(whole(self, version, extent, since, has_begun=has_begun)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, FilePiece):
-                    piece.count = min(piece.count, left)
-                    left -= piece.count
-                    yield piece
-                else:
-                    raw = piece.data if isinstance(piece, EarlyPiece) else piece
-                    yield bytes(raw[:left])
-                    left -= min(left, len(raw))
-                if not left:
-                    return
+    async def early(self: BodyRead) -> Piece:
+        its = left.setdefault(self, self._extent.length - 100)
+        if not its:
+            raise StopAsyncIteration
+        piece = await whole(self)
+        if isinstance(piece, FilePiece):
+            piece.count = min(piece.count, its)
+            left[self] = its - piece.count
+            return piece
+        raw = piece.data if isinstance(piece, EarlyPiece) else piece
+        left[self] = its - min(its, len(raw))
+        return bytes(raw[:its])
 
     with Proxy(bucket, freshness="immutable") as proxy:
         if not cold:
             assert ask(proxy.address, "GET", "/cut/mistaken").body == data
             proxy.settle()
-        monkeypatch.setattr(ObjectReads, "_body", early)
+        monkeypatch.setattr(BodyRead, "__anext__", early)
         with contextlib.ExitStack() as stack:
             readers = [stack.enter_context(RawConnection(proxy.address)) for _ in range(2)]
             for reader in readers:
