@@ -133,11 +133,16 @@ class OriginReply(Protocol):
         """
         ...
 
+    @property
+    def in_thread(self) -> bool:
+        """A thread can receive the body. False: it is taken by `some` alone."""
+        ...
+
     def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
-        """Put the next `count` bytes of the body into `sink`. Yields how many more bytes the sink has, as often as a
-        reader waits for them. `sink.ended` is called once: before the last number is
-        yielded, at an earlier end of the generator, or later if the sink hangs. It is called for one part of the body
-        after the other, in place of `some`.
+        """Where `in_thread`: put the next `count` bytes of the body into `sink`. Yields how many more bytes the sink
+        has, as often as a reader waits for them. `sink.ended` is called once: before the last number is yielded, at an
+        earlier end of the generator, or later if the sink hangs. It is called for one part of the body after the other,
+        in place of `some`.
 
         Raises:
             OriginBroke: as `some`. Anything that the sink raises.
@@ -156,11 +161,6 @@ class Origin(Protocol):
     @property
     def endpoint(self) -> str:
         """A name for this origin that is part of each block's identity."""
-        ...
-
-    @property
-    def receives_in_threads(self) -> bool:
-        """Whether `OriginReply.receive` leaves the event loop alone, so that large bodies are better received."""
         ...
 
     async def ask(self, request: OriginRequest) -> OriginReply:
@@ -395,6 +395,11 @@ class PeerReply(Protocol):
         """As `OriginReply.some`. Raises PeerFailed."""
         ...
 
+    @property
+    def in_thread(self) -> bool:
+        """See `OriginReply`."""
+        ...
+
     def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         """As `OriginReply.receive`. Raises PeerFailed, and anything that the sink raises."""
         ...
@@ -402,11 +407,6 @@ class PeerReply(Protocol):
 
 class PeerTransport(Protocol):
     """The wire between members. Everything that is sent is signed with the cluster's key."""
-
-    @property
-    def receives_in_threads(self) -> bool:
-        """See `Origin`."""
-        ...
 
     def read(self, member: Member, read: PeerRead) -> AbstractAsyncContextManager[PeerReply]:
         """Ask a member. Leaving the context before the body was read gives the connection up.

@@ -58,10 +58,6 @@ class InThreads:
     def endpoint(self) -> str:
         return self._origin.endpoint
 
-    @property
-    def receives_in_threads(self) -> bool:
-        return self._origin.receives_in_threads
-
     async def ask(self, request: OriginRequest) -> OriginReply:
         return await self._origin.ask(replace(request, bulk=request.method == "GET"))
 
@@ -105,7 +101,7 @@ class World:
 
     async def ask(self, method: str, key: str, *headers: tuple[str, str]) -> tuple[int, dict[str, str], bytes]:
         async with asked(self.origin, OriginRequest(method, NAME, key, headers=headers)) as reply:
-            if reply.status in (200, 206) and reply.content_length and method == "GET":
+            if reply.status in (200, 206) and reply.content_length and reply.in_thread:
                 body = await received(reply, reply.content_length)
             else:
                 async with aclosing(pieces_of(reply)) as chunks:
@@ -291,7 +287,7 @@ async def test_a_body_that_ends_early_is_never_received_whole(after: int, world:
     sink = Sink()
 
     async def take() -> None:
-        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
+        async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             async for _ in reply.receive(len(DATA), sink):
                 pass
 
@@ -305,7 +301,7 @@ async def test_a_sink_that_fails_ends_the_body_with_its_own_error(world: World, 
     await world.put(key, DATA)
 
     async def take() -> None:
-        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
+        async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             async for _ in reply.receive(len(DATA), Sink(fail_after=1)):
                 pass
 
@@ -329,7 +325,7 @@ async def test_the_last_bytes_are_told_once_nothing_writes_any_more(
     monkeypatch.setattr(bulk_reply.Receiving, "run", late)
     async with http_world(bucket, simulator, in_threads=True) as world:
         await world.put(key, DATA)
-        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
+        async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             sink, told = Sink(), 0
             counts = reply.receive(len(DATA), sink)
             first = asyncio.ensure_future(anext(counts))
@@ -349,7 +345,7 @@ async def test_a_body_that_is_given_up_writes_nothing_more(world: World, key: st
     await world.put(key, DATA)
     for _ in range(12):
         sink = Sink()
-        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
+        async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             counts = reply.receive(len(DATA), sink)
             await anext(counts)
             await counts.aclose()
@@ -422,7 +418,7 @@ async def test_what_came_of_a_reply_that_is_given_up_is_counted(
             reply.give_up("hedge")
         assert 40_000 <= counted() <= 60_000
         before = counted()
-        async with asked(origin, OriginRequest("GET", NAME, key)) as reply:
+        async with asked(origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             assert await received(reply, 60_000) == DATA[:60_000]
             reply.give_up("hedge")
         assert counted() == before

@@ -520,7 +520,6 @@ async def test_over_tls_both_sides_show_a_certificate(size: int) -> None:
     edge = Side("edge", tls=context_of(ssl.PROTOCOL_TLS_CLIENT, ours, ours))
     service = member_with(ramp(size))
     async with peer_wire(service, owner=owner, edge=edge) as wire:
-        assert not wire.client.receives_in_threads
         assert await read_whole(wire, size) == ramp(size)
         assert await wire.client.hello(wire.member.address, hello_of("edge")) == service.mine
         for authority, own in ((ours, None), (ours, other), (other, ours)):

@@ -84,6 +84,7 @@ class FakePeerReply:
     digest: str
     pieces: AsyncGenerator[bytes, None]
     rest: bytes = b""
+    in_thread: bool = True
 
     async def some(self) -> bytes:
         return await anext(self.pieces, b"")
@@ -113,7 +114,6 @@ class FakePeers:
 
     name: str = "edge"
     services: dict[str, Answering] = field(default_factory=dict)
-    receives_in_threads: bool = True
     chunk_bytes: int = 1000
     faults: list[PeerFault] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)

@@ -180,6 +180,7 @@ class FakeReply:
     position: int = 0
     rest: Buffer = b""
     is_open: bool = True
+    in_thread: bool = False
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
         left, piece = count, memoryview(b"")
@@ -230,7 +231,6 @@ class FakeOrigin:
     came."""
 
     endpoint: str = "http://fake"
-    receives_in_threads: bool = True
     chunk_bytes: int = 1000
     ignore_range: bool = False
     ignore_if_match: bool = False
@@ -272,10 +272,12 @@ class FakeOrigin:
         fault = next((fault for fault in self.faults if fault.take(request)), None)
         self.under_way += 1
         try:
-            return await self._reply(request, fault)
+            reply = await self._reply(request, fault)
         except BaseException:
             self.under_way -= 1
             raise
+        reply.in_thread = request.bulk
+        return reply
 
     async def _reply(self, request: OriginRequest, fault: Fault | None) -> FakeReply:
         body = await _read(request)

@@ -22,7 +22,6 @@ DATA = RAMP[: 5 * BLOCK]
 class FakePeerBlock:
     peers: Peers
     is_remote: bool = True
-    receives_in_threads: bool = True
     gives: bool = False
     digest: str = ""
 
@@ -41,15 +40,16 @@ class FakePeerBody:
 
     async def some(self) -> bytes:
         self.block.gives = True
-        await self.ready()
+        await self.in_thread()
         stop = min(self.position + BLOCK // 4, self.extent.stop)
         piece, self.position = DATA[self.position : stop], stop
         return piece
 
-    async def ready(self) -> None:
+    async def in_thread(self) -> bool:
         if self.position < self.extent.stop and self.position - self.extent.start >= self.block.peers.breaks_after:
             self.block.gives = False
             raise PeerFailed("broke")
+        return True
 
     async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         try:

@@ -87,10 +87,6 @@ class PeerClient:
         self._keys = SigningKeys()
         self._client: Client | None = None
 
-    @property
-    def receives_in_threads(self) -> bool:
-        return self._tls() is None
-
     async def open(self) -> None:
         self._client = Client(
             _NotCounted(), lambda kind, name: None, threads=self._receivers, connect_timeout_s=_CONNECT_TIMEOUT_S,
@@ -259,6 +255,7 @@ class ReadReply:
         self.confirmed: Confirmed = head.confirmed
         self.extent: Extent | None = head.extent
         self.digest = head.digest
+        self.in_thread = reply.in_thread
         self._reply = reply
         self._came = came
 

@@ -55,6 +55,8 @@ class Client(Protocol):
 class BulkReply(Reply):
     """A reply whose body a thread receives."""
 
+    in_thread = True
+
     def __init__(
         self, client: Client, target: Endpoint, connection: BlockingConnection, counts: Counts
     ) -> None:  # fmt: skip

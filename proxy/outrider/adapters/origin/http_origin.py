@@ -82,10 +82,6 @@ class HttpOrigin:
         self._client: Client | None = None
         self._tls: ssl.SSLContext | None = None
 
-    @property
-    def receives_in_threads(self) -> bool:
-        return self._home.is_plain
-
     async def open(self) -> None:
         self._tls = _trust()
         self._client = Client(

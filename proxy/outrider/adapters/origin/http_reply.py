@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 from abc import ABC, abstractmethod
@@ -36,6 +35,8 @@ class Counts(Protocol):
 
 class Reply(ABC):
     """A reply of the origin until `close`. Satisfies `ports.OriginReply`."""
+
+    in_thread = False
 
     def __init__(self, counts: Counts, reader: ReplyReader) -> None:
         self._counts = counts
@@ -79,8 +80,8 @@ class Reply(ABC):
     @abstractmethod
     async def _some(self) -> Buffer: ...
 
-    @abstractmethod
-    def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]: ...
+    def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+        raise AssertionError("no thread receives it")
 
     def close(self) -> None:
         """See `ports.OriginReply`."""
@@ -125,8 +126,6 @@ class HttpReply(Reply):
         self._connection: Connection | None = connection
         self._keep = keep
         self._is_whole = False
-        # Bytes of the body that belong to the next call of `receive`.
-        self._rest = memoryview(b"")
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
@@ -158,54 +157,6 @@ class HttpReply(Reply):
             self._close()
             self._whole()
         return piece
-
-    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
-        pieces, held = [self._rest], len(self._rest)
-        loop, left, taken = asyncio.get_running_loop(), count, 0
-        writing: asyncio.Future[None] | None = None
-
-        def write(taken: list[memoryview]) -> None:
-            for piece in taken:
-                sink.write(piece)
-
-        try:
-            while left:
-                if not held or (held < min(left, _BUNDLE_BYTES) and not sink.is_awaited):
-                    chunk = await self.some()
-                    if not chunk:
-                        raise OriginBroke("the body was shorter than it said")
-                    pieces.append(memoryview(chunk))
-                    held += len(chunk)
-                    continue
-                last = pieces.pop()
-                over = max(0, held - left)
-                pieces.append(last[: len(last) - over])
-                writing = loop.run_in_executor(None, write, pieces)
-                await _finished(writing, sink)
-                taken = held - over
-                pieces, held, self._rest = [], 0, last[len(last) - over :]
-                left -= taken
-                if left:
-                    yield taken
-        finally:
-            if writing is None or writing.done():
-                sink.ended()
-            else:
-                writing.add_done_callback(lambda _: sink.ended())
-        if taken:
-            yield taken
-
-
-async def _finished(work: asyncio.Future[None], sink: ByteSink) -> None:
-    """Wait for a thread that writes into `sink`, also if this is cancelled. Raises what the thread raises."""
-    try:
-        while not work.done():
-            await asyncio.wait([work], timeout=_CHECK_S)
-            sink.check()
-    finally:
-        if not work.done():
-            await asyncio.wait([work], timeout=_ABORT_S)
-    work.result()
 
 
 def in_socket(sock: socket.socket | None) -> int:

@@ -143,10 +143,6 @@ class TracedOrigin:
     def endpoint(self) -> str:
         return self._origin.endpoint
 
-    @property
-    def receives_in_threads(self) -> bool:
-        return self._origin.receives_in_threads
-
     async def ask(self, request: OriginRequest) -> OriginReply:
         method = method_label(request.method)
         name = f"{method} {unicode_of(request.bucket)}" if request.bucket else method
@@ -185,6 +181,10 @@ class _TracedReply:
     @property
     def content_length(self) -> int | None:
         return self._reply.content_length
+
+    @property
+    def in_thread(self) -> bool:
+        return self._reply.in_thread
 
     def give_up(self, cause: str) -> None:
         self._reply.give_up(cause)

@@ -73,10 +73,6 @@ class AskedBlock:
         self.begun: tuple[PeerReply, WatchedRead] | None = None
         """A reply that brings the first bytes, which another owns."""
 
-    @property
-    def receives_in_threads(self) -> bool:
-        return self.reads.transport.receives_in_threads
-
     def refuted(self) -> None:
         if self._digest_by is not None:
             self.reads.refuted(self._version, self._index, self._digest_by)
@@ -238,13 +234,14 @@ class AskedBody:
         if self.position == self._extent.stop:
             self._block.check(digest_text(self._checksum.digest()))
 
-    async def ready(self) -> None:
-        await self._opened()
+    async def in_thread(self) -> bool:
+        reply, _ = await self._opened()
+        return reply.in_thread
 
     async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         # The block's file is compared with the digest when it is whole: see `BlockWriter.expect`.
         self._checksum = None
-        assert self._open is not None, "ready"
+        assert self._open is not None, "in_thread was asked"
         reply, watched, _ = self._open
         counted, began = _CountedSink(sink), self.position
         try:

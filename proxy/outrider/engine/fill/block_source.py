@@ -42,11 +42,6 @@ class BlockSource:
         self.has_peers = peers is not None
 
     @property
-    def receives_in_threads(self) -> bool:
-        """Whether large bodies of the origin are better received than taken by `some`."""
-        return self._origin_reader.receives_in_threads
-
-    @property
     def clock(self) -> Clock:
         """The clock that patience is measured by."""
         return self._origin_reader.patience.clock
@@ -130,14 +125,13 @@ class _PeersFirst:
         self._peers.check(piece)
         return piece
 
-    async def ready(self) -> None:
+    async def in_thread(self) -> bool:
         if self._rest is None:
             try:
-                await self._peers.ready()
+                return await self._peers.in_thread()
             except PeerFailed as error:
                 self._fall_back(error)
-        if self._rest is not None:
-            await self._rest.ready()
+        return self._rest is not None and await self._rest.in_thread()
 
     async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         if self._rest is not None:

@@ -150,13 +150,10 @@ class Fill:
             await self._open_beside(lead, tasks)
             if head.length:
                 tasks.create_task(self._bring_head(lead, head))
-            # A body that is compared as it passes has to pass here.
-            is_bulk = first is None and self._check is None and tail.length >= self._bulk_bytes
-            place = self._source if lead.peer is None else lead.peer
-            if is_bulk and place.receives_in_threads:
-                await self._receive(tail)
-            elif first is None:
-                await self._bring(self._flights, tail, self._body(tail))
+            if first is None:
+                # A body that is compared as it passes has to pass here.
+                bulk = self._check is None and tail.length >= self._bulk_bytes
+                await self._bring(self._flights, tail, self._body(tail, bulk=bulk), bulk=bulk)
             else:
                 await self._bring(self._flights, tail, first.body, first.asked_at)
             lead.head_wanted.set()
@@ -217,17 +214,24 @@ class Fill:
         )
 
     async def _bring(
-        self, flights: Sequence[Flight], extent: Extent, body: IncomingBody, asked_at: float | None = None
-    ) -> None:
+        self, flights: Sequence[Flight], extent: Extent, body: IncomingBody, asked_at: float | None = None,
+        *, bulk: bool = False,
+    ) -> None:  # fmt: skip
         """The bytes of `extent` into those of `flights` that they belong to. `asked_at`: when they were asked for;
-        None: they are asked for now."""
+        None: they are asked for now. `bulk`: after the first ones, which their reader gets at once, a thread receives
+        and writes them if it can, and readers get them from the files."""
         outstanding = iter(flights)
         buffer = _WriteBuffer(next(outstanding), extent.start)
         clock, check, is_small = self._runtime.clock, self._check, extent.length <= _SMALL_BYTES
         waits_from = clock()
         took_s, flows = 0.0 if asked_at is None else waits_from - asked_at, False
         try:
-            while piece := await body.some():
+            while body.position < extent.stop:
+                if bulk and flows and await body.in_thread():
+                    await self._receive(body, buffer, outstanding)
+                    waits_from = clock()
+                    continue
+                piece = await body.some()
                 waited_s = clock() - waits_from
                 buffer.waited_s += waited_s
                 took_s += waited_s
@@ -276,29 +280,11 @@ class Fill:
         self._scheduler.written(count)
         self._table.written(origin_s, disk_s, count)
 
-    async def _receive(self, extent: Extent) -> None:
-        """As `_bring`, for many bytes: after the first ones, which their reader gets at once, a thread receives and
-        writes them, and readers get them from the files."""
-        body, clock = self._body(extent, bulk=True), self._runtime.clock
-        try:
-            asked_at = clock()
-            piece = await body.some()
-            outstanding = iter(self._flights)
-            buffer = _WriteBuffer(next(outstanding), extent.start)
-            buffer.waited_s = clock() - asked_at
-            self._received(len(piece), buffer.waited_s, flows=False)
-            await self._hand_out(piece, buffer, outstanding)
-            if buffer.count:
-                await self._write(buffer)
-            for flight in self._flights:
-                while (left := flight.meta.extent.stop - body.position) > 0:
-                    await body.ready()
-                    await self._receive_into(flight, body, left)
-        finally:
-            await body.aclose()
-
-    async def _receive_into(self, flight: Flight, body: IncomingBody, count: int) -> None:
-        """Up to `count` of the next bytes, all in the block of `flight`."""
+    async def _receive(self, body: IncomingBody, buffer: _WriteBuffer, outstanding: Iterator[Flight]) -> None:
+        """Have a thread receive the next bytes, as many as belong to one block, or as come by one reply."""
+        if buffer.count:
+            await self._write(buffer)
+        flight = buffer.flight if buffer.room else next(outstanding)
         writer, clock = await self._writer_of(flight), self._runtime.clock
         offset = body.position - flight.meta.extent.start
         sink = await writer.receiver(offset, lambda: flight.awaited)
@@ -313,7 +299,8 @@ class Fill:
             offset += count
             self._written(max(0.0, took_s - disk_took_s), disk_took_s, count)
 
-        await body.receive(count, sink, received)
+        await body.receive(flight.meta.extent.stop - body.position, sink, received)
+        buffer.enter(flight, body.position)
         if flight.partial.whole:
             await self._land(flight)
 

@@ -48,7 +48,8 @@ class Requests(Protocol):
 
 
 class OriginBody:
-    """The bytes of an extent in order, taken by `some`, or by `ready` and `receive`. Close it (`aclose`), also halfway.
+    """The bytes of an extent in order, taken by `some`, or by `receive` where a thread can. Close it (`aclose`), also
+    halfway.
 
     All three raise:
         VersionChanged: the origin no longer has the version.
@@ -112,20 +113,21 @@ class OriginBody:
         self._left -= len(piece)
         return piece
 
-    async def ready(self) -> None:
-        """Return once a reply is here that brings the next bytes, so that `receive` has something to do."""
+    async def in_thread(self) -> bool:
+        """Return once a reply is here that brings the next bytes: whether a thread can receive them."""
         while self._reply is None:
             try:
                 self._reply = await self._opened()
             except OriginBroke as error:
                 await self._failed(error)
+        return self._reply.in_thread
 
     async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         """Have a thread put up to `count` of the next bytes into `sink`; `received` is called with how many more are
         there. Fewer come if the connection breaks: `position` tells. The sink is ended in any case. Raises what the
         sink raises, too."""
         reply, skip = self._reply, self._skip
-        assert reply is not None, "ready"
+        assert reply is not None, "in_thread was asked"
         try:
             if skip:
                 self._skip = 0

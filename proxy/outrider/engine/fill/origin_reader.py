@@ -51,11 +51,6 @@ class OriginReader:
         """Told of each reply that differs from AWS S3's."""
 
     @property
-    def receives_in_threads(self) -> bool:
-        """See `ports.Origin`."""
-        return self._origin.receives_in_threads
-
-    @property
     def patience_s(self) -> float:
         """For how long a client waits for the next byte while the origin is away."""
         return 0.0 if self.retries.are_stopped else self.patience.patience_s

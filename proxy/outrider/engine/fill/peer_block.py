@@ -11,7 +11,7 @@ from outrider.ports import Buffer, ByteSink
 
 
 class IncomingBody(Protocol):
-    """The bytes of an extent in order, taken by `some`, or by `ready` and `receive`. Close it (`aclose`), also
+    """The bytes of an extent in order, taken by `some`, or by `receive` where a thread can. Close it (`aclose`), also
     halfway."""
 
     @property
@@ -23,8 +23,8 @@ class IncomingBody(Protocol):
         """The next bytes, which are not empty unless all have come."""
         ...
 
-    async def ready(self) -> None:
-        """Return once a reply is here that brings the next bytes."""
+    async def in_thread(self) -> bool:
+        """Return once a reply is here that brings the next bytes: whether a thread can receive them."""
         ...
 
     async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
@@ -52,11 +52,6 @@ class PeerBlock(Protocol):
     def is_remote(self) -> bool:
         """The members may ask the origin themselves. False: they are only asked for what lies on their disks, so that
         their answer waits for nobody."""
-        ...
-
-    @property
-    def receives_in_threads(self) -> bool:
-        """See `ports.Origin`."""
         ...
 
     @property
