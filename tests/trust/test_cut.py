@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from outrider.engine.read.body_pieces import BodyRead, EarlyPiece, FilePiece
+from outrider.engine.read.body import BodyRead
+from outrider.engine.read.body_pieces import EarlyPiece, FilePiece
 from outrider.engine.read.object_read import ObjectReads
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy

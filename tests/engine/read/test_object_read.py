@@ -20,7 +20,7 @@ from outrider.core.model import ObjectRef
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.refused import OriginRefused
-from outrider.engine.read import body_pieces as body_module
+from outrider.engine.read import body as body_module
 from outrider.engine.read.body_pieces import Body, EarlyPiece
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.read.version_answers import NotCacheable

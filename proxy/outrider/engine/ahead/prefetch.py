@@ -109,8 +109,8 @@ class PrefetchPolicy:
 class Prefetch:
     """Owned by the composition root, and called on the engine's thread.
 
-    1. `asked`, `sent`, `told` and `withdraw` are events of clients. Each goes to the planner, and `think` follows. Of
-       a request the planner hears after `READS_ON_S`: the client has its first bytes by then.
+    1. `asked`, `sent`, `told` and `withdraw` are events of clients. Each goes to the planner, and `think` follows.
+       The planner hears of a request after `READS_ON_S`: the client has its first bytes by then.
     2. `note` remembers a hit that was served without the engine. `tick` tells the planner of these.
     3. `think` asks the planner what it wants, and starts one task for each object. The planner hears of each landed
        block by the store, and at the end of the task that no more blocks of the object will come.

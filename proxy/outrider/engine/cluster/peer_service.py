@@ -22,7 +22,8 @@ from outrider.engine.fill.block_source import BlockSource, Part
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.read.body_pieces import BodyParts, BodyRead, ReaderCount
+from outrider.engine.read.body import BodyParts, BodyRead
+from outrider.engine.read.body_pieces import ReaderCount
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
 from outrider.engine.read.version_lookup import VersionLookup

@@ -2,7 +2,7 @@
 
 version    from the version cache while it is fresh, else by one question to the origin (`version_lookup`)
 extent     by the Range, the conditions of RFC 9110, and the version's size
-body       each byte from the nearest place that has it (`body_pieces`)
+body       each byte from the nearest place that has it (`body`)
 """
 
 from __future__ import annotations
@@ -34,14 +34,8 @@ from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
-from outrider.engine.read.body_pieces import (
-    Body,
-    BodyParts,
-    BodyRead,
-    EarlyPiece,
-    FilePiece,
-    ReaderCount,
-)
+from outrider.engine.read.body import BodyParts, BodyRead
+from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, ReaderCount
 from outrider.engine.read.same_bytes import SentBytes
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import VersionCache
@@ -236,7 +230,7 @@ class ObjectReads:
         )  # fmt: skip
 
     async def _renew(self, version: ObjectVersion, sent: Extent) -> tuple[ObjectVersion, int] | None:
-        """See `body_pieces.Renew`."""
+        """See `body.Renew`."""
         bytes_sent = SentBytes(version, sent, self._body_parts)
         if not await bytes_sent.read():
             return None

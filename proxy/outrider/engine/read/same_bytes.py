@@ -10,7 +10,7 @@ from itertools import groupby
 
 from outrider.core.cache.readahead import BlockRun
 from outrider.core.model import Extent, ObjectVersion
-from outrider.engine.read.body_pieces import BodyParts
+from outrider.engine.read.body import BodyParts
 
 # The client waits for its next byte meanwhile, a minute at most. 64 blocks are 512 MiB: 13 s at 40 MB/s.
 COMPARED_BLOCKS_MAX = 64
