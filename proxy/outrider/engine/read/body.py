@@ -90,7 +90,8 @@ class BodyRead:
         # The first piece, which is handed out once more.
         self._first: Piece | None = None
         # The source of the next bytes: one of the three, or none; and the call that gives them, or finds it.
-        self._step: Callable[[], Awaitable[Piece | None]] = self._of_block
+        # A plain function: a method of its own would close a circle.
+        self._step: Callable[[BodyRead], Awaitable[Piece | None]] = BodyRead._of_block
         self._lease: Lease | None = None
         self._flight: Flight | None = None
         self._relay: Relay | None = None
@@ -185,7 +186,7 @@ class BodyRead:
         """The piece at `position`; None: all have been sent."""
         piece: Piece | None = None
         while piece is None and self._position < self._extent.stop:
-            piece = await self._step()
+            piece = await self._step(self)
         return piece
 
     async def _of_block(self) -> Piece | None:
@@ -203,7 +204,7 @@ class BodyRead:
                 return self._in_file(self._lease, "disk", self._extent.stop)
         flight = None if has_failed else self._flight_of(key)
         if flight is not None:
-            self._flight, self._step = flight, self._followed
+            self._flight, self._step = flight, BodyRead._followed
             self._wait_for(index, flight)
         elif not self._fills or has_failed or self._store.has(key):
             self._begin_relay()
@@ -277,7 +278,7 @@ class BodyRead:
             self._fill_further_ahead()
 
     def _leave_block(self) -> None:
-        self._flight, self._step = None, self._of_block
+        self._flight, self._step = None, BodyRead._of_block
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
@@ -378,7 +379,7 @@ class BodyRead:
         stop = self._extent.stop if self._relaying else min(self._extent.stop, window_stop)
         extent = Extent(self._position, self._missing_until(stop))
         self._relay = Relay(self._version, extent, self._relayed_parts(extent), self._source, self._layout.block_bytes)
-        self._step = self._relayed
+        self._step = BodyRead._relayed
         self._comes_twice = self._flights.begin_relay(self._key)
 
     def _relayed_parts(self, extent: Extent) -> Iterator[Part]:
@@ -388,7 +389,7 @@ class BodyRead:
     async def _end_relay(self) -> None:
         relay, self._relay = self._relay, None
         if relay is not None:
-            self._step = self._of_block
+            self._step = BodyRead._of_block
             self._flights.end_relay(self._key)
             if self._comes_twice:
                 self._source.dropped("relay", relay.count)
