@@ -183,6 +183,7 @@ class FakeReply:
     in_thread: bool = False
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+        self.origin.received += 1
         left, piece = count, memoryview(b"")
         try:
             while left:
@@ -247,6 +248,8 @@ class FakeOrigin:
     given_up: list[str] = field(default_factory=list)
     """The causes for which replies were given up."""
     under_way: int = 0
+    received: int = 0
+    """How many parts of bodies were received as by a thread."""
     on_write: Callable[[OriginRequest], None] | None = None
     """Called when a write has been carried out, before its reply."""
 

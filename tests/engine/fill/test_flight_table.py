@@ -235,6 +235,17 @@ async def test_a_bug_in_the_midst_of_a_body_fails_the_fill_and_leaves_nothing_be
         await room.tasks.settle()
 
 
+@pytest.mark.parametrize(("buffer_bytes", "parts"), [(as_large, 0), (by_threads, 2)])
+async def test_the_bytes_of_a_bulk_after_the_first_ones_are_received_by_a_thread(
+    buffer_bytes: Callable[[int], int], parts: int, tmp_path: Path
+) -> None:
+    with engine(tmp_path, buffer_bytes=buffer_bytes) as room:
+        room.origin.put(REF, DATA)
+        room.flights.fill(room.flights.board(version_in(room), BlockRun(0, 2)))
+        await room.tasks.settle()
+        assert (len(room.store), room.origin.received) == (2, parts)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 20])
 async def test_a_stop_wakes_the_waiters_and_leaves_nothing_behind(steps: int, room: Engine) -> None:
     room.origin.faults = [Fault(body_gate=asyncio.Event(), gate_after=BLOCK)]

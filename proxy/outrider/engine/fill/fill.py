@@ -227,7 +227,7 @@ class Fill:
         took_s, flows = 0.0 if asked_at is None else waits_from - asked_at, False
         try:
             while body.position < extent.stop:
-                if bulk and flows and await body.in_thread():
+                if bulk and body.position > extent.start and await body.in_thread():
                     await self._receive(body, buffer, outstanding)
                     waits_from = clock()
                     continue
