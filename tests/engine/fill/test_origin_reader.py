@@ -25,6 +25,7 @@ from tests.support.fakes import RAMP, FakeClock, FakeOrigin, FakeReply, Fault
 
 DATA = RAMP[:5000]
 GET = OriginRequest("GET", REF.bucket, REF.key)
+HEAD = OriginRequest("HEAD", REF.bucket, REF.key)
 
 
 class Room:
@@ -199,6 +200,20 @@ async def test_a_reply_that_came_while_the_loop_was_busy_is_not_hedged(room: Roo
     assert room.origin.count() == 1
 
 
+async def test_a_lone_reply_that_came_while_the_loop_was_busy_is_not_hedged(room: Room) -> None:
+    room.measured()
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(gate=gate)]
+    filled = asyncio.create_task(room.read())
+    await room.settle()
+    room.alarms[0].set_result(None)
+    await room.settle()
+    gate.set()
+    room.alarms[1].set_result(None)
+    assert await filled == DATA
+    assert room.origin.count() == 1
+
+
 async def test_a_slow_origin_is_not_asked_twice(room: Room) -> None:
     """No reply came since the request was sent, so it is no straggler among others."""
     room.measured(saved=2)
@@ -285,6 +300,49 @@ async def test_the_loser_is_given_up_before_the_body_is_read(room: Room) -> None
     assert room.origin.under_way == 1
     gate.set()
     assert await filled == DATA
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_no_reply_stays_open_after_a_cancel_amid_the_end_of_a_race(steps: int, room: Room) -> None:
+    room.measured()
+    gates = [asyncio.Event(), asyncio.Event()]
+    room.origin.faults = [Fault(gate=gate) for gate in gates]
+    asked = asyncio.create_task(room.origin_reader.reply(HEAD, hedged=True))
+    await room.settle()
+    room.late()
+    await room.settle()
+    assert room.origin.under_way == 2
+    gates[0].set()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    asked.cancel()
+    await room.settle()
+    if not asked.cancelled():
+        (await asked).close()
+    assert room.origin.under_way == 0
+    gates[1].set()
+
+
+async def test_an_error_of_our_own_ends_the_race(room: Room) -> None:
+    room.measured()
+    room.origin.faults = [Fault(bug=ZeroDivisionError())]
+    with pytest.raises(ZeroDivisionError):
+        await room.origin_reader.reply(HEAD, hedged=True)
+    assert room.alarms[-1].cancelled()
+
+
+async def test_a_second_request_counts_also_if_both_fail(room: Room) -> None:
+    room.measured()
+    gate = asyncio.Event()
+    room.origin.faults = [Fault(gate=gate, refuse=True), Fault(refuse=True)]
+    asked = asyncio.create_task(room.origin_reader.once(HEAD, hedged=True))
+    await room.settle()
+    room.late()
+    await room.settle()
+    gate.set()
+    with pytest.raises(OriginBroke):
+        await asked
+    assert (room.hedges("yes"), room.hedges("no")) == (0, 1)
 
 
 @pytest.mark.parametrize("bad", [{"refuse": True}, {"status": 503}])

@@ -170,7 +170,12 @@ class OriginReader:
 
     async def _raced(self, request: OriginRequest, after_s: float) -> OriginReply:
         race = _Race(self._origin, request, self.patience, self._hedging)
-        reply = await race.run(after_s)
+        try:
+            reply = await race.run(after_s)
+        except OriginBroke:
+            if race.is_sent:
+                self._metrics.hedges.labels("no").inc()
+            raise
         if race.is_sent:
             self._metrics.hedges.labels("yes" if race.is_won else "no").inc()
         return reply
@@ -223,11 +228,11 @@ class _Race:
                 assert failure is not None
                 raise failure
             return first
-        except asyncio.CancelledError:
+        except BaseException:
             self._is_first_over = True
             late.cancel()
-            await self._end_second()
             _lose(first)
+            await self._end_second()
             raise
         finally:
             del failure
@@ -238,11 +243,10 @@ class _Race:
             self._second.add_done_callback(self._overtakes)
 
     async def _ask_again(self) -> OriginReply:
-        # An alarm rings late where the loop was busy. The reply may be in the socket by then, unread.
-        for _ in range(_STEPS_OF_A_HEAD):
-            await asyncio.sleep(0)
+        await _head_is_read()
         if self._hedging.replies == self._replies:
             await self._patience.alarm(self._hedging.ALONE_S)
+            await _head_is_read()
         if self._hedging.rests(self._patience.clock()) or not self._hedging.spend(_body_bytes(self._request)):
             raise OriginBroke("not sent")
         self.is_sent = True
@@ -255,13 +259,23 @@ class _Race:
     async def _end_second(self) -> None:
         """Only the first request counts from here on."""
         second, self._second = self._second, None
-        if second is not None:
+        if second is None:
+            return
+        # Also if this is cancelled.
+        second.add_done_callback(lambda done: _lose(_reply_of(done)))
+        try:
             # Its reply may have come as well: then its bytes are counted.
             await asyncio.sleep(0)
-            if not second.done():
-                second.cancel()
-                await asyncio.wait([second])
-            _lose(_reply_of(second))
+        finally:
+            second.cancel()
+        if not second.done():
+            await asyncio.wait([second])
+
+
+async def _head_is_read() -> None:
+    """An alarm rings late where the loop was busy. The reply may be in the socket by then, unread."""
+    for _ in range(_STEPS_OF_A_HEAD):
+        await asyncio.sleep(0)
 
 
 def _is_answer(reply: OriginReply | None) -> bool:
