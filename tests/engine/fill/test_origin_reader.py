@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import Iterator
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ from outrider.core.errors import OriginBroke, OriginBusy, VersionChanged
 from outrider.core.model import Extent, ObjectVersion
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.backoff import Backoff
 from outrider.core.origin.hedging import Hedging
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
+from outrider.engine.fill.reply_proof import Unproved
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from tests.support.engine import REF, all_of
@@ -343,6 +347,31 @@ async def test_a_second_request_counts_also_if_both_fail(room: Room) -> None:
     with pytest.raises(OriginBroke):
         await asked
     assert (room.hedges("yes"), room.hedges("no")) == (0, 1)
+
+
+@pytest.mark.parametrize("bad", [{"refuse": True}, {"status": 203}])
+async def test_a_body_that_fails_leaves_no_cycle(bad: dict[str, object], room: Room) -> None:
+    room.origin_reader.patience.sleep = asyncio.sleep
+    room.origin_reader.patience.backoff = Backoff(base_s=0.0)
+    room.origin.faults = [Fault(times=None, **bad)]  # type: ignore[arg-type]
+    gc.disable()
+    try:
+        body = room.origin_reader.body(room.version, Extent(0, len(DATA)))
+        with suppress(OriginBroke, Unproved):
+            await body.some()
+        await body.aclose()
+        left = weakref.ref(body)
+        del body
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+async def test_a_status_that_no_s3_sends_is_not_tried_again(room: Room) -> None:
+    room.origin.faults = [Fault(times=None, status=203)]
+    with pytest.raises(Unproved):
+        await room.read()
+    assert room.origin.count() == 1
 
 
 @pytest.mark.parametrize("bad", [{"refuse": True}, {"status": 503}])

@@ -95,7 +95,8 @@ class OriginBody:
                 if piece := self._wanted(piece):
                     return piece
             except OriginBroke as error:
-                await self._failed(error)
+                if not await self._goes_on(error):
+                    raise
         self._close()
         return b""
 
@@ -119,7 +120,8 @@ class OriginBody:
             try:
                 self._reply = await self._opened()
             except OriginBroke as error:
-                await self._failed(error)
+                if not await self._goes_on(error):
+                    raise
         return self._reply.in_thread
 
     async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
@@ -148,10 +150,12 @@ class OriginBody:
                     self._left -= came
                     received(came)
         except OriginBroke as error:
-            await self._failed(error)
+            if not await self._goes_on(error):
+                raise
 
-    async def _failed(self, error: OriginBroke) -> None:
-        """Wait before the next try. Raises `error`: it was the last."""
+    async def _goes_on(self, error: OriginBroke) -> bool:
+        """Wait before the next try; False: that was the last. It does not raise `error`, whose traceback would know
+        this frame, which knows `error`."""
         self._left = 0
         self._close_reply()
         wait_s = self._tries.failed(
@@ -159,8 +163,9 @@ class OriginBody:
         )
         self._resumed_at = self.position
         if wait_s is None:
-            raise error
+            return False
         await self._tries.pause(wait_s, self._slot)
+        return True
 
     async def aclose(self) -> None:
         """Give up the bytes that have not come."""
@@ -195,14 +200,19 @@ class OriginBody:
                     continue
                 await _check_status(reply, version, requests.patience.wall_clock())
                 tries.answered()
-                body = brought_of(reply, version, rest)
-            except Unproved as error:
-                reply.close()
-                tries.doubts += 1
-                if not error.may_pass(tries.doubts):
-                    raise self._unproved(error) from error
-                requests.retried()
-                continue
+                try:
+                    body = brought_of(reply, version, rest)
+                except Unproved as error:
+                    tries.doubts += 1
+                    if not error.may_pass(tries.doubts):
+                        if error.why is not Oddity.SIZES_DIFFER:
+                            raise
+                        # The size that we know may be the wrong one.
+                        requests.oddities.note(error.why, version.ref)
+                        raise VersionChanged(f"{version.ref}: another size") from error
+                    reply.close()
+                    requests.retried()
+                    continue
             except BaseException:
                 reply.close()
                 raise
@@ -211,13 +221,6 @@ class OriginBody:
             self._skip = rest.start - body.start
             self._left = rest.length if body.length is None else body.length - self._skip
             return reply
-
-    def _unproved(self, error: Unproved) -> Unproved | VersionChanged:
-        if error.why is not Oddity.SIZES_DIFFER:
-            return error
-        # The size that we know may be the wrong one.
-        self._requests.oddities.note(error.why, self._version.ref)
-        return VersionChanged(f"{self._version.ref}: another size")
 
     def _conditions(self) -> Headers:
         version = self._version
