@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +18,15 @@ import pytest
 from outrider.adapters.disk.block_writer import DiskBlockWriter
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.readahead import FIRST_BLOCKS, BlockRun, runs_ahead
-from outrider.core.errors import InvalidRange, PreconditionFailed, ServiceUnavailable, StoreUnavailable, VersionChanged
-from outrider.core.model import ObjectRef
+from outrider.core.errors import (
+    InvalidRange,
+    OriginBroke,
+    PreconditionFailed,
+    ServiceUnavailable,
+    StoreUnavailable,
+    VersionChanged,
+)
+from outrider.core.model import Extent, ObjectRef
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.refused import OriginRefused
@@ -453,6 +463,24 @@ async def test_after_the_last_try_the_origins_reply_is_passed_on(room: Engine) -
     with pytest.raises(ServiceUnavailable):
         await room.get()
     await room.tasks.settle()
+
+
+async def test_a_body_that_fails_leaves_no_cycle(room: Engine) -> None:
+    await room.reads.head(REF, {})
+    version = room.versions.fresh(REF)
+    assert version is not None
+    room.origin.faults = [Fault(times=None, refuse=True)]
+    gc.disable()
+    try:
+        body = room.reads.resume(version, Extent(0, BLOCK), room.versions.changes)
+        with suppress(OriginBroke):
+            await anext(aiter(body))
+        await room.tasks.settle()
+        left = weakref.ref(body)
+        del body
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_refusal_whose_body_breaks_off_is_an_unreachable_origin(room: Engine) -> None:

@@ -208,9 +208,8 @@ class _PeerRead(BodyRead):
         if self._promotes:
             super()._wait_for(index, flight)
 
-    def _check_patience(self, error: OriginBroke) -> None:
-        if error.lasting or self._fills_begun >= _FILLS_MAX:
-            raise error
+    def _may_be_luckier(self, error: OriginBroke) -> bool:
+        return not error.lasting and self._fills_begun < _FILLS_MAX
 
     def _begin_relay(self) -> None:
         """All the rest, from the origin."""

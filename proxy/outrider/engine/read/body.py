@@ -239,7 +239,8 @@ class BodyRead:
             self._begin_relay()
         except OriginBroke as error:
             self._leave_block()
-            self._check_patience(error)
+            if not self._may_be_luckier(error):
+                raise
         return None
 
     async def _relayed(self) -> Piece | None:
@@ -301,16 +302,15 @@ class BodyRead:
             if before is not None:
                 before.leave()
 
-    def _check_patience(self, error: OriginBroke) -> None:
-        """Called when a fill has failed. Raises its error, unless another fill may be luckier.
+    def _may_be_luckier(self, error: OriginBroke) -> bool:
+        """Called when a fill has failed: whether to try another.
 
         That is so where the reply has begun, the failure is not `lasting` (see `OriginBroke`), and the fill had waited
         for longer than this read has. A read whose reply has not begun fails in words that its client understands.
         """
         has_begun = self._has_begun or self._position > self._extent.start
         waited_s = self._source.clock() - self._block_since
-        if error.lasting or not has_begun or waited_s >= self._source.patience_s:
-            raise error
+        return not error.lasting and has_begun and waited_s < self._source.patience_s
 
     def _check_condemned(self) -> None:
         # Called with each piece.
