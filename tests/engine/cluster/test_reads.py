@@ -70,6 +70,17 @@ async def test_a_block_of_the_bucket_counts_twice_if_a_member_that_owns_it_is_th
         assert (edge.duplicates(), nodes["b"].duplicates()) == (counted, {})
 
 
+async def test_a_bucket_that_ignores_ranges_is_asked_once_for_an_unknown_object(tmp_path: Path) -> None:
+    with cluster(tmp_path, "ab") as nodes:
+        nodes.origin.ignore_range = True
+        await nodes.meet()
+        ref = nodes.ref_owned_by("b")
+        nodes.origin.put(ref, DATA[:BLOCK])
+        assert await nodes["a"].get(ref) == DATA[:BLOCK]
+        await nodes.settle()
+        assert nodes.origin.count("GET") == 1
+
+
 async def test_a_block_counts_twice_if_its_owner_is_not_asked(tmp_path: Path) -> None:
     with cluster(tmp_path, "ab") as nodes:
         await nodes.meet()

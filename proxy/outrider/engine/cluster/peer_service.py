@@ -184,15 +184,13 @@ class _PeerRead(BodyRead):
 
     def _flight_of(self, key: BlockKey) -> Flight | None:
         """The flight of the block from the origin, if need be a new one; None: the bytes are relayed past the cache."""
-        if self._relaying:
-            return None
         flight = self._flights.get(key)
         if flight is not None:
             if flight.is_remote:
                 return None
             self._fills_begun += 1
             return flight
-        if self._fills_begun >= _FILLS_MAX or not self._flights.admits() or self._store.has(key):
+        if self._relaying or self._fills_begun >= _FILLS_MAX or not self._flights.admits() or self._store.has(key):
             return None
         self._fills_begun += 1
         self._owners.gave_up(self._version.ref, key.index, "for_peer")
