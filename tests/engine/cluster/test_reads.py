@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from outrider.core.cluster.ownership import Ring
-from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
+from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead, ReadClass
 from outrider.core.cluster.view import View
 from outrider.core.errors import VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
@@ -43,6 +45,33 @@ async def test_readers_of_all_nodes_at_once_share_one_get_of_each_block(buffer_b
         assert await asyncio.gather(*(node.get() for node in nodes for _ in range(8))) == [DATA] * 24
         await nodes.settle()
         assert nodes.origin.body_bytes == len(DATA)
+
+
+async def test_members_that_fail_leave_no_cycle(tmp_path: Path) -> None:
+    with cluster(tmp_path, "ab") as nodes:
+        await nodes.meet()
+        ref, edge = nodes.ref_owned_by("b"), nodes["a"]
+        version = ObjectVersion(ref, nodes.origin.put(ref, DATA[:BLOCK]), BLOCK)
+        edge.wire.faults.append(PeerFault(None, why="busy"))
+        gc.disable()
+        try:
+            block = edge.reads.block(version, 0)
+            assert block is not None
+            body = block.body(Extent(0, BLOCK), None)
+            with suppress(PeerFailed):
+                await body.some()
+            await body.aclose()
+            left = weakref.ref(body)
+            del body, block
+            assert left() is None
+            asked = edge.reads.asked(ref, None, whole_headers=False, is_ahead=False, only_if_here=False)
+            with pytest.raises(PeerFailed) as failed:
+                await asked.__aenter__()
+            error = weakref.ref(failed.value)
+            del failed, asked
+            assert error() is None
+        finally:
+            gc.enable()
 
 
 DUPLICATES = [

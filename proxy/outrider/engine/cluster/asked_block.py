@@ -121,7 +121,11 @@ class AskedBlock:
                 if isinstance(error, PeerChanged):
                     self._candidates.clear()
         self.reads.gave_up(self._version.ref, self._index, failure.why if self.is_remote else LEFT_OUT)
-        raise failure
+        try:
+            raise failure
+        finally:
+            # Its traceback knows this frame.
+            del failure
 
     def _read(self, extent: Extent, slot: FillSlot | None) -> PeerRead:
         read_class = ReadClass.DEMAND

@@ -181,7 +181,11 @@ class PeerReads:
         # No member has a block of an object that the bucket does not have.
         if extent is not None and not only_if_here and failure.why != "absent":
             self.gave_up(ref, 0, failure.why)
-        raise failure
+        try:
+            raise failure
+        finally:
+            # Its traceback knows this frame.
+            del failure
 
     # -- one reply ----------------------------------------------------------------------------------------------------
 
