@@ -259,3 +259,22 @@ async def test_a_body_until_the_end_is_whole_by_an_orderly_end_alone(breaks: str
             read.set()
             with pytest.raises(OriginBroke):
                 await reply.some()
+
+
+async def test_a_get_on_idle_connections_that_hang_is_given_up_after_one_of_them() -> None:
+    asked = 0
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HELLO)
+        while await reader.readuntil(b"\r\n\r\n"):
+            asked += 1
+
+    async with served(once) as port, client_of() as client:
+        asking = [client.ask(at(port), "GET", "/", {"host": "x"}, 0.2, bulk=True) for _ in range(2)]
+        for reply in await asyncio.gather(*asking):
+            await body_of(reply)
+        with pytest.raises(OriginBroke) as broke:
+            await client.ask(at(port), "GET", "/", {"host": "x"}, 0.2, bulk=True)
+    assert (broke.value.cause, asked) == (Broke.LATE, 1)

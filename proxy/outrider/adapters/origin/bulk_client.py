@@ -23,7 +23,7 @@ from outrider.adapters.origin.connector import Connector
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.http_reply import Counts
 from outrider.adapters.origin.idle_connections import IdleConnections
-from outrider.core.errors import OriginBroke
+from outrider.core.errors import Broke, OriginBroke
 from outrider.ports import BodyInThread
 
 T = TypeVar("T")
@@ -79,9 +79,10 @@ class BulkClient:
                 try:
                     await asyncio.shield(asking)
                     is_answered = True
-                except OriginBroke:
+                except OriginBroke as error:
                     # The server closed an idle connection in the moment in which it was used. A GET may be sent again.
-                    if kept is None or body is not None or connection.reader.has_begun:
+                    is_sent_again = kept is not None and body is None and error.cause is Broke.OTHER
+                    if not is_sent_again or connection.reader.has_begun:
                         raise
                     connection.close()
         except BaseException as error:
