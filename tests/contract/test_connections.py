@@ -278,3 +278,27 @@ async def test_a_get_on_idle_connections_that_hang_is_given_up_after_one_of_them
         with pytest.raises(OriginBroke) as broke:
             await client.ask(at(port), "GET", "/", {"host": "x"}, 0.2, bulk=True)
     assert (broke.value.cause, asked) == (Broke.LATE, 1)
+
+
+async def test_a_connection_whose_reply_was_left_unread_hears_that_the_server_ends_it() -> None:
+    size = 100_000
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(PLAIN % size + bytes(size))
+        await left.wait()
+
+    left = asyncio.Event()
+    async with served(once) as port, client_of() as client:
+        reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20)
+        connection = reply._connection  # type: ignore[attr-defined]
+        await until(lambda: connection.held_bytes == size)
+        reply.close()
+        left.set()
+        await until(lambda: not connection.is_open)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0)

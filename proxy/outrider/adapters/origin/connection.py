@@ -73,7 +73,9 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_free(self) -> bool:
         """The next request may be sent."""
-        return self.reader.is_over and self.reader.keeps and not self._is_sending and self.is_open
+        # One that is paused would not hear that the server ends it, or sends what nobody asked for.
+        is_heard = self.is_open and not self._is_paused
+        return self.reader.is_over and self.reader.keeps and not self._is_sending and is_heard
 
     @property
     def is_read(self) -> bool:
