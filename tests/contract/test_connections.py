@@ -302,3 +302,19 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not holds():
             await asyncio.sleep(0)
+
+
+async def test_a_body_until_the_end_is_not_whole_because_it_was_given_up() -> None:
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nhello")
+        await reader.read()
+
+    async with served(pour) as port, client_of() as client:
+        reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20)
+        assert await reply.some() == b"hello"
+        reading = asyncio.create_task(reply.some())
+        await asyncio.sleep(0)
+        reply.close()
+        with pytest.raises(OriginBroke):
+            await reading

@@ -133,6 +133,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         transport, self._transport, self._into = self._transport, None, None
+        if self._broke is None:
+            # A body that goes on until the connection ends is not whole by that.
+            self._broke = OriginBroke("the reply was given up")
         if self._sending is not None:
             self._sending.cancel()
         if transport is not None:
