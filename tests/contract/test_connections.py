@@ -318,3 +318,23 @@ async def test_a_body_until_the_end_is_not_whole_because_it_was_given_up() -> No
         reply.close()
         with pytest.raises(OriginBroke):
             await reading
+
+
+async def more_and_more() -> AsyncIterator[bytes]:
+    while True:
+        yield bytes(100_000)
+
+
+@pytest.mark.parametrize("expect", [False, True])
+async def test_a_server_that_neither_takes_the_body_nor_asks_for_it_is_late(expect: bool) -> None:
+    async def take_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await given_up.wait()
+
+    given_up = asyncio.Event()
+    headers = {"host": "x", "content-length": "999999999"} | ({"expect": "100-continue"} if expect else {})
+    async with served(take_nothing) as port, client_of() as client:
+        with pytest.raises(OriginBroke) as broke:
+            async with asyncio.timeout(20):
+                await client.ask(at(port), "PUT", "/", headers, 0.2, body=more_and_more())
+        given_up.set()
+    assert broke.value.cause is Broke.LATE

@@ -167,7 +167,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _ring(self) -> None:
         self._alarm, now = None, self._loop.time()
-        if self._is_sending:
+        if self._is_sending and self._sender is None:
             self._since = now  # it is the server that waits
         if self._waiter is None:
             return
@@ -219,6 +219,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines([piece for piece in pieces if piece])
 
     async def _until_woken(self) -> None:
+        self._since = self._loop.time()
         self._sender = self._loop.create_future()
         try:
             await self._sender
