@@ -338,3 +338,12 @@ async def test_a_server_that_neither_takes_the_body_nor_asks_for_it_is_late(expe
                 await client.ask(at(port), "PUT", "/", headers, 0.2, body=more_and_more())
         given_up.set()
     assert broke.value.cause is Broke.LATE
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_name_that_is_none_is_no_connection_for_good(bulk: bool) -> None:
+    async with client_of() as client:
+        with pytest.raises(OriginBroke) as broke:
+            target = Endpoint(f"http://{'a' * 64}.example", "", ForwardProxy())
+            await client.ask(target, "GET", "/", {"host": "x"}, 20, bulk=bulk)
+    assert (broke.value.cause, broke.value.lasting) == (Broke.CONNECT, True)

@@ -23,6 +23,8 @@ _NAMES_MAX, _NAMES_TTL_S = 1000, 30.0
 # An address that does not answer holds the next one up for so long. Source: RFC 8305.
 _NEXT_ADDRESS_S = 0.25
 _LANDING_BYTES = 256 * 1024
+# TimeoutError is an OSError. uvloop raises RuntimeError, and a name that is none a ValueError.
+_NO_CONNECTION = (OSError, RuntimeError, ValueError)
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -44,7 +46,7 @@ class Connector:
             addresses = await self._addresses(*_near(target)[1:])
             async with asyncio.timeout(self._timeout_s):
                 return await _connected(addresses)
-        except (OSError, RuntimeError) as error:  # TimeoutError is one; uvloop raises RuntimeError
+        except _NO_CONNECTION as error:
             raise _refused(error) from error
 
     async def connect(self, target: Endpoint, tls: ssl.SSLContext | None) -> Connection:
@@ -72,7 +74,7 @@ class Connector:
                 connection.abort()
             elif sock is not None:
                 sock.close()
-            if isinstance(error, OSError | RuntimeError | ValueError):  # ValueError: a name that is none
+            if isinstance(error, _NO_CONNECTION):
                 raise _refused(error) from error
             raise
 
