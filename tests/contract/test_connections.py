@@ -347,3 +347,20 @@ async def test_a_name_that_is_none_is_no_connection_for_good(bulk: bool) -> None
             target = Endpoint(f"http://{'a' * 64}.example", "", ForwardProxy())
             await client.ask(target, "GET", "/", {"host": "x"}, 20, bulk=bulk)
     assert (broke.value.cause, broke.value.lasting) == (Broke.CONNECT, True)
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_reply_that_outlives_its_client_ends_its_connection(bulk: bool) -> None:
+    ended = asyncio.Event()
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HELLO)
+        await reader.read()
+        ended.set()
+
+    async with served(once) as port:
+        async with client_of() as client:
+            reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20, bulk=bulk)
+        assert await body_of(reply) == b"hello"
+        await asyncio.wait_for(ended.wait(), 20)

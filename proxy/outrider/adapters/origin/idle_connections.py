@@ -28,6 +28,7 @@ class IdleConnections(Generic[C]):
         self._idle_s = idle_s
         self._idle: dict[Hashable, list[tuple[C, float]]] = {}
         self._closing: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def __len__(self) -> int:
         return sum(map(len, self._idle.values()))
@@ -43,6 +44,9 @@ class IdleConnections(Generic[C]):
         return None
 
     def put(self, key: Hashable, connection: C) -> None:
+        if self._closed:
+            connection.close()
+            return
         self._idle.setdefault(key, []).append((connection, time.monotonic()))
         if self._closing is None:
             self._closing = asyncio.get_running_loop().call_later(self._idle_s, self._close_old)
@@ -60,6 +64,8 @@ class IdleConnections(Generic[C]):
             self._closing = asyncio.get_running_loop().call_later(self._idle_s, self._close_old)
 
     def close(self) -> None:
+        """A connection that is put afterwards, by a request that was under way, is closed."""
+        self._closed = True
         if self._closing is not None:
             self._closing.cancel()
             self._closing = None
