@@ -342,9 +342,9 @@ async def test_a_server_that_neither_takes_the_body_nor_asks_for_it_is_late(expe
 
 @pytest.mark.parametrize("bulk", [False, True])
 async def test_a_name_that_is_none_is_no_connection_for_good(bulk: bool) -> None:
+    target = Endpoint(f"http://{'a' * 64}.example", "", ForwardProxy())
     async with client_of() as client:
         with pytest.raises(OriginBroke) as broke:
-            target = Endpoint(f"http://{'a' * 64}.example", "", ForwardProxy())
             await client.ask(target, "GET", "/", {"host": "x"}, 20, bulk=bulk)
     assert (broke.value.cause, broke.value.lasting) == (Broke.CONNECT, True)
 
@@ -364,3 +364,21 @@ async def test_a_reply_that_outlives_its_client_ends_its_connection(bulk: bool) 
             reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20, bulk=bulk)
         assert await body_of(reply) == b"hello"
         await asyncio.wait_for(ended.wait(), 20)
+
+
+@pytest.mark.parametrize("unasked", [HELLO, b""])
+async def test_no_request_meets_what_the_server_did_before_the_loop_heard_of_it(unasked: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        async with client_of() as client:
+            for _ in range(2):
+                asking = asyncio.create_task(client.ask(at(server.getsockname()[1]), "PUT", "/", {"host": "x"}, 20))
+                async with asyncio.timeout(20):
+                    connection, _ = await loop.sock_accept(server)
+                    assert await loop.sock_recv(connection, 1000)
+                    await loop.sock_sendall(connection, PLAIN % 4 + b"this")
+                    assert await body_of(await asking) == b"this"
+                # The loop does nothing between this and the next request.
+                with connection:
+                    connection.send(unasked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import ssl
 from collections import deque
@@ -64,7 +65,14 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        """False: the server has ended it, or sent bytes that nobody asked for and the loop has not read. Where no
+        request is under way."""
+        sock = self.socket
+        if sock is None or self._transport is None or self._transport.is_closing():
+            return False
+        look = select.poll()
+        look.register(sock, select.POLLIN)
+        return not look.poll(0)
 
     @property
     def socket(self) -> socket.socket | None:
