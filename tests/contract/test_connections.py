@@ -382,3 +382,21 @@ async def test_no_request_meets_what_the_server_did_before_the_loop_heard_of_it(
                 # The loop does nothing between this and the next request.
                 with connection:
                     connection.send(unasked)
+
+
+async def test_an_answer_that_came_before_the_connection_broke_under_the_body_is_the_reply() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        async def refused_meanwhile() -> AsyncIterator[bytes]:
+            yield b"first"
+            connection, _ = server.accept()
+            with connection:
+                connection.send(HELLO)
+            # What was not read resets the connection. The loop does nothing between that and the next pieces.
+            for _ in range(3):
+                yield b"more"
+
+        async with client_of() as client:
+            headers = {"host": "x", "content-length": "99"}
+            asking = client.ask(at(server.getsockname()[1]), "PUT", "/", headers, 20, body=refused_meanwhile())
+            assert await body_of(await asking) == b"hello"

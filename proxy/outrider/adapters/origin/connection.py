@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from math import inf
 from typing import Protocol, cast
 
@@ -20,6 +22,7 @@ from outrider.ports import Buffer
 _HELD_BYTES_MAX = 64 * 1024
 # So much is read with a head whose body has a place: it would have to be copied there.
 _HEAD_BYTES = 4 * 1024
+_LAST_BYTES = 64 * 1024
 
 
 class Place(Protocol):
@@ -241,6 +244,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, error: Exception | None) -> None:
+        if isinstance(error, ConnectionError) and self._sending is not None and not self.reader.is_over:
+            self._take_last()
         self._transport = None
         self._may_send = True
         if self._alarm is not None:
@@ -253,6 +258,15 @@ class Connection(asyncio.BufferedProtocol):
             except OriginBroke as broke:
                 self._fail(broke)
         self._wake()
+
+    def _take_last(self) -> None:
+        """The body could not be sent on. The reply to that may have come before, and be in the socket."""
+        sock = self.socket
+        if sock is None or self._transport is None or self._transport.get_extra_info("ssl_object") is not None:
+            return
+        with suppress(OSError):
+            while not self.reader.is_over and self._broke is None and (data := os.read(sock.fileno(), _LAST_BYTES)):
+                self._take(data)
 
     def pause_writing(self) -> None:
         self._may_send = False
