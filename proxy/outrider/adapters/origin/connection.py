@@ -226,8 +226,14 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(OriginBroke(f"the body of the request failed: {type(error).__name__}"))
 
     def _write(self, *pieces: Buffer) -> None:
-        if self._transport is not None:
-            self._transport.writelines([piece for piece in pieces if piece])
+        if self._transport is None:
+            return
+        # Not `writelines`: in Python 3.12 and 3.13.0 that of asyncio never pauses its writer.
+        if sum(map(len, pieces)) <= _HELD_BYTES_MAX:
+            pieces = (b"".join(pieces),)
+        for piece in pieces:
+            if piece:
+                self._transport.write(piece)
 
     async def _until_woken(self) -> None:
         self._since = self._loop.time()
