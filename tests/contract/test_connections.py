@@ -392,7 +392,7 @@ async def test_an_answer_that_came_before_the_connection_broke_under_the_body_is
             connection, _ = server.accept()
             with connection:
                 connection.send(HELLO)
-            # What was not read resets the connection. The loop does nothing between that and the next pieces.
+            # The bytes not read reset the connection. The loop does nothing between that and the next pieces.
             for _ in range(3):
                 yield b"more"
 
