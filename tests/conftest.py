@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections import defaultdict
@@ -160,6 +161,32 @@ def simulator(bucket: Bucket) -> Iterator[Simulator]:
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     """For an https server on 127.0.0.1."""
     return certify(tmp_path_factory.mktemp("certificate"))
+
+
+class Unheard(logging.Handler):
+    """What an event loop says only in a log: an exception that nobody retrieved, or that a callback let out."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        why = record.exc_info[1] if record.exc_info else None
+        self.said.append(record.getMessage() if why is None else f"{record.getMessage()}: {why!r}")
+
+
+UNHEARD = Unheard()
+
+
+@pytest.fixture(autouse=True)
+def nothing_unheard() -> Iterator[None]:
+    """A future or a task fails, and nobody is told: no test shows it but by this."""
+    logger = logging.getLogger("asyncio")
+    logger.addHandler(UNHEARD)
+    yield
+    logger.removeHandler(UNHEARD)
+    said, UNHEARD.said = UNHEARD.said, []
+    assert not said
 
 
 @pytest.fixture

@@ -1320,6 +1320,34 @@ async def cancelled_at_the_rename(writer: DiskBlockWriter, writing: Writing, dat
     assert task.cancelled()
 
 
+@pytest.mark.parametrize("act", ["write", "pread"])
+async def test_what_fails_after_its_caller_left_is_counted_as_heard(
+    act: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise tests/conftest.py finds what asyncio logs."""
+    monkeypatch.setattr(pagecache, "opens_at_once", lambda path: False)
+    monkeypatch.setattr(pagecache, "stays_in_memory", lambda path: False)
+    disk = Disk(root)
+    await disk.write(meta_of(0))
+    lease = disk.store.lease_open(meta_of(0).key)
+    assert lease is not None
+    writer = await disk.store.create(meta_of(1))
+    with SickDisk(root) as sick:
+        sick.hold(act)
+        sick.fail([act], errno.EIO)
+        begun = writer.write(0, [payload_of(meta_of(1))]) if act == "write" else disk.store.digest(lease)
+        left = asyncio.create_task(begun)
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.wait([left])
+        sick.release()
+        await writer.abort()
+        disk.close()
+        await asyncio.sleep(0)
+        assert sick.failed == 1
+    lease.release()
+
+
 async def test_room_that_is_still_being_made_is_waited_for(root: Path) -> None:
     # A caller that left during an eviction: its victim is out of the index, but still on the disk.
     disk = Disk(root, FILE, directory=Gated)

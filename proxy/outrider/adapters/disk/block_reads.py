@@ -21,6 +21,7 @@ from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey
+from outrider.futures import heard
 from outrider.metrics import Metrics
 from outrider.ports import Contents, Lease
 
@@ -136,6 +137,7 @@ class BlockReads(BlockIndex):
         # A lease for the thread: the file must not be closed while it reads.
         file.acquire()
         reading = self.work.begin(os.pread, file.fd, block_file.DIGEST_BYTES, 0)
+        reading.add_done_callback(heard)
         reading.add_done_callback(lambda _: file.release())
         try:
             async with asyncio.timeout(disk_threads.PATIENCE_S):

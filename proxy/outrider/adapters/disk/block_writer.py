@@ -14,6 +14,7 @@ from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta, Header
 from outrider.core.errors import WrongDigest
 from outrider.core.s3.checksums import Kind
+from outrider.futures import heard
 from outrider.ports import Buffer
 
 T = TypeVar("T")
@@ -173,10 +174,15 @@ class DiskBlockWriter:
         # the thread uses it: its number could be given to another file.
         lease = None if self._file is None else self.lease()
         future = self._work.begin(work)
-        if lease is not None:
-            future.add_done_callback(lambda _: lease.release())
+
+        def ended(done: asyncio.Future[T]) -> None:
+            heard(done)
+            self._working.discard(done)
+            if lease is not None:
+                lease.release()
+
         self._working.add(future)
-        future.add_done_callback(self._working.discard)
+        future.add_done_callback(ended)
         async with asyncio.timeout(disk_threads.PATIENCE_S):
             return await asyncio.shield(future)
 

@@ -24,6 +24,7 @@ from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.http_reply import Counts
 from outrider.adapters.origin.idle_connections import IdleConnections
 from outrider.core.errors import Broke, OriginBroke
+from outrider.futures import heard
 from outrider.ports import BodyInThread
 
 T = TypeVar("T")
@@ -109,8 +110,8 @@ class BulkClient:
         body: BodyInThread | None,
         asking: asyncio.Future[None] | None = None,
     ) -> None:
-        if asking is not None and not asking.cancelled():
-            asking.exception()
+        if asking is not None:
+            heard(asking)
         if connection is not None:
             connection.close()
         self._free += 1

@@ -12,6 +12,7 @@ from outrider.adapters.origin.blocking_connection import BlockingConnection
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.http_reply import Counts, Reply, in_socket
 from outrider.core.errors import OriginBroke
+from outrider.futures import heard
 from outrider.ports import Buffer, ByteSink
 
 T = TypeVar("T")
@@ -160,8 +161,7 @@ class BulkReply(Reply):
             self._under_way.add_done_callback(self._thread_ended)
 
     def _thread_ended(self, done: asyncio.Future[Any]) -> None:
-        if not done.cancelled():
-            done.exception()
+        heard(done)
         self._client.give_back(self._target, self._connection)
 
 
@@ -218,6 +218,5 @@ class Receiving:
 
 
 def _over(done: asyncio.Future[None], sink: ByteSink) -> None:
-    if not done.cancelled():
-        done.exception()
+    heard(done)
     sink.ended()

@@ -18,6 +18,7 @@ from cachetools import TTLCache
 from outrider.adapters.origin.connection import Connection
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.core.errors import Broke, OriginBroke
+from outrider.futures import heard
 
 _NAMES_MAX, _NAMES_TTL_S = 1000, 30.0
 # An address that does not answer holds the next one up for so long. Source: RFC 8305.
@@ -87,6 +88,7 @@ class Connector:
         resolving = self._names.get((host, port))
         if resolving is None:
             resolving = self._names[host, port] = asyncio.create_task(self._resolve(host, port))
+            resolving.add_done_callback(heard)
         return await asyncio.shield(resolving)
 
     async def _resolve(self, host: str, port: int) -> Sequence[AddrInfoType]:

@@ -31,6 +31,7 @@ from outrider.engine.read.version_answers import CHECKSUMS, Answer, NotCacheable
 from outrider.engine.read.version_cache import Mark, VersionCache
 from outrider.engine.read.version_from_peers import PeerVersions, VersionFromPeers
 from outrider.engine.tasks.runtime import Runtime
+from outrider.futures import heard
 from outrider.ports import OriginReply, OriginRequest
 
 log = logging.getLogger(__name__)
@@ -82,8 +83,7 @@ class _Question:
     def fail(self, error: Exception) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
-            # No client may be left to hear it: asyncio would then complain of an exception never retrieved.
-            self.answer.exception()
+            heard(self.answer)
 
 
 class VersionLookup:

@@ -22,6 +22,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Protocol
 
+from outrider.futures import heard
 from outrider.pagecache import in_memory
 
 Buffer = bytes | bytearray | memoryview
@@ -364,8 +365,10 @@ async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
             os.close(own)
 
     # Shielded: a call that is cancelled before a thread begins it would never close the descriptor.
+    reading = asyncio.get_running_loop().run_in_executor(readers, read)
+    reading.add_done_callback(heard)
     async with asyncio.timeout(_READ_PATIENCE_S):
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(readers, read))
+        return await asyncio.shield(reading)
 
 
 def _is_full(transport: asyncio.Transport) -> bool:
