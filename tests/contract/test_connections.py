@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -110,7 +110,8 @@ async def test_a_slow_server_that_goes_on_is_waited_for_on_a_connection_that_is_
         while await reader.readuntil(b"\r\n\r\n"):
             asked += 1
             for byte in HELLO[:12], HELLO[12:-3], HELLO[-3:]:
-                await asyncio.wait([asyncio.ensure_future(reader.readuntil(b"never"))], timeout=0.15)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.readuntil(b"never"), 0.15)
                 writer.write(byte)
             return
 

@@ -47,8 +47,9 @@ class Scripted:
             while True:
                 await reader.readuntil(b"\r\n\r\n")
                 reply = self.replies.pop(0)
-                for at in range(0, len(reply), self.pieces or len(reply)):
-                    writer.write(reply[at : at + (self.pieces or len(reply))])
+                count = self.pieces or len(reply) or 1
+                for at in range(0, len(reply), count):
+                    writer.write(reply[at : at + count])
                     await writer.drain()
                     await asyncio.sleep(0)
                 if self.closes:

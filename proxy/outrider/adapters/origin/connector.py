@@ -23,7 +23,9 @@ from outrider.futures import heard
 _NAMES_MAX, _NAMES_TTL_S = 1000, 30.0
 # An address that does not answer holds the next one up for so long. Source: RFC 8305.
 _NEXT_ADDRESS_S = 0.25
-_LANDING_BYTES = 256 * 1024
+# All that a socket has, most of the time: each piece of a body costs some sixty calls. A quarter of it took a tenth more
+# CPU for cold objects over https, and 3 MB less memory.
+_LANDING_BYTES = 1024 * 1024
 # TimeoutError is an OSError. uvloop raises RuntimeError, and a name that is none a ValueError.
 _NO_CONNECTION = (OSError, RuntimeError, ValueError)
 _PORTS = {"http": 80, "https": 443}
