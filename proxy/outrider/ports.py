@@ -31,7 +31,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ByteSink(Protocol):
-    """Takes the bytes of a body in order, in the thread that receives them."""
+    """Takes the bytes of a body in order, in the thread that receives them. One that inherits from it takes them by
+    `write` alone, unless it has a `place`."""
 
     @property
     def is_awaited(self) -> bool:
@@ -41,6 +42,19 @@ class ByteSink(Protocol):
     def write(self, data: memoryview) -> None:
         """`data` is valid during the call. `OriginReply.receive` raises what this raises."""
         ...
+
+    def place(self) -> tuple[int, int] | None:
+        """A descriptor, and the offset at which another process may write the next bytes; None: only `write` takes
+        them."""
+        return None
+
+    def written(self, count: int, disk_s: float) -> None:
+        """So many bytes are in their place. `disk_s`: the seconds that the disk took."""
+        raise AssertionError("there is no place")
+
+    def refused(self, error: OSError) -> None:
+        """The disk took no more at that place. Raises what `write` raises then."""
+        raise AssertionError("there is no place")
 
     def check(self) -> None:
         """Called on the event loop's thread when nothing has come for a while. Raises if `write` is what hangs."""

@@ -24,7 +24,7 @@ from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import Headers
 from outrider.core.s3.ranges import parse_content_range
 from outrider.metrics import Metrics
-from outrider.ports import Origin, OriginReply, OriginRequest
+from outrider.ports import ByteSink, Origin, OriginReply, OriginRequest
 from tests.support.asked import asked, pieces_of
 from tests.support.bucket import REGION, Bucket
 from tests.support.fakes import RAMP, FakeOrigin, Fault
@@ -62,7 +62,7 @@ class InThreads:
         return await self._origin.ask(replace(request, bulk=request.method == "GET"))
 
 
-class Sink:
+class Sink(ByteSink):
     """Keeps what comes. `fail_after`: the call of `write` that fails, from 0."""
 
     is_awaited = True

@@ -24,7 +24,7 @@ from outrider.core.cluster.messages import (
 from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead, ReadClass
 from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
-from outrider.ports import PeerReply, PeerTransport
+from outrider.ports import ByteSink, PeerReply, PeerTransport
 from tests.support.asked import pieces_of
 from tests.support.fake_peers import FakeMember, FakePeers
 from tests.support.fakes import ramp
@@ -67,7 +67,7 @@ async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
             yield Wire(FakePeers(services={"owner:1": service}), member, service)
 
 
-class Sink:
+class Sink(ByteSink):
     """Takes bytes from a thread."""
 
     def __init__(self) -> None:

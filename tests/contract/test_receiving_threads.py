@@ -26,7 +26,7 @@ DATA = RAMP[:200_000]
 REPLY = PLAIN % len(DATA) + DATA
 
 
-class Kept:
+class Kept(ByteSink):
     """Keeps what comes."""
 
     is_awaited = True
@@ -68,15 +68,15 @@ class Hung(Kept):
 
 
 class World:
-    """An origin that threads receive from. `receivers`: how many."""
+    """An origin that threads receive from. `threads`: how many."""
 
-    def __init__(self, scripted: Scripted, origin: HttpOrigin, metrics: Metrics, receivers: int) -> None:
+    def __init__(self, scripted: Scripted, origin: HttpOrigin, metrics: Metrics, threads: int) -> None:
         assert origin._client is not None
         self.scripted = scripted
         self.origin = origin
         self.metrics = metrics
         self.client: BulkClient = origin._client.bulk
-        self._receivers = receivers
+        self._count = threads
         self._files = files()
 
     async def receive(self, sink: ByteSink, headers: Headers = ()) -> None:
@@ -90,30 +90,30 @@ class World:
 
     async def nothing_is_left(self) -> None:
         """The next body is received by a thread; and no more files are open than at the beginning."""
-        await until(lambda: self.client._free == self._receivers)
+        await until(lambda: self.client._free == self._count)
         assert self.client.receiving == 0
         self.scripted.replies.append(REPLY)
         sink = Kept()
         await self.receive(sink)
         assert sink.data == DATA
         assert len(self.client.idle) == 1, "received by a thread"
-        assert len(self.client._threads._threads) <= self._receivers
+        assert len(self.client._threads._threads) <= self._count
         self.client.idle.close()
         await until(lambda: files() <= self._files)
         assert not self.scripted.replies
 
 
 @asynccontextmanager
-async def world_of(*replies: bytes, receivers: int = 2) -> AsyncIterator[World]:
+async def world_of(*replies: bytes, threads: int = 2) -> AsyncIterator[World]:
     scripted, metrics = Scripted(replies), Metrics()
     server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     origin = HttpOrigin(
-        f"http://127.0.0.1:{port}", "r", Anonymous(), metrics, time.time, connections=8, receivers=receivers
+        f"http://127.0.0.1:{port}", "r", Anonymous(), metrics, time.time, connections=8, threads=threads
     )
     await origin.open()
     try:
-        yield World(scripted, origin, metrics, receivers)
+        yield World(scripted, origin, metrics, threads)
     finally:
         await origin.close()
         server.close()
@@ -201,7 +201,7 @@ async def test_a_disk_that_hangs_ends_the_body_and_its_thread_comes_back_when_it
 
 @pytest.mark.usefixtures("soon")
 async def test_while_all_threads_hang_bodies_are_received_without_them() -> None:
-    async with world_of(REPLY, REPLY, REPLY, receivers=2) as world:
+    async with world_of(REPLY, REPLY, REPLY, threads=2) as world:
         hung = [Hung(), Hung()]
         for each in hung:
             with pytest.raises(StoreUnavailable):

@@ -559,7 +559,7 @@ async def test_connections_to_a_peer_are_limited() -> None:
 async def test_a_large_body_never_waits_for_a_thread() -> None:
     service = member_with(ramp(LARGE))
     service.body_gate = asyncio.Event()
-    async with peer_wire(service, receivers=1) as wire:
+    async with peer_wire(service, threads=1) as wire:
         async with wire.client.read(wire.member, PeerRead(REF, Extent(0, LARGE))) as reply:
             service.body_gate = None
             assert await read_whole(wire, LARGE) == ramp(LARGE)

@@ -72,7 +72,7 @@ class PeerWire:
 @asynccontextmanager
 async def peer_wire(
     service: PeerService, *, owner: Side | None = None, edge: Side | None = None, reads_max: int = 64,
-    connections_max: int = 64, connections_per_peer: int = 64, receivers: int = 64, handshake_timeout_s: float = 5.0,
+    connections_max: int = 64, connections_per_peer: int = 64, threads: int = 64, handshake_timeout_s: float = 5.0,
 ) -> AsyncIterator[PeerWire]:  # fmt: skip
     owner, edge = owner or Side("owner"), edge or Side("edge")
     gatekeeper = Gatekeeper(owner.name, lambda: owner.secrets, ReplayGuard(), owner.clock)
@@ -82,7 +82,7 @@ async def peer_wire(
     server = PeerServer(handler)
     client = PeerClient(
         edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1, tls=lambda: edge.tls,
-        connections_per_peer=connections_per_peer, receivers=receivers,
+        connections_per_peer=connections_per_peer, threads=threads,
     )  # fmt: skip
     async with AsyncExitStack() as stack:
         listener = Listener(

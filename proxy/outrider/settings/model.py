@@ -206,6 +206,13 @@ class Settings(BaseModel):
         description="How long reads that clients wait for are tried again while the origin fails, since their last "
         "byte; before a reply has begun 45 at most.",
     )
+    receivers: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="Processes that receive large bodies over https; default: one for each core that may be "
+        "used, at most four; 0: none.",
+    )
     fills: int = Field(64, ge=1, le=10_000, description="Fills under way, at most.")
     requests: int = Field(4096, ge=1, description="Requests answered at the same time, at most; more get 503 SlowDown.")
     max_connections: int = Field(

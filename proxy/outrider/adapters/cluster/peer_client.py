@@ -66,11 +66,11 @@ class PeerClient:
 
     def __init__(
         self, asker: Callable[[], Asker], secrets: Callable[[], Sequence[str]], metrics: Metrics, clock: Clock,
-        *, boot: int, connections_per_peer: int = 64, receivers: int = 128, read_timeout_s: float = 30.0,
+        *, boot: int, connections_per_peer: int = 64, threads: int = 128, read_timeout_s: float = 30.0,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:  # fmt: skip
         """`asker`: this member. `secrets`: the keys of the cluster, of which the first one signs. `clock`: the wall
-        clock. `boot`: see `Hello`. `receivers`: how many bodies threads receive at once; more than from one peer, so
+        clock. `boot`: see `Hello`. `threads`: how many bodies they receive at once; more than from one peer, so
         that one that hangs leaves some for the others. `read_timeout_s` bounds the wait for a head, and for the next
         bytes."""
         self._asker = asker
@@ -81,7 +81,7 @@ class PeerClient:
         self._numbers = itertools.count(1)
         self._connections_per_peer = connections_per_peer
         self._free: dict[str, asyncio.Semaphore] = {}
-        self._receivers = receivers
+        self._threads = threads
         self._read_timeout_s = read_timeout_s
         self._tls = tls
         self._keys = SigningKeys()
@@ -89,7 +89,7 @@ class PeerClient:
 
     async def open(self) -> None:
         self._client = Client(
-            _NotCounted(), lambda kind, name: None, threads=self._receivers, connect_timeout_s=_CONNECT_TIMEOUT_S,
+            _NotCounted(), lambda kind, name: None, threads=self._threads, connect_timeout_s=_CONNECT_TIMEOUT_S,
             small_bytes=_SMALL_BYTES,
         )  # fmt: skip
 

@@ -96,6 +96,11 @@ class DiskBlockWriter:
         receiver.over.add_done_callback(self._working.discard)
         return receiver
 
+    def place(self, offset: int) -> tuple[int, int]:
+        """The descriptor and offset of a byte of the payload."""
+        assert self._file is not None
+        return self._file.fd, self._header.length + offset
+
     def received(self, count: int) -> None:
         """A receiver has ended after `count` bytes."""
         self._written += count
@@ -257,6 +262,17 @@ class BlockReceiver:
             self._since = None
         self._offset += count
         self.count += count
+
+    def place(self) -> tuple[int, int]:
+        return self._writer.place(self._offset)
+
+    def written(self, count: int, disk_s: float) -> None:
+        self._offset += count
+        self.count += count
+        self.disk_s += disk_s
+
+    def refused(self, error: OSError) -> None:
+        raise self._work.write_failed("write", error) from error
 
     def check(self) -> None:
         since = self._since

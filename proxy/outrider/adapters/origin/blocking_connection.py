@@ -86,11 +86,12 @@ class BlockingConnection:
             if not self.reader.is_measured:
                 self._receive(len(buffer))
                 continue
-            room = buffer[: self.reader.left]
+            room = buffer[: self._room(min(len(buffer), self.reader.left or 0))]
             if count := self._in_time(self.socket.recv_into, room, len(room), socket.MSG_WAITALL):
+                self._came(count)
                 self.reader.passed(count)
                 return count
-            self.reader.end()
+            self._end()
         piece = memoryview(self.held())
         count = min(len(piece), len(buffer))
         buffer[:count] = piece[:count]
@@ -99,10 +100,32 @@ class BlockingConnection:
         return count
 
     def _receive(self, count: int) -> None:
-        if data := self._in_time(self.socket.recv, count):
+        if data := self._in_time(self.socket.recv, self._room(count)):
+            self._came(len(data))
             self._pieces.extend(self.reader.feed(data))
         else:
-            self.reader.end()
+            self._end()
+
+    def _end(self) -> None:
+        """The server has ended the connection."""
+        self.reader.end()
+
+    @property
+    def writes(self) -> bool:
+        """The next bytes of the body do not have to pass here: `write` may be called."""
+        return False
+
+    def write(self, file: int, offset: int, count: int, told: Callable[[int, float], None]) -> None:
+        """Have `count` bytes of the body written into the descriptor `file` from `offset` on. `told`: called with how
+        many more are there, and the seconds that the disk took. Raises OSError of the disk, too."""
+        raise NotImplementedError
+
+    def _room(self, count: int) -> int:
+        """How many of `count` bytes may be read at once."""
+        return count
+
+    def _came(self, count: int) -> None:
+        """So many were read."""
 
     def _hold(self) -> None:
         """Receive the body as far as it comes within a moment. Errors are left for the next read to meet."""
@@ -110,8 +133,9 @@ class BlockingConnection:
         look.register(self.socket, select.POLLIN)
         with suppress(OSError):
             while self.reader.left and look.poll(_SMALL_WAIT_S * 1e3):
-                if not (data := self.socket.recv(self.reader.left, socket.MSG_DONTWAIT)):
+                if not (data := self.socket.recv(self._room(self.reader.left), socket.MSG_DONTWAIT)):
                     break
+                self._came(len(data))
                 self._pieces.extend(self.reader.feed(data))
 
     def _in_time(self, call: Callable[..., T], *args: object) -> T:

@@ -4,9 +4,9 @@ Each request is sent, and its reply's head read, on a blocking socket. The body 
 handed on from there (`ports.ByteSink`), all in one thread. The event loop hears how far it is, and moves no bytes. The
 large body of a request is sent in the same way (`pass_on`), in one of a few threads of their own.
 
-Only plain http comes here. Over https each TLS record (16 KiB) releases and takes the GIL, and threads on several cores
-then wait for each other: neither TLS sockets in threads nor threads that decrypt from memory were faster than the event
-loop (docs/benchmarks.md, the receiving path).
+Over https each TLS record (16 KiB) releases and takes the GIL, and threads on several cores then wait for each other:
+neither TLS sockets in threads nor threads that decrypt from memory were faster than the event loop (docs/benchmarks.md,
+the receiving path). So processes of their own speak TLS, and here their lines are read as plain http (`receivers`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Generic, TypeVar
+from urllib.parse import urlsplit
 
 from outrider.adapters.origin.blocking_connection import BlockingConnection
 from outrider.adapters.origin.bulk_reply import READ_BYTES_FIRST, BulkReply, NoThread
@@ -23,6 +24,7 @@ from outrider.adapters.origin.connector import Connector
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.http_reply import Counts
 from outrider.adapters.origin.idle_connections import IdleConnections
+from outrider.adapters.origin.receivers import Receivers
 from outrider.core.errors import Broke, OriginBroke
 from outrider.futures import heard
 from outrider.ports import BodyInThread
@@ -40,11 +42,16 @@ _BUFFERS_BYTES = 8 * 1024 * 1024
 class BulkClient:
     """Owns the threads and the idle connections. Called on the event loop's thread."""
 
-    def __init__(self, threads: int, connector: Connector, counts: Counts, *, small_bytes: int = 0) -> None:
+    def __init__(
+        self, threads: int, connector: Connector, counts: Counts, *, small_bytes: int = 0,
+        receivers: Receivers | None = None,
+    ) -> None:  # fmt: skip
         """`threads`: how many requests may be under way. One more is refused, and never waits for a thread.
-        `small_bytes`: bodies up to this size are received with the head of their reply, by one hop to a thread."""
+        `small_bytes`: bodies up to this size are received with the head of their reply, by one hop to a thread.
+        `receivers` None: none, and nothing comes here over https."""
         self._counts = counts
         self._connector = connector
+        self._receivers = receivers
         self._free = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="outrider-receive")
         self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix="outrider-send")
@@ -58,13 +65,12 @@ class BulkClient:
         self, target: Endpoint, request: bytes, timeout_s: float, body: BodyInThread | None = None
     ) -> BulkReply | None:  # fmt: skip
         """Send a GET, or a request whose body a thread takes from the client. None: nothing was sent, since no thread
-        is free, and the body is where it was. `timeout_s` bounds each wait for the server.
+        or no receiver is free, and the body is where it was. `timeout_s` bounds each wait for the server.
 
         Raises:
             OriginBroke: no reply came, or none that can be read; or the body failed.
         """
-        # Threads hang where the disk does.
-        if not self._free or (body is not None and not (self._senders_free and body.begin())):
+        if not self._takes(target, body):
             return None
         self._free -= 1
         self._senders_free -= body is not None
@@ -74,7 +80,7 @@ class BulkClient:
             is_answered = False
             while not is_answered:
                 kept = self.idle.take(target.key)
-                connection = kept or BlockingConnection(await self._connector.socket_to(target))
+                connection = kept or await self._connected(target)
                 ask = partial(connection.ask, request, timeout_s, body=body, small_bytes=self._small_bytes)
                 asking = self._begin(self._threads if body is None else self._senders, ask)
                 try:
@@ -103,6 +109,23 @@ class BulkClient:
         assert connection is not None
         self._sent(body)
         return BulkReply(self, target, connection, self._counts)
+
+    async def _connected(self, target: Endpoint) -> BlockingConnection:
+        sock = await self._connector.socket_to(target)
+        if target.is_plain:
+            return BlockingConnection(sock)
+        assert self._receivers is not None
+        return await self._receivers.secured(sock, urlsplit(target.base).hostname or "", self._connector.timeout_s)
+
+    def _takes(self, target: Endpoint, body: BodyInThread | None) -> bool:
+        """Whether a thread is free, and a receiver where TLS is spoken. The body is taken, too, if there is one."""
+        if not target.is_plain:
+            # A receiver speaks TLS with the server, and not with a forward proxy before it.
+            is_direct = target.proxy.url is None or target.proxy.url.scheme == "http"
+            if body is not None or not is_direct or self._receivers is None or not self._receivers.is_ready():
+                return False
+        # Threads hang where the disk does.
+        return bool(self._free) and (body is None or (self._senders_free > 0 and body.begin()))
 
     def _failed(
         self,
@@ -151,6 +174,8 @@ class BulkClient:
     def close(self) -> None:
         """No request is under way any more."""
         self.idle.close()
+        if self._receivers is not None:
+            self._receivers.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._senders.shutdown(wait=False, cancel_futures=True)
 

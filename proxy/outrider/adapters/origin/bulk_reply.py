@@ -179,7 +179,7 @@ class Receiving:
         self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
-        self._told = True
+        self._told, self._told_at, self._told_bytes = True, float("-inf"), 0
         self.received = 0
         """Bytes that the sink has."""
 
@@ -196,8 +196,10 @@ class Receiving:
         """In a thread. Raises OriginBroke, and what the sink raises."""
         buffer = memoryview(bytearray(self._buffer_bytes))
         left = self._count
-        told_at, told = float("-inf"), 0
         while left:
+            if self._connection.writes and (place := self._sink.place()) is not None:
+                self._written_by_receiver(*place, left)
+                return
             began = time.monotonic()
             got = self._connection.receive_into(buffer[: min(self.read_bytes, left)])
             if not got:
@@ -209,12 +211,25 @@ class Receiving:
                 self.read_bytes = min(self._buffer_bytes, self.read_bytes * 2)
             self._sink.write(buffer[:got])
             left -= got
-            self.received += got
-            # The end is told by the future of this work.
-            due = self._sink.is_awaited and now - told_at >= _TELL_S
-            if left and self._told and (due or self.received - told >= _TELL_BYTES):
-                self._told, told_at, told = False, now, self.received
-                self._loop.call_soon_threadsafe(self.tell)
+            self._came(got, now)
+
+    def _written_by_receiver(self, file: int, offset: int, count: int) -> None:
+        def told(more: int, disk_s: float) -> None:
+            self._sink.written(more, disk_s)
+            self._came(more, time.monotonic())
+
+        try:
+            self._connection.write(file, offset, count, told)
+        except OSError as error:
+            self._sink.refused(error)
+
+    def _came(self, count: int, now: float) -> None:
+        self.received += count
+        # The end is told by the future of this work.
+        due = self._sink.is_awaited and now - self._told_at >= _TELL_S
+        if self.received < self._count and self._told and (due or self.received - self._told_bytes >= _TELL_BYTES):
+            self._told, self._told_at, self._told_bytes = False, now, self.received
+            self._loop.call_soon_threadsafe(self.tell)
 
 
 def _over(done: asyncio.Future[None], sink: ByteSink) -> None:

@@ -13,6 +13,7 @@ from outrider.adapters.origin.connector import Connector
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.http_reply import Counts, HttpReply, Reply
 from outrider.adapters.origin.idle_connections import IdleConnections
+from outrider.adapters.origin.receivers import Receivers
 from outrider.core.errors import OriginBroke
 from outrider.core.origin.oddities import Oddity
 from outrider.ports import BodyInThread, Buffer
@@ -26,14 +27,15 @@ class Client:
 
     def __init__(
         self, counts: Counts, note: Note, *, threads: int, connect_timeout_s: float, small_bytes: int = 0,
-        resolver: AbstractResolver | None = None,
+        resolver: AbstractResolver | None = None, receivers: Receivers | None = None,
     ) -> None:  # fmt: skip
-        """`threads`, `small_bytes`: see `BulkClient`."""
+        """`threads`, `small_bytes`, `receivers`: see `BulkClient`. `receivers` are for servers that this client asks
+        without a `tls` of their own."""
         self._counts = counts
         self._note = note
         self._connector = Connector(connect_timeout_s, resolver)
         self._idle: IdleConnections[Connection] = IdleConnections()
-        self.bulk = BulkClient(threads, self._connector, counts, small_bytes=small_bytes)
+        self.bulk = BulkClient(threads, self._connector, counts, small_bytes=small_bytes, receivers=receivers)
 
     async def ask(
         self, target: Endpoint, method: str, path: str, headers: Mapping[str, str], timeout_s: float,
@@ -50,7 +52,7 @@ class Client:
         chunked = body is not None and "content-length" not in headers
         request = _request(target, method, path, {**headers, "transfer-encoding": "chunked"} if chunked else headers)
         reply: Reply | None = None
-        if (bulk or body_in_thread is not None) and target.is_plain:
+        if bulk or body_in_thread is not None:
             reply = await self.bulk.ask(target, request, timeout_s, body_in_thread)
         if reply is None:
             expects = body is not None and headers.get("expect", "").lower() == "100-continue"

@@ -18,14 +18,16 @@ from cachetools import TTLCache
 from outrider.adapters.origin.connection import Connection
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.core.errors import Broke, OriginBroke
+from outrider.core.origin.reply_reader import ReplyReader
 from outrider.futures import heard
 
 _NAMES_MAX, _NAMES_TTL_S = 1000, 30.0
 # An address that does not answer holds the next one up for so long. Source: RFC 8305.
 _NEXT_ADDRESS_S = 0.25
-# All that a socket has, most of the time: each piece of a body costs some sixty calls. A quarter of it took a tenth more
-# CPU for cold objects over https, and 3 MB less memory.
+# All that a socket has, most of the time: each piece of a body costs some sixty calls. A quarter of it took a tenth
+# more CPU for cold objects over https, and 3 MB less memory.
 _LANDING_BYTES = 1024 * 1024
+_HEAD_BYTES = 16 * 1024
 # TimeoutError is an OSError. uvloop raises RuntimeError, and a name that is none a ValueError.
 _NO_CONNECTION = (OSError, RuntimeError, ValueError)
 _PORTS = {"http": 80, "https": 443}
@@ -36,7 +38,7 @@ class Connector:
 
     def __init__(self, timeout_s: float, resolver: AbstractResolver | None = None) -> None:
         """`timeout_s` bounds a connect with its TLS, and not the look-up of a name. `resolver` None: the machine's."""
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._landing = memoryview(bytearray(_LANDING_BYTES))
         self._resolver = resolver
         self._names: TTLCache[tuple[str, int], asyncio.Task[Sequence[AddrInfoType]]] = TTLCache(
@@ -44,13 +46,16 @@ class Connector:
         )
 
     async def socket_to(self, target: Endpoint) -> socket.socket:
-        """A connection to a server or proxy that speaks plain HTTP."""
+        """A connection to a server, or to the proxy before a plain one, on which nothing was said yet."""
         try:
             addresses = await self._addresses(*_near(target)[1:])
-            async with asyncio.timeout(self._timeout_s):
-                return await _connected(addresses)
+            async with asyncio.timeout(self.timeout_s):
+                sock = await _connected(addresses)
         except _NO_CONNECTION as error:
             raise _refused(error) from error
+        if target.proxy.url is not None and not target.is_plain:
+            await _tunnel_through(sock, target, self.timeout_s)
+        return sock
 
     async def connect(self, target: Endpoint, tls: ssl.SSLContext | None) -> Connection:
         """`tls` None: the certificates of the system are trusted."""
@@ -61,7 +66,7 @@ class Connector:
         connection: Connection | None = None
         try:
             addresses = await self._addresses(host, port)
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 sock = await _connected(addresses)
                 to_proxy = trusted() if proxy is not None else tls or trusted()
                 near_tls = to_proxy if scheme == "https" else None
@@ -70,7 +75,7 @@ class Connector:
                     server_hostname=host if near_tls is not None else None,
                 )  # fmt: skip
                 if proxy is not None and is_secure:
-                    await _open_tunnel(connection, target, tls or trusted(), self._timeout_s)
+                    await _open_tunnel(connection, target, tls or trusted(), self.timeout_s)
             return connection
         except BaseException as error:
             if connection is not None:
@@ -110,14 +115,38 @@ async def _connected(addresses: Sequence[AddrInfoType]) -> socket.socket:
 
 
 async def _open_tunnel(connection: Connection, target: Endpoint, tls: ssl.SSLContext, timeout_s: float) -> None:
-    parts = urlsplit(target.base)
-    at = f"{target.host if parts.port else f'{target.host}:443'}"
+    _check_tunnel(await connection.ask(_connect(target), timeout_s=timeout_s, without_body=True))
+    await connection.start_tls(tls, urlsplit(target.base).hostname or "")
+
+
+async def _tunnel_through(sock: socket.socket, target: Endpoint, timeout_s: float) -> None:
+    loop, reader = asyncio.get_running_loop(), ReplyReader(without_body=True)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await loop.sock_sendall(sock, _connect(target))
+            while not reader.status:
+                if not (data := await loop.sock_recv(sock, _HEAD_BYTES)):
+                    reader.end()
+                reader.feed(data)
+        _check_tunnel(reader)
+    except _NO_CONNECTION as error:
+        sock.close()
+        raise _refused(error) from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connect(target: Endpoint) -> bytes:
+    at = f"{target.host if urlsplit(target.base).port else f'{target.host}:443'}"
     lines = [f"CONNECT {at} HTTP/1.1", f"Host: {at}"]
     lines += [f"{name}: {value}" for name, value in (target.proxy.connect_headers or {}).items()]
-    reader = await connection.ask("\r\n".join((*lines, "", "")).encode(), timeout_s=timeout_s, without_body=True)
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def _check_tunnel(reader: ReplyReader) -> None:
     if reader.status != 200:
         raise OriginBroke(f"cannot connect: its proxy answers {reader.status}", cause=Broke.CONNECT, lasting=True)
-    await connection.start_tls(tls, parts.hostname or "")
 
 
 def _near(target: Endpoint) -> tuple[str, str, int]:

@@ -17,6 +17,7 @@ from outrider.adapters.origin.aws_config import ca_bundle
 from outrider.adapters.origin.client import Client
 from outrider.adapters.origin.endpoint import Endpoint, moved
 from outrider.adapters.origin.http_reply import Reply
+from outrider.adapters.origin.receivers import Receivers
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.errors import OriginBroke, OriginBusy
@@ -56,11 +57,11 @@ class HttpOrigin:
 
     def __init__(
         self, endpoint: str, region: str, credentials: CredentialSource, metrics: Metrics, clock: Clock,
-        *, connections: int, receivers: int = 64, read_timeout_s: float = 30.0,
+        *, connections: int, threads: int = 64, receivers: int = 0, read_timeout_s: float = 30.0,
         resolver: AbstractResolver | None = None, oddities: OriginOddities | None = None,
     ) -> None:  # fmt: skip
-        """`connections` bounds the open requests, `receivers` those whose body a thread receives. `oddities` None: this
-        one has a list of its own.
+        """`connections` bounds the open requests, `threads` those whose body a thread receives, and `receivers` the
+        processes that speak TLS for these. `oddities` None: this one has a list of its own.
 
         `read_timeout_s` bounds the wait for a reply to a read, for its next bytes, and for a free connection.
         """
@@ -78,15 +79,18 @@ class HttpOrigin:
         self._resolver = resolver
         self._keys = SigningKeys()
         self._oddities = oddities or OriginOddities(endpoint, metrics)
+        self._threads = threads
         self._receivers = receivers
         self._client: Client | None = None
         self._tls: ssl.SSLContext | None = None
 
     async def open(self) -> None:
-        self._tls = _trust()
+        authority = ca_bundle(os.environ)
+        self._tls = None if authority is None else _trust(*authority)
+        receivers = Receivers(self._receivers, None if authority is None else authority[1])
         self._client = Client(
-            self._metrics, self._oddities.note, threads=self._receivers, connect_timeout_s=_CONNECT_TIMEOUT_S,
-            resolver=self._resolver,
+            self._metrics, self._oddities.note, threads=self._threads, connect_timeout_s=_CONNECT_TIMEOUT_S,
+            resolver=self._resolver, receivers=receivers if self._receivers else None,
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -279,12 +283,8 @@ async def _after(head: bytes, body: AsyncIterator[Buffer]) -> AsyncIterator[Buff
         yield piece
 
 
-def _trust() -> ssl.SSLContext | None:
-    """The certificates that AWS tools trust (see `ca_bundle`); None: those of the system."""
-    found = ca_bundle(os.environ)
-    if found is None:
-        return None
-    name, bundle = found
+def _trust(name: str, bundle: str) -> ssl.SSLContext:
+    """The certificates that AWS tools trust. See `ca_bundle`."""
     try:
         return ssl.create_default_context(cafile=bundle)
     except OSError as error:  # ssl.SSLError is one

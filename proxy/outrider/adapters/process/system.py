@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Literal, TextIO
 
 import uvloop
@@ -162,6 +163,20 @@ def freezing_after_long_ones(clock: Callable[[], float]) -> Callable[[Literal["s
             gc.freeze()
 
     return hear
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: those of its affinity, as far as its cgroup's quota goes. At least one."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):
+        # cgroup v2; a container sees its own.
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, int(quota) // int(period))
+    with suppress(OSError, ValueError):
+        quota_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
+        if quota_us > 0:
+            cores = min(cores, quota_us // int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()))
+    return max(1, cores)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -294,7 +294,7 @@ class _CountedSink:
         self._sink = sink
         self.count = 0
         self.is_over = False
-        self.check = sink.check
+        self.check, self.place, self.refused = sink.check, sink.place, sink.refused
 
     @property
     def is_awaited(self) -> bool:
@@ -303,6 +303,10 @@ class _CountedSink:
     def write(self, data: memoryview) -> None:
         self._sink.write(data)
         self.count += len(data)
+
+    def written(self, count: int, disk_s: float) -> None:
+        self._sink.written(count, disk_s)
+        self.count += count
 
     def ended(self) -> None:
         self._sink.ended()

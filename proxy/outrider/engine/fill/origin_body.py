@@ -245,7 +245,7 @@ class OriginBody:
         )  # fmt: skip
 
 
-class _Discard:
+class _Discard(ByteSink):
     """A sink for bytes that nobody asked for."""
 
     is_awaited = False

@@ -1,0 +1,326 @@
+"""The program of a receiver: a process that speaks TLS for the proxy, and puts large bodies into files.
+
+It is started by its path, with nothing but the standard library (`Receivers`). For each line the proxy hands over two
+sockets: the connection to the server, and one end of a pair on which the line is plain. The first bytes of each reply
+pass; then the receiver waits to be told what becomes of the rest: so many bytes go into a file at an offset, or they
+pass as well. Requests, replies and all judgement of them stay in the proxy. A receiver knows no credentials; what it
+sees of them is a signed head that passes.
+
+One thread and one epoll serve all lines: a thread for each would hand the GIL on after each TLS record (16 KiB).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import ssl
+import struct
+import sys
+import time
+from contextlib import suppress
+
+READY, REFUSED, UNTRUSTED = b"+", b"-", b"!"
+"""What a line begins with: the handshake is done, or it failed, as the rest says; UNTRUSTED: it will fail again."""
+PASSED_BYTES = 64 * 1024
+"""So many bytes pass: the first ones of each reply, of what comes after each file, and each time that more may."""
+PROGRESS = struct.Struct("<qd")
+"""What the proxy reads while bytes go into a file: how many more it has, and the seconds that the disk took. A negative
+number: the errno of the disk, at which the line ends."""
+
+_LANDING_BYTES = 256 * 1024
+# So many bytes of one line, and then it is the turn of the others.
+_TURN_BYTES = 1024 * 1024
+# The proxy is told of bytes in a file after so many, or this time.
+_TELL_BYTES, _TELL_S = 1024 * 1024, 0.005
+_REQUEST_BYTES = 64 * 1024
+_MESSAGE_BYTES = 4096
+
+
+class Loop:
+    """Called on one thread."""
+
+    def __init__(self, authority: str) -> None:
+        """`authority`: a file of certificates; empty: those of the system are trusted."""
+        self._authority = authority
+        self._epoll = select.epoll()
+        self._tls: ssl.SSLContext | None = None
+        self._by_fd: dict[int, Line] = {}
+        self.landing = memoryview(bytearray(_LANDING_BYTES))
+        self.sessions: dict[str, ssl.SSLSession] = {}
+        self.lines: dict[int, Line] = {}
+        self.unfinished: set[Line] = set()
+        """The lines that have more to do without any event."""
+        self.untold: set[Line] = set()
+        """The lines with bytes in a file of which the proxy does not know."""
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context(cafile=self._authority or None)
+        return self._tls
+
+    def watch(self, line: Line, fd: int, events: int) -> None:
+        """`events` of epoll; -1: none any more."""
+        if events < 0:
+            if self._by_fd.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+        elif fd in self._by_fd:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+            self._by_fd[fd] = line
+
+    def run(self, control: socket.socket) -> None:
+        """Serve until the proxy ends `control`, on which it hands over lines and files, and asks how many there are."""
+        self._epoll.register(control, select.EPOLLIN)
+        while True:
+            wait_s = 0.0 if self.unfinished else _TELL_S if self.untold else None
+            for fd, events in self._epoll.poll(wait_s):
+                if fd == control.fileno():
+                    if not self._obey(control):
+                        return
+                elif (line := self._by_fd.get(fd)) is not None:
+                    line.step(is_left=bool(events & select.EPOLLHUP) and fd == line.near.fileno())
+            again, self.unfinished = self.unfinished, set()
+            for line in again | {line for line in self.untold if line.is_due()}:
+                line.step()
+
+    def _obey(self, control: socket.socket) -> bool:
+        message, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
+        if not message:
+            return False
+        if message == b"?":
+            with suppress(BlockingIOError):
+                control.send(b"%d" % len(self.lines), socket.MSG_DONTWAIT)
+            return True
+        number, *words = message.decode().split(" ")
+        if len(fds) == 2:
+            near, far = (socket.socket(fileno=fd) for fd in fds)
+            self.lines[int(number)] = line = Line(self, int(number), near, far, words[0])
+            line.step()
+        elif (known := self.lines.get(int(number))) is not None:
+            known.go_on(fds[0] if fds else -1, *map(int, words))
+        else:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+
+class Line:
+    """A connection to a server, and the socket on which it is plain."""
+
+    def __init__(self, loop: Loop, number: int, near: socket.socket, far: socket.socket, host: str) -> None:
+        self._loop = loop
+        self._number = number
+        self._host = host
+        self.near = near
+        self._far = far
+        self._tls: ssl.SSLSocket | None = None
+        # What the one side has sent and the other has not taken.
+        self._to_far = self._to_near = b""
+        self._may_pass = PASSED_BYTES
+        # Where the next bytes belong, and how many; -1: no file.
+        self._file, self._offset, self._left = -1, 0, 0
+        # How many more bytes the file has than the proxy knows of, since when, and the seconds that the disk took.
+        self._untold, self._untold_since, self._disk_s = 0, 0.0, 0.0
+        self._is_shaking = True
+        self._is_over = False
+        self._has_session = False
+        self._watched = {near: -1, far: -1}
+        for sock in (near, far):
+            sock.setblocking(False)
+
+    def go_on(self, file: int, offset: int = 0, count: int = 0) -> None:
+        """`count` bytes belong into the descriptor `file`; -1: more may pass."""
+        self._may_pass = PASSED_BYTES
+        self._file, self._offset, self._left = file, offset, count
+        self.step()
+
+    def step(self, *, is_left: bool = False) -> None:
+        """Move what can be moved. `is_left`: the proxy has left the line."""
+        if self._number not in self._loop.lines:
+            return
+        if is_left:
+            self.end()
+            return
+        try:
+            tls = self._tls or self._begin()
+            if self._is_shaking and not self._shake(tls):
+                return
+            if self._untold and self.is_due():
+                self.tell()
+            events = 0 if self._is_over else self._send_on(tls)
+            events |= self._receive(tls)
+            self._set(tls, events or -1)
+            if self._is_over and self._handed_on():
+                # The proxy reads that the line ends, and leaves it. One that breaks, or whose receiver dies, ends on
+                # both sides at once.
+                self.tell()
+                self.near.shutdown(socket.SHUT_WR)
+                self._set(self.near, 0)
+                return
+            may_ask = not (self._is_over or self._to_far)
+            self._set(self.near, (select.EPOLLOUT if self._to_near else 0) | (select.EPOLLIN if may_ask else 0))
+        except (OSError, ValueError) as error:
+            self._refuse(error)
+
+    def _begin(self) -> ssl.SSLSocket:
+        self._tls = self._loop.tls.wrap_socket(
+            self._far, server_hostname=self._host, do_handshake_on_connect=False, suppress_ragged_eofs=False,
+            session=self._loop.sessions.get(self._host),
+        )  # fmt: skip
+        self._watched[self._tls] = -1
+        return self._tls
+
+    def _shake(self, tls: ssl.SSLSocket) -> bool:
+        """Whether the handshake is done."""
+        try:
+            tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._set(tls, select.EPOLLIN)
+        except ssl.SSLWantWriteError:
+            self._set(tls, select.EPOLLOUT)
+        else:
+            self._is_shaking = False
+            self.near.send(READY)
+        self._set(self.near, 0)
+        return not self._is_shaking
+
+    def _send_on(self, tls: ssl.SSLSocket) -> int:
+        """Bytes of a request. Returns the events of `tls` that are waited for."""
+        while True:
+            if not self._to_far:
+                try:
+                    self._to_far = self.near.recv(_REQUEST_BYTES)
+                except BlockingIOError:
+                    return 0
+                if not self._to_far:
+                    raise ConnectionResetError("the proxy has ended the line")
+                self._may_pass = PASSED_BYTES
+            try:
+                self._to_far = self._to_far[tls.send(self._to_far) :]
+            except ssl.SSLWantReadError:
+                return select.EPOLLIN
+            except ssl.SSLWantWriteError:
+                return select.EPOLLOUT
+
+    def _receive(self, tls: ssl.SSLSocket) -> int:
+        """Bytes of a reply. Returns the events of `tls` that are waited for."""
+        moved = 0
+        while not self._is_over and self._handed_on():
+            if not (wanted := self._left or self._may_pass):
+                return 0
+            if moved >= _TURN_BYTES:
+                self._loop.unfinished.add(self)
+                return 0
+            room = self._loop.landing[:wanted]
+            filled, is_dry = 0, False
+            try:
+                while filled < len(room) and not self._is_over:
+                    count = tls.recv_into(room[filled:])
+                    filled += count
+                    self._is_over = not count
+            except ssl.SSLWantReadError:
+                is_dry = True
+            if filled:
+                self._keep_session(tls)
+                moved += filled
+                if self._left:
+                    self._write(room[:filled])
+                else:
+                    self._may_pass -= filled
+                    self._hand_on(room[:filled])
+            if is_dry:
+                return select.EPOLLIN
+        return 0
+
+    def _write(self, data: memoryview) -> None:
+        began = time.monotonic()
+        if not self._untold:
+            self._untold_since = began
+        try:
+            while data:
+                count = os.pwrite(self._file, data, self._offset)
+                self._offset += count
+                self._left -= count
+                self._untold += count
+                data = data[count:]
+        except OSError as error:
+            self.near.send(PROGRESS.pack(-(error.errno or 5), 0.0))
+            raise
+        self._disk_s += time.monotonic() - began
+        if not self._left:
+            os.close(self._file)
+            self._file = -1
+            self.tell()
+        elif self._untold >= _TELL_BYTES:
+            self.tell()
+        else:
+            self._loop.untold.add(self)
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self._untold_since >= _TELL_S
+
+    def tell(self) -> None:
+        """Say how many more bytes the file has."""
+        self._loop.untold.discard(self)
+        if self._untold:
+            self.near.send(PROGRESS.pack(self._untold, self._disk_s))
+            self._untold, self._disk_s = 0, 0.0
+
+    def _keep_session(self, tls: ssl.SSLSocket) -> None:
+        """For the next line to this server. It comes with the first bytes, not with the handshake (TLS 1.3)."""
+        if not self._has_session and tls.session is not None:
+            self._has_session = True
+            self._loop.sessions[self._host] = tls.session
+
+    def _hand_on(self, data: memoryview) -> None:
+        try:
+            count = self.near.send(data)
+        except BlockingIOError:
+            count = 0
+        self._to_near = bytes(data[count:])
+
+    def _handed_on(self) -> bool:
+        """Whether the proxy has taken all that came before."""
+        if self._to_near:
+            with suppress(BlockingIOError):
+                self._to_near = self._to_near[self.near.send(self._to_near) :]
+        return not self._to_near
+
+    def _set(self, sock: socket.socket, events: int) -> None:
+        if self._watched[sock] != events:
+            self._watched[sock] = events
+            self._loop.watch(self, sock.fileno(), events)
+
+    def _refuse(self, error: Exception) -> None:
+        if self._is_shaking:
+            kind = UNTRUSTED if isinstance(error, ssl.SSLCertVerificationError | ValueError) else REFUSED
+            with suppress(OSError):
+                self.near.send(kind + (str(error) or type(error).__name__).encode()[:_MESSAGE_BYTES])
+        self.end()
+
+    def end(self) -> None:
+        """Once the proxy reads that the line has ended, nothing is written into its file any more."""
+        del self._loop.lines[self._number]
+        self._loop.unfinished.discard(self)
+        self._loop.untold.discard(self)
+        if self._file >= 0:
+            os.close(self._file)
+        for sock in (self._tls or self._far, self.near):
+            self._set(sock, -1)
+            sock.close()
+
+
+def main(control: socket.socket, authority: str) -> None:
+    Loop(authority).run(control)
+
+
+if __name__ == "__main__":
+    # It ends with the proxy, which may stop slowly, and not with the signals that go to both.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
+    os._exit(0)

@@ -1,0 +1,275 @@
+"""Owns the receivers: processes that speak TLS for this one. See `receiver` for their side."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from threading import Thread
+
+from outrider.adapters.origin import receiver
+from outrider.adapters.origin.blocking_connection import BlockingConnection
+from outrider.core.errors import Broke, OriginBroke
+from outrider.ports import BodyInThread
+
+log = logging.getLogger(__name__)
+
+# A receiver answers within a turn of its loop. One that does not for so long is stopped, or hangs.
+_LOOK_S = 1.5
+# Lines stay open between two bodies for less than this.
+_IDLE_S = 60.0
+_START_AGAIN_S = 60.0
+_MESSAGE_BYTES = 8 * 1024
+# What OpenSSL and the loader of its library heed. A receiver gets none of the proxy's secrets.
+_ENVIRONMENT = ("LD_LIBRARY_PATH", "OPENSSL_CONF", "OPENSSL_MODULES", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE")
+
+
+def auto_receivers(cores: int) -> int:
+    """How many receivers a process that may use so many cores has at most. The loop needs a part of one only: two of
+    them on two cores bring a fifth more than one."""
+    return min(4, cores)
+
+
+class Receivers:
+    """Called on the event loop's thread. They are started when the first line is wanted, and end when idle."""
+
+    def __init__(self, most: int, authority: str | None = None, environ: Mapping[str, str] | None = None) -> None:
+        """`most` 0: there are none. `authority`: a file of certificates; None: those of the system are trusted.
+        `environ` None: that of this process."""
+        self._most = most
+        self._authority = authority or ""
+        environ = os.environ if environ is None else environ
+        self._environ = {name: environ[name] for name in _ENVIRONMENT if name in environ}
+        self._running: list[_Receiver] = []
+        self._may_start_at = float("-inf")
+        self._numbers = count(1)
+        self._looking: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        return [each.process.pid for each in self._running]
+
+    def is_ready(self) -> bool:
+        """Whether `secured` may be called. Otherwise one is on its way, or there will be none."""
+        ready = [each for each in self._running if each.is_ready]
+        if all(each.lines for each in ready):
+            self._start_one()
+        return bool(ready)
+
+    def _start_one(self) -> None:
+        loop = asyncio.get_running_loop()
+        are_enough = len(self._running) >= self._most or not all(each.is_ready for each in self._running)
+        if are_enough or self._closed or loop.time() < self._may_start_at:
+            return
+        try:
+            each = _started(self._authority, self._environ)
+        except OSError as error:
+            self._may_start_at = loop.time() + _START_AGAIN_S
+            log.warning("no receiver, the event loop receives", extra={"error": str(error)})
+            return
+        self._running.append(each)
+        loop.add_reader(each.control, self._hear, each)
+        each.ask()
+        self._look_later()
+
+    async def secured(self, far: socket.socket, host: str, timeout_s: float) -> ReceiverConnection:
+        """Hand the connection `far` to a receiver, which speaks TLS on it. Raises OriginBroke: there is none."""
+        each = min((each for each in self._running if each.is_ready), key=lambda each: each.lines)
+        near, theirs = socket.socketpair()
+        near.setblocking(False)
+        number = next(self._numbers)
+        try:
+            with theirs, far:
+                each.give(number, host, theirs, far)
+            async with asyncio.timeout(timeout_s):
+                said = await asyncio.get_running_loop().sock_recv(near, _MESSAGE_BYTES)
+            if said != receiver.READY:
+                raise _refused(said)
+        except (OSError, TimeoutError) as error:
+            near.close()
+            raise _refused(receiver.REFUSED + (str(error) or "timed out").encode()) from error
+        except BaseException:
+            near.close()
+            raise
+        return ReceiverConnection(near, each.control, number)
+
+    # -- whether they live -----------------------------------------------------------------------------------------
+
+    def _hear(self, each: _Receiver) -> None:
+        if not each.hear():
+            self._drop(each, "has ended")
+
+    def _look_later(self) -> None:
+        if self._looking is None and self._running:
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        for each in list(self._running):
+            if not each.hear():
+                self._drop(each, "has ended")
+            elif each.is_asked:
+                self._drop(each, "does not answer")
+            elif each.idle_s() > _IDLE_S:
+                self._drop(each, "")
+            else:
+                each.ask()
+        self._look_later()
+
+    def _drop(self, each: _Receiver, why: str) -> None:
+        """End it. Its lines break, and what they had to bring is asked for once more. `why` empty: it is not needed."""
+        if each not in self._running:
+            return
+        self._running.remove(each)
+        asyncio.get_running_loop().remove_reader(each.control)
+        if why:
+            log.warning("a receiver is given up", extra={"pid": each.process.pid, "why": why})
+        each.end()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        for each in list(self._running):
+            self._drop(each, "")
+
+
+class _Receiver:
+    """One process. `lines`: those that it has, as far as it is known."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self.process = process
+        self.control = control
+        control.setblocking(False)
+        self.lines = 0
+        self.is_ready = False
+        self.is_asked = False
+        self._used_at = time.monotonic()
+
+    def give(self, number: int, host: str, near: socket.socket, far: socket.socket) -> None:
+        """Raises OSError."""
+        socket.send_fds(self.control, [f"{number} {host}".encode()], [near.fileno(), far.fileno()])
+        self.lines += 1
+        self._used_at = time.monotonic()
+
+    def ask(self) -> None:
+        """Whether it lives, and how many lines it has."""
+        self.is_asked = True
+        with suppress(OSError):
+            self.control.send(b"?")
+
+    def hear(self) -> bool:
+        """Whether it lives, by what it has said or not."""
+        try:
+            while said := self.control.recv(64):
+                self.lines, self.is_asked, self.is_ready = int(said), False, True
+                if self.lines:
+                    self._used_at = time.monotonic()
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def idle_s(self) -> float:
+        return time.monotonic() - self._used_at
+
+    def end(self) -> None:
+        self.control.close()
+        self.process.kill()
+        # A process that waits for a disk dies late, and no event loop waits for it.
+        Thread(target=self.process.wait, daemon=True).start()
+
+
+class ReceiverConnection(BlockingConnection):
+    """A line of a receiver. The first bytes of each reply pass; the rest passes, too, or goes into a file."""
+
+    def __init__(self, near: socket.socket, control: socket.socket, number: int) -> None:
+        super().__init__(near)
+        self._control = control
+        self._number = number
+        self._may_pass = receiver.PASSED_BYTES
+
+    @property
+    def writes(self) -> bool:
+        return not self._pieces and not self._may_pass and self.reader.is_measured
+
+    def ask(
+        self, request: bytes, timeout_s: float, *, body: BodyInThread | None = None, small_bytes: int = 0
+    ) -> None:  # fmt: skip
+        self._may_pass = receiver.PASSED_BYTES
+        super().ask(request, timeout_s, body=body, small_bytes=small_bytes)
+
+    def _room(self, count: int) -> int:
+        if not self._may_pass:
+            self._may_pass = receiver.PASSED_BYTES
+            self._tell(f"{self._number}")
+        return min(count, self._may_pass)
+
+    def _came(self, count: int) -> None:
+        self._may_pass -= count
+
+    def write(self, file: int, offset: int, count: int, told: Callable[[int, float], None]) -> None:
+        self._tell(f"{self._number} {offset} {count}", file)
+        self._may_pass = receiver.PASSED_BYTES
+        while count:
+            progress = self._in_time(self.socket.recv, receiver.PROGRESS.size, socket.MSG_WAITALL)
+            if len(progress) < receiver.PROGRESS.size:
+                raise OriginBroke("the body was shorter than it said")
+            more, disk_s = receiver.PROGRESS.unpack(progress)
+            if more < 0:
+                raise OSError(-more, os.strerror(-more))
+            count -= more
+            self.reader.passed(more)
+            told(more, disk_s)
+
+    def _tell(self, message: str, *files: int) -> None:
+        try:
+            socket.send_fds(self._control, [message.encode()], files)
+        except OSError as error:
+            raise OriginBroke("its receiver has ended") from error
+
+    def _end(self) -> None:
+        # A receiver that died has not said so: its line has ended on both sides, and a body that goes on until the end
+        # may not be whole.
+        look = select.poll()
+        look.register(self.socket, 0)
+        if look.poll(0):
+            raise OriginBroke("its receiver has ended")
+        super()._end()
+
+    def abort(self) -> None:
+        # Its end is read once the receiver has left the line, and writes no more into the file.
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
+
+def _started(authority: str, environ: Mapping[str, str]) -> _Receiver:
+    """Raises OSError."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    argv = [sys.executable, "-I", "-S", str(Path(receiver.__file__)), str(theirs.fileno()), authority]
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                argv, pass_fds=(theirs.fileno(),), env=dict(environ), stdin=subprocess.DEVNULL
+            )  # fmt: skip
+        except BaseException:
+            control.close()
+            raise
+    return _Receiver(process, control)
+
+
+def _refused(said: bytes) -> OriginBroke:
+    """`said`: the first message of a line; empty: there was none."""
+    why = said[1:].decode("utf-8", "replace") or "the receiver has ended"
+    return OriginBroke(f"cannot connect: {why}", cause=Broke.CONNECT, lasting=said[:1] == receiver.UNTRUSTED)
