@@ -5,6 +5,8 @@ Both must pass, so the fake behaves as the real client does."""
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -27,8 +29,10 @@ from outrider.metrics import Metrics
 from outrider.ports import ByteSink, Origin, OriginReply, OriginRequest
 from tests.support.asked import asked, pieces_of
 from tests.support.bucket import REGION, Bucket
+from tests.support.certificate import Certificate
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 from tests.support.simulator import Simulator
+from tests.support.tls_front import TlsFront
 from tests.support.weather import Fault as Weather
 from tests.support.weather import FaultKind
 
@@ -88,21 +92,54 @@ class Sink(ByteSink):
         self.is_over = True
 
 
+class Placed(Sink):
+    """A sink with a place where another process may write. With `fail_after` nobody may."""
+
+    def __init__(self, fail_after: int = -1) -> None:
+        super().__init__(fail_after)
+        self._file = os.memfd_create("sink")
+        self._takes_none = os.open("/dev/null", os.O_RDONLY)
+        self.count = 0
+
+    def __del__(self) -> None:
+        os.close(self._file)
+        os.close(self._takes_none)
+
+    def write(self, data: memoryview) -> None:
+        super().write(data)
+        self.count += os.pwrite(self._file, data, self.count)
+
+    def place(self) -> tuple[int, int]:
+        return (self._file if self._fail_after < 0 else self._takes_none), self.count
+
+    def written(self, count: int, disk_s: float) -> None:
+        assert disk_s >= 0.0
+        assert not self.is_over
+        self.data += os.pread(self._file, count, self.count)
+        self.count += count
+
+    def refused(self, error: OSError) -> None:
+        assert error.errno == errno.EBADF
+        raise StoreUnavailable("no room")
+
+
 class World:
     """An origin, and the controls that make it break off after some bytes, or answer with a status."""
 
     def __init__(
-        self, origin: Origin, break_after: Callable[[int], None], answer: Callable[[int], None], nowhere: Origin
-    ) -> None:
+        self, origin: Origin, break_after: Callable[[int], None], answer: Callable[[int], None], nowhere: Origin,
+        sink: type[Sink] = Sink,
+    ) -> None:  # fmt: skip
         self.origin = origin
         self.break_after = break_after
         self.answer = answer
         self.nowhere = nowhere
+        self.sink = sink
 
     async def ask(self, method: str, key: str, *headers: tuple[str, str]) -> tuple[int, dict[str, str], bytes]:
         async with asked(self.origin, OriginRequest(method, NAME, key, headers=headers)) as reply:
             if reply.status in (200, 206) and reply.content_length and reply.in_thread:
-                body = await received(reply, reply.content_length)
+                body = await received(reply, reply.content_length, self.sink)
             else:
                 async with aclosing(pieces_of(reply)) as chunks:
                     body = b"".join([chunk async for chunk in chunks])
@@ -115,11 +152,11 @@ class World:
             return dict(reply.headers)["etag"]
 
 
-async def received(reply: OriginReply, length: int) -> bytes:
+async def received(reply: OriginReply, length: int, sink_of: type[Sink] = Sink) -> bytes:
     """The body, received in two parts."""
     data = b""
     for part in (length // 3, length - length // 3):
-        sink, told = Sink(), 0
+        sink, told = sink_of(), 0
         async with aclosing(reply.receive(part, sink)) as counts:
             async for came in counts:
                 told += came
@@ -135,13 +172,16 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
 
 
 @asynccontextmanager
-async def http_world(bucket: Bucket, simulator: Simulator, *, in_threads: bool) -> AsyncIterator[World]:
+async def http_world(
+    bucket: Bucket, simulator: Simulator, *, in_threads: bool, endpoint: str = "", sink: type[Sink] = Sink
+) -> AsyncIterator[World]:
+    """`endpoint` of the simulator; empty: its own."""
     bucket.make_bucket(NAME)
 
     def origin(endpoint: str) -> HttpOrigin:
-        return HttpOrigin(endpoint, REGION, Keys(bucket), Metrics(), time.time, connections=8)
+        return HttpOrigin(endpoint, REGION, Keys(bucket), Metrics(), time.time, connections=8, receivers=1)
 
-    real, nowhere = origin(simulator.endpoint), origin("http://127.0.0.1:9")
+    real, nowhere = origin(endpoint or simulator.endpoint), origin("http://127.0.0.1:9")
     await real.open()
     await nowhere.open()
 
@@ -153,7 +193,7 @@ async def http_world(bucket: Bucket, simulator: Simulator, *, in_threads: bool) 
 
     try:
         reading: tuple[Origin, Origin] = (InThreads(real), InThreads(nowhere)) if in_threads else (real, nowhere)
-        yield World(reading[0], break_after, answer, reading[1])
+        yield World(reading[0], break_after, answer, reading[1], sink)
     finally:
         await real.close()
         await nowhere.close()
@@ -172,13 +212,21 @@ async def fake_world() -> AsyncIterator[World]:
     yield World(fake, break_after, answer, FakeOrigin(faults=[Fault(times=None, refuse=True)]))
 
 
-@pytest.fixture(params=["fake", "http", "threads"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+@pytest.fixture(params=["fake", "http", "threads", "receivers"])
+async def world(
+    request: pytest.FixtureRequest, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[World]:
     if request.param == "fake":
         async with fake_world() as world:
             yield world
+        return
+    bucket, simulator = request.getfixturevalue("bucket"), request.getfixturevalue("simulator")
+    if request.param == "receivers":
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.authority))
+        with TlsFront(("127.0.0.1", simulator.port), certificate) as front:
+            async with http_world(bucket, simulator, in_threads=True, endpoint=front.endpoint, sink=Placed) as world:
+                yield world
     else:
-        bucket, simulator = request.getfixturevalue("bucket"), request.getfixturevalue("simulator")
         async with http_world(bucket, simulator, in_threads=request.param == "threads") as world:
             yield world
 
@@ -284,7 +332,7 @@ async def test_a_body_that_ends_early_is_never_taken_for_whole(after: int, world
 async def test_a_body_that_ends_early_is_never_received_whole(after: int, world: World, key: str) -> None:
     await world.put(key, DATA)
     world.break_after(after)
-    sink = Sink()
+    sink = world.sink()
 
     async def take() -> None:
         async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
@@ -302,7 +350,7 @@ async def test_a_sink_that_fails_ends_the_body_with_its_own_error(world: World, 
 
     async def take() -> None:
         async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
-            async for _ in reply.receive(len(DATA), Sink(fail_after=1)):
+            async for _ in reply.receive(len(DATA), world.sink(fail_after=1)):
                 pass
 
     for _ in range(12):  # more than there are connections
@@ -344,7 +392,7 @@ async def test_the_last_bytes_are_told_once_nothing_writes_any_more(
 async def test_a_body_that_is_given_up_writes_nothing_more(world: World, key: str) -> None:
     await world.put(key, DATA)
     for _ in range(12):
-        sink = Sink()
+        sink = world.sink()
         async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             counts = reply.receive(len(DATA), sink)
             await anext(counts)
@@ -396,7 +444,7 @@ async def test_a_request_whose_body_fails_stores_nothing(sent: int, world: World
 
 
 async def test_the_origins_name_is_its_endpoint(world: World) -> None:
-    assert world.origin.endpoint.startswith("http://")
+    assert world.origin.endpoint.startswith(("http://", "https://"))
     assert not world.origin.endpoint.endswith("/")
 
 

@@ -61,6 +61,7 @@ _FLAGS: Mapping[str, _Flag] = {
     "policy": _Flag(),
     "prefetch": _Flag(),
     "verify": _Flag(),
+    "receivers": _Flag("COUNT"),
     "traces": _Flag(kind=bool),
     "log_level": _Flag(),
     "log_format": _Flag(),

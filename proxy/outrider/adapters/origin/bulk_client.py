@@ -70,7 +70,7 @@ class BulkClient:
         Raises:
             OriginBroke: no reply came, or none that can be read; or the body failed.
         """
-        if not self._takes(target, body):
+        if not await self._takes(target, body):
             return None
         self._free -= 1
         self._senders_free -= body is not None
@@ -117,12 +117,12 @@ class BulkClient:
         assert self._receivers is not None
         return await self._receivers.secured(sock, urlsplit(target.base).hostname or "", self._connector.timeout_s)
 
-    def _takes(self, target: Endpoint, body: BodyInThread | None) -> bool:
+    async def _takes(self, target: Endpoint, body: BodyInThread | None) -> bool:
         """Whether a thread is free, and a receiver where TLS is spoken. The body is taken, too, if there is one."""
         if not target.is_plain:
-            # A receiver speaks TLS with the server, and not with a forward proxy before it.
+            # None speaks TLS with a forward proxy before the server.
             is_direct = target.proxy.url is None or target.proxy.url.scheme == "http"
-            if body is not None or not is_direct or self._receivers is None or not self._receivers.is_ready():
+            if body is not None or not is_direct or self._receivers is None or not await self._receivers.ready():
                 return False
         # Threads hang where the disk does.
         return bool(self._free) and (body is None or (self._senders_free > 0 and body.begin()))

@@ -28,6 +28,8 @@ _LOOK_S = 1.5
 # Lines stay open between two bodies for less than this.
 _IDLE_S = 60.0
 _START_AGAIN_S = 60.0
+# A start takes 25 ms; a body that waited for longer would be better off on the event loop.
+_START_S, _BOOT_S = 0.5, 5.0
 _MESSAGE_BYTES = 8 * 1024
 # What OpenSSL and the loader of its library heed. A receiver gets none of the proxy's secrets.
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "OPENSSL_CONF", "OPENSSL_MODULES", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE")
@@ -52,6 +54,7 @@ class Receivers:
         self._running: list[_Receiver] = []
         self._may_start_at = float("-inf")
         self._numbers = count(1)
+        self._said = asyncio.Event()
         self._looking: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -59,17 +62,20 @@ class Receivers:
     def pids(self) -> list[int]:
         return [each.process.pid for each in self._running]
 
-    def is_ready(self) -> bool:
-        """Whether `secured` may be called. Otherwise one is on its way, or there will be none."""
-        ready = [each for each in self._running if each.is_ready]
-        if all(each.lines for each in ready):
+    async def ready(self) -> bool:
+        """Whether `secured` may be called. The first receiver is waited for."""
+        if all(each.lines for each in self._running):
             self._start_one()
-        return bool(ready)
+        if self._running and not any(each.is_ready for each in self._running):
+            self._said.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_START_S):
+                    await self._said.wait()
+        return any(each.is_ready for each in self._running)
 
     def _start_one(self) -> None:
         loop = asyncio.get_running_loop()
-        are_enough = len(self._running) >= self._most or not all(each.is_ready for each in self._running)
-        if are_enough or self._closed or loop.time() < self._may_start_at:
+        if len(self._running) >= self._most or self._closed or loop.time() < self._may_start_at:
             return
         try:
             each = _started(self._authority, self._environ)
@@ -84,7 +90,10 @@ class Receivers:
 
     async def secured(self, far: socket.socket, host: str, timeout_s: float) -> ReceiverConnection:
         """Hand the connection `far` to a receiver, which speaks TLS on it. Raises OriginBroke: there is none."""
-        each = min((each for each in self._running if each.is_ready), key=lambda each: each.lines)
+        each = min((each for each in self._running if each.is_ready), key=lambda each: each.lines, default=None)
+        if each is None:
+            far.close()
+            raise _refused(b"")
         near, theirs = socket.socketpair()
         near.setblocking(False)
         number = next(self._numbers)
@@ -106,6 +115,7 @@ class Receivers:
     # -- whether they live -----------------------------------------------------------------------------------------
 
     def _hear(self, each: _Receiver) -> None:
+        self._said.set()
         if not each.hear():
             self._drop(each, "has ended")
 
@@ -118,7 +128,7 @@ class Receivers:
         for each in list(self._running):
             if not each.hear():
                 self._drop(each, "has ended")
-            elif each.is_asked:
+            elif each.is_asked and (each.is_ready or each.idle_s() > _BOOT_S):
                 self._drop(each, "does not answer")
             elif each.idle_s() > _IDLE_S:
                 self._drop(each, "")
@@ -134,6 +144,8 @@ class Receivers:
         asyncio.get_running_loop().remove_reader(each.control)
         if why:
             log.warning("a receiver is given up", extra={"pid": each.process.pid, "why": why})
+            if not each.is_ready:
+                self._may_start_at = asyncio.get_running_loop().time() + _START_AGAIN_S
         each.end()
 
     def close(self) -> None:

@@ -145,7 +145,8 @@ class Fill:
             self._check = self._contents.check_for(lead.meta)
             if first is not None:
                 # Its first bytes go to their reader while the file is made.
-                return await self._bring(self._flights, tail, first.body, first.asked_at)
+                bulk = self._check is None and tail.length >= self._bulk_bytes
+                return await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
         async with TaskGroup() as tasks:
             await self._open_beside(lead, tasks)
             if head.length:

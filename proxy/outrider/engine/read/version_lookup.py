@@ -20,6 +20,7 @@ from outrider.core.errors import OriginBroke, S3Error, ServiceUnavailable, Signa
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.oddities import Oddity
+from outrider.engine.fill.fill import BULK_BYTES
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_body import OriginBody
@@ -390,7 +391,10 @@ class VersionLookup:
             start = first_byte - inside + fill_start(inside, self._layout.block_bytes)
             asked = Extent(start, (index + 1) * self._layout.block_bytes)
             headers = (("range", f"bytes={asked.start}-{asked.stop - 1}"),)
-        request = OriginRequest("GET", ref.bucket, ref.key, headers=headers, likely_bytes=self._seen_bytes(ref))
+        likely = self._seen_bytes(ref)
+        request = OriginRequest(
+            "GET", ref.bucket, ref.key, headers=headers, likely_bytes=likely, bulk=(likely or 0) >= BULK_BYTES
+        )
         reply, asked_at, answer = await self._proved_reply(request, asked, question.waiters)
         with closing(reply):
             if answer is not None:

@@ -1,0 +1,279 @@
+"""Receivers, real processes: what becomes of a body, and of its readers, when one dies, stops, or is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.adapters.origin import receivers as module
+from outrider.adapters.origin.http_origin import HttpOrigin
+from outrider.adapters.origin.receivers import Receivers, auto_receivers
+from outrider.core.errors import Broke, OriginBroke
+from outrider.metrics import Metrics
+from outrider.ports import OriginReply, OriginRequest
+from tests.contract.test_odd_heads import Anonymous, Scripted
+from tests.contract.test_origin import Keys, Placed
+from tests.support.asked import asked
+from tests.support.certificate import certify
+from tests.support.fakes import RAMP
+from tests.support.proxy import Proxy, ServedProxy
+from tests.support.rawhttp import RawConnection
+from tests.support.tls_front import TlsFront
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.bucket import Bucket
+    from tests.support.certificate import Certificate
+    from tests.support.simulator import Simulator
+
+NAME = "receivers"
+MIB = 1024 * 1024
+DATA = RAMP[:1000] * 6000
+SMALL = RAMP[:200_000]
+REPLY = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: %d\r\n\r\n' % len(SMALL) + SMALL
+
+
+@pytest.fixture(autouse=True)
+def trusted(certificate: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.authority))
+
+
+@pytest.fixture
+def front(simulator: Simulator, certificate: Certificate) -> Iterator[TlsFront]:
+    with TlsFront(("127.0.0.1", simulator.port), certificate) as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(bucket: Bucket, front: TlsFront) -> Iterator[Proxy]:
+    put(bucket)
+    with Proxy(bucket, origin=front.endpoint, receivers=2, block_size="1MiB", drain_s=0) as running:
+        yield running
+
+
+def put(bucket: Bucket) -> None:
+    bucket.make_bucket(NAME)
+    client = bucket.client()
+    client.put_object(Bucket=NAME, Key="k", Body=DATA)
+    client.close()
+
+
+def receivers_of(pid: int) -> list[int]:
+    """The receivers among the children of a process, by what they run."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        children = (task / "children").read_text().split()
+        found += [int(child) for child in children if b"receiver.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return found
+
+
+def read(proxy: Proxy) -> bytes:
+    with RawConnection(proxy.address) as connection:
+        reply = connection.ask("GET", f"/{NAME}/k")
+        assert reply.status == 200
+        return reply.body
+
+
+async def rest_of(reply: OriginReply) -> bytes:
+    got = b""
+    while piece := await reply.some():
+        got += piece
+    return got
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_large_bodies_come_by_receivers_and_are_served_from_their_files(proxy: Proxy, front: TlsFront) -> None:
+    assert read(proxy) == DATA
+    proxy.settle()
+    pids = receivers_of(os.getpid())
+    assert 1 <= len(pids) <= 2
+    asked_before = proxy.metric("outrider_origin_requests_total", method="GET")
+    assert read(proxy) == DATA
+    assert proxy.metric("outrider_origin_requests_total", method="GET") == asked_before
+    # The block checksums are right: a start verifies them at the first read.
+    proxy.restart()
+    assert read(proxy) == DATA
+    assert proxy.metric("outrider_store_corrupt_blocks_total") == 0
+    for pid in pids:
+        while not is_gone(pid):
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_receiver_that_dies_or_stops_costs_no_reader_an_error(
+    number: signal.Signals, proxy: Proxy, front: TlsFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.2)
+    monkeypatch.setattr(module, "_BOOT_S", 0.5)
+    front.hold(300_000)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(read(proxy)))
+    reader.start()
+    assert front.held.wait(60)
+    pids = receivers_of(os.getpid())
+    for pid in pids:
+        os.kill(pid, number)
+    front.release()
+    reader.join(60)
+    assert got == [DATA]
+    for pid in pids:
+        while not is_gone(pid):
+            time.sleep(0.01)
+    proxy.settle()
+    assert list(proxy.cache_dir.glob("tmp/*")) == []
+
+
+def test_no_receiver_outlives_a_proxy_that_is_killed(bucket: Bucket, front: TlsFront, tmp_path: Path) -> None:
+    put(bucket)
+    served = ServedProxy(bucket, tmp_path, front.endpoint, receivers="2", block_size="1MiB")
+    served.environment["AWS_CA_BUNDLE"] = os.environ["AWS_CA_BUNDLE"]
+    with served:
+        with RawConnection(served.address) as connection:
+            assert connection.ask("GET", f"/{NAME}/k").body == DATA
+        pids = receivers_of(served.pid)
+        assert pids
+        environs = [Path(f"/proc/{pid}/environ").read_bytes() for pid in pids]
+        assert not any(b"AWS" in environ or b"OUTRIDER" in environ for environ in environs)
+        os.kill(served.pid, signal.SIGKILL)
+        for pid in pids:
+            while not is_gone(pid):
+                time.sleep(0.01)
+
+
+async def test_sessions_of_tls_are_taken_up_again(front: TlsFront, bucket: Bucket) -> None:
+    put(bucket)
+    origin = HttpOrigin(front.endpoint, "r", Keys(bucket), Metrics(), time.time, connections=4, receivers=1)
+    await origin.open()
+    for _ in range(3):
+        async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+            assert reply.status == 200
+            assert await reply.some()
+    await origin.close()
+    assert front.resumed == [False, True, True]
+
+
+async def test_a_server_that_is_not_trusted_is_an_error_that_says_so(
+    front: TlsFront, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certify(tmp_path).authority))
+    origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
+    await origin.open()
+    try:
+        with pytest.raises(OriginBroke, match="certificate verify failed") as broke:
+            async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)):
+                pass
+        assert (broke.value.cause, broke.value.lasting) == (Broke.CONNECT, True)
+    finally:
+        await origin.close()
+
+
+async def test_a_body_until_the_end_is_not_whole_when_its_receiver_dies(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the end of the connection says that it is whole, and a process that dies ends it, too."""
+    scripted = Scripted([b'HTTP/1.0 200 OK\r\nETag: "e"\r\n\r\n' + SMALL], closes=True)
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
+    with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), certificate) as front:
+        front.hold(100_000)
+        origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
+        await origin.open()
+        async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+            got = b""
+            while not front.held.is_set():
+                got += await reply.some()
+            for pid in receivers_of(os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(OriginBroke):
+                await rest_of(reply)
+        assert SMALL.startswith(got)
+        front.release()
+        await origin.close()
+    server.close()
+
+
+async def test_receivers_that_are_idle_end(front: TlsFront, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(bucket)
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
+    await origin.open()
+    receivers = origin._client.bulk._receivers  # type: ignore[union-attr]
+    assert isinstance(receivers, Receivers)
+    assert await receivers.ready()
+    (pid,) = receivers.pids
+    monkeypatch.setattr(module, "_IDLE_S", 0.0)
+    async with asyncio.timeout(60):
+        while receivers.pids or not is_gone(pid):
+            await asyncio.sleep(0.01)
+    await origin.close()
+
+
+async def test_where_none_can_be_started_the_event_loop_receives(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", fails)
+    scripted = Scripted([REPLY])
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
+    with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), certificate) as front:
+        origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
+        await origin.open()
+        async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+            assert not reply.in_thread
+            assert await rest_of(reply) == SMALL
+        await origin.close()
+    server.close()
+
+
+async def test_a_body_given_up_amid_a_file_leaves_the_file_alone(certificate: Certificate) -> None:
+    scripted = Scripted([REPLY, REPLY])
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
+    with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), certificate) as front:
+        origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
+        await origin.open()
+        front.hold(130_000)
+        sink = Placed()
+        async with (
+            asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply,
+            aclosing(reply.receive(len(SMALL), sink)) as counts,
+        ):
+            async for _ in counts:
+                if front.held.is_set():
+                    break
+        assert sink.is_over
+        length = os.fstat(sink._file).st_size
+        front.release()
+        # Another body by the same receiver: the one before has been left.
+        whole = Placed()
+        async with (
+            asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply,
+            aclosing(reply.receive(len(SMALL), whole)) as counts,
+        ):
+            async for _ in counts:
+                pass
+        assert bytes(whole.data) == SMALL
+        assert os.fstat(sink._file).st_size == length
+        await origin.close()
+    server.close()
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 1), (2, 2), (3, 3), (4, 4), (64, 4)])
+def test_there_are_no_more_than_cores_and_four_at_most(cores: int, most: int) -> None:
+    assert auto_receivers(cores) == most

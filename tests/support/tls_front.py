@@ -1,0 +1,107 @@
+"""TLS before a plain server: what an origin's load balancer does."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from tests.support.certificate import Certificate
+
+_PIECE_BYTES = 64 * 1024
+
+
+class TlsFront:
+    """Hands each connection on to `target`, on a thread and a loop of its own. A context."""
+
+    def __init__(self, target: tuple[str, int], certificate: Certificate) -> None:
+        self._target = target
+        self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._tls.load_cert_chain(certificate.chain, certificate.key)
+        self._loop = asyncio.new_event_loop()
+        self._go_on = asyncio.Event()
+        self._held_after = -1
+        self.held = threading.Event()
+        """A reply is held up."""
+        self.resumed: list[bool] = []
+        """For each handshake, whether it took up an earlier session."""
+        self.port = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @property
+    def endpoint(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def hold(self, after_bytes: int) -> None:
+        """Each connection is held up once it has brought so many bytes, until `release`."""
+        self.held.clear()
+        self._go_on.clear()
+        self._held_after = after_bytes
+
+    def release(self) -> None:
+        self._held_after = -1
+        self._loop.call_soon_threadsafe(self._go_on.set)
+
+    def __enter__(self) -> Self:
+        listening = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(listening,))
+        self._thread.start()
+        assert listening.wait(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+    def _run(self, listening: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve(listening))
+        self._loop.close()
+
+    async def _serve(self, listening: threading.Event) -> None:
+        self._over = asyncio.Event()
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
+        self.port = server.sockets[0].getsockname()[1]
+        listening.set()
+        await self._over.wait()
+        server.close()
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others)
+        for writer in self._writers:
+            writer.transport.abort()
+        # An aborted connection is closed a step later, below TLS another one.
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.resumed.append(bool(writer.get_extra_info("ssl_object").session_reused))
+        with suppress(OSError, asyncio.CancelledError):
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            self._writers += [writer, far_writer]
+            await asyncio.gather(self._pump(reader, far_writer), self._replies(far_reader, writer))
+
+    async def _replies(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        brought = 0
+        try:
+            while data := await source.read(_PIECE_BYTES):
+                if 0 <= self._held_after <= brought:
+                    self.held.set()
+                    await self._go_on.wait()
+                brought += len(data)
+                sink.write(data)
+                await sink.drain()
+        finally:
+            sink.close()
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(_PIECE_BYTES):
+                sink.write(data)
+                await sink.drain()
+        finally:
+            sink.close()
