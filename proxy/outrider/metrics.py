@@ -274,6 +274,12 @@ class Metrics:
         )
         for cause in DUPLICATE_CAUSES:
             self.duplicate_origin_bytes.labels(cause)
+        self.receivers = Gauge("outrider_receivers", "Processes that receive large bodies over https.", registry=r)
+        self.receivers_lost = Counter(
+            "outrider_receivers_lost",
+            "Receivers that died or did not answer; their bodies were asked for again.",
+            registry=r,
+        )
         self.origin_retries = Counter("outrider_origin_retries", "Reads retried at the origin.", registry=r)
         self.origin_wait_s = Counter(
             "outrider_origin_wait_seconds",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
@@ -30,6 +30,17 @@ Name = ObjectRef | str
 Buffer = bytes | bytearray | memoryview
 
 
+class Place(NamedTuple):
+    """Where another process may write the next bytes of a body: into the descriptor `file` from `offset` on. With the
+    payload that begins at `begins_at` hashed beside it, once it is there; None: without. `crc`: the model of a CRC that
+    is wanted, too, as anycrc names it; empty: none."""
+
+    file: int
+    offset: int
+    begins_at: int | None = None
+    crc: str = ""
+
+
 class ByteSink(Protocol):
     """Takes the bytes of a body in order, in the thread that receives them. One that inherits from it takes them by
     `write` alone, unless it has a `place`."""
@@ -43,13 +54,16 @@ class ByteSink(Protocol):
         """`data` is valid during the call. `OriginReply.receive` raises what this raises."""
         ...
 
-    def place(self) -> tuple[int, int] | None:
-        """A descriptor, and the offset at which another process may write the next bytes; None: only `write` takes
-        them."""
+    def place(self, count: int) -> Place | None:
+        """Where another process may write the next `count` bytes; None: only `write` takes them."""
         return None
 
     def written(self, count: int, disk_s: float) -> None:
         """So many bytes are in their place. `disk_s`: the seconds that the disk took."""
+        raise AssertionError("there is no place")
+
+    def hashed(self, digest: bytes, crc: int) -> None:
+        """The XXH3 (128 bits) and the CRC of the payload up to here, where they were wanted."""
         raise AssertionError("there is no place")
 
     def refused(self, error: OSError) -> None:

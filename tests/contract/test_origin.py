@@ -26,7 +26,7 @@ from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import Headers
 from outrider.core.s3.ranges import parse_content_range
 from outrider.metrics import Metrics
-from outrider.ports import ByteSink, Origin, OriginReply, OriginRequest
+from outrider.ports import ByteSink, Origin, OriginReply, OriginRequest, Place
 from tests.support.asked import asked, pieces_of
 from tests.support.bucket import REGION, Bucket
 from tests.support.certificate import Certificate
@@ -109,8 +109,8 @@ class Placed(Sink):
         super().write(data)
         self.count += os.pwrite(self._file, data, self.count)
 
-    def place(self) -> tuple[int, int]:
-        return (self._file if self._fail_after < 0 else self._takes_none), self.count
+    def place(self, count: int) -> Place:
+        return Place(self._file if self._fail_after < 0 else self._takes_none, self.count)
 
     def written(self, count: int, disk_s: float) -> None:
         assert disk_s >= 0.0

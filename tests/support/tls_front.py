@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from tests.support.certificate import Certificate
 
-_PIECE_BYTES = 64 * 1024
-
 
 class TlsFront:
     """Hands each connection on to `target`, on a thread and a loop of its own. A context."""
 
-    def __init__(self, target: tuple[str, int], certificate: Certificate) -> None:
+    def __init__(self, target: tuple[str, int], certificate: Certificate, piece_bytes: int = 64 * 1024) -> None:
+        """`piece_bytes`: how many bytes are handed on at once."""
         self._target = target
+        self._piece_bytes = piece_bytes
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.load_cert_chain(certificate.chain, certificate.key)
         self._loop = asyncio.new_event_loop()
         self._go_on = asyncio.Event()
         self._held_after = -1
+        self._times_held = 0
         self.held = threading.Event()
         """A reply is held up."""
         self.resumed: list[bool] = []
@@ -36,8 +37,9 @@ class TlsFront:
         return f"https://127.0.0.1:{self.port}"
 
     def hold(self, after_bytes: int) -> None:
-        """Each connection is held up once it has brought so many bytes, until `release`."""
+        """Each connection is held up once it has brought so many more bytes, until `release`."""
         self.held.clear()
+        self._times_held += 1
         self._go_on.clear()
         self._held_after = after_bytes
 
@@ -86,9 +88,11 @@ class TlsFront:
             await asyncio.gather(self._pump(reader, far_writer), self._replies(far_reader, writer))
 
     async def _replies(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        brought = 0
+        brought, times_held = 0, 0
         try:
-            while data := await source.read(_PIECE_BYTES):
+            while data := await source.read(self._piece_bytes):
+                if times_held != self._times_held:
+                    brought, times_held = 0, self._times_held
                 if 0 <= self._held_after <= brought:
                     self.held.set()
                     await self._go_on.wait()
@@ -100,7 +104,7 @@ class TlsFront:
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
-            while data := await source.read(_PIECE_BYTES):
+            while data := await source.read(self._piece_bytes):
                 sink.write(data)
                 await sink.drain()
         finally:

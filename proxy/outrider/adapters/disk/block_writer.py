@@ -15,7 +15,7 @@ from outrider.core.cache.block_file import BlockMeta, Header
 from outrider.core.errors import WrongDigest
 from outrider.core.s3.checksums import Kind
 from outrider.futures import heard
-from outrider.ports import Buffer
+from outrider.ports import Buffer, Place
 
 T = TypeVar("T")
 
@@ -61,6 +61,8 @@ class DiskBlockWriter:
         self._expected = ""
         self._kind = kind
         self._content = None if kind is None else kind.begin()
+        # The checksum and the content hash of the whole payload, by the process that wrote the last of it.
+        self._sums: tuple[bytes, bytes | None] | None = None
         # The payload up to here is in the digest. Only the write that begins here advances it, and no byte is written
         # twice, so two threads never do so at once.
         self._digested = 0
@@ -96,10 +98,19 @@ class DiskBlockWriter:
         receiver.over.add_done_callback(self._working.discard)
         return receiver
 
-    def place(self, offset: int) -> tuple[int, int]:
-        """The descriptor and offset of a byte of the payload."""
+    def place(self, offset: int, before: int, count: int) -> Place:
+        """The place of `count` bytes of the payload. `before`: the bytes that their writer has written, and that are
+        counted at its end."""
         assert self._file is not None
-        return self._file.fd, self._header.length + offset
+        at = self._header.length + offset
+        # All bytes before them are here, and none comes after them.
+        is_last = self._written + before == offset and offset + count == self._meta.extent.length
+        if not is_last or not (self._kind is None or self._kind.is_crc):
+            return Place(self._file.fd, at)
+        return Place(self._file.fd, at, self._header.length, "" if self._kind is None else self._kind.model)
+
+    def hashed(self, digest: bytes, crc: int) -> None:
+        self._sums = digest, None if self._kind is None else self._kind.in_bytes(crc)
 
     def received(self, count: int) -> None:
         """A receiver has ended after `count` bytes."""
@@ -153,7 +164,7 @@ class DiskBlockWriter:
 
     def _sealed(self) -> bytes:
         """The header of the whole block. Raises WrongDigest."""
-        checksum = self._digest.digest()
+        checksum = self._digest.digest() if self._sums is None else self._sums[0]
         if self._expected and block_file.digest_text(checksum) != self._expected:
             raise WrongDigest(f"{self._meta.version.ref}: block {self._meta.index}")
         return self._header.sealed(checksum)
@@ -164,7 +175,9 @@ class DiskBlockWriter:
         `sealed`: the header is written, too.
         """
         assert self._file is not None
-        if not sealed:
+        if not sealed and self._sums is not None:
+            block_io.write_all(self._file.fd, [self._sealed()], 0)
+        elif not sealed:
             # Bytes that arrived out of order are not in the digest yet: read them back, usually from the page cache.
             self._digested += block_io.digest_payload(
                 self._digest, self._content, self._file.fd, self._header.length + self._digested,
@@ -201,6 +214,8 @@ class DiskBlockWriter:
         self._ended = True
         assert self._file is not None
         content = None if self._content is None else self._content.digest()
+        if self._sums is not None:
+            content = self._sums[1]
         self._reservation.landed(self._meta, self._header.disk_bytes, self._file, self._kind, content)
 
     async def abort(self) -> None:
@@ -263,8 +278,11 @@ class BlockReceiver:
         self._offset += count
         self.count += count
 
-    def place(self) -> tuple[int, int]:
-        return self._writer.place(self._offset)
+    def place(self, count: int) -> Place:
+        return self._writer.place(self._offset, self.count, count)
+
+    def hashed(self, digest: bytes, crc: int) -> None:
+        self._writer.hashed(digest, crc)
 
     def written(self, count: int, disk_s: float) -> None:
         self._offset += count

@@ -15,7 +15,7 @@ from outrider.adapters.origin.connection import broken_by
 from outrider.adapters.origin.pass_on import pass_on
 from outrider.core.errors import OriginBroke, S3Error
 from outrider.core.origin.reply_reader import ReplyReader
-from outrider.ports import BodyInThread, Buffer
+from outrider.ports import BodyInThread, Buffer, Place
 
 T = TypeVar("T")
 
@@ -115,9 +115,9 @@ class BlockingConnection:
         """The next bytes of the body do not have to pass here: `write` may be called."""
         return False
 
-    def write(self, file: int, offset: int, count: int, told: Callable[[int, float], None]) -> None:
-        """Have `count` bytes of the body written into the descriptor `file` from `offset` on. `told`: called with how
-        many more are there, and the seconds that the disk took. Raises OSError of the disk, too."""
+    def write(self, place: Place, count: int, told: Callable[[int, float], None]) -> tuple[bytes, int] | None:
+        """Have `count` bytes of the body written into `place`. `told`: called with how many more are there, and the
+        seconds that the disk took. Returns the hashes, if they are wanted. Raises OSError of the disk, too."""
         raise NotImplementedError
 
     def _room(self, count: int) -> int:

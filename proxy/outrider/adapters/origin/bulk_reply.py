@@ -13,7 +13,7 @@ from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.http_reply import Counts, Reply, in_socket
 from outrider.core.errors import OriginBroke
 from outrider.futures import heard
-from outrider.ports import Buffer, ByteSink
+from outrider.ports import Buffer, ByteSink, Place
 
 T = TypeVar("T")
 
@@ -197,8 +197,8 @@ class Receiving:
         buffer = memoryview(bytearray(self._buffer_bytes))
         left = self._count
         while left:
-            if self._connection.writes and (place := self._sink.place()) is not None:
-                self._written_by_receiver(*place, left)
+            if self._connection.writes and (place := self._sink.place(left)) is not None:
+                self._written_by_receiver(place, left)
                 return
             began = time.monotonic()
             got = self._connection.receive_into(buffer[: min(self.read_bytes, left)])
@@ -213,15 +213,18 @@ class Receiving:
             left -= got
             self._came(got, now)
 
-    def _written_by_receiver(self, file: int, offset: int, count: int) -> None:
+    def _written_by_receiver(self, place: Place, count: int) -> None:
         def told(more: int, disk_s: float) -> None:
             self._sink.written(more, disk_s)
             self._came(more, time.monotonic())
 
         try:
-            self._connection.write(file, offset, count, told)
+            hashes = self._connection.write(place, count, told)
         except OSError as error:
             self._sink.refused(error)
+        else:
+            if hashes is not None:
+                self._sink.hashed(*hashes)
 
     def _came(self, count: int, now: float) -> None:
         self.received += count

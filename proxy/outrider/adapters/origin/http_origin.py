@@ -87,7 +87,7 @@ class HttpOrigin:
     async def open(self) -> None:
         authority = ca_bundle(os.environ)
         self._tls = None if authority is None else _trust(*authority)
-        receivers = Receivers(self._receivers, None if authority is None else authority[1])
+        receivers = Receivers(self._receivers, None if authority is None else authority[1], self._metrics)
         self._client = Client(
             self._metrics, self._oddities.note, threads=self._threads, connect_timeout_s=_CONNECT_TIMEOUT_S,
             resolver=self._resolver, receivers=receivers if self._receivers else None,

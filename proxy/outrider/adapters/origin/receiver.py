@@ -1,10 +1,10 @@
 """The program of a receiver: a process that speaks TLS for the proxy, and puts large bodies into files.
 
-It is started by its path, with nothing but the standard library (`Receivers`). For each line the proxy hands over two
-sockets: the connection to the server, and one end of a pair on which the line is plain. The first bytes of each reply
-pass; then the receiver waits to be told what becomes of the rest: so many bytes go into a file at an offset, or they
-pass as well. Requests, replies and all judgement of them stay in the proxy. A receiver knows no credentials; what it
-sees of them is a signed head that passes.
+It is started by its path, with the standard library and the two that hash (`Receivers`). For each line the proxy hands
+over two sockets: the connection to the server, and one end of a pair on which the line is plain. The first bytes of
+each reply pass; then the receiver waits to be told what becomes of the rest: so many bytes go into a file at an offset,
+and are hashed on the way, or they pass as well. Requests, replies and all judgement of them stay in the proxy. A
+receiver knows no credentials; what it sees of them is a signed head that passes.
 
 One thread and one epoll serve all lines: a thread for each would hand the GIL on after each TLS record (16 KiB).
 """
@@ -22,12 +22,15 @@ import time
 from contextlib import suppress
 
 READY, REFUSED, UNTRUSTED = b"+", b"-", b"!"
-"""What a line begins with: the handshake is done, or it failed, as the rest says; UNTRUSTED: it will fail again."""
+"""A line begins with one of them: the handshake is done, or it failed, as the rest says. UNTRUSTED: it will fail
+again."""
 PASSED_BYTES = 64 * 1024
 """So many bytes pass: the first ones of each reply, of what comes after each file, and each time that more may."""
 PROGRESS = struct.Struct("<qd")
-"""What the proxy reads while bytes go into a file: how many more it has, and the seconds that the disk took. A negative
+"""While bytes go into a file, the proxy reads how many more it has, and the seconds that the disk took. A negative
 number: the errno of the disk, at which the line ends."""
+HASHES = struct.Struct("<16sQ")
+"""After that it reads the XXH3 (128 bits) of the block and its CRC, if it wants them."""
 
 _LANDING_BYTES = 256 * 1024
 # So many bytes of one line, and then it is the turn of the others.
@@ -101,11 +104,33 @@ class Loop:
             self.lines[int(number)] = line = Line(self, int(number), near, far, words[0])
             line.step()
         elif (known := self.lines.get(int(number))) is not None:
-            known.go_on(fds[0] if fds else -1, *map(int, words))
+            known.go_on(fds[0] if fds else -1, *map(int, words[:3]), crc=words[3] if words else "")
         else:
             for fd in fds:
                 os.close(fd)
         return True
+
+
+class Hashes:
+    """The hashes of a block. `crc`: the model; empty: none."""
+
+    def __init__(self, crc: str) -> None:
+        # Nothing else in this process needs them.
+        import xxhash
+
+        self._digest, self._calc, self._crc = xxhash.xxh3_128(), None, 0
+        if crc:
+            import anycrc
+
+            self._calc = anycrc.Model(crc).calc
+
+    def update(self, data: bytes | memoryview) -> None:
+        self._digest.update(data)
+        if self._calc is not None:
+            self._crc = self._calc(data, self._crc)
+
+    def packed(self) -> bytes:
+        return HASHES.pack(self._digest.digest(), self._crc)
 
 
 class Line:
@@ -118,11 +143,12 @@ class Line:
         self.near = near
         self._far = far
         self._tls: ssl.SSLSocket | None = None
-        # What the one side has sent and the other has not taken.
+        # Bytes that the one side has sent and the other has not taken.
         self._to_far = self._to_near = b""
         self._may_pass = PASSED_BYTES
         # Where the next bytes belong, and how many; -1: no file.
         self._file, self._offset, self._left = -1, 0, 0
+        self._hashes: Hashes | None = None
         # How many more bytes the file has than the proxy knows of, since when, and the seconds that the disk took.
         self._untold, self._untold_since, self._disk_s = 0, 0.0, 0.0
         self._is_shaking = True
@@ -132,11 +158,23 @@ class Line:
         for sock in (near, far):
             sock.setblocking(False)
 
-    def go_on(self, file: int, offset: int = 0, count: int = 0) -> None:
-        """`count` bytes belong into the descriptor `file`; -1: more may pass."""
+    def go_on(self, file: int, offset: int = 0, count: int = 0, begins_at: int = -1, *, crc: str = "") -> None:
+        """`count` bytes belong into the descriptor `file`; -1: more may pass. `begins_at`: where the block begins that
+        they are the last of, and that is to be hashed; -1: none."""
         self._may_pass = PASSED_BYTES
         self._file, self._offset, self._left = file, offset, count
-        self.step()
+        try:
+            self._hashes = Hashes(crc) if begins_at >= 0 else None
+            while 0 <= begins_at < offset and self._hashes is not None:
+                data = os.pread(file, min(_TURN_BYTES, offset - begins_at), begins_at)
+                if not data:
+                    raise OSError("the file is shorter than the proxy said")
+                self._hashes.update(data)
+                begins_at += len(data)
+        except OSError as error:
+            self._refuse(error)
+        else:
+            self.step()
 
     def step(self, *, is_left: bool = False) -> None:
         """Move what can be moved. `is_left`: the proxy has left the line."""
@@ -240,6 +278,8 @@ class Line:
         began = time.monotonic()
         if not self._untold:
             self._untold_since = began
+        if self._hashes is not None:
+            self._hashes.update(data)
         try:
             while data:
                 count = os.pwrite(self._file, data, self._offset)
@@ -255,6 +295,8 @@ class Line:
             os.close(self._file)
             self._file = -1
             self.tell()
+            if self._hashes is not None:
+                self.near.send(self._hashes.packed())
         elif self._untold >= _TELL_BYTES:
             self.tell()
         else:
@@ -322,5 +364,6 @@ if __name__ == "__main__":
     # It ends with the proxy, which may stop slowly, and not with the signals that go to both.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    sys.path.append(sys.argv[3])
     main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
     os._exit(0)

@@ -14,12 +14,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from struct import Struct
 from threading import Thread
+from typing import Any
+
+import xxhash
 
 from outrider.adapters.origin import receiver
 from outrider.adapters.origin.blocking_connection import BlockingConnection
 from outrider.core.errors import Broke, OriginBroke
-from outrider.ports import BodyInThread
+from outrider.metrics import Metrics
+from outrider.ports import BodyInThread, Place
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +36,7 @@ _START_AGAIN_S = 60.0
 # A start takes 25 ms; a body that waited for longer would be better off on the event loop.
 _START_S, _BOOT_S = 0.5, 5.0
 _MESSAGE_BYTES = 8 * 1024
-# What OpenSSL and the loader of its library heed. A receiver gets none of the proxy's secrets.
+# OpenSSL and the loader of its library heed these. A receiver gets none of the proxy's secrets.
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "OPENSSL_CONF", "OPENSSL_MODULES", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE")
 
 
@@ -44,13 +49,12 @@ def auto_receivers(cores: int) -> int:
 class Receivers:
     """Called on the event loop's thread. They are started when the first line is wanted, and end when idle."""
 
-    def __init__(self, most: int, authority: str | None = None, environ: Mapping[str, str] | None = None) -> None:
-        """`most` 0: there are none. `authority`: a file of certificates; None: those of the system are trusted.
-        `environ` None: that of this process."""
+    def __init__(self, most: int, authority: str | None, metrics: Metrics) -> None:
+        """`authority`: a file of certificates; None: those of the system are trusted."""
         self._most = most
+        self._metrics = metrics
         self._authority = authority or ""
-        environ = os.environ if environ is None else environ
-        self._environ = {name: environ[name] for name in _ENVIRONMENT if name in environ}
+        self._environ = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._running: list[_Receiver] = []
         self._may_start_at = float("-inf")
         self._numbers = count(1)
@@ -84,6 +88,7 @@ class Receivers:
             log.warning("no receiver, the event loop receives", extra={"error": str(error)})
             return
         self._running.append(each)
+        self._metrics.receivers.set(len(self._running))
         loop.add_reader(each.control, self._hear, each)
         each.ask()
         self._look_later()
@@ -141,8 +146,10 @@ class Receivers:
         if each not in self._running:
             return
         self._running.remove(each)
+        self._metrics.receivers.set(len(self._running))
         asyncio.get_running_loop().remove_reader(each.control)
         if why:
+            self._metrics.receivers_lost.inc()
             log.warning("a receiver is given up", extra={"pid": each.process.pid, "why": why})
             if not each.is_ready:
                 self._may_start_at = asyncio.get_running_loop().time() + _START_AGAIN_S
@@ -231,19 +238,25 @@ class ReceiverConnection(BlockingConnection):
     def _came(self, count: int) -> None:
         self._may_pass -= count
 
-    def write(self, file: int, offset: int, count: int, told: Callable[[int, float], None]) -> None:
-        self._tell(f"{self._number} {offset} {count}", file)
+    def write(self, place: Place, count: int, told: Callable[[int, float], None]) -> tuple[bytes, int] | None:
+        is_hashed = place.begins_at is not None
+        begins_at = place.begins_at if is_hashed else -1
+        self._tell(f"{self._number} {place.offset} {count} {begins_at} {place.crc}", place.file)
         self._may_pass = receiver.PASSED_BYTES
         while count:
-            progress = self._in_time(self.socket.recv, receiver.PROGRESS.size, socket.MSG_WAITALL)
-            if len(progress) < receiver.PROGRESS.size:
-                raise OriginBroke("the body was shorter than it said")
-            more, disk_s = receiver.PROGRESS.unpack(progress)
+            more, disk_s = self._record(receiver.PROGRESS)
             if more < 0:
                 raise OSError(-more, os.strerror(-more))
             count -= more
             self.reader.passed(more)
             told(more, disk_s)
+        return None if not is_hashed else self._record(receiver.HASHES)
+
+    def _record(self, form: Struct) -> Any:
+        record = self._in_time(self.socket.recv, form.size, socket.MSG_WAITALL)
+        if len(record) < form.size:
+            raise OriginBroke("the body was shorter than it said")
+        return form.unpack(record)
 
     def _tell(self, message: str, *files: int) -> None:
         try:
@@ -269,7 +282,8 @@ class ReceiverConnection(BlockingConnection):
 def _started(authority: str, environ: Mapping[str, str]) -> _Receiver:
     """Raises OSError."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    argv = [sys.executable, "-I", "-S", str(Path(receiver.__file__)), str(theirs.fileno()), authority]
+    libraries = str(Path(xxhash.__file__).parents[1])
+    argv = [sys.executable, "-I", "-S", str(Path(receiver.__file__)), str(theirs.fileno()), authority, libraries]
     with theirs:
         try:
             process = subprocess.Popen(

@@ -50,6 +50,15 @@ class Kind(Enum):
         """The hash of a whole follows from the hashes of its parts: see `combined`."""
         return self in _CRCS
 
+    @property
+    def model(self) -> str:
+        """The name of the CRC, as anycrc knows it."""
+        return _CRCS[self][0]
+
+    def in_bytes(self, crc: int) -> bytes:
+        """A digest of this CRC."""
+        return crc.to_bytes(_CRCS[self][1], "big")
+
     def begin(self) -> Hash:
         return _Crc(self) if self.is_crc else _BEGIN[self]()
 
@@ -66,22 +75,22 @@ def _model(kind: Kind) -> Any:
     # Imported at the first checksum: a proxy whose bucket tells none does without its megabyte.
     import anycrc
 
-    return anycrc.Model(_CRCS[kind][0])
+    return anycrc.Model(kind.model)
 
 
 class _Crc:
-    __slots__ = ("_calc", "_crc", "_size")
+    __slots__ = ("_calc", "_crc", "_kind")
 
     def __init__(self, kind: Kind) -> None:
         self._calc = _model(kind).calc
         self._crc = 0
-        self._size = _CRCS[kind][1]
+        self._kind = kind
 
     def update(self, data: Any, /) -> None:
         self._crc = self._calc(data, self._crc)
 
     def digest(self) -> bytes:
-        return self._crc.to_bytes(self._size, "big")
+        return self._kind.in_bytes(self._crc)
 
 
 def combined(kind: Kind, parts: Iterable[tuple[int, int]]) -> bytes:
@@ -92,7 +101,7 @@ def combined(kind: Kind, parts: Iterable[tuple[int, int]]) -> bytes:
     combine, crc = _model(kind).combine, 0
     for part, length in parts:
         crc = combine(crc, part, length)
-    return int(crc).to_bytes(_CRCS[kind][1], "big")
+    return kind.in_bytes(int(crc))
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,7 +294,7 @@ class _CountedSink:
         self._sink = sink
         self.count = 0
         self.is_over = False
-        self.check, self.place, self.refused = sink.check, sink.place, sink.refused
+        self.check, self.place, self.hashed, self.refused = sink.check, sink.place, sink.hashed, sink.refused
 
     @property
     def is_awaited(self) -> bool:

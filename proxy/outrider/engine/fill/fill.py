@@ -143,20 +143,19 @@ class Fill:
         self._condemned_at = self._contents.condemned_at(lead.meta.key.version_id)
         if not head.length:
             self._check = self._contents.check_for(lead.meta)
-            if first is not None:
-                # Its first bytes go to their reader while the file is made.
-                bulk = self._check is None and tail.length >= self._bulk_bytes
-                return await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
+        # A body that is compared as it passes has to pass here.
+        bulk = self._check is None and tail.length >= self._bulk_bytes
+        if not head.length and first is not None:
+            # Its first bytes go to their reader while the file is made.
+            return await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
         async with TaskGroup() as tasks:
             await self._open_beside(lead, tasks)
             if head.length:
                 tasks.create_task(self._bring_head(lead, head))
             if first is None:
-                # A body that is compared as it passes has to pass here.
-                bulk = self._check is None and tail.length >= self._bulk_bytes
                 await self._bring(self._flights, tail, self._body(tail, bulk=bulk), bulk=bulk)
             else:
-                await self._bring(self._flights, tail, first.body, first.asked_at)
+                await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
             lead.head_wanted.set()
         return None
 
