@@ -19,6 +19,9 @@ from outrider.ports import Buffer, Place
 
 T = TypeVar("T")
 
+# Another process that writes the end of a block reads so much of its begin again, to hash the whole.
+_HASHED_BEFORE_BYTES = 1024 * 1024
+
 
 class Reservation(Protocol):
     """The store's side of a block that is being written: `reserve` took its bytes; one call here ends that.
@@ -98,6 +101,11 @@ class DiskBlockWriter:
         receiver.over.add_done_callback(self._working.discard)
         return receiver
 
+    @property
+    def is_remote(self) -> bool:
+        """The file lies on another machine, or is served by another process."""
+        return self._directory.is_remote
+
     def place(self, offset: int, before: int, count: int) -> Place:
         """The place of `count` bytes of the payload. `before`: the bytes that their writer has written, and that are
         counted at its end."""
@@ -105,7 +113,7 @@ class DiskBlockWriter:
         at = self._header.length + offset
         # All bytes before them are here, and none comes after them.
         is_last = self._written + before == offset and offset + count == self._meta.extent.length
-        if not is_last or not (self._kind is None or self._kind.is_crc):
+        if not is_last or offset > _HASHED_BEFORE_BYTES or not (self._kind is None or self._kind.is_crc):
             return Place(self._file.fd, at)
         return Place(self._file.fd, at, self._header.length, "" if self._kind is None else self._kind.model)
 
@@ -278,8 +286,9 @@ class BlockReceiver:
         self._offset += count
         self.count += count
 
-    def place(self, count: int) -> Place:
-        return self._writer.place(self._offset, self.count, count)
+    def place(self, count: int) -> Place | None:
+        # The close of a file on a network waits for the server, and the other lines of the receiver with it.
+        return None if self._writer.is_remote else self._writer.place(self._offset, self.count, count)
 
     def hashed(self, digest: bytes, crc: int) -> None:
         self._writer.hashed(digest, crc)

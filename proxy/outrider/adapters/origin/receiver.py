@@ -1,9 +1,9 @@
 """The program of a receiver: a process that speaks TLS for the proxy, and puts large bodies into files.
 
 It is started by its path, with the standard library and the two that hash (`Receivers`). For each line the proxy hands
-over two sockets: the connection to the server, and one end of a pair on which the line is plain. The first bytes of
-each reply pass; then the receiver waits to be told what becomes of the rest: so many bytes go into a file at an offset,
-and are hashed on the way, or they pass as well. Requests, replies and all judgement of them stay in the proxy. A
+over two sockets: the connection to the server, and one end of a pair on which the line is plain. The first bytes
+pass; then the receiver waits to be told what becomes of the rest: so many bytes go into a file at an offset, and are
+hashed on the way, or they pass as well. Requests, replies and all judgement of them stay in the proxy. A
 receiver knows no credentials; what it sees of them is a signed head that passes.
 
 One thread and one epoll serve all lines: a thread for each would hand the GIL on after each TLS record (16 KiB).
@@ -25,7 +25,8 @@ READY, REFUSED, UNTRUSTED = b"+", b"-", b"!"
 """A line begins with one of them: the handshake is done, or it failed, as the rest says. UNTRUSTED: it will fail
 again."""
 PASSED_BYTES = 64 * 1024
-"""So many bytes pass: the first ones of each reply, of what comes after each file, and each time that more may."""
+"""So many bytes pass at the begin of a line, after each file, and each time that more may. Both sides count them, over
+all replies: a file follows where both have come to the end."""
 PROGRESS = struct.Struct("<qd")
 """While bytes go into a file, the proxy reads how many more it has, and the seconds that the disk took. A negative
 number: the errno of the disk, at which the line ends."""
@@ -33,11 +34,13 @@ HASHES = struct.Struct("<16sQ")
 """After that it reads the XXH3 (128 bits) of the block and its CRC, if it wants them."""
 
 _LANDING_BYTES = 256 * 1024
-# So many bytes of one line, and then it is the turn of the others.
-_TURN_BYTES = 1024 * 1024
+# So many bytes of one line, and then it is the turn of the others, and of the proxy's questions.
+_TURN_BYTES = _LANDING_BYTES
 # The proxy is told of bytes in a file after so many, or this time.
 _TELL_BYTES, _TELL_S = 1024 * 1024, 0.005
 _REQUEST_BYTES = 64 * 1024
+# The proxy has left a line, or will ask for nothing more on it.
+_LEFT = select.EPOLLHUP | select.EPOLLRDHUP
 _MESSAGE_BYTES = 4096
 
 
@@ -78,37 +81,47 @@ class Loop:
     def run(self, control: socket.socket) -> None:
         """Serve until the proxy ends `control`, on which it hands over lines and files, and asks how many there are."""
         self._epoll.register(control, select.EPOLLIN)
-        while True:
-            wait_s = 0.0 if self.unfinished else _TELL_S if self.untold else None
-            for fd, events in self._epoll.poll(wait_s):
-                if fd == control.fileno():
-                    if not self._obey(control):
-                        return
-                elif (line := self._by_fd.get(fd)) is not None:
-                    line.step(is_left=bool(events & select.EPOLLHUP) and fd == line.near.fileno())
-            again, self.unfinished = self.unfinished, set()
-            for line in again | {line for line in self.untold if line.is_due()}:
-                line.step()
+        # `recv_fds` heeds no flags (Python 3.11).
+        control.setblocking(False)
+        with suppress(OSError):
+            while True:
+                wait_s = 0.0 if self.unfinished else _TELL_S if self.untold else None
+                for fd, events in self._epoll.poll(wait_s):
+                    if (line := self._by_fd.get(fd)) is not None:
+                        line.step(is_left=bool(events & _LEFT) and fd == line.near.fileno())
+                again, self.unfinished = self.unfinished, set()
+                for line in again | {line for line in self.untold if line.is_due()}:
+                    line.step()
+                # After the lines: a new one may have the number of a descriptor that has just been closed.
+                if not self._obeyed(control):
+                    return
 
-    def _obey(self, control: socket.socket) -> bool:
-        message, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
-        if not message:
-            return False
-        if message == b"?":
-            with suppress(BlockingIOError):
-                control.send(b"%d" % len(self.lines), socket.MSG_DONTWAIT)
-            return True
-        number, *words = message.decode().split(" ")
+    def _obeyed(self, control: socket.socket) -> bool:
+        """Do all that the proxy has asked for. False: it has ended. Raises OSError then, too."""
+        while True:
+            try:
+                message, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
+            except BlockingIOError:
+                return True
+            if not message:
+                return False
+            if message == b"?":
+                with suppress(BlockingIOError):
+                    control.send(b"%d" % len(self.lines))
+            else:
+                self._obey(message.decode().split(" "), fds)
+
+    def _obey(self, words: list[str], fds: list[int]) -> None:
+        number = int(words.pop(0))
         if len(fds) == 2:
             near, far = (socket.socket(fileno=fd) for fd in fds)
-            self.lines[int(number)] = line = Line(self, int(number), near, far, words[0])
+            self.lines[number] = line = Line(self, number, near, far, words[0])
             line.step()
-        elif (known := self.lines.get(int(number))) is not None:
+        elif (known := self.lines.get(number)) is not None:
             known.go_on(fds[0] if fds else -1, *map(int, words[:3]), crc=words[3] if words else "")
         else:
             for fd in fds:
                 os.close(fd)
-        return True
 
 
 class Hashes:
@@ -153,6 +166,8 @@ class Line:
         self._untold, self._untold_since, self._disk_s = 0, 0.0, 0.0
         self._is_shaking = True
         self._is_over = False
+        # The connection broke; the bytes before that are handed on first.
+        self._broke: OSError | None = None
         self._has_session = False
         self._watched = {near: -1, far: -1}
         for sock in (near, far):
@@ -171,7 +186,7 @@ class Line:
                     raise OSError("the file is shorter than the proxy said")
                 self._hashes.update(data)
                 begins_at += len(data)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - the other lines go on
             self._refuse(error)
         else:
             self.step()
@@ -192,16 +207,20 @@ class Line:
             events = 0 if self._is_over else self._send_on(tls)
             events |= self._receive(tls)
             self._set(tls, events or -1)
+            if self._broke is not None and self._handed_on():
+                self.tell()
+                raise self._broke
             if self._is_over and self._handed_on():
                 # The proxy reads that the line ends, and leaves it. One that breaks, or whose receiver dies, ends on
                 # both sides at once.
                 self.tell()
                 self.near.shutdown(socket.SHUT_WR)
-                self._set(self.near, 0)
+                self._set(self.near, select.EPOLLRDHUP)
                 return
             may_ask = not (self._is_over or self._to_far)
-            self._set(self.near, (select.EPOLLOUT if self._to_near else 0) | (select.EPOLLIN if may_ask else 0))
-        except (OSError, ValueError) as error:
+            near = (select.EPOLLOUT if self._to_near else 0) | (select.EPOLLIN if may_ask else 0)
+            self._set(self.near, near | select.EPOLLRDHUP)
+        except Exception as error:  # noqa: BLE001 - the other lines go on
             self._refuse(error)
 
     def _begin(self) -> ssl.SSLSocket:
@@ -223,7 +242,7 @@ class Line:
         else:
             self._is_shaking = False
             self.near.send(READY)
-        self._set(self.near, 0)
+        self._set(self.near, select.EPOLLRDHUP)
         return not self._is_shaking
 
     def _send_on(self, tls: ssl.SSLSocket) -> int:
@@ -236,7 +255,6 @@ class Line:
                     return 0
                 if not self._to_far:
                     raise ConnectionResetError("the proxy has ended the line")
-                self._may_pass = PASSED_BYTES
             try:
                 self._to_far = self._to_far[tls.send(self._to_far) :]
             except ssl.SSLWantReadError:
@@ -247,7 +265,7 @@ class Line:
     def _receive(self, tls: ssl.SSLSocket) -> int:
         """Bytes of a reply. Returns the events of `tls` that are waited for."""
         moved = 0
-        while not self._is_over and self._handed_on():
+        while not self._is_over and self._broke is None and self._handed_on():
             if not (wanted := self._left or self._may_pass):
                 return 0
             if moved >= _TURN_BYTES:
@@ -262,6 +280,8 @@ class Line:
                     self._is_over = not count
             except ssl.SSLWantReadError:
                 is_dry = True
+            except OSError as error:
+                self._broke = error
             if filled:
                 self._keep_session(tls)
                 moved += filled
@@ -288,15 +308,12 @@ class Line:
                 self._untold += count
                 data = data[count:]
         except OSError as error:
-            self.near.send(PROGRESS.pack(-(error.errno or 5), 0.0))
+            self._hand_on(memoryview(self._to_near + PROGRESS.pack(-(error.errno or 5), 0.0)))
             raise
         self._disk_s += time.monotonic() - began
         if not self._left:
-            os.close(self._file)
-            self._file = -1
-            self.tell()
-            if self._hashes is not None:
-                self.near.send(self._hashes.packed())
+            self._close_file()
+            self.tell(self._hashes.packed() if self._hashes is not None else b"")
         elif self._untold >= _TELL_BYTES:
             self.tell()
         else:
@@ -305,12 +322,22 @@ class Line:
     def is_due(self) -> bool:
         return time.monotonic() - self._untold_since >= _TELL_S
 
-    def tell(self) -> None:
-        """Say how many more bytes the file has."""
+    def tell(self, hashes: bytes = b"") -> None:
+        """Say how many more bytes the file has, unless the proxy has not read what it was told before. `hashes`: those
+        of the whole."""
+        if self._to_near and self._left:
+            return
         self._loop.untold.discard(self)
         if self._untold:
-            self.near.send(PROGRESS.pack(self._untold, self._disk_s))
+            self._hand_on(memoryview(self._to_near + PROGRESS.pack(self._untold, self._disk_s) + hashes))
             self._untold, self._disk_s = 0, 0.0
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            # Some file systems tell of a failed write only then. Its number is free all the same.
+            with suppress(OSError):
+                os.close(file)
 
     def _keep_session(self, tls: ssl.SSLSocket) -> None:
         """For the next line to this server. It comes with the first bytes, not with the handshake (TLS 1.3)."""
@@ -349,8 +376,7 @@ class Line:
         del self._loop.lines[self._number]
         self._loop.unfinished.discard(self)
         self._loop.untold.discard(self)
-        if self._file >= 0:
-            os.close(self._file)
+        self._close_file()
         for sock in (self._tls or self._far, self.near):
             self._set(sock, -1)
             sock.close()
@@ -364,6 +390,6 @@ if __name__ == "__main__":
     # It ends with the proxy, which may stop slowly, and not with the signals that go to both.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sys.path.append(sys.argv[3])
+    sys.path += sys.argv[3].split(os.pathsep)
     main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
     os._exit(0)

@@ -12,27 +12,29 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from struct import Struct
 from threading import Thread
 from typing import Any
-
-import xxhash
+from weakref import WeakSet
 
 from outrider.adapters.origin import receiver
 from outrider.adapters.origin.blocking_connection import BlockingConnection
 from outrider.core.errors import Broke, OriginBroke
 from outrider.metrics import Metrics
-from outrider.ports import BodyInThread, Place
+from outrider.ports import Place
 
 log = logging.getLogger(__name__)
 
-# A receiver answers within a turn of its loop. One that does not for so long is stopped, or hangs.
-_LOOK_S = 1.5
+# A receiver answers within a turn of its loop, where its disk does: one that does not for so long gets no new line, and
+# is given up if it is stopped. A disk gets as long as everywhere (`disk_threads.PATIENCE_S`).
+_LOOK_S, _PATIENCE_S = 1.5, 10.0
 # Lines stay open between two bodies for less than this.
 _IDLE_S = 60.0
-_START_AGAIN_S = 60.0
+# After one was lost, and after one that never was ready. The event loop receives meanwhile.
+_LOST_PAUSE_S, _START_AGAIN_S = 5.0, 60.0
 # A start takes 25 ms; a body that waited for longer would be better off on the event loop.
 _START_S, _BOOT_S = 0.5, 5.0
 _MESSAGE_BYTES = 8 * 1024
@@ -70,12 +72,15 @@ class Receivers:
         """Whether `secured` may be called. The first receiver is waited for."""
         if all(each.lines for each in self._running):
             self._start_one()
-        if self._running and not any(each.is_ready for each in self._running):
+        if any(not each.is_ready for each in self._running) and not self._ready():
             self._said.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_START_S):
                     await self._said.wait()
-        return any(each.is_ready for each in self._running)
+        return bool(self._ready())
+
+    def _ready(self) -> list[_Receiver]:
+        return [each for each in self._running if each.is_ready and not each.is_overdue]
 
     def _start_one(self) -> None:
         loop = asyncio.get_running_loop()
@@ -95,16 +100,21 @@ class Receivers:
 
     async def secured(self, far: socket.socket, host: str, timeout_s: float) -> ReceiverConnection:
         """Hand the connection `far` to a receiver, which speaks TLS on it. Raises OriginBroke: there is none."""
-        each = min((each for each in self._running if each.is_ready), key=lambda each: each.lines, default=None)
-        if each is None:
-            far.close()
-            raise _refused(b"")
-        near, theirs = socket.socketpair()
-        near.setblocking(False)
+        each = min(self._ready(), key=lambda each: each.lines, default=None)
         number = next(self._numbers)
+        with far:
+            if each is None:
+                raise _refused(b"")
+            try:
+                near, theirs = socket.socketpair()
+            except OSError as error:
+                raise _refused(receiver.REFUSED + str(error).encode()) from error
+            near.setblocking(False)
+            with theirs:
+                is_given = each.give(number, host, theirs, far)
         try:
-            with theirs, far:
-                each.give(number, host, theirs, far)
+            if not is_given:
+                raise _refused(b"")
             async with asyncio.timeout(timeout_s):
                 said = await asyncio.get_running_loop().sock_recv(near, _MESSAGE_BYTES)
             if said != receiver.READY:
@@ -115,7 +125,9 @@ class Receivers:
         except BaseException:
             near.close()
             raise
-        return ReceiverConnection(near, each.control, number)
+        connection = ReceiverConnection(near, each.control, number)
+        each.connections.add(connection)
+        return connection
 
     # -- whether they live -----------------------------------------------------------------------------------------
 
@@ -133,8 +145,10 @@ class Receivers:
         for each in list(self._running):
             if not each.hear():
                 self._drop(each, "has ended")
-            elif each.is_asked and (each.is_ready or each.idle_s() > _BOOT_S):
-                self._drop(each, "does not answer")
+            elif each.is_asked:
+                each.is_overdue = True
+                if each.is_stopped() or each.asked_s() > (_PATIENCE_S if each.is_ready else _BOOT_S):
+                    self._drop(each, "does not answer")
             elif each.idle_s() > _IDLE_S:
                 self._drop(each, "")
             else:
@@ -151,8 +165,10 @@ class Receivers:
         if why:
             self._metrics.receivers_lost.inc()
             log.warning("a receiver is given up", extra={"pid": each.process.pid, "why": why})
-            if not each.is_ready:
-                self._may_start_at = asyncio.get_running_loop().time() + _START_AGAIN_S
+            pause_s = _LOST_PAUSE_S if each.is_ready else _START_AGAIN_S
+            self._may_start_at = asyncio.get_running_loop().time() + pause_s
+            for connection in list(each.connections):
+                connection.give_up(is_hung=each.is_overdue and not each.is_stopped())
         each.end()
 
     def close(self) -> None:
@@ -171,19 +187,26 @@ class _Receiver:
         self.control = control
         control.setblocking(False)
         self.lines = 0
+        self.connections: WeakSet[ReceiverConnection] = WeakSet()
         self.is_ready = False
         self.is_asked = False
-        self._used_at = time.monotonic()
+        self.is_overdue = False
+        """It was asked a while ago, and has not answered."""
+        self._asked_at = self._used_at = time.monotonic()
 
-    def give(self, number: int, host: str, near: socket.socket, far: socket.socket) -> None:
-        """Raises OSError."""
-        socket.send_fds(self.control, [f"{number} {host}".encode()], [near.fileno(), far.fileno()])
+    def give(self, number: int, host: str, near: socket.socket, far: socket.socket) -> bool:
+        """Whether it takes the line."""
+        try:
+            socket.send_fds(self.control, [f"{number} {host}".encode()], [near.fileno(), far.fileno()])
+        except OSError:
+            return False
         self.lines += 1
         self._used_at = time.monotonic()
+        return True
 
     def ask(self) -> None:
         """Whether it lives, and how many lines it has."""
-        self.is_asked = True
+        self.is_asked, self._asked_at = True, time.monotonic()
         with suppress(OSError):
             self.control.send(b"?")
 
@@ -191,7 +214,7 @@ class _Receiver:
         """Whether it lives, by what it has said or not."""
         try:
             while said := self.control.recv(64):
-                self.lines, self.is_asked, self.is_ready = int(said), False, True
+                self.lines, self.is_asked, self.is_overdue, self.is_ready = int(said), False, False, True
                 if self.lines:
                     self._used_at = time.monotonic()
         except BlockingIOError:
@@ -203,31 +226,43 @@ class _Receiver:
     def idle_s(self) -> float:
         return time.monotonic() - self._used_at
 
+    def asked_s(self) -> float:
+        return time.monotonic() - self._asked_at
+
+    def is_stopped(self) -> bool:
+        """By a signal, or a debugger."""
+        try:
+            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        except (OSError, IndexError):
+            return False
+
     def end(self) -> None:
-        self.control.close()
+        # A thread may be about to write there: its number must not be another file's.
+        with suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
         self.process.kill()
         # A process that waits for a disk dies late, and no event loop waits for it.
-        Thread(target=self.process.wait, daemon=True).start()
+        with suppress(RuntimeError):
+            Thread(target=self._await_end, daemon=True).start()
+
+    def _await_end(self) -> None:
+        self.process.wait()
+        self.control.close()
 
 
 class ReceiverConnection(BlockingConnection):
-    """A line of a receiver. The first bytes of each reply pass; the rest passes, too, or goes into a file."""
+    """A line of a receiver. Some bytes pass at first; the rest passes, too, or goes into a file. See `PASSED_BYTES`."""
 
     def __init__(self, near: socket.socket, control: socket.socket, number: int) -> None:
         super().__init__(near)
         self._control = control
         self._number = number
         self._may_pass = receiver.PASSED_BYTES
+        self._is_hung = False
 
     @property
     def writes(self) -> bool:
         return not self._pieces and not self._may_pass and self.reader.is_measured
-
-    def ask(
-        self, request: bytes, timeout_s: float, *, body: BodyInThread | None = None, small_bytes: int = 0
-    ) -> None:  # fmt: skip
-        self._may_pass = receiver.PASSED_BYTES
-        super().ask(request, timeout_s, body=body, small_bytes=small_bytes)
 
     def _room(self, count: int) -> int:
         if not self._may_pass:
@@ -247,6 +282,8 @@ class ReceiverConnection(BlockingConnection):
             more, disk_s = self._record(receiver.PROGRESS)
             if more < 0:
                 raise OSError(-more, os.strerror(-more))
+            if not 0 < more <= count:
+                raise OriginBroke("its receiver has lost count")
             count -= more
             self.reader.passed(more)
             told(more, disk_s)
@@ -254,6 +291,8 @@ class ReceiverConnection(BlockingConnection):
 
     def _record(self, form: Struct) -> Any:
         record = self._in_time(self.socket.recv, form.size, socket.MSG_WAITALL)
+        if self._is_hung:
+            raise TimeoutError("no answer")
         if len(record) < form.size:
             raise OriginBroke("the body was shorter than it said")
         return form.unpack(record)
@@ -273,6 +312,12 @@ class ReceiverConnection(BlockingConnection):
             raise OriginBroke("its receiver has ended")
         super()._end()
 
+    def give_up(self, *, is_hung: bool) -> None:
+        """The receiver has been given up. `is_hung`: most likely it waits for the disk."""
+        self._is_hung = is_hung
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
     def abort(self) -> None:
         # Its end is read once the receiver has left the line, and writes no more into the file.
         with suppress(OSError):
@@ -282,8 +327,9 @@ class ReceiverConnection(BlockingConnection):
 def _started(authority: str, environ: Mapping[str, str]) -> _Receiver:
     """Raises OSError."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    libraries = str(Path(xxhash.__file__).parents[1])
-    argv = [sys.executable, "-I", "-S", str(Path(receiver.__file__)), str(theirs.fileno()), authority, libraries]
+    argv = [
+        sys.executable, "-I", "-S", str(Path(receiver.__file__)), str(theirs.fileno()), authority, _libraries(),
+    ]  # fmt: skip
     with theirs:
         try:
             process = subprocess.Popen(
@@ -293,6 +339,14 @@ def _started(authority: str, environ: Mapping[str, str]) -> _Receiver:
             control.close()
             raise
     return _Receiver(process, control)
+
+
+def _libraries() -> str:
+    """The folders of the two libraries that hash. The one for CRCs is not imported before it is needed."""
+    folders = {
+        str(Path(spec.origin).parents[1]) for spec in map(find_spec, ("xxhash", "anycrc")) if spec and spec.origin
+    }
+    return os.pathsep.join(sorted(folders))
 
 
 def _refused(said: bytes) -> OriginBroke:
