@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,8 @@ import pytest
 
 from outrider.adapters.origin import receivers as module
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.adapters.origin.receivers import Receivers, auto_receivers
-from outrider.core.errors import Broke, OriginBroke
+from outrider.adapters.origin.receivers import ReceiverConnection, Receivers, auto_receivers
+from outrider.core.errors import Broke, OriginBroke, StoreUnavailable
 from outrider.metrics import Metrics
 from outrider.ports import OriginReply, OriginRequest
 from tests.contract.test_odd_heads import Anonymous, Scripted
@@ -30,7 +31,7 @@ from tests.support.rawhttp import RawConnection
 from tests.support.tls_front import TlsFront
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from tests.support.bucket import Bucket
     from tests.support.certificate import Certificate
@@ -83,6 +84,23 @@ def read(proxy: Proxy, key: str = "k") -> bytes:
         reply = connection.ask("GET", f"/{NAME}/{key}")
         assert reply.status == 200
         return reply.body
+
+
+@asynccontextmanager
+async def behind(scripted: Scripted, certificate: Certificate) -> AsyncIterator[tuple[TlsFront, HttpOrigin]]:
+    """An origin that `scripted` is, over TLS and by one receiver."""
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
+    with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), certificate) as front:
+        origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
+        await origin.open()
+        yield front, origin
+        await origin.close()
+    server.close()
+
+
+async def received_into(reply: OriginReply, sink: Placed) -> int:
+    async with aclosing(reply.receive(len(SMALL), sink)) as counts:
+        return sum([count async for count in counts])
 
 
 async def rest_of(reply: OriginReply) -> bytes:
@@ -226,6 +244,61 @@ async def test_a_body_until_the_end_is_not_whole_when_its_receiver_dies(
         front.release()
         await origin.close()
     server.close()
+
+
+async def test_a_body_is_whole_however_its_server_ends_the_connection(certificate: Certificate) -> None:
+    """It ends right after the last bytes, and without TLS's own end."""
+    last = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nConnection: close\r\nContent-Length: 10000\r\n\r\n' + SMALL[:10_000]
+    scripted = Scripted([last] * 8, closes=True)
+    async with behind(scripted, certificate) as (front, origin):
+        front.is_ragged = True
+        for _ in range(8):
+            async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+                assert await rest_of(reply) == SMALL[:10_000]
+
+
+@pytest.mark.parametrize("stray", [b"\n", b"\r\n"])
+async def test_bytes_between_replies_shift_no_file(
+    stray: bytes, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come once the line has been looked at before it is used again."""
+    monkeypatch.setattr(ReceiverConnection, "is_open", True)
+    scripted = Scripted([REPLY + stray, REPLY])
+    async with behind(scripted, certificate) as (front, origin):
+        for _ in range(2):
+            whole = Placed()
+            async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+                assert await received_into(reply, whole) == len(SMALL)
+            assert bytes(whole.data) == SMALL
+        assert len(front.resumed) == 1
+
+
+async def test_a_disk_that_takes_no_more_ends_its_own_line_alone(certificate: Certificate) -> None:
+    scripted = Scripted([REPLY, REPLY])
+    async with behind(scripted, certificate) as (_, origin):
+        async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+            with pytest.raises(StoreUnavailable):
+                await received_into(reply, Placed(fail_after=1000))
+        whole = Placed()
+        async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+            assert await received_into(reply, whole) == len(SMALL)
+        assert origin._metrics.value("outrider_receivers_lost_total") == 0
+
+
+def test_a_slow_disk_makes_no_receiver_look_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here stands what takes its time: the answer comes late, and it is not stopped."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        one = module._Receiver(process, control)
+        theirs.send(b"1")
+        assert one.hear()
+        one.ask()
+        assert (one.is_asked, one.is_stopped()) == (True, False)
+        os.kill(process.pid, signal.SIGSTOP)
+        while not one.is_stopped():
+            time.sleep(0.001)
+        one.end()
+    theirs.close()
 
 
 async def test_receivers_that_are_idle_end(front: TlsFront, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 import threading
 from contextlib import suppress
@@ -23,6 +25,8 @@ class TlsFront:
         self._tls.load_cert_chain(certificate.chain, certificate.key)
         self._loop = asyncio.new_event_loop()
         self._go_on = asyncio.Event()
+        self.is_ragged = False
+        """Connections end without TLS's own end, as those of many load balancers do."""
         self._held_after = -1
         self._times_held = 0
         self.held = threading.Event()
@@ -100,6 +104,14 @@ class TlsFront:
                 sink.write(data)
                 await sink.drain()
         finally:
+            if self.is_ragged:
+                raw = sink.transport.get_extra_info("socket")
+                # Once all has gone out; the transport's own close would end TLS first.
+                while sink.transport.get_write_buffer_size():
+                    await asyncio.sleep(0)
+                with socket.socket(fileno=os.dup(raw.fileno())) as own:
+                    own.shutdown(socket.SHUT_WR)
+                await self._over.wait()
             sink.close()
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
