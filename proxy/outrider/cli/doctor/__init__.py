@@ -4,7 +4,8 @@ Each check yields a `finding.Finding`: its name, a level (ok, warn, fail), a tex
 checks in this order and prints each finding:
 
 1. the settings themselves
-2. `origin_checks`: credentials, network, signature and clock, by a ListBuckets at the origin
+2. `origin_checks`: credentials, network, signature and clock, by a ListBuckets at the origin; with a bucket
+   `bucket_checks` and `line_checks`
 3. `machine_checks`: cache directory, room and speed of its disk, ports, limit on open files
 4. `peer_checks`, with `--peers`: key, list of members, and a signed hello to each
 5. `job_checks`: whether a job with this environment would use the proxy

@@ -1,6 +1,7 @@
 """Check of `outrider doctor` of one bucket: its replies are read as the proxy reads them, and each oddity is a finding.
 
-Some ten small requests, of a byte or none of the objects themselves.
+Some ten small requests, of a byte or none of the objects themselves, and then up to 32 MiB of the largest one, where it
+is large: see `line_checks`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing, closing
 
 from outrider.adapters.origin.http_origin import HttpOrigin
+from outrider.adapters.process.system import usable_cores
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
+from outrider.cli.doctor.line_checks import LARGE_BYTES, line_finding
 from outrider.core.cache.freshness import Freshness
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import OriginBroke, S3Error, Signal
@@ -42,8 +45,12 @@ async def bucket_findings(origin: HttpOrigin, url: str) -> AsyncIterator[Finding
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            for finding in await _Bucket(origin, bucket).findings(prefix):
+            looked_at = _Bucket(origin, bucket)
+            for finding in await looked_at.findings(prefix):
                 yield finding
+            if looked_at.largest is not None and looked_at.largest.size >= LARGE_BYTES:
+                ref = ObjectRef(bucket, looked_at.largest.key)
+                yield await line_finding(origin, ref, looked_at.largest.size, usable_cores())
     except (Signal, S3Error, TimeoutError) as error:
         yield fail(
             "bucket", f"{url}: {str(error) or 'timed out'}", "Check the name of the bucket, and the key's rights."
@@ -53,6 +60,8 @@ async def bucket_findings(origin: HttpOrigin, url: str) -> AsyncIterator[Finding
 class _Bucket:
     def __init__(self, origin: HttpOrigin, bucket: str) -> None:
         self._bucket = bucket
+        self.largest: Listed | None = None
+        """It is one of the objects that were looked at."""
         scheduler = FillScheduler(AimdLimit(1), BackgroundLimit(1), time.monotonic)
         self._reader = OriginReader(origin, Patience(), Metrics(), scheduler, Hedging())
         versions = VersionCache(origin.endpoint, lambda _: Freshness(0.0), time.monotonic, 100)
@@ -70,6 +79,7 @@ class _Bucket:
             ]
         if not objects:
             return [warn("bucket", f"{shown}: no object there to look at", "Name a prefix that has objects.")]
+        self.largest = objects[0]
         uncached: dict[Oddity | Uncached, ObjectRef] = {}
         for listed in objects:
             ref = ObjectRef(self._bucket, listed.key)
