@@ -38,14 +38,15 @@ test: install
 
 # What another Python may change: `make test-python PYTHON=python3.13 VENV=.venv313`. What no Python changes is left out:
 # arithmetic, but for the draws of Python's own `random`; chart, pages, image, and the clients, which talk to the proxy
-# over a socket. So are the longest files; `make test PYTHON=... VENV=...` runs all.
+# over a socket. So are the longest files, and most of the examples of a property; `make test PYTHON=... VENV=...` runs
+# all.
 PYTHON_TESTS := $(filter-out $(addprefix tests/unit/,ahead auth bench cache chart cli cluster insight maintenance mount \
 	operator origin project simulator __%),$(wildcard tests/unit/*)) \
 	tests/unit/ahead/order/test_webdataset_draws.py tests/engine --ignore tests/engine/test_cancellations.py \
 	--ignore tests/engine/cluster/test_histories.py --ignore tests/unit/http/test_any_pod.py \
 	tests/contract tests/server/test_imports.py
 test-python: install
-	$(MAKE) test PYTEST="$(PYTHON_TESTS)"
+	OUTRIDER_TEST_EXAMPLES=20 $(MAKE) test PYTEST="$(PYTHON_TESTS)"
 
 # The proxy with each of its requirements at its lower bound, in an environment of its own: it starts, reads the bucket,
 # answers over HTTP and from its command line, and the extras' libraries do what is asked of them.

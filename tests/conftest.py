@@ -75,7 +75,11 @@ USUAL_SECONDS = {
 # How long an example takes is the machine's affair: with Hypothesis' usual 0.2 s, tests fail at times on a busy one.
 # The same examples each time in `make test`, new ones in a long run.
 settings.register_profile(
-    "outrider", deadline=None, derandomize=SCALE == 1, suppress_health_check=[HealthCheck.too_slow]
+    "outrider",
+    deadline=None,
+    derandomize=SCALE == 1,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=int(os.environ.get("OUTRIDER_TEST_EXAMPLES", "100")),
 )
 settings.load_profile("outrider")
 
