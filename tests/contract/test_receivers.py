@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,11 +71,14 @@ def put(bucket: Bucket) -> None:
 
 
 def receivers_of(pid: int) -> list[int]:
-    """The receivers among the children of a process, by what they run."""
+    """The receivers among the children of a process, by what they run. Threads and children end meanwhile."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        children = (task / "children").read_text().split()
-        found += [int(child) for child in children if b"receiver.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        with suppress(OSError):
+            for child in (task / "children").read_text().split():
+                with suppress(OSError):
+                    if b"receiver.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        found.append(int(child))
     return found
 
 
@@ -113,7 +116,7 @@ async def rest_of(reply: OriginReply) -> bytes:
 def is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 

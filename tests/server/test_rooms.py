@@ -10,7 +10,7 @@ from tests.support.bucket import Bucket
 CEILINGS = {
     "hot GET, 64 KiB": (15, 30),
     "cold GET, 64 KiB": (107, 810),
-    "cold GET, 5 MiB": (110, 1900),
+    "cold GET, 5 MiB": (118, 1900),
     "PUT, 100 kB": (48, 305),
     "prefetch decision, after a hit": (43, 165),
 }

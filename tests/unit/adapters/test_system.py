@@ -1,18 +1,21 @@
-"""Garbage collection: objects are frozen after long collections, with a fake clock and objects of the test."""
+"""Garbage collection: objects are frozen after long collections, with a fake clock and objects of the test. And the
+cores that a process may use, by files of the test."""
 
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.adapters.process.system import freezing_after_long_ones
+from outrider.adapters.process.system import freezing_after_long_ones, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -56,3 +59,22 @@ print(started > 10_000, aside >= 10_000, seen < 10_000, gc.get_freeze_count() < 
 def test_frozen_objects_are_still_freed_by_reference_counting() -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"] * 4
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8), ({"cpu.max": "max 100000"}, 8), ({"cpu.max": "250000 100000"}, 2), ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "3200000 100000"}, 8), ({"cpu.max": "odd"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+    ],
+)  # fmt: skip
+def test_the_cores_that_may_be_used_are_those_of_affinity_and_quota(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert usable_cores(tmp_path) == cores

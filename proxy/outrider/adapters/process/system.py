@@ -165,17 +165,17 @@ def freezing_after_long_ones(clock: Callable[[], float]) -> Callable[[Literal["s
     return hear
 
 
-def usable_cores() -> int:
-    """The cores that this process may use: those of its affinity, as far as its cgroup's quota goes. At least one."""
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """The cores that this process may use: those of its affinity, as far as the quota of its cgroup goes. At least one.
+    A container sees its own `cgroup` there."""
     cores = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):
-        # cgroup v2; a container sees its own.
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, int(quota) // int(period))
-    with suppress(OSError, ValueError):
-        quota_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
-        if quota_us > 0:
-            cores = min(cores, quota_us // int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()))
+    v2, v1 = ["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]
+    for files in (v2, v1):
+        # "max" and -1: no quota.
+        with suppress(OSError, ValueError):
+            quota_us, period_us = (int(word) for file in files for word in (cgroup / file).read_text().split())
+            if quota_us > 0:
+                cores = min(cores, quota_us // period_us)
     return max(1, cores)
 
 
