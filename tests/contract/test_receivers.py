@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -274,6 +274,52 @@ async def test_bytes_between_replies_shift_no_file(
                 assert await received_into(reply, whole) == len(SMALL)
             assert bytes(whole.data) == SMALL
         assert len(front.resumed) == 1
+
+
+@pytest.mark.parametrize("status", [200, 403])
+async def test_a_forward_proxy_on_the_way_is_asked_for_a_tunnel_first(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of the bucket's host need not be known here."""
+    made = certify(tmp_path, "bucket.test")
+    asked_for: list[bytes] = []
+
+    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked_for.append(head.split(b"\r\n")[0])
+        writer.write(b"HTTP/1.1 %d what it says\r\n\r\n" % status)
+        if status == 200:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", secure.port)
+            with closing(far_writer):
+                await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer), return_exceptions=True)
+        writer.close()
+
+    way = await asyncio.start_server(tunnel, "127.0.0.1", 0)
+    server = await asyncio.start_server(Scripted([REPLY]).serve, "127.0.0.1", 0)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(made.authority))
+    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{way.sockets[0].getsockname()[1]}")
+    with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), made) as secure:
+        origin = HttpOrigin("https://bucket.test", "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
+        await origin.open()
+        request, whole = OriginRequest("GET", NAME, "k", bulk=True), Placed()
+        if status == 200:
+            async with asked(origin, request) as reply:
+                assert await received_into(reply, whole) == len(SMALL)
+            assert bytes(whole.data) == SMALL
+        else:
+            with pytest.raises(OriginBroke, match="its proxy answers 403"):
+                async with asked(origin, request):
+                    pass
+        assert asked_for == [b"CONNECT bucket.test:443 HTTP/1.1"]
+        await origin.close()
+    way.close()
+    server.close()
+
+
+async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with closing(sink):
+        while data := await source.read(65536):
+            sink.write(data)
 
 
 async def test_a_disk_that_takes_no_more_ends_its_own_line_alone(certificate: Certificate) -> None:

@@ -20,14 +20,14 @@ class Certificate:
     key: Path
 
 
-def certify(directory: Path) -> Certificate:
-    """A new authority, and a certificate signed by it for 127.0.0.1; their files stay in `directory`.
+def certify(directory: Path, name: str = "127.0.0.1") -> Certificate:
+    """A new authority, and a certificate signed by it for `name`; their files stay in `directory`.
 
     A single self-signed certificate would not do: rustls accepts no authority as a server's certificate.
     """
     made = Certificate(*(directory / name for name in ("authority.pem", "chain.pem", "key.pem")))
     authority = trustme.CA()
-    server = authority.issue_cert("127.0.0.1")
+    server = authority.issue_cert(name)
     authority.cert_pem.write_to_path(made.authority)
     server.private_key_pem.write_to_path(made.key)
     for number, certificate in enumerate(server.cert_chain_pems):
