@@ -63,6 +63,8 @@ class Simulator:
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
         self._clients: dict[socket.socket, threading.Thread] = {}
+        # Threads whose connection is over, and that may have a step to go.
+        self._ending: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
     @property
@@ -136,6 +138,7 @@ class Simulator:
         finally:
             with self._lock:
                 self._clients.pop(client, None)
+                self._ending = {thread for thread in self._ending if thread.is_alive()} | {threading.current_thread()}
             client.close()
 
     def _close(self) -> None:
@@ -149,7 +152,7 @@ class Simulator:
         self._listener = self._acceptor = None
         self.release()
         with self._lock:
-            threads = list(self._clients.values())
+            threads = [*self._clients.values(), *self._ending]
             for client in self._clients:
                 with contextlib.suppress(OSError):
                     client.shutdown(socket.SHUT_RDWR)
