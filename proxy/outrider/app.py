@@ -22,7 +22,7 @@ from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.adapters.origin.receivers import auto_receivers
+from outrider.adapters.origin.receivers import most_receivers
 from outrider.adapters.process.listening import bind
 from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import raise_open_files_limit, usable_cores
@@ -101,7 +101,7 @@ async def running(
         oddities = OriginOddities(endpoint, metrics)
         origin = HttpOrigin(
             endpoint, region, credentials, metrics, wall_clock, connections=shares.exchanges,
-            receivers=auto_receivers(usable_cores()) if settings.receivers is None else settings.receivers,
+            receivers=most_receivers(usable_cores(), settings.receivers),
             read_timeout_s=settings.origin_timeout_s, resolver=resolver, oddities=oddities,
         )  # fmt: skip
         await origin.open()

@@ -22,6 +22,8 @@ from outrider.adapters.cluster.peer_key import PeerKey
 from outrider.adapters.cluster.peer_tls import PeerTls
 from outrider.adapters.cluster.sources import source_of
 from outrider.adapters.disk.block_store import DiskBlockStore
+from outrider.adapters.origin.receivers import Receivers, most_receivers
+from outrider.adapters.process.system import usable_cores
 from outrider.adapters.state import members_file
 from outrider.adapters.state.members_file import MembersFile
 from outrider.core.ahead.planner import Planner
@@ -115,9 +117,11 @@ class Cluster:
         self._membership = Membership(
             me, self._boot, Domain(settings.peer_domain), clock(), members_file.load(kept_at)
         )  # fmt: skip
+        tls, most = self._tls, most_receivers(usable_cores(), settings.receivers)
         self._transport = PeerClient(
             self._asker, lambda: self._key.accepted, metrics, time.time, boot=self._boot,
-            tls=lambda: None if self._tls is None else self._tls.client,
+            tls=lambda: None if tls is None else tls.client,
+            receivers=Receivers(most, None, metrics, lambda: tls.identity) if tls is not None and most else None,
         )  # fmt: skip
         self.remote_scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), clock)
         self.members: Members

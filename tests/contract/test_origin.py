@@ -99,7 +99,7 @@ class Placed(Sink):
         super().__init__(fail_after)
         self._file = os.memfd_create("sink")
         self._takes_none = os.open("/dev/null", os.O_RDONLY)
-        self.count = 0
+        self.count = self.count_written = 0
 
     def __del__(self) -> None:
         os.close(self._file)
@@ -117,6 +117,7 @@ class Placed(Sink):
         assert not self.is_over
         self.data += os.pread(self._file, count, self.count)
         self.count += count
+        self.count_written += count
 
     def refused(self, error: OSError) -> None:
         assert error.errno == errno.EBADF

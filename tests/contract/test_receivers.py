@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,21 +15,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import trustme
 
+from outrider.adapters.cluster.peer_tls import PeerTls
 from outrider.adapters.origin import receivers as module
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.adapters.origin.receivers import ReceiverConnection, Receivers, auto_receivers
+from outrider.adapters.origin.receivers import ReceiverConnection, Receivers, most_receivers
+from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
 from outrider.core.errors import Broke, OriginBroke, StoreUnavailable
+from outrider.core.model import Extent, ObjectRef
 from outrider.metrics import Metrics
 from outrider.ports import OriginReply, OriginRequest
 from tests.contract.test_odd_heads import Anonymous, Scripted
 from tests.contract.test_origin import Keys, Placed
 from tests.support.asked import asked
 from tests.support.certificate import certify
+from tests.support.fake_peers import FakeMember
 from tests.support.fakes import RAMP
+from tests.support.hanging_disk import HangingDisk, can_hang
+from tests.support.member_sources import following
+from tests.support.peer_wire import Side, hello_of, peer_wire
 from tests.support.proxy import Proxy, ServedProxy
-from tests.support.rawhttp import RawConnection
+from tests.support.rawhttp import RawConnection, request
 from tests.support.tls_front import TlsFront
+from tests.support.trials import rounds
+from tests.unit.adapters.cluster.test_peer_tls import write as write_identity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -38,6 +49,7 @@ if TYPE_CHECKING:
     from tests.support.simulator import Simulator
 
 NAME = "receivers"
+REF = ObjectRef(NAME, "k")
 MIB = 1024 * 1024
 DATA = RAMP[:1000] * 6000
 SMALL = RAMP[:200_000]
@@ -417,6 +429,91 @@ async def test_a_body_given_up_amid_a_file_leaves_the_file_alone(certificate: Ce
     server.close()
 
 
+async def test_a_member_s_bytes_come_by_a_receiver_that_shows_who_it_is(tmp_path: Path) -> None:
+    """And by another one, once its certificate and the authority are others."""
+    before, after = trustme.CA(), trustme.CA()
+    owner, edge = PeerTls(*write_identity(tmp_path / "1", before)), PeerTls(*write_identity(tmp_path / "2", before))
+    service, metrics = FakeMember(hello_of("owner")), Metrics()
+    version = service.put(REF, DATA)
+    question = PeerRead(REF, Extent(0, len(DATA)), 0, Confirmed(version, 0.0), ReadClass.NEXT)
+    receivers = Receivers(1, None, metrics, lambda: edge.identity)
+    sides = Side("owner", tls=owner.server), Side("edge", tls=edge.client)
+    async with peer_wire(service, owner=sides[0], edge=sides[1], receivers=receivers) as wire:
+        pids: list[int] = []
+        for authority in (before, after):
+            if authority is after:
+                async with following(owner.follow) as once, following(edge.follow) as once_more:
+                    for folder in ("1", "2"):
+                        write_identity(tmp_path / folder, after)
+                    await once()
+                    await once_more()
+                # Its line stays open meanwhile, as the one to a bucket does.
+                wire.client._client.bulk.idle.close()  # type: ignore[union-attr]
+                async with asyncio.timeout(60):
+                    while receivers.pids:
+                        receivers._look()
+                        await asyncio.sleep(0.01)
+            sink = Placed()
+            async with wire.client.read(wire.member, question) as reply:
+                assert reply.in_thread
+                async with aclosing(reply.receive(len(DATA), sink)) as counts:
+                    assert sum([count async for count in counts]) == len(DATA)
+            assert bytes(sink.data) == DATA
+            assert sink.count_written > len(DATA) // 2
+            pids += receivers.pids
+    assert len(set(pids)) == 2
+    assert metrics.value("outrider_receivers") == 0
+
+
+def test_ten_thousand_blocks_come_whole_over_a_line_that_breaks(bucket: Bucket, front: TlsFront) -> None:
+    """10,000 in `make soak`."""
+    bucket.make_bucket(NAME)
+    client, chance = bucket.client(), random.Random(7)
+    front.cut_after = lambda: chance.randrange(100_000, 2 * MIB)
+    with Proxy(bucket, origin=front.endpoint, receivers=2, block_size="64KiB", prefetch="off") as proxy:
+        for number in range(rounds(2)):
+            data = chance.randbytes(8 * MIB)
+            client.put_object(Bucket=NAME, Key=str(number), Body=data)
+            assert read(proxy, str(number)) == data
+            proxy.settle()
+            before = proxy.metric("outrider_origin_requests_total", method="GET")
+            assert read(proxy, str(number)) == data
+            assert proxy.metric("outrider_origin_requests_total", method="GET") == before
+            client.delete_object(Bucket=NAME, Key=str(number))
+        assert proxy.metric("outrider_receivers") > 0
+        assert proxy.metric("outrider_bad_blocks_total") == 0
+    assert len(front.resumed) > 8
+    client.close()
+
+
+def test_a_disk_that_hangs_behind_a_receiver_costs_no_reader_an_error(
+    bucket: Bucket, front: TlsFront, tmp_path: Path
+) -> None:
+    if not can_hang():
+        pytest.skip("no root, no FUSE, or no bindfs")
+    put(bucket)
+    with HangingDisk(tmp_path / "disk") as disk:
+        cache = str(tmp_path / "disk" / "cache")
+        options = {"receivers": "1", "block_size": "1MiB", "prefetch": "off"}
+        served = ServedProxy(bucket, tmp_path, front.endpoint, cache_dir=cache, **options)
+        served.environment["AWS_CA_BUNDLE"] = os.environ["AWS_CA_BUNDLE"]
+        served.forked = False
+        served.argv = disk.wrapped(served.argv)
+        with served, RawConnection(served.address, 60.0) as connection:
+            assert connection.ask("GET", f"/{NAME}/before").body == DATA
+            front.hold(300_000)
+            connection.send(request("GET", f"/{NAME}/k"))
+            assert front.held.wait(60)
+            disk.hang()
+            try:
+                front.release()
+                answer = connection.read_answer()
+            finally:
+                disk.go_on()
+            assert (answer.status, answer.body) == (200, DATA)
+            assert connection.ask("GET", f"/{NAME}/k").body == DATA
+
+
 @pytest.mark.parametrize(("cores", "most"), [(1, 1), (2, 2), (3, 3), (4, 4), (64, 4)])
 def test_there_are_no_more_than_cores_and_four_at_most(cores: int, most: int) -> None:
-    assert auto_receivers(cores) == most
+    assert most_receivers(cores) == most

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from outrider.adapters.cluster.peer_client import PeerClient
+from outrider.adapters.origin.receivers import Receivers
 from outrider.adapters.process.listening import bind
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import Hello
@@ -73,6 +74,7 @@ class PeerWire:
 async def peer_wire(
     service: PeerService, *, owner: Side | None = None, edge: Side | None = None, reads_max: int = 64,
     connections_max: int = 64, connections_per_peer: int = 64, threads: int = 64, handshake_timeout_s: float = 5.0,
+    receivers: Receivers | None = None,
 ) -> AsyncIterator[PeerWire]:  # fmt: skip
     owner, edge = owner or Side("owner"), edge or Side("edge")
     gatekeeper = Gatekeeper(owner.name, lambda: owner.secrets, ReplayGuard(), owner.clock)
@@ -82,7 +84,7 @@ async def peer_wire(
     server = PeerServer(handler)
     client = PeerClient(
         edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1, tls=lambda: edge.tls,
-        connections_per_peer=connections_per_peer, threads=threads,
+        connections_per_peer=connections_per_peer, threads=threads, receivers=receivers,
     )  # fmt: skip
     async with AsyncExitStack() as stack:
         listener = Listener(

@@ -8,9 +8,12 @@ import socket
 import ssl
 import threading
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.certificate import Certificate
 
 
@@ -27,6 +30,8 @@ class TlsFront:
         self._go_on = asyncio.Event()
         self.is_ragged = False
         """Connections end without TLS's own end, as those of many load balancers do."""
+        self.cut_after: Callable[[], int] | None = None
+        """Asked at each connection: it is reset once it has brought so many bytes."""
         self._held_after = -1
         self._times_held = 0
         self.held = threading.Event()
@@ -93,6 +98,7 @@ class TlsFront:
 
     async def _replies(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         brought, times_held = 0, 0
+        cut_after = inf if self.cut_after is None else self.cut_after()
         try:
             while data := await source.read(self._piece_bytes):
                 if times_held != self._times_held:
@@ -103,6 +109,8 @@ class TlsFront:
                 brought += len(data)
                 sink.write(data)
                 await sink.drain()
+                if (cut_after := cut_after - len(data)) <= 0:
+                    sink.transport.abort()
         finally:
             if self.is_ragged:
                 raw = sink.transport.get_extra_info("socket")

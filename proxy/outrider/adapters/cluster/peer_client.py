@@ -21,6 +21,7 @@ from outrider.adapters.origin.client import Client
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.forward_proxy import ForwardProxy
 from outrider.adapters.origin.http_reply import Reply
+from outrider.adapters.origin.receivers import Receivers
 from outrider.core.auth.peer_signature import is_proved, signed
 from outrider.core.auth.sigv4 import SigningKeys
 from outrider.core.cluster import messages, peer_wire
@@ -67,12 +68,12 @@ class PeerClient:
     def __init__(
         self, asker: Callable[[], Asker], secrets: Callable[[], Sequence[str]], metrics: Metrics, clock: Clock,
         *, boot: int, connections_per_peer: int = 64, threads: int = 128, read_timeout_s: float = 30.0,
-        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None, receivers: Receivers | None = None,
     ) -> None:  # fmt: skip
         """`asker`: this member. `secrets`: the keys of the cluster, of which the first one signs. `clock`: the wall
         clock. `boot`: see `Hello`. `threads`: how many bodies they receive at once; more than from one peer, so
         that one that hangs leaves some for the others. `read_timeout_s` bounds the wait for a head, and for the next
-        bytes."""
+        bytes. `receivers`: see `BulkClient`."""
         self._asker = asker
         self._secrets = secrets
         self._metrics = metrics.peers
@@ -84,13 +85,14 @@ class PeerClient:
         self._threads = threads
         self._read_timeout_s = read_timeout_s
         self._tls = tls
+        self._receivers = receivers
         self._keys = SigningKeys()
         self._client: Client | None = None
 
     async def open(self) -> None:
         self._client = Client(
             _NotCounted(), lambda kind, name: None, threads=self._threads, connect_timeout_s=_CONNECT_TIMEOUT_S,
-            small_bytes=_SMALL_BYTES,
+            small_bytes=_SMALL_BYTES, receivers=self._receivers,
         )  # fmt: skip
 
     async def close(self) -> None:

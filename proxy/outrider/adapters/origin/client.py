@@ -29,8 +29,7 @@ class Client:
         self, counts: Counts, note: Note, *, threads: int, connect_timeout_s: float, small_bytes: int = 0,
         resolver: AbstractResolver | None = None, receivers: Receivers | None = None,
     ) -> None:  # fmt: skip
-        """`threads`, `small_bytes`, `receivers`: see `BulkClient`. `receivers` are for servers that this client asks
-        without a `tls` of their own."""
+        """`threads`, `small_bytes`, `receivers`: see `BulkClient`. `receivers` trust whom each `tls` of `ask` does."""
         self._counts = counts
         self._note = note
         self._connector = Connector(connect_timeout_s, resolver)

@@ -3,8 +3,9 @@
 It is started by its path, with the standard library and the two that hash (`Receivers`). For each line the proxy hands
 over two sockets: the connection to the server, and one end of a pair on which the line is plain. The first bytes
 pass; then the receiver waits to be told what becomes of the rest: so many bytes go into a file at an offset, and are
-hashed on the way, or they pass as well. Requests, replies and all judgement of them stay in the proxy. A
-receiver knows no credentials; what it sees of them is a signed head that passes.
+hashed on the way, or they pass as well. Requests, replies and all judgement of them stay in the proxy. A receiver of
+the bucket's bytes knows no credentials; what it sees of them is a signed head that passes. One of other members' bytes
+has this member's certificate, and its key.
 
 One thread and one epoll serve all lines: a thread for each would hand the GIL on after each TLS record (16 KiB).
 """
@@ -20,6 +21,10 @@ import struct
 import sys
 import time
 from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 READY, REFUSED, UNTRUSTED = b"+", b"-", b"!"
 """A line begins with one of them: the handshake is done, or it failed, as the rest says. UNTRUSTED: it will fail
@@ -47,9 +52,11 @@ _MESSAGE_BYTES = 4096
 class Loop:
     """Called on one thread."""
 
-    def __init__(self, authority: str) -> None:
-        """`authority`: a file of certificates; empty: those of the system are trusted."""
+    def __init__(self, authority: str, identity: Sequence[str] = ()) -> None:
+        """`authority`: a file of certificates; empty: those of the system are trusted. `identity`: the files of a
+        certificate and its key to show, to servers whose names are not compared; empty: none is shown."""
         self._authority = authority
+        self._identity = identity
         self._epoll = select.epoll()
         self._tls: ssl.SSLContext | None = None
         self._by_fd: dict[int, Line] = {}
@@ -64,7 +71,15 @@ class Loop:
     @property
     def tls(self) -> ssl.SSLContext:
         if self._tls is None:
-            self._tls = ssl.create_default_context(cafile=self._authority or None)
+            if not self._identity:
+                self._tls = ssl.create_default_context(cafile=self._authority or None)
+            else:
+                # As `PeerTls` has it.
+                self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
+                self._tls.check_hostname = False
+                self._tls.load_cert_chain(*self._identity)
+                self._tls.load_verify_locations(self._authority)
         return self._tls
 
     def watch(self, line: Line, fd: int, events: int) -> None:
@@ -382,14 +397,10 @@ class Line:
             sock.close()
 
 
-def main(control: socket.socket, authority: str) -> None:
-    Loop(authority).run(control)
-
-
 if __name__ == "__main__":
     # It ends with the proxy, which may stop slowly, and not with the signals that go to both.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sys.path += sys.argv[3].split(os.pathsep)
-    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
+    sys.path += sys.argv[2].split(os.pathsep)
+    Loop(sys.argv[3], sys.argv[4:]).run(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)

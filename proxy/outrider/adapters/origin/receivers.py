@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from struct import Struct
 from threading import Thread
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 from weakref import WeakSet
 
 from outrider.adapters.origin import receiver
@@ -42,20 +42,32 @@ _MESSAGE_BYTES = 8 * 1024
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "OPENSSL_CONF", "OPENSSL_MODULES", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE")
 
 
-def auto_receivers(cores: int) -> int:
-    """How many receivers a process that may use so many cores has at most. The loop needs a part of one only: two of
+def most_receivers(cores: int, setting: int | None = None) -> int:
+    """How many receivers a process has at most that may use so many cores. The loop needs a part of one only: two of
     them on two cores bring a fifth more than one."""
-    return min(4, cores)
+    return min(4, cores) if setting is None else setting
+
+
+class Identity(NamedTuple):
+    """The content of PEM files: who is trusted, and the certificate and key that are shown."""
+
+    authority: bytes
+    cert: bytes
+    key: bytes
 
 
 class Receivers:
     """Called on the event loop's thread. They are started when the first line is wanted, and end when idle."""
 
-    def __init__(self, most: int, authority: str | None, metrics: Metrics) -> None:
-        """`authority`: a file of certificates; None: those of the system are trusted."""
+    def __init__(
+        self, most: int, authority: str | None, metrics: Metrics, identity: Callable[[], Identity] | None = None
+    ) -> None:
+        """`authority`: a file of certificates; None: those of the system are trusted. `identity`: the one of now, for
+        servers that ask for it; then nothing else is trusted than it says. None: none is shown."""
         self._most = most
         self._metrics = metrics
         self._authority = authority or ""
+        self._identity = identity or _none
         self._environ = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._running: list[_Receiver] = []
         self._may_start_at = float("-inf")
@@ -80,20 +92,23 @@ class Receivers:
         return bool(self._ready())
 
     def _ready(self) -> list[_Receiver]:
-        return [each for each in self._running if each.is_ready and not each.is_overdue]
+        identity = self._identity()
+        return [
+            each for each in self._running if each.is_ready and not each.is_overdue and each.identity == identity
+        ]
 
     def _start_one(self) -> None:
         loop = asyncio.get_running_loop()
         if len(self._running) >= self._most or self._closed or loop.time() < self._may_start_at:
             return
         try:
-            each = _started(self._authority, self._environ)
+            each = _started(self._authority, self._identity(), self._environ)
         except OSError as error:
             self._may_start_at = loop.time() + _START_AGAIN_S
             log.warning("no receiver, the event loop receives", extra={"error": str(error)})
             return
         self._running.append(each)
-        self._metrics.receivers.set(len(self._running))
+        self._metrics.receivers.inc()
         loop.add_reader(each.control, self._hear, each)
         each.ask()
         self._look_later()
@@ -149,7 +164,7 @@ class Receivers:
                 each.is_overdue = True
                 if each.is_stopped() or each.asked_s() > (_PATIENCE_S if each.is_ready else _BOOT_S):
                     self._drop(each, "does not answer")
-            elif each.idle_s() > _IDLE_S:
+            elif each.idle_s() > _IDLE_S or (not each.lines and each.identity != self._identity()):
                 self._drop(each, "")
             else:
                 each.ask()
@@ -160,7 +175,7 @@ class Receivers:
         if each not in self._running:
             return
         self._running.remove(each)
-        self._metrics.receivers.set(len(self._running))
+        self._metrics.receivers.dec()
         asyncio.get_running_loop().remove_reader(each.control)
         if why:
             self._metrics.receivers_lost.inc()
@@ -182,9 +197,12 @@ class Receivers:
 class _Receiver:
     """One process. `lines`: those that it has, as far as it is known."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: socket.socket, identity: Identity | None = None
+    ) -> None:
         self.process = process
         self.control = control
+        self.identity = identity
         control.setblocking(False)
         self.lines = 0
         self.connections: WeakSet[ReceiverConnection] = WeakSet()
@@ -324,21 +342,32 @@ class ReceiverConnection(BlockingConnection):
             self.socket.shutdown(socket.SHUT_WR)
 
 
-def _started(authority: str, environ: Mapping[str, str]) -> _Receiver:
+def _started(authority: str, identity: Identity | None, environ: Mapping[str, str]) -> _Receiver:
     """Raises OSError."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    argv = [
-        sys.executable, "-I", "-S", str(Path(receiver.__file__)), str(theirs.fileno()), authority, _libraries(),
-    ]  # fmt: skip
-    with theirs:
+    with theirs, ExitStack() as files:
         try:
+            fds = [files.enter_context(_in_memory(content)).fileno() for content in identity or ()]
+            paths = [f"/proc/self/fd/{fd}" for fd in fds] or [authority]
+            argv = [sys.executable, "-I", "-S", receiver.__file__, str(theirs.fileno()), _libraries(), *paths]
             process = subprocess.Popen(
-                argv, pass_fds=(theirs.fileno(),), env=dict(environ), stdin=subprocess.DEVNULL
+                argv, pass_fds=(theirs.fileno(), *fds), env=dict(environ), stdin=subprocess.DEVNULL
             )  # fmt: skip
         except BaseException:
             control.close()
             raise
-    return _Receiver(process, control)
+    return _Receiver(process, control, identity)
+
+
+def _in_memory(content: bytes) -> BinaryIO:
+    """The files of an identity change, one after the other: a receiver gets what was read of all at once."""
+    file = open(os.memfd_create("identity"), "wb", buffering=0)
+    file.write(content)
+    return file
+
+
+def _none() -> None:
+    return None
 
 
 def _libraries() -> str:

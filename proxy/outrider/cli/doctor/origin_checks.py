@@ -16,7 +16,7 @@ from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.forward_proxy import forward_proxy_to
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.adapters.origin.receivers import auto_receivers
+from outrider.adapters.origin.receivers import most_receivers
 from outrider.adapters.process.system import usable_cores
 from outrider.cli.doctor.bucket_checks import bucket_findings
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
@@ -94,7 +94,7 @@ async def opened(endpoint: str, region: str, credentials: Credentials | None) ->
     """The origin, asked as the proxy asks it."""
     origin = HttpOrigin(
         endpoint, region, _Fixed(credentials), Metrics(), time.time, connections=4,
-        receivers=auto_receivers(usable_cores()),
+        receivers=most_receivers(usable_cores()),
     )  # fmt: skip
     await origin.open()
     try:
