@@ -75,6 +75,26 @@ def wrk(wanted: Sequence[Wanted], answer_bytes: int, *, connections: int, second
     return _told_by_wrk(done, answer_bytes, connections)
 
 
+def wrk_once(urls: Sequence[str], answer_bytes: int, *, connections: int, directory: Path) -> Took:
+    """Request each URL once, each answer `answer_bytes` long. The time ends with the last answer.
+
+    Raises:
+        BenchError: an answer failed, or had another length.
+    """
+    requests = directory / "requests"
+    requests.write_text("".join(Wanted(url).line for url in urls))
+    parts = urlsplit(urls[0])
+    begun = time.monotonic()
+    done = _run(
+        program("wrk"), "--threads", 1, "--connections", connections, "--duration", "3h", "--timeout", "30s",
+        "--script", _SCRIPT, f"{parts.scheme}://{parts.netloc}", "--", requests, "once", deadline_s=None,
+    )  # fmt: skip
+    seconds, result = time.monotonic() - begun, json.loads(done.splitlines()[-1])
+    if result["errors"] or result["bytes"] != answer_bytes * result["requests"]:
+        raise BenchError(f"answers that failed, or had another length:\n{done}")
+    return Took(seconds, len(urls) * answer_bytes, len(urls))
+
+
 def _told_by_wrk(done: str, answer_bytes: int, connections: int) -> Took:
     result = json.loads(done.splitlines()[-1])
     if result["errors"] or not result["requests"]:
@@ -327,9 +347,9 @@ def _whole(took: Took, world: World, keys: Sequence[str]) -> Took:
     return took
 
 
-def _run(*argv: object) -> str:
+def _run(*argv: object, deadline_s: float | None = _DEADLINE_S) -> str:
     words = [str(word) for word in argv]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=deadline_s, check=False)
     if done.returncode:
         raise BenchError(f"{words[0]}: {done.stdout}{done.stderr}")
     return done.stdout

@@ -1,6 +1,7 @@
 -- Without an argument, the requests are wrk's own, all alike: the script then costs nothing until the end.
 -- With arguments, requests from a file: one line each, the path, a tab, and the Range header (or nothing). They are made
 -- ready before the clock starts; each thread begins at another place of the list.
+-- The second argument is the number of threads; "once": each request is made once, by one thread.
 -- The result is the last line of the output, as JSON.
 
 local threads = 0
@@ -19,10 +20,31 @@ function init(arguments)
     if range ~= "" then headers["Range"] = range end
     requests[#requests + 1] = wrk.format("GET", path, headers)
   end
+  if arguments[2] == "once" then return once(requests) end
   at = math.floor(first * #requests / tonumber(arguments[2]))
   function request()
     at = at % #requests + 1
     return requests[at]
+  end
+end
+
+-- Each once. wrk wants a request after each answer: after the last one it is the first again, until all have surely come.
+-- And it sleeps until its time is over, so that the result is told, and the process ended, here.
+function once(requests)
+  -- wrk asks for the first one twice.
+  local at, answers, bytes, errors = -1, 0, 0, 0
+  function request()
+    at = at + 1
+    return requests[at] or requests[1]
+  end
+  function response(status, _, body)
+    answers, bytes = answers + 1, bytes + #body
+    if status ~= 200 then errors = errors + 1 end
+    if answers == #requests + 2000 then
+      io.write(string.format('{"requests": %d, "bytes": %d, "errors": %d}\n', answers, bytes, errors))
+      io.flush()
+      os.exit(0)
+    end
   end
 end
 

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from contextlib import aclosing, asynccontextmanager, closing, suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -429,8 +430,11 @@ async def test_a_body_given_up_amid_a_file_leaves_the_file_alone(certificate: Ce
     server.close()
 
 
-async def test_a_member_s_bytes_come_by_a_receiver_that_shows_who_it_is(tmp_path: Path) -> None:
+async def test_a_member_s_bytes_come_by_a_receiver_that_shows_who_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And by another one, once its certificate and the authority are others."""
+    monkeypatch.setattr(module, "_IDLE_S", inf)
     before, after = trustme.CA(), trustme.CA()
     owner, edge = PeerTls(*write_identity(tmp_path / "1", before)), PeerTls(*write_identity(tmp_path / "2", before))
     service, metrics = FakeMember(hello_of("owner")), Metrics()

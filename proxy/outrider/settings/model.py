@@ -210,8 +210,8 @@ class Settings(BaseModel):
         None,
         ge=0,
         le=64,
-        description="Processes that receive large bodies over https; default: one for each core that may be "
-        "used, at most four; 0: none.",
+        description="Processes that receive large bodies over https, and as many for those of other members over TLS; "
+        "default: one for each core that may be used, at most four; 0: none.",
     )
     fills: int = Field(64, ge=1, le=10_000, description="Fills under way, at most.")
     requests: int = Field(4096, ge=1, description="Requests answered at the same time, at most; more get 503 SlowDown.")

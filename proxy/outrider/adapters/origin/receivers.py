@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from struct import Struct
 from threading import Thread
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from outrider.adapters.origin import receiver
@@ -93,9 +93,7 @@ class Receivers:
 
     def _ready(self) -> list[_Receiver]:
         identity = self._identity()
-        return [
-            each for each in self._running if each.is_ready and not each.is_overdue and each.identity == identity
-        ]
+        return [each for each in self._running if each.is_ready and not each.is_overdue and each.identity == identity]
 
     def _start_one(self) -> None:
         loop = asyncio.get_running_loop()
@@ -347,7 +345,7 @@ def _started(authority: str, identity: Identity | None, environ: Mapping[str, st
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, ExitStack() as files:
         try:
-            fds = [files.enter_context(_in_memory(content)).fileno() for content in identity or ()]
+            fds = [_in_memory(content, files) for content in identity or ()]
             paths = [f"/proc/self/fd/{fd}" for fd in fds] or [authority]
             argv = [sys.executable, "-I", "-S", receiver.__file__, str(theirs.fileno()), _libraries(), *paths]
             process = subprocess.Popen(
@@ -359,11 +357,12 @@ def _started(authority: str, identity: Identity | None, environ: Mapping[str, st
     return _Receiver(process, control, identity)
 
 
-def _in_memory(content: bytes) -> BinaryIO:
-    """The files of an identity change, one after the other: a receiver gets what was read of all at once."""
-    file = open(os.memfd_create("identity"), "wb", buffering=0)
-    file.write(content)
-    return file
+def _in_memory(content: bytes, files: ExitStack) -> int:
+    """The files of an identity change one after the other: a receiver gets what was read of all at once."""
+    fd = os.memfd_create("identity")
+    files.callback(os.close, fd)
+    os.write(fd, content)
+    return fd
 
 
 def _none() -> None:

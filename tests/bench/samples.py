@@ -1,0 +1,158 @@
+"""Objects that are samples: the cost of many small ones. `make bench-samples`; `BENCH="--objects 1000000"` for the size
+of ImageNet.
+
+The origin is nginx, where each key is a link to one file, without limits. The proxy has one core, its origin and the
+clients another. All connections read whole objects of 10 kB.
+
+    cold      each object once: objects a second, CPU each, and the share of the next pass that the bucket is asked for
+    warm      in random order over all, at once after the cold pass and once all has settled, beside one fixed object
+    restart   after SIGTERM and after SIGKILL: how long until it serves, what the bucket is asked for, reads a second
+    memory    what the proxy grows by for each object; and the disk, by the bytes of the objects
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bench import procs
+from tests.bench.clients import Took, Wanted, wrk, wrk_fixed, wrk_once
+from tests.bench.peers import NGINX
+from tests.support.bucket import Bucket
+from tests.support.child import Child, free_ports, program, scratch_directory
+from tests.support.proxy import ServedProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NAME = "samples"
+OBJECT_BYTES = 10_000
+CONNECTIONS = 16
+_WARM_S = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--objects", type=int, default=30_000, help="number of objects (%(default)s)")
+    parser.add_argument("--busy", type=int, default=0, help="processes of other work on each core (%(default)s)")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    chosen = parser.parse_args()
+    os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
+    results: dict[str, float] = {}
+    for name, value in measured(chosen.objects, busy=chosen.busy):
+        results[name] = value
+        print(f"{name:<44} {value:>12,.3f}", flush=True)
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(results, indent=1))
+
+
+def measured(count: int, *, busy: int) -> Iterator[tuple[str, float]]:
+    with ExitStack() as stack:
+        directory = stack.enter_context(scratch_directory("outrider-samples-"))
+        keys = [f"n{number % 1000:08d}/n{number % 1000:08d}_{number}.JPEG" for number in range(count)]
+        random.Random(1).shuffle(keys)
+        origin = stack.enter_context(_origin(directory, keys))
+        bucket = stack.enter_context(Bucket())
+        proxy = ServedProxy(bucket, directory, origin, cache_size=str(count * 40_000))
+        proxy.forked = False
+        cores = sorted(os.sched_getaffinity(0))
+        proxy.argv = [program("taskset"), "--cpu-list", str(cores[0]), *proxy.argv]
+        os.sched_setaffinity(0, set(cores[1:]) or set(cores))
+        for number, core in enumerate(cores * busy):
+            argv = [program("taskset"), "--cpu-list", str(core), sys.executable, "-c", "while True: pass"]
+            stack.callback(Child(argv, log=directory / f"busy-{number}.log").stop)
+        try:
+            proxy.start()
+            yield from _rows(proxy, keys, directory)
+        finally:
+            proxy.stop()
+
+
+def _rows(proxy: ServedProxy, keys: Sequence[str], directory: Path) -> Iterator[tuple[str, float]]:
+    empty = procs.rss_bytes(proxy.pid)
+    took, cpu_s, _ = _once(proxy, keys, directory)
+    yield "cold: objects/s", len(keys) / took.seconds
+    yield "cold: CPU ms an object", cpu_s / len(keys) * 1e3
+    at_once = _random(proxy, keys, directory)
+    proxy.settle()
+    settled = _random(proxy, keys, directory)
+    fixed = wrk_fixed(_url(proxy, keys[0]), None, OBJECT_BYTES, connections=CONNECTIONS, seconds=_WARM_S)
+    yield "warm at once: requests/s", at_once.requests / at_once.seconds
+    yield "warm settled: requests/s", settled.requests / settled.seconds
+    yield "warm at once / one fixed object", at_once.requests / at_once.seconds / fixed.requests * fixed.seconds
+    yield "warm settled / one fixed object", settled.requests / settled.seconds / fixed.requests * fixed.seconds
+    _, _, asked = _once(proxy, keys, directory)
+    yield "cold: not kept, %", asked / len(keys) * 100
+    proxy.settle()
+    yield "memory: bytes an object", (procs.rss_bytes(proxy.pid) - empty) / len(keys)
+    yield "disk: x the objects", _disk_bytes(proxy.cache_dir) / len(keys) / OBJECT_BYTES
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if number == signal.SIGKILL:
+            os.kill(proxy.pid, number)
+        proxy.stop()
+        began = time.monotonic()
+        proxy.start()
+        yield f"restart, {number.name}: s until the index is read", time.monotonic() - began
+        took, cpu_s, asked = _once(proxy, keys, directory)
+        yield f"restart, {number.name}: reads/s", len(keys) / took.seconds
+        yield f"restart, {number.name}: the bucket is asked, %", asked / len(keys) * 100
+
+
+def _once(proxy: ServedProxy, keys: Sequence[str], directory: Path) -> tuple[Took, float, float]:
+    """Each once. The time, the proxy's CPU seconds, and the requests to its origin."""
+    before_s, asked_before = procs.cpu_s(proxy.pid), _asked(proxy)
+    took = wrk_once([_url(proxy, key) for key in keys], OBJECT_BYTES, connections=CONNECTIONS, directory=directory)
+    return took, procs.cpu_s(proxy.pid) - before_s, _asked(proxy) - asked_before
+
+
+def _random(proxy: ServedProxy, keys: Sequence[str], directory: Path) -> Took:
+    wanted = [Wanted(_url(proxy, key)) for key in random.sample(keys, len(keys))]
+    return wrk(wanted, OBJECT_BYTES, connections=CONNECTIONS, seconds=_WARM_S, directory=directory)
+
+
+def _url(proxy: ServedProxy, key: str) -> str:
+    return f"{proxy.endpoint}/{NAME}/{key}"
+
+
+def _asked(proxy: ServedProxy) -> float:
+    with urllib.request.urlopen(f"{proxy.admin}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("outrider_origin_requests_total{"))
+
+
+def _disk_bytes(root: Path) -> float:
+    return float(subprocess.check_output([program("du"), "--summarize", "--block-size=1", root]).split()[0])
+
+
+@contextmanager
+def _origin(directory: Path, keys: Sequence[str]) -> Iterator[str]:
+    """Its endpoint."""
+    root, (port,) = directory / "origin", free_ports(1)
+    for folder in {key.partition("/")[0] for key in keys}:
+        (root / NAME / folder).mkdir(parents=True)
+    (root / "sample").write_bytes(random.Random(2).randbytes(OBJECT_BYTES))
+    for key in keys:
+        (root / NAME / key).symlink_to(root / "sample")
+    server = f"listen 127.0.0.1:{port}; root {root};"
+    text = NGINX.format(directory=root, http="", server=server)
+    (root / "conf").write_text(("user root;\n" if os.geteuid() == 0 else "") + text)
+    argv = [program("nginx"), "-p", root, "-e", root / "log", "-c", root / "conf"]
+    child = Child(argv, log=directory / "origin.log", cwd=root)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        child.stop()
+
+
+if __name__ == "__main__":
+    main()
