@@ -28,7 +28,6 @@ from outrider.adapters.state import members_file
 from outrider.adapters.state.members_file import MembersFile
 from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache import block_file
 from outrider.core.cache.near_blocks import NearBlocks
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Member
@@ -82,6 +81,8 @@ _CONNECTIONS_MAX = 512
 _READS_MAX = 256
 # Blocks are judged anew in such steps when the ring has changed: one takes a few milliseconds.
 _JUDGED_AT_ONCE = 500
+# Members tell each other the bytes of blocks and their digests. The format of their files is each member's own.
+_SHARED_FORMAT = 1
 # To find a block's owner takes 4 us for 8 members. So many blocks of an object may be fetched ahead because they are
 # owned.
 _MINE_OBJECTS, _MINE_BLOCKS = 65_536, 512
@@ -294,5 +295,5 @@ class Cluster:
 
 def cluster_id(layout: BlockLayout) -> str:
     """A hash of all that makes blocks the same: members with another one cannot share blocks."""
-    text = f"{layout.origin} {layout.block_bytes} {block_file.FORMAT}"
+    text = f"{layout.origin} {layout.block_bytes} {_SHARED_FORMAT}"
     return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

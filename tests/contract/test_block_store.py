@@ -29,6 +29,7 @@ from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.block_layout import BlockLayout
+from outrider.core.cache import block_file
 from outrider.core.cache.block_file import DIGEST_BYTES, PAGE_BYTES, BlockMeta, Header, PayloadChecksum, digest_text
 from outrider.core.cache.policies import POLICIES, Lru
 from outrider.core.cache.scrub_pace import ScrubPace
@@ -37,6 +38,7 @@ from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.checksums import Kind
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore
+from tests.fuzz.disk_bytes import sealed_header
 from tests.support.descriptors import open_below
 from tests.support.fakes import AtOnce, FakeClock, ramp
 from tests.support.sickdisk import SickDisk
@@ -61,6 +63,10 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 def meta_of(index: int = 0, key: str = "k", *, blocks: int = 100, headers: Headers = ()) -> BlockMeta:
     version = ObjectVersion(ObjectRef("bucket", key), '"e"', blocks * BLOCK, headers)
     return BlockMeta(LAYOUT, version, index)
+
+
+HEADER = Header(meta_of(0)).length
+"""The offset of the payload in the file of a small block."""
 
 
 def payload_of(meta: BlockMeta) -> bytes:
@@ -598,7 +604,7 @@ async def test_a_small_block_in_memory_is_verified_at_once(why: str, root: Path)
 
 
 # Offsets of bytes: of the payload, its checksum, the header's checksum, the header's unused bytes, and its padding.
-TURNED = [FILE - 1, DIGEST_BYTES - 10, DIGEST_BYTES - 1, 10, PAGE_BYTES - 1]
+TURNED = [HEADER + BLOCK - 1, DIGEST_BYTES - 10, DIGEST_BYTES - 1, 10, HEADER - 1]
 UNFIT = [
     *TURNED, "a byte too much", "a byte missing", "not in memory", "a large block",
     "another kind of checksum is wanted", "no probe of memory",
@@ -679,7 +685,7 @@ async def test_a_shared_verification_that_fails_is_a_miss_for_all(
     await disk.write(meta_of(0))
     await _unverified(disk)
     if damaged:
-        turn(disk.path(meta_of(0)), FILE - 1)
+        turn(disk.path(meta_of(0)), HEADER + BLOCK - 1)
     else:
         monkeypatch.setattr(block_io, "open_block", refuse)
     opened = Opened(monkeypatch)
@@ -717,11 +723,11 @@ def test_pages_that_were_not_read_are_not_taken_for_zeros(root: Path, monkeypatc
     payload, header = bytes(BLOCK), Header(meta_of(0))
     path = root.parent / "block"
     path.write_bytes(header.sealed(PayloadChecksum(payload).digest()) + payload)
-    known = block_io.open_known_block(bytes(path), meta_of(0), verify=True)
+    known = block_io.open_verified_block(bytes(path), meta_of(0))
     assert known is not None
     os.close(known[0])
     monkeypatch.setattr(pagecache, "read_in_memory", lambda fd, offset, into, **_: False)
-    assert block_io.open_known_block(bytes(path), meta_of(0), verify=True) is None
+    assert block_io.open_verified_block(bytes(path), meta_of(0)) is None
 
 
 class Wanting:
@@ -848,6 +854,41 @@ async def test_no_pages_are_read_in_where_the_page_cache_cannot_be_probed(
     disk.close()
 
 
+@pytest.mark.parametrize("other", ["another block's", "of the format without names", "short"])
+async def test_a_file_that_is_not_the_block_s_gives_no_lease_at_once(other: str, root: Path) -> None:
+    disk = Disk(root, open_files=1)
+    await disk.write(meta_of(0), meta_of(1))
+    path = disk.path(meta_of(0))
+    if other == "another block's":
+        shutil.copy(disk.path(meta_of(1)), path)
+    elif other == "short":
+        os.truncate(path, 40)
+    else:
+        path.write_bytes(paged(meta_of(0)))
+    assert disk.store.lease_at_once(meta_of(0).key) is None
+    assert await disk.read(meta_of(0)) == (payload_of(meta_of(0)) if "format" in other else None)
+    disk.close()
+
+
+async def test_files_of_the_release_before_are_read_after_a_start(root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(meta_of(0), meta_of(1))
+    disk.path(meta_of(0)).write_bytes(paged(meta_of(0)))
+    disk = await restarted(disk, clean=False)
+    assert disk.store.used_bytes == on_disk(disk.root)
+    for index in (0, 1):
+        assert await disk.read(meta_of(index)) == payload_of(meta_of(index))
+    disk = await restarted(disk, clean=True)
+    assert disk.store.used_bytes == on_disk(disk.root)
+    assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
+    disk.close()
+
+
+def paged(meta: BlockMeta) -> bytes:
+    """The block's file in format 1."""
+    return sealed_header(block_file._meta_json(meta), PayloadChecksum(payload_of(meta)).digest()) + payload_of(meta)
+
+
 @pytest.mark.parametrize(("number", "leased"), [(errno.EAGAIN, False), (errno.EIO, False), (errno.EOPNOTSUPP, True)])
 async def test_a_header_that_must_come_from_the_disk_gives_no_lease_at_once(
     number: int, leased: bool, root: Path, monkeypatch: pytest.MonkeyPatch
@@ -900,10 +941,10 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "payload checksum": lambda path: flip(path, 21),
     "header checksum": lambda path: flip(path, 38),
     "meta": lambda path: flip(path, 60),
-    "padding": lambda path: flip(path, PAGE_BYTES - 1),
-    "first byte": lambda path: flip(path, PAGE_BYTES),
-    "middle": lambda path: flip(path, PAGE_BYTES + BLOCK // 2),
-    "last byte": lambda path: flip(path, PAGE_BYTES + BLOCK - 1),
+    "padding": lambda path: flip(path, HEADER - 1),
+    "first byte": lambda path: flip(path, HEADER),
+    "middle": lambda path: flip(path, HEADER + BLOCK // 2),
+    "last byte": lambda path: flip(path, HEADER + BLOCK - 1),
     "cut": cut,
     "longer": lengthen,
     "empty": lambda path: os.truncate(path, 0),
@@ -929,7 +970,7 @@ async def test_a_bad_block_is_a_miss_a_deletion_and_a_count(damage: str, root: P
 async def test_many_readers_of_a_bad_block_count_it_once(root: Path) -> None:
     disk = Disk(root, verify_always=True)
     await disk.write(meta_of(0))
-    flip(disk.path(meta_of(0)), PAGE_BYTES + 5)
+    flip(disk.path(meta_of(0)), HEADER + 5)
     assert await asyncio.gather(*(disk.read(meta_of(0)) for _ in range(8))) == [None] * 8
     assert disk.metrics.value("outrider_bad_blocks_total") == 1
     assert disk.store.used_bytes == 0
@@ -950,7 +991,7 @@ async def test_verify_first_reads_a_payload_once_after_a_start_and_always_each_t
     await disk.write(meta_of(0))
     disk = await restarted(disk, clean=True)
     assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
-    flip(disk.path(meta_of(0)), PAGE_BYTES)
+    flip(disk.path(meta_of(0)), HEADER)
     assert await disk.read(meta_of(0)) is not None  # this process has verified it
     assert disk.store.unverified() == []
     disk = await restarted(disk, clean=True)
@@ -1593,7 +1634,7 @@ async def test_the_scrubber_finds_bad_blocks_and_does_not_change_the_order_of_ev
     await disk.recovery.index()
     await disk.write(*(meta_of(index) for index in range(4)))
     disk = await restarted(disk, clean=True)
-    flip(disk.path(meta_of(2)), PAGE_BYTES + 1)
+    flip(disk.path(meta_of(2)), HEADER + 1)
     assert await disk.read(meta_of(0)) is not None
     await scrub_rounds(disk, 1)
     assert [meta.index for meta in disk.store.blocks()] == [1, 3, 0]
@@ -1652,7 +1693,7 @@ async def test_a_damaged_marker_is_written_anew_and_the_blocks_are_verified(
     await disk.write(*(meta_of(index) for index in range(3)))
     await disk.recovery.save()
     disk.close()
-    flip(disk.path(meta_of(1)), PAGE_BYTES + 1)
+    flip(disk.path(meta_of(1)), HEADER + 1)
     (root / "lost+found").mkdir()
     marker = root / "outrider-cache"
     if damage == "removed":

@@ -29,12 +29,12 @@ _META = BlockMeta(
 _WRITTEN = block_file.Header(_META).sealed(b"c" * 16)
 
 
-def sealed_header(meta: bytes) -> bytes:
-    """A block file's header around any `meta`, with a right checksum. Rot cannot make such a header; a bug of ours
-    could."""
-    fixed = block_file._FIXED
+def sealed_header(meta: bytes, checksum: bytes = b"c" * 16) -> bytes:
+    """A block file's header around any `meta`, with a right checksum, in the format that tells no name. Rot cannot make
+    such a header; a bug of ours could."""
+    fixed = block_file._PAGED
     length = -(-(fixed.size + len(meta)) // PAGE_BYTES) * PAGE_BYTES
-    unsealed = fixed.pack(b"OUTRIDER", block_file.FORMAT, length, len(meta), b"c" * 16, bytes(8))
+    unsealed = fixed.pack(b"OUTRIDER", 1, length, len(meta), checksum, bytes(8))
     seal = xxhash.xxh3_64(unsealed + meta).digest()
     return (unsealed[:-8] + seal + meta).ljust(length, b"\0")
 
@@ -58,7 +58,7 @@ def header_of_a_block_sealed(data: bytes) -> None:
     assert meta.key
     header = block_file.Header(meta)
     again = header.sealed(checksum)
-    assert header.begins(again)
+    assert block_file.payload_offset_in(again, meta.key) == header.length
     assert block_file.decode_header(again) == (meta, checksum)
     assert header.disk_bytes >= PAGE_BYTES
 

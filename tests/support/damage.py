@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from outrider.core.cache.block_file import PAGE_BYTES
+from outrider.core.cache.block_file import PAGE_BYTES, header_length
 
 if TYPE_CHECKING:
     import random
@@ -39,17 +39,25 @@ def zero_some(path: Path, chance: random.Random) -> None:
     put(path, start, bytes(chance.randint(1, size - start)))
 
 
+def payload_offset(path: Path) -> int:
+    """Where the payload begins in the file of a block."""
+    with path.open("rb") as file:
+        return header_length(file.read(PAGE_BYTES))
+
+
 def zero_the_payload(path: Path, _: random.Random) -> None:
-    put(path, PAGE_BYTES, bytes(path.stat().st_size - PAGE_BYTES))
+    offset = payload_offset(path)
+    put(path, offset, bytes(path.stat().st_size - offset))
 
 
 def zero_the_header(path: Path, _: random.Random) -> None:
-    put(path, 0, bytes(PAGE_BYTES))
+    put(path, 0, bytes(payload_offset(path)))
 
 
 def lose_the_payload(path: Path, _: random.Random) -> None:
+    offset = payload_offset(path)
     with path.open("r+b") as file:
-        file.truncate(PAGE_BYTES)
+        file.truncate(offset)
 
 
 def old_sectors(path: Path, chance: random.Random) -> None:

@@ -13,16 +13,22 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import (
     FORMAT,
     HEADER_BYTES_MAX,
+    NAME_BYTES,
     PAGE_BYTES,
     BadBlock,
     BlockMeta,
     Header,
     OtherFormat,
     PayloadChecksum,
+    _meta_json,
+    block_name,
     decode_header,
+    digest_of,
     header_length,
+    payload_offset_in,
+    usual_disk_bytes,
 )
-from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
+from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
 
 CHECKSUM = PayloadChecksum(b"payload").digest()
 
@@ -55,7 +61,10 @@ metas = st.builds(
 def test_a_header_reads_back_whatever_the_key_and_the_headers_are(meta: BlockMeta, checksum: bytes) -> None:
     header = Header(meta).sealed(checksum)
     assert len(header) == Header(meta).length == header_length(header[:PAGE_BYTES])
-    assert len(header) % PAGE_BYTES == 0
+    assert len(header) % (PAGE_BYTES if meta.extent.length >= 256 * 1024 else 64) == 0
+    offset = payload_offset_in(header[:NAME_BYTES], meta.key)
+    assert offset == len(header)
+    assert payload_offset_in(header[:NAME_BYTES], BlockKey(meta.key.version_id, meta.index + 1)) is None
     assert decode_header(header) == (meta, checksum)
     assert decode_header(header + b"payload") == (meta, checksum)
     assert decode_header(header)[0].key == meta.key
@@ -64,15 +73,31 @@ def test_a_header_reads_back_whatever_the_key_and_the_headers_are(meta: BlockMet
 def test_the_last_block_is_cut_and_the_file_counts_in_full_pages() -> None:
     meta = meta_of(size=100, block_bytes=30, index=3)
     assert meta.extent == Extent(90, 100)
-    assert Header(meta).disk_bytes == 2 * PAGE_BYTES
-    assert Header(meta_of(size=PAGE_BYTES, block_bytes=PAGE_BYTES, index=0)).disk_bytes == 2 * PAGE_BYTES
-    assert Header(meta_of(size=PAGE_BYTES + 1, block_bytes=2 * PAGE_BYTES, index=0)).disk_bytes == 3 * PAGE_BYTES
+    for payload, header, pages in (
+        (10, 192, 1), (PAGE_BYTES - 192, 192, 1), (PAGE_BYTES - 191, 192, 2), (256 * 1024 - 1, 192, 65),
+        (256 * 1024, PAGE_BYTES, 65), (256 * 1024 + 1, PAGE_BYTES, 66),
+    ):  # fmt: skip
+        of = Header(meta_of(size=payload, block_bytes=2**20, index=0))
+        assert (of.length, of.disk_bytes) == (header, pages * PAGE_BYTES)
+        assert abs(usual_disk_bytes(payload) - of.disk_bytes) <= PAGE_BYTES
+
+
+def test_a_sample_takes_little_more_disk_than_its_bytes() -> None:
+    headers = (
+        ("content-type", "image/jpeg"), ("last-modified", "Wed, 21 Oct 2026 07:28:00 GMT"),
+        ("x-amz-server-side-encryption", "AES256"), ("x-amz-version-id", "v" * 32),
+    )  # fmt: skip
+    for size, factor in ((10_000, 1.25), (110_000, 1.03)):
+        around = range(size * 9 // 10, size * 11 // 10, 997)
+        disk = [Header(meta_of("n" * 50, headers=headers, size=each, block_bytes=2**22, index=0)) for each in around]
+        assert sum(each.disk_bytes for each in disk) <= factor * sum(around)
 
 
 def test_metadata_longer_than_a_page_makes_the_header_longer() -> None:
     meta = meta_of("ключ" * 100, headers=(("x-amz-meta-a", "v" * 2048), ("x-amz-meta-b", "w" * 6000)))
     header = Header(meta).sealed(CHECKSUM)
     assert len(header) > 2 * PAGE_BYTES
+    assert len(header) % PAGE_BYTES
     assert header_length(header[:PAGE_BYTES]) == len(header)
     assert decode_header(header) == (meta, CHECKSUM)
 
@@ -120,8 +145,28 @@ def test_bytes_that_are_no_header_are_a_bad_block_and_nothing_worse(raw: bytes) 
      b'{"origin":"o","bucket":"b","key":"k","etag":"\\"e\\"","size":true,"headers":[],"block_bytes":5,"index":0}'],
 )  # fmt: skip
 def test_a_sealed_header_that_makes_no_sense_is_a_bad_block(raw: bytes) -> None:
+    for version in (1, 2):
+        with pytest.raises(BadBlock):
+            decode_header(sealed(raw, version))
+
+
+@given(metas)
+def test_headers_of_the_release_before_are_read(meta: BlockMeta) -> None:
+    """They have pages, and no name."""
+    raw = _meta_json(meta)
+    header = sealed(raw, 1)
+    assert decode_header(header) == (meta, CHECKSUM)
+    assert digest_of(header) == digest_of(Header(meta).sealed(CHECKSUM)) != ""
+    assert payload_offset_in(header, meta.key) is None
     with pytest.raises(BadBlock):
-        decode_header(sealed(raw))
+        decode_header(sealed(raw, 1, align=64))
+
+
+def test_the_name_is_the_block_s_own() -> None:
+    meta = meta_of()
+    with pytest.raises(BadBlock, match="another block's name"):
+        decode_header(sealed(_meta_json(meta), 2, name=b"n" * 16))
+    assert decode_header(sealed(_meta_json(meta), 2, name=block_name(meta.key))) == (meta, CHECKSUM)
 
 
 def test_another_format_is_told_from_damage() -> None:
@@ -129,12 +174,14 @@ def test_another_format_is_told_from_damage() -> None:
         decode_header(sealed(b"{}", version=FORMAT + 1))
 
 
-def sealed(raw: bytes, version: int = FORMAT) -> bytes:
+def sealed(raw: bytes, version: int = FORMAT, *, name: bytes = bytes(16), align: int = PAGE_BYTES) -> bytes:
     """A header with a good checksum around `raw`."""
     layout = struct.Struct("<8sHxxII16s8s")
-    fixed = layout.pack(b"OUTRIDER", version, PAGE_BYTES, len(raw), CHECKSUM, bytes(8))
-    seal = xxhash.xxh3_64(fixed + raw).digest()
-    return (layout.pack(b"OUTRIDER", version, PAGE_BYTES, len(raw), CHECKSUM, seal) + raw).ljust(PAGE_BYTES, b"\0")
+    name = name if version > 1 else b""
+    length = -(-(layout.size + len(name) + len(raw)) // align) * align
+    fixed = layout.pack(b"OUTRIDER", version, length, len(raw), CHECKSUM, bytes(8))
+    seal = xxhash.xxh3_64(fixed + name + raw).digest()
+    return (layout.pack(b"OUTRIDER", version, length, len(raw), CHECKSUM, seal) + name + raw).ljust(length, b"\0")
 
 
 @pytest.mark.parametrize(("block_bytes", "index"), [(0, 0), (-1, 0), (10, -1), (10, 10), (100, 1)])

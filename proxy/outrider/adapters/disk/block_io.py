@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 
 import xxhash
@@ -22,7 +21,7 @@ _VERIFY_BYTES = 1024 * 1024
 
 
 def file_name(block: BlockKey) -> str:
-    return blake2b(block.version_id + block.index.to_bytes(8, "big"), digest_size=16).hexdigest()
+    return block_file.block_name(block).hex()
 
 
 def read_header(fd: int) -> tuple[BlockMeta, bytes, int]:
@@ -88,20 +87,37 @@ def open_block(
     return fd, offset
 
 
-def open_known_block(path: bytes, meta: BlockMeta, *, verify: bool = False) -> tuple[int, int] | None:
-    """Like `open_block`, if nothing must come from the disk: neither path nor header nor, with `verify`, the payload.
+def open_known_block(path: bytes, block: BlockKey) -> tuple[int, int] | None:
+    """Like `open_block` without `verify`, if neither path nor header must come from the disk.
 
-    None: it must, or the file does not hold this block as it should; `open_block` then tells which.
+    None: they must, or the file does not hold this block as it should; `open_block` then tells which.
     """
+    return _opened_known(path, lambda fd: block_file.payload_offset_in(_read_known(fd, block_file.NAME_BYTES), block))
+
+
+def open_verified_block(path: bytes, meta: BlockMeta) -> tuple[int, int] | None:
+    """Like `open_block` with `verify`, if neither path nor file must come from the disk. None: as above."""
+
+    def payload_offset(fd: int) -> int | None:
+        header = block_file.Header(meta)
+        return header.length if _read_known(fd, header.length) == _sealed_in_memory(fd, header) else None
+
+    return _opened_known(path, payload_offset)
+
+
+def _opened_known(path: bytes, payload_offset: Callable[[int], int | None]) -> tuple[int, int] | None:
     fd = pagecache.open_known(path)
     if fd is None:
         return None
-    expected = block_file.Header(meta)
-    header = pagecache.read_known(fd, expected.length) or b""
-    if header == _sealed_in_memory(fd, expected) if verify else expected.begins(header):
-        return fd, expected.length
+    offset = payload_offset(fd)
+    if offset is not None:
+        return fd, offset
     os.close(fd)
     return None
+
+
+def _read_known(fd: int, count: int) -> bytes:
+    return pagecache.read_known(fd, count) or b""
 
 
 def _sealed_in_memory(fd: int, header: block_file.Header) -> bytes | None:

@@ -112,7 +112,7 @@ class BlockReads(BlockIndex):
         """
         if not self.directory.can_probe_memory or not self._is_trusted(slot):
             return None
-        opened = block_io.open_known_block(self.directory.raw_path_of(block), slot.meta(block))
+        opened = block_io.open_known_block(self.directory.raw_path_of(block), block)
         if opened is None:
             return None
         return OpenFile(*opened, stays_in_memory=self.directory.stays_in_memory)
@@ -164,7 +164,7 @@ class BlockReads(BlockIndex):
             return False
         if not self.directory.can_probe_memory:
             return False
-        opened = block_io.open_known_block(self.directory.raw_path_of(block), meta, verify=True)
+        opened = block_io.open_verified_block(self.directory.raw_path_of(block), meta)
         if opened is None:
             return False
         file = OpenFile(*opened, stays_in_memory=self.directory.stays_in_memory)

@@ -1,11 +1,13 @@
 """The format of a block file: a header that describes the file completely, then the payload.
 
-    offset 0   magic, format, header length, meta length, payload checksum, header checksum   (_FIXED.size bytes)
+    offset 0   magic, format, header length, meta length, payload checksum, header checksum, name   (_FIXED.size bytes)
     then       meta: UTF-8 JSON of `BlockMeta`, padded with zeros to the header length
-    then       the payload, at a page-aligned offset, so that the kernel can send it
+    then       the payload: of a large block at a page-aligned offset, so that the kernel sends whole pages
 
-The header has 4 KiB unless the object's metadata needs more. Checksums are XXH3 (128 bits for the payload, 64 for the
-header). They find bit rot and torn writes, but no forgery: everybody who can write to the directory is trusted.
+A large block's header has 4 KiB unless the object's metadata needs more; that of a small one has what it needs, for a
+page of padding would be a third of the disk of a sample. Format 1, of Outrider 0.2, has pages always, and no name.
+Checksums are XXH3 (128 bits for the payload, 64 for the header). They find bit rot and torn writes, but no forgery:
+everybody who can write to the directory is trusted.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import xxhash
 
@@ -27,11 +30,21 @@ from outrider.core.model import (
 )
 
 PAGE_BYTES = 4096
-FORMAT = 1
+FORMAT = 2
+_PAGED_FORMAT = 1
 _MAGIC = b"OUTRIDER"
-_FIXED = struct.Struct("<8sHxxII16s8s")
-DIGEST_BYTES = _FIXED.size
+_PAGED = struct.Struct("<8sHxxII16s8s")
+_FIXED = struct.Struct("<8sHxxII16s8s16s")
+DIGEST_BYTES = _PAGED.size
 """The first bytes of a header, as many as `digest_of` needs."""
+NAME_BYTES = _FIXED.size
+"""The first bytes of a header, as many as `payload_offset_in` needs."""
+# The header of a smaller block is as long as it must be.
+_LARGE_BYTES = 256 * 1024
+_ALIGNED_BYTES = 64
+# The header of most small blocks (S3, a key of fifty letters).
+_USUAL_SMALL_BYTES = 640
+_FORMATS = {_PAGED_FORMAT: _PAGED, FORMAT: _FIXED}
 # S3 allows 2 KiB of user metadata and a key of 1 KiB; a JSON escape can take six bytes for one.
 HEADER_BYTES_MAX = 64 * 1024
 
@@ -67,6 +80,11 @@ class BlockMeta:
         object.__setattr__(self, "extent", self.layout.extent(self.index, self.version.size))
 
 
+def block_name(block: BlockKey) -> bytes:
+    """16 bytes, by which a block's file is named."""
+    return blake2b(block.version_id + block.index.to_bytes(8, "big"), digest_size=16).digest()
+
+
 class Header:
     """The header of `meta`'s file. All of it but the payload's checksum is known before the payload is."""
 
@@ -75,37 +93,38 @@ class Header:
     def __init__(self, meta: BlockMeta) -> None:
         self.meta = meta
         self._raw = _meta_json(meta)
-        self.length = -(-(_FIXED.size + len(self._raw)) // PAGE_BYTES) * PAGE_BYTES
-        """The payload's offset, a multiple of the page size."""
+        align = PAGE_BYTES if meta.extent.length >= _LARGE_BYTES else _ALIGNED_BYTES
+        self.length = -(-(_FIXED.size + len(self._raw)) // align) * align
+        """The payload's offset."""
 
     def sealed(self, payload_checksum: bytes) -> bytes:
         """The bytes of the header. `payload_checksum`: the digest of a `PayloadChecksum`."""
         if self.length > HEADER_BYTES_MAX:
             raise ValueError(f"the metadata of {self.meta.version.ref} needs a header of {self.length} bytes")
-        fixed = _FIXED.pack(_MAGIC, FORMAT, self.length, len(self._raw), payload_checksum, bytes(8))
-        seal = xxhash.xxh3_64(fixed + self._raw).digest()
-        fixed = _FIXED.pack(_MAGIC, FORMAT, self.length, len(self._raw), payload_checksum, seal)
-        return (fixed + self._raw).ljust(self.length, b"\0")
-
-    def begins(self, file: bytes | None) -> bool:
-        """Whether `file` begins with this header. The payload's checksum is not compared, nor is the header's
-        verified."""
-        if file is None or len(file) < self.length:
-            return False
-        magic, version, length, meta_length, _, _ = _FIXED.unpack_from(file)
-        if (magic, version, length, meta_length) != (_MAGIC, FORMAT, self.length, len(self._raw)):
-            return False
-        return file.startswith(self._raw, _FIXED.size)
+        facts = _MAGIC, FORMAT, self.length, len(self._raw), payload_checksum
+        name = block_name(self.meta.key)
+        seal = xxhash.xxh3_64(_FIXED.pack(*facts, bytes(8), name) + self._raw).digest()
+        return (_FIXED.pack(*facts, seal, name) + self._raw).ljust(self.length, b"\0")
 
     @property
     def disk_bytes(self) -> int:
         """The bytes of the whole file on disk, in full pages."""
-        return self.length + -(-self.meta.extent.length // PAGE_BYTES) * PAGE_BYTES
+        return -(-(self.length + self.meta.extent.length) // PAGE_BYTES) * PAGE_BYTES
 
 
 def usual_disk_bytes(length: int) -> int:
-    """The bytes on disk of a block of `length` bytes with a header of one page, as nearly all blocks have."""
-    return PAGE_BYTES + -(-length // PAGE_BYTES) * PAGE_BYTES
+    """The bytes on disk of a block of `length` bytes, as nearly all blocks of this length have."""
+    header = PAGE_BYTES if length >= _LARGE_BYTES else _USUAL_SMALL_BYTES
+    return -(-(header + length) // PAGE_BYTES) * PAGE_BYTES
+
+
+def payload_offset_in(head: bytes, block: BlockKey) -> int | None:
+    """Where the payload begins, by the first `NAME_BYTES` of the file of a block that was verified before. None: they
+    are not of this block, or of a format that tells no name. The header's checksum is not verified."""
+    if len(head) < _FIXED.size:
+        return None
+    magic, version, length, _, _, _, its = _FIXED.unpack_from(head)
+    return int(length) if (magic, version, its) == (_MAGIC, FORMAT, block_name(block)) else None
 
 
 def digest_text(payload_checksum: bytes) -> str:
@@ -116,10 +135,10 @@ def digest_text(payload_checksum: bytes) -> str:
 def digest_of(header: bytes) -> str:
     """The digest of the payload, by the first `DIGEST_BYTES` of the header of a block that was verified. Empty: the
     bytes do not begin a block file."""
-    if len(header) < _FIXED.size:
+    if len(header) < DIGEST_BYTES:
         return ""
-    magic, version, _, _, payload_checksum, _ = _FIXED.unpack_from(header)
-    return digest_text(payload_checksum) if (magic, version) == (_MAGIC, FORMAT) else ""
+    magic, version, _, _, payload_checksum, _ = _PAGED.unpack_from(header)
+    return digest_text(payload_checksum) if magic == _MAGIC and version in _FORMATS else ""
 
 
 def header_length(first_page: bytes) -> int:
@@ -128,14 +147,15 @@ def header_length(first_page: bytes) -> int:
     Raises:
         BadBlock: these bytes do not begin a block file.
     """
-    if len(first_page) < _FIXED.size:
+    if len(first_page) < _PAGED.size:
         raise BadBlock("shorter than a header")
-    magic, version, length, meta_length, _, _ = _FIXED.unpack_from(first_page)
+    magic, version, length, meta_length, _, _ = _PAGED.unpack_from(first_page)
     if magic != _MAGIC:
         raise BadBlock("not a block file")
-    if version != FORMAT:
+    if (fixed := _FORMATS.get(version)) is None:
         raise OtherFormat(f"format {version}, this is {FORMAT}")
-    if length % PAGE_BYTES or not PAGE_BYTES <= length <= HEADER_BYTES_MAX or _FIXED.size + meta_length > length:
+    align = PAGE_BYTES if version == _PAGED_FORMAT else _ALIGNED_BYTES
+    if length % align or length > HEADER_BYTES_MAX or fixed.size + meta_length > length:
         raise BadBlock("impossible header length")
     return int(length)
 
@@ -149,16 +169,20 @@ def decode_header(header: bytes) -> tuple[BlockMeta, bytes]:
     length = header_length(header)
     if len(header) < length:
         raise BadBlock("header cut short")
-    _, _, _, meta_length, payload_checksum, seal = _FIXED.unpack_from(header)
-    used = _FIXED.size + meta_length
-    raw = header[_FIXED.size : used]
-    unsealed = header[: _FIXED.size - len(seal)] + bytes(len(seal))
+    _, version, _, meta_length, payload_checksum, seal = _PAGED.unpack_from(header)
+    fixed = _FORMATS[version]
+    used = fixed.size + meta_length
+    raw, name = header[fixed.size : used], header[_PAGED.size : fixed.size]
+    unsealed = header[: _PAGED.size - len(seal)] + bytes(len(seal)) + name
     if xxhash.xxh3_64(unsealed + raw).digest() != seal or any(header[used:length]):
         raise BadBlock("header checksum does not match")
     try:
-        return _meta_of(json.loads(raw)), payload_checksum
+        meta = _meta_of(json.loads(raw))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadBlock(f"header does not make sense: {error!r}") from error
+    if name and name != block_name(meta.key):
+        raise BadBlock("the header has another block's name")
+    return meta, payload_checksum
 
 
 def _meta_json(meta: BlockMeta) -> bytes:

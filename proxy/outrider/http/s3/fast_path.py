@@ -313,6 +313,8 @@ class FastPath:
         operation = self._classified[1]
         if operation is None or operation.kind not in (Kind.GET, Kind.HEAD):
             return None
+        if operation.kind is Kind.GET and not operation.query:
+            return operation
         return replace(operation, kind=Kind.GET, method="GET", query=())
 
     def _is_harmless_host(self, host: str) -> bool:
