@@ -66,10 +66,17 @@ def measured(count: int, *, busy: int) -> Iterator[tuple[str, float]]:
         proxy = ServedProxy(bucket, directory, origin, cache_size=str(count * 40_000))
         proxy.forked = False
         cores = sorted(os.sched_getaffinity(0))
-        proxy.argv = [program("taskset"), "--cpu-list", str(cores[0]), *proxy.argv]
+        proxy.argv = [str(program("taskset")), "--cpu-list", str(cores[0]), *proxy.argv]
         os.sched_setaffinity(0, set(cores[1:]) or set(cores))
         for number, core in enumerate(cores * busy):
-            argv = [program("taskset"), "--cpu-list", str(core), sys.executable, "-c", "while True: pass"]
+            argv: list[str | Path] = [
+                program("taskset"),
+                "--cpu-list",
+                str(core),
+                sys.executable,
+                "-c",
+                "while True: pass",
+            ]
             stack.callback(Child(argv, log=directory / f"busy-{number}.log").stop)
         try:
             proxy.start()
@@ -146,7 +153,7 @@ def _origin(directory: Path, keys: Sequence[str]) -> Iterator[str]:
     server = f"listen 127.0.0.1:{port}; root {root};"
     text = NGINX.format(directory=root, http="", server=server)
     (root / "conf").write_text(("user root;\n" if os.geteuid() == 0 else "") + text)
-    argv = [program("nginx"), "-p", root, "-e", root / "log", "-c", root / "conf"]
+    argv: list[str | Path] = [program("nginx"), "-p", root, "-e", root / "log", "-c", root / "conf"]
     child = Child(argv, log=directory / "origin.log", cwd=root)
     try:
         yield f"http://127.0.0.1:{port}"
