@@ -79,7 +79,7 @@ settings.register_profile(
     deadline=None,
     derandomize=SCALE == 1,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=int(os.environ.get("OUTRIDER_TEST_EXAMPLES", "100")),
+    max_examples=int(os.environ.get("OUTRIDER_TEST_EXAMPLES", "60" if SCALE == 1 else "100")),
 )
 settings.load_profile("outrider")
 
