@@ -184,7 +184,7 @@ class Cluster:
         contents.ask = version_lookup.with_checksums
         service = self._service = PeerService(
             self._layout, source, versions, store, flights, contents, version_lookup, self.reads, self.members,
-            self._metrics, self._runtime.clock,
+            self._metrics, self._runtime,
         )  # fmt: skip
         gatekeeper = Gatekeeper(self._membership.view.me.name, lambda: self._key.accepted, ReplayGuard(), time.time)
         handler = PeerHandler(

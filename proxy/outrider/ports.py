@@ -329,6 +329,10 @@ class BlockStore(Protocol):
         """A lease of the block. None: it is not here, or it was damaged, and then was deleted and counted."""
         ...
 
+    def is_verified(self, block: BlockKey) -> bool:
+        """Whether the block is here, and its checksum was right when it was written or first read."""
+        ...
+
     async def digest(self, lease: Lease) -> str:
         """The digest of a block that was verified, as its file has it; empty: the disk did not tell."""
         ...
@@ -371,10 +375,6 @@ class ControlledStore(BlockStore, Protocol):
         ...
 
     def blocks_of(self, wanted: Callable[[ObjectRef], bool]) -> list[BlockKey]: ...
-
-    def is_verified(self, block: BlockKey) -> bool:
-        """Whether the block is here, and its checksum was right when it was written or first read."""
-        ...
 
     async def verify(self, block: BlockKey, *, again: bool = True) -> int:
         """Read the block and compare its checksum; a damaged block is deleted. `again` False: skip a verified block.

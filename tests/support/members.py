@@ -109,7 +109,7 @@ class Node:
         made.contents.ask = made.version_lookup.with_checksums
         self.service = PeerService(
             made.layout, made.source, made.versions, made.store, made.flights, made.contents, made.version_lookup,
-            self.reads, self.members, made.metrics, self.clock,
+            self.reads, self.members, made.metrics, self._runtime,
         )  # fmt: skip
         self.wire.services[self.address] = self.service
         made.planner.join(self.told.opened, self._mine_of, lambda: self.near.bytes)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core.cluster.peer_messages import PeerFailed, ReadClass
+from outrider.adapters.disk.leases import FileLease
+from outrider.core.cluster.peer_messages import PeerFailed, PeerRead, ReadClass
+from outrider.core.errors import SlowDown
+from outrider.core.model import BlockKey, Extent, ObjectRef
 from tests.support.engine import BLOCK, REF
 from tests.support.fake_peers import PeerFault
 from tests.support.fakes import RAMP, Fault
@@ -110,6 +113,69 @@ async def test_a_block_that_was_asked_for_ahead_becomes_demand_at_its_owner(tmp_
         assert flight.slot.demand
         gate.set()
         assert await time.run(asyncio.wait_for(reading, None)) == DATA[BLOCK : 2 * BLOCK]
+
+
+async def test_an_owner_whose_disk_hangs_costs_one_short_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loop answers hellos, and says that the disk does not answer: another member stands in."""
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        names = (ObjectRef("train", f"{number}.tar") for number in range(1000))
+        refs = [ref for ref in names if owner.owns(ref)][:8]
+        for ref in refs:
+            nodes.origin.put(ref, DATA[:1000])
+            await time.run(owner.get(ref))
+        await time.run(nodes.settle())
+        store, gate = owner.engine.store, asyncio.Event()
+        lease = store.lease
+
+        async def hangs(block: BlockKey) -> FileLease | None:
+            await gate.wait()
+            return await lease(block)
+
+        monkeypatch.setattr(store, "lease_open", lambda block: None)
+        monkeypatch.setattr(store, "lease", hangs)
+        began = time()
+        assert await time.run(edge.get(refs[0])) == DATA[:1000]
+        assert time() - began <= 0.5
+        # A peer that asks before it has heard is refused at once.
+        with pytest.raises(SlowDown):
+            await owner.service.read(PeerRead(refs[1], Extent(0, 1000)), edge.name)
+        await time.until(time() + 0.5)
+        assert [owner.name in node.membership.view.alive for node in nodes.others_of()] == [False, False]
+        edge.wire.reads.clear()
+        began = time()
+        for ref in refs[1:6]:
+            assert await time.run(edge.get(ref)) == DATA[:1000]
+        assert time() - began < 0.1
+        assert owner.name not in {name for name, _ in edge.wire.reads}
+        gate.set()
+        await time.until(time() + 0.5)
+        assert [owner.name in node.membership.view.alive for node in nodes.others_of()] == [True, True]
+        assert await edge.cache_of(refs[7]) == "PEER"
+        assert store.leases() == 0
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+async def test_an_owner_on_a_broken_link_is_passed_by_though_the_bucket_was_never_measured(
+    on_disk: bool, tmp_path: Path
+) -> None:
+    """A node that was restarted in a warm cluster. 10 KB/s come."""
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        member = edge.membership.view.alive[owner.name]
+        read = edge.reads._watch.begin(member)
+        read.has_head, read.is_on_disk = True, on_disk
+        peer = edge.members.health.of(owner.name)
+        peer.pace.began()
+        read.waited_s(time())
+        began = time()
+        while not edge.members.health.is_slow(owner.name, time()):
+            await time.until(time() + 0.1)
+            edge.reads.flowed(read, 1000)
+            assert time() - began <= 1.0
+        edge.reads._watch.over(read)
 
 
 async def test_an_owner_that_waits_for_the_bucket_is_not_slow(tmp_path: Path) -> None:

@@ -173,10 +173,14 @@ def test_members_whose_bodies_have_ended_are_no_measure() -> None:
     assert health.is_slow("b", 100.0)
 
 
-def test_nobody_is_slow_while_rates_are_not_known() -> None:
-    unknown = PeersHealth()
-    flows(unknown, "b", 0.001)
-    assert not unknown.is_slow("b", 100.0)
+@pytest.mark.parametrize(("mib_s", "slow"), [(0.01, True), (0.4, True), (0.6, False)])
+def test_a_bucket_that_was_never_measured_is_taken_to_give_little(mib_s: float, slow: bool) -> None:
+    health = PeersHealth()
+    flows(health, "b", mib_s)
+    assert health.is_slow("b", 100.0) is slow
+
+
+def test_nobody_is_slow_while_its_rate_is_not_known() -> None:
     health = seen(bucket_mib_s=60.0)
     health.of("b").pace.began()
     assert not health.is_slow("b", 100.0)

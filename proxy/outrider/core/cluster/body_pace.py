@@ -10,6 +10,8 @@ _HALF_LIFE_S = 2.0
 _USUAL_HALF_LIFE_S = 60.0
 # A rate is known after so many seconds of waiting for bytes. Less is a matter of latency.
 _KNOWN_S = 0.5
+# What the bucket is taken to give until it was measured, in bytes per second: little, for a body from any bucket.
+_FLOOR = 1e6
 
 
 class BodyPace:
@@ -55,9 +57,10 @@ class BucketPace(BodyPace):
     def __init__(self) -> None:
         super().__init__()
         self._usual = BodyPace(_USUAL_HALF_LIFE_S)
-        self.usual: float | None = None
+        self.usual = _FLOOR
         """Bytes per second of one body, as it was when it was last known. It is not forgotten: few blocks come from the
-        bucket while members have them. None: it was never known."""
+        bucket while members have them. A node that has just been started knows none, and takes little for it: a member
+        whose link is broken is passed by all the same."""
 
     def flowed(self, count: int, waited_s: float, now: float) -> None:
         super().flowed(count, waited_s, now)
@@ -66,8 +69,7 @@ class BucketPace(BodyPace):
         self.usual = self.usual if usual is None else usual
 
     def takes_s(self, count: int, now: float) -> float:
-        """How long one body takes for `count` bytes, lately or usually, whichever is longer; infinite while no rate is
-        known."""
-        rates = [rate for rate in (self.rate(now), self.usual) if rate is not None]
-        slowest = min(rates, default=0.0)
+        """How long one body takes for `count` bytes, lately or usually, whichever is longer."""
+        lately = self.rate(now)
+        slowest = self.usual if lately is None else min(lately, self.usual)
         return count / slowest if slowest else inf

@@ -79,7 +79,7 @@ class Hello:
     """A member's account of itself, asked for at regular intervals. `boot`: nanoseconds since 1970 at which its process
     began; a later process has a larger one. `ring`: the digest of its ring. `forgets`: the number of the last forget
     that it sent. `clock_s`: its time, in seconds since 1970. `is_leaving`: it is about to stop, and owns nothing new.
-    `is_ready`: its index has been read."""
+    `is_ready`: its index has been read, and its disk answers."""
 
     member: Annotated[Member, Spread(Member)]
     boot: Number

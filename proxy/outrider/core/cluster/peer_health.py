@@ -130,11 +130,11 @@ class PeersHealth:
 
         All bodies of the member together come at less than half the rate of one connection to the bucket. And it is not
         this node's link that is full: that would slow down all bodies. So if bodies of other sources are under way, a
-        body of this member comes at less than half of their rate, too. False while rates are not known.
+        body of this member comes at less than half of their rate, too. False while its rate is not known.
         """
         peer = self.of(name).pace
         rate, bucket = peer.rate(now), self.bucket.usual
-        if rate is None or bucket is None or rate * max(1, peer.under_way) >= _SLOW * bucket:
+        if rate is None or rate * max(1, peer.under_way) >= _SLOW * bucket:
             return False
         others = [self.bucket, *(other.pace for each, other in self._peers.items() if each != name)]
         rates = [(other.rate(now), other.under_way) for other in others]

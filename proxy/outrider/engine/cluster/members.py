@@ -68,7 +68,7 @@ class Members:
         self._due: dict[str, float] = {}
         self.health = PeersHealth()
         self._kept: object = None
-        self._is_ready = False
+        self._is_ready, self._disk_answers = False, True
         self.on_ring: list[Callable[[], None]] = []
         """Called when the ring has changed."""
         self.on_hello: list[Callable[[], None]] = []
@@ -186,6 +186,17 @@ class Members:
     def ready(self) -> None:
         """The index of the cache directory was read: this node may be asked. The members hear of it at once."""
         self._is_ready = True
+        self._greet_at_once()
+
+    def disk_answers(self, answers: bool) -> None:
+        """Whether blocks can be read from the disk: while they cannot, another member stands in for this one. The
+        members hear of it at once."""
+        if self._disk_answers != answers:
+            log.log(logging.INFO if answers else logging.WARNING, "cache disk answers", extra={"answers": answers})
+            self._disk_answers = answers
+            self._greet_at_once()
+
+    def _greet_at_once(self) -> None:
         for address in self._membership.to_greet:
             self._due[address] = self._runtime.clock()
         self._greet_due()
@@ -197,7 +208,7 @@ class Members:
         view = self.view
         return Hello(
             view.me, self._boot, view.ring.digest, self._forgets.last, self._wall_clock(),
-            is_ready=self._is_ready, is_leaving=self._leaves,
+            is_ready=self._is_ready and self._disk_answers, is_leaving=self._leaves,
         )  # fmt: skip
 
     def met(self, theirs: Hello) -> Hello:

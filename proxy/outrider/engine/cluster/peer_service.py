@@ -7,13 +7,14 @@ answer each other, without a loop and without a deadlock.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
 from outrider.core.cluster.messages import Command, CommandAnswer, DatasetShare, Forget, Hello, OrderTold, ReadsTold
 from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
-from outrider.core.errors import OriginBroke, VersionChanged
+from outrider.core.errors import OriginBroke, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.members import Members
 from outrider.engine.cluster.peer_answer import PeerAnswer
@@ -27,9 +28,14 @@ from outrider.engine.read.body_pieces import ReaderCount
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
+from outrider.engine.tasks.runtime import Runtime
+from outrider.futures import heard
 from outrider.metrics import Metrics
-from outrider.ports import BlockStore, Clock
+from outrider.ports import BlockStore, Lease
 
+# A disk that has not opened a block after so long is late: the peer has other places to ask. One that has to verify the
+# block reads all of it first, at this rate at least.
+_LATE_S, _VERIFIED_BYTES_S = 0.3, 50e6
 # A second fill of a block is begun for a reader whose first one failed for want of patience, as for clients.
 _FILLS_MAX = 2
 
@@ -40,7 +46,7 @@ class PeerService:
     def __init__(
         self, layout: BlockLayout, source: BlockSource, versions: VersionCache, store: BlockStore, flights: FlightTable,
         contents: ContentVerification, version_lookup: VersionLookup, owners: PeerReads, members: Members,
-        metrics: Metrics, clock: Clock,
+        metrics: Metrics, runtime: Runtime,
     ) -> None:  # fmt: skip
         self._layout = layout
         self._source = source
@@ -53,7 +59,9 @@ class PeerService:
         self._members = members
         # Readers of other members share another line than those of this one.
         self._body_parts = BodyParts(layout, source, store, flights, contents, ReaderCount(), metrics)
-        self._clock = clock
+        self._runtime, self._clock = runtime, runtime.clock
+        # Blocks that the disk has been asked to open, and has not for too long.
+        self._late = 0
         self.hear_reads: Callable[[ReadsTold], None] = lambda message: None
         """Told what clients of other members read."""
         self.take_command: Callable[[Command], Awaitable[CommandAnswer]] | None = None
@@ -152,7 +160,7 @@ class PeerService:
         key = self._layout.key(version, read.index)
         if self._contents.relays(read.ref):
             return PeerAnswer(404)
-        lease = self._store.lease_open(key) or await self._store.lease(key)
+        lease = self._store.lease_open(key) or await self._leased(key)
         digest = ""
         if lease is not None:
             try:
@@ -165,6 +173,39 @@ class PeerService:
         await body.begin()
         confirmed = Confirmed(version, confirmed.age_s + self._clock() - since, confirmed.is_settled)
         return PeerAnswer(206, confirmed, extent, digest, body)
+
+    async def _leased(self, key: BlockKey) -> Lease | None:
+        """None: the block is not here. Raises SlowDown: the disk does not answer in time, or has just not."""
+        if not self._store.has(key):
+            return None
+        if self._late:
+            raise SlowDown
+        patience_s = _LATE_S
+        if not self._store.is_verified(key):
+            patience_s += self._layout.block_bytes / _VERIFIED_BYTES_S
+        leasing = asyncio.ensure_future(self._store.lease(key))
+        bound = asyncio.ensure_future(self._runtime.sleep(patience_s))
+        try:
+            await asyncio.wait([leasing, bound], return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            leasing.cancel()
+            raise
+        finally:
+            bound.cancel()
+        if leasing.done():
+            return leasing.result()
+        self._late += 1
+        self._members.disk_answers(False)
+        leasing.add_done_callback(self._was_late)
+        raise SlowDown
+
+    def _was_late(self, leasing: asyncio.Future[Lease | None]) -> None:
+        heard(leasing)
+        if not leasing.cancelled() and leasing.exception() is None and (lease := leasing.result()) is not None:
+            lease.release()
+        self._late -= 1
+        if not self._late:
+            self._members.disk_answers(True)
 
 
 class _PeerRead(BodyRead):
