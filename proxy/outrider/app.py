@@ -108,7 +108,7 @@ async def running(
         stack.push_async_callback(origin.close)
         resources = Resources(
             metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, descriptors,
-            traces, clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s),
+            traces, clock, wall_clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s),
             _peer_socket(settings, stack),
         )  # fmt: skip
         outrider, recovery = compose(settings, resources)

@@ -25,6 +25,7 @@ from outrider.core.cache.pins import Pins, SavedPin
 from outrider.core.cache.policies import POLICIES
 from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.insight.usage import Prices
+from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
@@ -111,7 +112,8 @@ class Outrider:
 @dataclass(frozen=True, slots=True)
 class Resources:
     """The things that are opened before a proxy is composed. `stack` closes parts that need it; `traces` None: they
-    are off; `clock` is monotonic; `peer_socket` is bound, None: the node is alone."""
+    are off; `clock` is monotonic, `wall_clock` in seconds since 1970; `peer_socket` is bound, None: the node is
+    alone."""
 
     metrics: Metrics
     directory: BlockDir
@@ -124,6 +126,7 @@ class Resources:
     descriptors: DescriptorBudget
     traces: Traces | None
     clock: Clock
+    wall_clock: Clock
     patience: Patience
     peer_socket: socket.socket | None = None
 
@@ -200,9 +203,16 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
-    touched = None if in_memory else WrittenNamesFile(directory, store.work)
+    touched = None if in_memory else WrittenNamesFile(directory, store.work, is_alone=cluster is None)
+    note = partial(note_written, touched, versions, version_lookup)
+
+    def note_soon(ref: ObjectRef) -> None:
+        tasks.spawn_apart(note([ref]), f"note {ref}")
+
+    if touched is not None and cluster is None:
+        versions.on_other = note_soon
     passthrough = Passthrough(
-        origin, origin_reader, versions, list_cache.forget, partial(note_written, touched, versions, version_lookup),
+        origin, origin_reader, versions, list_cache.forget, note,
         elsewhere=None if cluster is None else cluster.forgets,
     )  # fmt: skip
     warmups = Book()
@@ -243,7 +253,10 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,
         Maintenance(warmup_runner, warmups, pinning), None if cluster is None else cluster.part,
     )  # fmt: skip
-    return outrider, Recovery(store, versions, touched=touched)
+    return outrider, Recovery(
+        store, versions, touched=touched, wall_clock=resources.wall_clock, is_alone=cluster is None,
+        under_way=lambda: passthrough.under_way,
+    )  # fmt: skip
 
 
 def _cluster(settings: Settings, resources: Resources, layout: BlockLayout, capacity_bytes: int) -> Cluster | None:

@@ -388,15 +388,38 @@ class ControlledStore(BlockStore, Protocol):
         ...
 
 
+class Belief(NamedTuple):
+    """The belief in a version that has blocks on disk, over a stop and a start."""
+
+    version: ObjectVersion
+    """With the headers that the origin sent last; those in the block files may be older."""
+    age_s: float | None = None
+    """The seconds since the origin confirmed it. None: the origin has to be asked."""
+    vouched: bool = False
+    """A LIST that shows the version may do for a question about it."""
+
+
 class Versions(Protocol):
     """Receives, after a start, each version of which the store found blocks."""
 
-    def recall(self, origin: str, version: ObjectVersion, *, vouched: bool) -> None:
-        """`vouched`: a LIST that shows it may do for a question about it."""
+    def recall(self, origin: str, belief: Belief) -> None:
+        """Several versions of one name that were all confirmed are ambiguous, and none of them is believed."""
         ...
 
-    def vouches(self, origin: str, version: ObjectVersion) -> bool:
-        """Whether it may be recalled so after a stop; from any thread, while nothing changes."""
+    def recalled(self) -> None:
+        """All versions that a start found were recalled."""
+        ...
+
+    def belief(self, origin: str, version: ObjectVersion) -> Belief:
+        """The belief that may be recalled after a stop; from any thread, while nothing changes."""
+        ...
+
+    def doubt(self, name: Name, for_s: float) -> None:
+        """For so long each read of the name, or of the bucket, asks the origin: a write may be carried out yet."""
+        ...
+
+    def doubts(self) -> list[tuple[Name, float]]:
+        """The names, and buckets, that are in doubt, and for how long they still are."""
         ...
 
 

@@ -37,7 +37,7 @@ from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.checksums import Kind
 from outrider.metrics import Metrics
-from outrider.ports import BlockStore
+from outrider.ports import Belief, BlockStore, Name
 from tests.fuzz.disk_bytes import sealed_header
 from tests.support.descriptors import open_below
 from tests.support.fakes import AtOnce, FakeClock, ramp
@@ -79,14 +79,27 @@ class Believed:
     def __init__(self) -> None:
         self.versions: list[ObjectVersion] = []
         self.vouched: list[ObjectVersion] = []
+        self.ages: dict[ObjectRef, float | None] = {}
+        self.doubted: dict[Name, float] = {}
+        self.is_whole = False
 
-    def recall(self, origin: str, version: ObjectVersion, *, vouched: bool = False) -> None:
-        self.versions.append(version)
-        if vouched:
-            self.vouched.append(version)
+    def recall(self, origin: str, belief: Belief) -> None:
+        self.versions.append(belief.version)
+        self.ages[belief.version.ref] = belief.age_s
+        if belief.vouched:
+            self.vouched.append(belief.version)
 
-    def vouches(self, origin: str, version: ObjectVersion) -> bool:
-        return False
+    def recalled(self) -> None:
+        self.is_whole = True
+
+    def belief(self, origin: str, version: ObjectVersion) -> Belief:
+        return Belief(version, self.ages.get(version.ref))
+
+    def doubt(self, name: Name, for_s: float) -> None:
+        self.doubted[name] = for_s
+
+    def doubts(self) -> list[tuple[Name, float]]:
+        return list(self.doubted.items())
 
 
 class Disk:
@@ -1851,8 +1864,8 @@ async def test_a_snapshot_overtaken_by_a_write_is_not_put_in_place(root: Path, m
     await disk.write(meta := meta_of())
     encode = index_snapshot.encode
 
-    def meanwhile(blocks: Iterable[BlockMeta], *facts: Callable[..., Any]) -> Iterator[bytes]:
-        yield from encode(blocks, *facts)
+    def meanwhile(blocks: Iterable[BlockMeta], facts: index_snapshot.Facts) -> Iterator[bytes]:
+        yield from encode(blocks, facts)
         touched._note([meta.version.ref])
 
     monkeypatch.setattr(index_snapshot, "encode", meanwhile)

@@ -64,7 +64,7 @@ async def test_a_start_keeps_only_names_that_have_blocks(directory: BlockDir) ->
     await started(directory, set()).note([A, B, C])
     started(directory, {B})
     assert told(directory) == [False, True, False, False]
-    assert len(directory.touched.read_bytes().splitlines()) == 2
+    assert len(directory.touched.read_bytes().splitlines()) == 3
     part = directory.root / "touched.part"
     part.write_bytes(b"cut off")
     directory.close()
@@ -76,7 +76,30 @@ async def test_a_name_is_noted_once(directory: BlockDir) -> None:
     touched = started(directory, set())
     for _ in range(3):
         await touched.note([A])
-    assert len(directory.touched.read_bytes().splitlines()) == 2
+    assert len(directory.touched.read_bytes().splitlines()) == 3
+
+
+async def test_a_name_that_was_written_for_a_tenant_may_be_known_without_it_and_the_other_way_round(
+    directory: BlockDir,
+) -> None:
+    await started(directory, set()).note([ObjectRef("tenant:bkt", "a"), "tenant:other"])
+    assert told(directory) == [True, False, True, False]
+    assert started(directory).has(ObjectRef("tenant:bkt", "b")), "a write without the tenant is not noted for it"
+
+
+async def test_a_start_knows_which_names_the_last_process_noted(directory: BlockDir) -> None:
+    await started(directory, {C}).note([B, A])
+    found = started(directory)
+    assert (found.has(C), found.recent) == (True, [B, A])
+    found.carry(["bkt"])
+    found.settle({A})
+    assert (told(directory), started(directory).recent) == ([True, True, False, True], ["bkt"])
+
+
+async def test_the_notes_of_a_member_of_a_cluster_do_not_do_for_a_proxy_alone(directory: BlockDir) -> None:
+    member = WrittenNamesFile(directory, DiskThreads(Metrics(), FakeClock()), is_alone=False)
+    assert member.settle({A}) is None
+    assert told(directory) == ALL
 
 
 @pytest.mark.parametrize("settled", [False, True])
@@ -201,4 +224,5 @@ async def test_only_names_that_may_have_blocks_are_noted(tmp_path: Path) -> None
         await reading
         await room.tasks.settle()
         touched = started(room.store.directory, set())
-        assert await noted(REF, A, "bkt") == sorted([REF, "bkt"], key=str)
+        tenants = ObjectRef("tenant:bkt", "a")
+        assert await noted(REF, A, "bkt", tenants) == sorted([REF, "bkt", tenants], key=str)

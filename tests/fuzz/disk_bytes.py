@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import xxhash
@@ -21,6 +22,7 @@ from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES, BadBlock, BlockMeta
 from outrider.core.cluster.kept_members import members_from_json, members_to_json
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.ports import Belief
 from tests.fuzz.target import target
 
 _META = BlockMeta(
@@ -63,7 +65,11 @@ def header_of_a_block_sealed(data: bytes) -> None:
     assert header.disk_bytes >= PAGE_BYTES
 
 
-_SNAPSHOT = b"".join(index_snapshot.encode([_META, _META], lambda *_: True, lambda *_: ["crc", 7]))
+_FACTS = index_snapshot.Facts(
+    lambda: 9.5, lambda _, version: Belief(replace(version, headers=()), 2.5, vouched=True), lambda *_: ["crc", 7],
+    [(ObjectRef("b", "k"), 10.0), ("b", 11.5)],
+)  # fmt: skip
+_SNAPSHOT = b"".join(index_snapshot.encode([_META, _META], _FACTS))
 
 
 @target(_SNAPSHOT, b"\n".join(_SNAPSHOT.split(b"\n")[1:-2]))
@@ -73,15 +79,15 @@ def snapshot_of_the_index(data: bytes) -> None:
         index_snapshot.decode(data)
     lines = [line + b"\n" for line in data.split(b"\n")]
     try:
-        found = index_snapshot.decode(b"".join(LinesFormat("outrider index", 1).encode(lines)))
+        found = index_snapshot.decode(b"".join(LinesFormat("outrider index", 3).encode(lines)))
     except BadFile:
         return
-    metas = [meta for meta, _, _ in found]
+    metas = [meta for meta, _ in found]
     for meta in metas:
         assert meta.key
         assert meta.extent.length > 0
     again = index_snapshot.decode(b"".join(index_snapshot.encode(metas)))
-    assert [meta for meta, _, _ in again] == metas
+    assert [meta for meta, _ in again] == metas
 
 
 _DATASET: dict[str, Any] = {

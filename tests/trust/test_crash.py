@@ -334,7 +334,7 @@ def test_blocks_of_another_format_are_discarded_and_never_misread(
     trials.record("crash", f"block files of {'an older' if version < block_file.FORMAT else 'a newer'} format", RIGHT)
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 4])
 def test_a_snapshot_of_another_format_is_not_believed(
     version: int, roomy: Proxy, small_shelf: Shelf, trials: Trials
 ) -> None:
@@ -343,7 +343,7 @@ def test_a_snapshot_of_another_format_is_not_believed(
     index = roomy.cache_dir / "index"
     head, *lines = index.read_bytes().splitlines(keepends=True)
     # The snapshot has a right checksum, and its contents are not true: in that format they mean something else.
-    body = head.replace(b":2", b":%d" % version) + b"".join(lines[: len(lines) // 2])
+    body = head.replace(b":3", b":%d" % version) + b"".join(lines[: len(lines) // 2])
     index.write_bytes(body + b'{"xxh3":"%s"}\n' % xxhash.xxh3_64(body).hexdigest().encode())
     roomy.start()
     assert len(roomy.outrider.store) == 20, "the scan missed a block"

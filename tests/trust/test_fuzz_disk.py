@@ -96,17 +96,19 @@ ODD_LINES = st.one_of(
 )
 
 
-def sealed_snapshot(lines: list[bytes]) -> bytes:
-    body = b"".join(line + b"\n" for line in [b'{"outrider index":2}', *lines])
+def sealed_snapshot(lines: list[bytes], head: bytes = b'{"saved_at":1.5,"doubts":[[["b","k"],2],[["b"],3]]}') -> bytes:
+    """`head` empty: a snapshot as older releases wrote it."""
+    begin = [b'{"outrider index":3}', head] if head else [b'{"outrider index":2}']
+    body = b"".join(line + b"\n" for line in [*begin, *lines])
     return body + json.dumps({"xxh3": xxhash.xxh3_64(body).hexdigest()}, separators=(",", ":")).encode() + b"\n"
 
 
-@given(st.lists(ODD_LINES.map(lambda value: json.dumps(value).encode()), max_size=5))
+@given(st.lists(ODD_LINES.map(lambda value: json.dumps(value).encode()), max_size=5), st.booleans())
 @fuzzing(200)
-def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, lines: list[bytes]) -> None:
+def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, lines: list[bytes], older: bool) -> None:
     saw = "a bad snapshot"
     try:
-        found = index_snapshot.decode(sealed_snapshot(lines))
+        found = index_snapshot.decode(sealed_snapshot(lines, b"") if older else sealed_snapshot(lines))
     except BadFile:
         pass
     else:
@@ -116,6 +118,15 @@ def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, li
             assert block_file.Header(meta).disk_bytes >= PAGE_BYTES
             assert b"".join(index_snapshot.encode([meta]))
     trials.record("fuzz", "index snapshots, nonsense under a right checksum", saw)
+
+
+@pytest.mark.parametrize("vouched", [True, False])
+def test_a_snapshot_of_an_older_release_tells_of_all_blocks_and_of_no_confirmation(vouched: bool) -> None:
+    for line, content in ((VERSION[:7], None), ([*VERSION[:7], vouched], None), ([*VERSION[:7], vouched, True], True)):
+        found = index_snapshot.decode(sealed_snapshot([json.dumps(line).encode(), b"[0,0]"], b""))
+        ((meta, saved),) = found
+        assert saved == (meta.version, None, vouched and len(line) > 7, content)
+        assert (found.saved_at, found.doubts) == (0.0, [])
 
 
 ODD = [
@@ -160,6 +171,37 @@ def test_a_snapshot_of_an_odd_version_is_a_bad_one(place: int, value: object) ->
     version = [*VERSION[:place], value, *VERSION[place + 1 :]]
     with pytest.raises(BadFile):
         index_snapshot.decode(sealed_snapshot([json.dumps(version).encode(), b"[0,0]"]))
+
+
+@pytest.mark.parametrize(
+    "fields", [["1"], [True], [1.5, [[["a", 1]], True]], [1.5, 7], [1.5, [[]]], [1.5, [[], True], "more"]]
+)
+def test_a_snapshot_of_an_odd_belief_is_a_bad_one(fields: list[object]) -> None:
+    version = [*VERSION[:7], True, None, True]
+    good = json.dumps([*version, 1.5, [[["a", "b"]], True]]).encode()
+    assert list(index_snapshot.decode(sealed_snapshot([good, b"[0,0]"])))
+    with pytest.raises(BadFile):
+        index_snapshot.decode(sealed_snapshot([json.dumps([*version, *fields]).encode(), b"[0,0]"]))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"7",
+        b"[]",
+        b"{}",
+        b'{"saved_at":"1","doubts":[]}',
+        b'{"saved_at":1,"doubts":7}',
+        b'{"saved_at":1,"doubts":[7]}',
+        b'{"saved_at":1,"doubts":[[[],2]]}',
+        b'{"saved_at":1,"doubts":[[[7],2]]}',
+        b'{"saved_at":1,"doubts":[[["b","k","m"],2]]}',
+        b'{"saved_at":1,"doubts":[[["b","k"],"2"]]}',
+    ],
+)
+def test_a_snapshot_with_an_odd_head_is_a_bad_one(head: bytes) -> None:
+    with pytest.raises(BadFile):
+        index_snapshot.decode(sealed_snapshot([], head))
 
 
 @given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 400))

@@ -12,6 +12,7 @@ from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.list_page import Listed
 from outrider.engine.read.version_cache import VersionCache
+from outrider.ports import Belief
 from tests.support.fakes import FakeClock
 
 A, B, ELSEWHERE = ObjectRef("bkt", "a"), ObjectRef("bkt", "b"), ObjectRef("other", "a")
@@ -128,7 +129,7 @@ def test_after_a_write_no_list_confirms_a_version() -> None:
 
 def test_a_list_confirms_a_version_that_a_start_found_and_that_was_not_written_for_a_while() -> None:
     versions, clock = versions_of()
-    versions.recall("http://o", dated(), vouched=True)
+    versions.recall("http://o", Belief(dated(), vouched=True))
     assert versions.fresh(A) is None, "no LIST yet"
     for _ in range(80):
         versions.listed("bkt", [in_a_list()], versions.mark())
@@ -141,58 +142,59 @@ def test_a_list_confirms_a_version_that_a_start_found_and_that_was_not_written_f
 
 def test_no_list_confirms_a_version_that_a_start_found_after_a_write_or_another_version() -> None:
     versions, _ = versions_of()
-    versions.recall("http://o", dated(), vouched=True)
+    versions.recall("http://o", Belief(dated(), vouched=True))
     versions.listed("bkt", [in_a_list(2)], versions.mark())
     versions.listed("bkt", [in_a_list()], versions.mark())
     assert versions.fresh(A) is None
     versions, _ = versions_of()
     versions.forget(A)
-    versions.recall("http://o", dated(), vouched=True)
+    versions.recall("http://o", Belief(dated(), vouched=True))
     versions.listed("bkt", [in_a_list()], versions.mark())
     assert versions.fresh(A) is None
 
 
 def test_a_start_that_finds_two_versions_believes_the_vouched_one() -> None:
     versions, _ = versions_of()
-    versions.recall("http://o", dated(1))
-    versions.recall("http://o", dated(2), vouched=True)
+    versions.recall("http://o", Belief(dated(1)))
+    versions.recall("http://o", Belief(dated(2), vouched=True))
     versions.listed("bkt", [in_a_list(2)], versions.mark())
     assert versions.fresh(A) == dated(2)
-    versions.recall("http://o", dated(1), vouched=True)
+    versions.recall("http://o", Belief(dated(1), vouched=True))
     assert versions.fresh(A) == dated(2), "the object was revalidated already"
     versions, _ = versions_of()
-    versions.recall("http://o", dated())
-    versions.recall("http://o", dated(), vouched=True)
+    versions.recall("http://o", Belief(dated()))
+    versions.recall("http://o", Belief(dated(), vouched=True))
     versions.listed("bkt", [in_a_list()], versions.mark())
     assert versions.fresh(A) is None, "one block of it was filled too soon"
 
 
 def test_a_version_is_vouched_for_over_a_stop_only_with_the_headers_that_the_origin_told_last() -> None:
     versions, _ = versions_of()
-    assert not versions.vouches("http://o", dated())
+    assert not versions.belief("http://o", dated()).vouched
     versions.learn(dated(), versions.mark())
-    assert not versions.vouches("http://o", dated()), "the object may be put again with the same date"
+    assert not versions.belief("http://o", dated()).vouched, "the object may be put again with the same date"
     versions.learn(dated(), versions.mark(), settled=True)
-    assert versions.vouches("http://o", dated())
-    assert not versions.vouches("http://another", dated())
-    assert not versions.vouches("http://o", replace(dated(), headers=(*dated().headers, ("x-amz-tagging-count", "1"))))
+    assert versions.belief("http://o", dated()).vouched
+    assert not versions.belief("http://another", dated()).vouched
+    on_disk = replace(dated(), headers=(*dated().headers, ("x-amz-tagging-count", "1")))
+    assert versions.belief("http://o", on_disk).version == dated()
     versions.forget(A)
-    assert not versions.vouches("http://o", dated())
+    assert not versions.belief("http://o", dated()).vouched
     versions.learn(dated(), versions.mark(), settled=True)
-    assert versions.vouches("http://o", dated())
+    assert versions.belief("http://o", dated()).vouched
     versions.doubt(A)
     versions.learn(dated(), versions.mark(), settled=True)
-    assert not versions.vouches("http://o", dated()), "the write may still be carried out"
+    assert not versions.belief("http://o", dated()).vouched, "the write may still be carried out"
 
 
 def test_a_version_that_was_found_and_not_revalidated_is_unchanged_for_the_next_start() -> None:
     versions, _ = versions_of()
-    versions.recall("http://o", dated(), vouched=True)
-    versions.recall("http://o", version(B))
-    assert versions.vouches("http://o", dated())
-    assert not versions.vouches("http://o", version(B))
+    versions.recall("http://o", Belief(dated(), vouched=True))
+    versions.recall("http://o", Belief(version(B)))
+    assert versions.belief("http://o", dated()).vouched
+    assert not versions.belief("http://o", version(B)).vouched
     versions.forget(A)
-    assert not versions.vouches("http://o", dated())
+    assert not versions.belief("http://o", dated()).vouched
 
 
 def test_an_object_whose_entry_fell_out_or_that_is_gone_may_still_have_blocks() -> None:
@@ -206,7 +208,7 @@ def test_an_object_whose_entry_fell_out_or_that_is_gone_may_still_have_blocks() 
 
 def test_no_list_confirms_the_headers_of_a_version_that_a_start_found() -> None:
     versions, clock = versions_of()
-    versions.recall("http://o", dated())
+    versions.recall("http://o", Belief(dated()))
     versions.listed("bkt", [in_a_list()], versions.mark())
     assert versions.fresh(A) is None
     versions.learn(dated(), versions.mark(), settled=True)
@@ -267,11 +269,11 @@ def test_forgetting_a_bucket_forgets_all_its_names_and_no_other() -> None:
 
 def test_a_version_that_a_start_found_must_be_revalidated_and_replaces_nothing() -> None:
     versions, _ = versions_of("immutable")
-    versions.recall("http://o", version(A))
-    versions.recall("http://another", version(B))
+    versions.recall("http://o", Belief(version(A)))
+    versions.recall("http://another", Belief(version(B)))
     assert (versions.fresh(A), versions.stale(A), versions.stale(B)) == (None, version(A), None)
     versions.learn(version(A, 2), versions.mark())
-    versions.recall("http://o", version(A, 1))
+    versions.recall("http://o", Belief(version(A, 1)))
     assert versions.fresh(A) == version(A, 2)
 
 
@@ -280,7 +282,7 @@ def test_a_version_that_a_start_found_never_stands_in_after_a_write(write_first:
     versions, _ = versions_of("immutable")
     if write_first:
         versions.forget(A)
-    versions.recall("http://o", version(A))
+    versions.recall("http://o", Belief(version(A)))
     if not write_first:
         versions.forget(A)
     assert (versions.fresh(A), versions.stale(A)) == (None, None)

@@ -24,6 +24,7 @@ from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.headers import replayable
 from outrider.engine.read.version_cache import VersionCache
 from outrider.metrics import Metrics
+from outrider.ports import Belief
 from outrider.simulator.policies import policy_of
 
 BLOCK_BYTES = 8 * 2**20
@@ -94,8 +95,10 @@ def small(number: int) -> BlockMeta:
 @pytest.mark.parametrize("by", ["fills", "snapshot", "files"])
 async def test_common_headers_of_small_objects_are_held_once(by: str, tmp_path: Path) -> None:
     directory, count = BlockDir.open(tmp_path / "cache"), 2000
+    ages = map(float, range(count))
+    facts = index_snapshot.Facts(lambda: 1.5e9, lambda _, version: Belief(version, next(ages)))
     if by == "snapshot":
-        directory.snapshot.write_bytes(b"".join(index_snapshot.encode(map(small, range(count)))))
+        directory.snapshot.write_bytes(b"".join(index_snapshot.encode(map(small, range(count)), facts)))
     store = DiskBlockStore(
         directory, policy_of("epoch", 10**15, BLOCK_BYTES), Limits(10**15), Metrics(), time.monotonic
     )
@@ -114,7 +117,7 @@ async def test_common_headers_of_small_objects_are_held_once(by: str, tmp_path: 
             disk_bytes = block_file.Header(meta).disk_bytes
             store.budget.take(disk_bytes)
             store.adopt(meta, disk_bytes)
-            versions.recall(meta.layout.origin, meta.version)
+            versions.recall(meta.layout.origin, Belief(meta.version, 100.0 + number / 7))
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
     finally:

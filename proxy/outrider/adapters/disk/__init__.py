@@ -14,7 +14,8 @@ A stop. `recovery.Recovery.save` writes a snapshot of the index (`index_snapshot
 A start. `Recovery.index` adopts the snapshot, which is deleted first; without one it scans the directory and reads the
 header of every file. The proxy serves meanwhile. Afterwards the scrubber verifies blocks that nobody reads.
 
-A crash leaves no snapshot. The scan finds all blocks, but some may carry older headers than the origin has now:
+A version that a start finds is believed as long as before: the snapshot says when the origin confirmed it, and so does
+the time of a block's file. A crash leaves no snapshot. The scan finds all blocks, but some may be older than a write:
 `written_names` records which objects were written through this proxy, and those are revalidated.
 
 `block_dir` knows the layout of the directory and does all blocking file work. `disk_threads` runs it in threads, and

@@ -341,3 +341,4 @@ class FoundFile:
     path: Path
     disk_bytes: int
     modified_at: float
+    """When the origin confirmed its version, in seconds since 1970, as far as it was known; see `DiskBlockStore`."""

@@ -75,6 +75,9 @@ class DiskBlockStore(BlockReads):
         # False: a file lies in the directory that only a scan would find, so no snapshot may be written.
         self.whole = True
         self._making_room = asyncio.Lock()
+        # When the origin confirmed the version of a block, in seconds since 1970: that becomes the time of its file.
+        # None: the time at which the file was written remains.
+        self.confirmed_at: Callable[[BlockMeta], float] | None = None
         # Blocks to be dropped once no reader uses them.
         self._doomed: dict[BlockKey, None] = {}
         self._leaving: set[asyncio.Future[list[int | OSError]]] = set()
@@ -292,7 +295,8 @@ class DiskBlockStore(BlockReads):
                 raise self.work.write_failed("create", error) from error
         path = self.directory.raw_tmp_path_of(meta.key, next(self._tmp_numbers))
         kind = None if self.contents is None or not hashed else self.contents.kind_for(meta)
-        return DiskBlockWriter(self.directory, self.work, self, header, path, kind)
+        confirmed_at = None if self.confirmed_at is None else self.confirmed_at(meta)
+        return DiskBlockWriter(self.directory, self.work, self, header, path, kind, confirmed_at)
 
     def landed(
         self, meta: BlockMeta, disk_bytes: int, file: OpenFile, kind: Kind | None, content: bytes | None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from outrider.adapters.disk import block_io, disk_threads
@@ -48,9 +50,10 @@ class DiskBlockWriter:
 
     def __init__(
         self, directory: BlockDir, work: DiskThreads, reservation: Reservation, header: Header, path: bytes,
-        kind: Kind | None = None,
+        kind: Kind | None = None, confirmed_at: float | None = None,
     ) -> None:  # fmt: skip
-        """`kind`: the content hash to compute beside the block's own checksum; None: none."""
+        """`kind`: the content hash to compute beside the block's own checksum; None: none. `confirmed_at`: see
+        `DiskBlockStore.confirmed_at`."""
         self._directory = directory
         self._work = work
         self._reservation = reservation
@@ -63,6 +66,7 @@ class DiskBlockWriter:
         self._digest = block_file.PayloadChecksum()
         self._expected = ""
         self._kind = kind
+        self._confirmed_at = confirmed_at
         self._content = None if kind is None else kind.begin()
         # The checksum and the content hash of the whole payload, by the process that wrote the last of it.
         self._sums: tuple[bytes, bytes | None] | None = None
@@ -192,6 +196,10 @@ class DiskBlockWriter:
                 self._meta.extent.length - self._digested,
             )  # fmt: skip
             block_io.write_all(self._file.fd, [self._sealed()], 0)
+        if self._confirmed_at is not None:
+            # A file system that refuses it keeps the time of the write, which is a moment later.
+            with suppress(OSError):
+                os.utime(self._file.fd, (self._confirmed_at, self._confirmed_at))
         self._directory.put(self._path, self._meta.key)
         self._renamed = True
 

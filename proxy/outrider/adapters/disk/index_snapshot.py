@@ -1,9 +1,9 @@
 """The format of the index snapshot: written at a clean stop and read at the next start, which then needs no scan.
 
-Lines of JSON: the versions, each with a flag that says whether a LIST may vouch for its headers and with what is known
-of its content (see `Contents`), then the blocks as
+Lines of JSON: a head with the time of the stop and the names that were in doubt; the versions, each with what is known
+of its content (see `Contents`) and what was believed of it (see `ports.Belief`); then the blocks as
 `[number of the version, block index]` in the policy's order, first victim first. A snapshot that is not complete is
-ignored: a scan finds all that it holds, except for the flags.
+ignored: a scan finds all that it holds, except for the beliefs. Times are in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -11,56 +11,83 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from math import floor
+from typing import NamedTuple
 
 from outrider.adapters.sealed_file import BadFile, LinesFormat, json_line
 from outrider.core.block_layout import BlockLayout, shared_layout
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.model import ObjectRef, ObjectVersion, shared_headers, shared_text
+from outrider.core.model import Headers, ObjectRef, ObjectVersion, shared_headers, shared_text
+from outrider.ports import Belief, Name
 
-_FORMAT = LinesFormat("outrider index", 2)
+_FORMAT = LinesFormat("outrider index", 3)
+# That of releases which did not keep when a version was confirmed.
+_OLDER_FORMAT = LinesFormat("outrider index", 2)
+
+
+class Saved(NamedTuple):
+    """The entry of a version in a snapshot. `confirmed_at` None: the origin has to be asked. `content`: the result of
+    `Contents.saved`."""
+
+    version: ObjectVersion
+    confirmed_at: float | None
+    vouched: bool
+    content: object
 
 
 class Snapshot:
     """The content of a snapshot.
 
-    Iterating yields the meta of each block, first victim first, whether its version is vouched for, and what is known
-    of its content. The metas are made one by one: all at once they would take many times the memory of what is kept
-    here.
+    Iterating yields the meta of each block, first victim first, and what is known of its version. The metas are made
+    one by one: all at once they would take many times the memory of what is kept here.
     """
 
     def __init__(self) -> None:
+        self.saved_at = 0.0
+        self.doubts: list[tuple[Name, float]] = []
+        """Names, and buckets, that a write may still change, and until when."""
         self.versions: list[tuple[BlockLayout, ObjectVersion]] = []
-        self.vouched = bytearray()
-        self.contents: list[object] = []
-        """By version: the result of `Contents.saved`."""
+        self.saved: list[Saved] = []
+        """By version."""
         self._numbers, self._indexes = array("I"), array("I")
 
     def add(self, number: int, index: int) -> None:
         """Raises ValueError, TypeError, LookupError, OverflowError: there can be no such block."""
-        BlockMeta(*self.versions[number], index)
+        layout, version = self.versions[number]
+        # `BlockMeta` refuses the same, and hashes the version: a start may read millions.
+        if index < 0 or index * layout.block_bytes >= version.size:
+            raise ValueError(f"no block {index}")
         self._numbers.append(number)
         self._indexes.append(index)
 
-    def __iter__(self) -> Iterator[tuple[BlockMeta, bool, object]]:
+    def __iter__(self) -> Iterator[tuple[BlockMeta, Saved]]:
         return (
-            (BlockMeta(*self.versions[number], index), bool(self.vouched[number]), self.contents[number])
+            (BlockMeta(*self.versions[number], index), self.saved[number])
             for number, index in zip(self._numbers, self._indexes, strict=True)
         )
 
 
-def encode(
-    blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool] = lambda origin, version: False,
-    content_of: Callable[[BlockLayout, ObjectVersion], object] = lambda layout, version: None,
-) -> Iterator[bytes]:  # fmt: skip
-    """The lines of a snapshot of `blocks`, in pieces fit for writing. `vouches`: see `Versions`. `content_of`: see
-    `Contents.saved`."""
-    return _FORMAT.encode(_lines(blocks, vouches, content_of))
+class Facts(NamedTuple):
+    """Where a snapshot's facts come from. `belief`: see `Versions`. `content`: see `Contents.saved`. `doubts`: see
+    `Snapshot`."""
+
+    now: Callable[[], float]
+    belief: Callable[[str, ObjectVersion], Belief]
+    content: Callable[[BlockLayout, ObjectVersion], object] = lambda layout, version: None
+    doubts: Iterable[tuple[Name, float]] = ()
 
 
-def _lines(
-    blocks: Iterable[BlockMeta], vouches: Callable[[str, ObjectVersion], bool],
-    content_of: Callable[[BlockLayout, ObjectVersion], object],
-) -> Iterator[bytes]:  # fmt: skip
+_NO_FACTS = Facts(lambda: 0.0, lambda origin, version: Belief(version))
+
+
+def encode(blocks: Iterable[BlockMeta], facts: Facts = _NO_FACTS) -> Iterator[bytes]:
+    """The lines of a snapshot of `blocks`, in pieces fit for writing."""
+    return _FORMAT.encode(_lines(blocks, facts))
+
+
+def _lines(blocks: Iterable[BlockMeta], facts: Facts) -> Iterator[bytes]:
+    doubts = [[[name] if isinstance(name, str) else name, until] for name, until in facts.doubts]
+    yield json_line({"saved_at": facts.now(), "doubts": doubts})
     numbers: dict[tuple[BlockLayout, ObjectVersion], int] = {}
     for meta in blocks:
         version = meta.version
@@ -70,27 +97,50 @@ def _lines(
         number = numbers.get(identity)
         if number is None:
             number = numbers[identity] = len(numbers)
-            vouched = vouches(layout.origin, version)
+            belief = facts.belief(layout.origin, version)
+            # Rounded down, so that no version is believed for longer.
+            confirmed_at = None if belief.age_s is None else floor(facts.now() - belief.age_s)
+            newer = None
+            if belief.version != version:
+                headers = belief.version.headers
+                newer = [None if headers == version.headers else headers, belief.version.whole_headers]
             yield json_line(
-                [*version.ref, layout.origin, version.etag, version.size, layout.block_bytes, version.headers, vouched,
-                 content_of(layout, version)]
+                [*version.ref, layout.origin, version.etag, version.size, layout.block_bytes, version.headers,
+                 belief.vouched, facts.content(layout, version), version.whole_headers, confirmed_at, newer]
             )  # fmt: skip
         yield json_line([number, meta.index])
 
 
 def decode(raw: bytes) -> Snapshot:
     """Raises BadFile."""
-    lines = _FORMAT.decode(raw)
+    snapshot = Snapshot()
     try:
-        return _decode_lines(lines)
+        try:
+            lines = _FORMAT.decode(raw)
+        except BadFile:
+            lines = _OLDER_FORMAT.decode(raw)
+        else:
+            _decode_head(snapshot, json.loads(next(lines)))
+        _decode_lines(snapshot, lines)
     except BadFile:
         raise
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError, StopIteration) as error:
         raise BadFile(repr(error)) from error
+    return snapshot
 
 
-def _decode_lines(lines: Iterable[bytes]) -> Snapshot:
-    snapshot = Snapshot()
+def _decode_head(snapshot: Snapshot, head: dict[str, object]) -> None:
+    snapshot.saved_at = _time(head["saved_at"])
+    doubts = head["doubts"]
+    if not isinstance(doubts, list):
+        raise BadFile("doubts are a list")
+    for name, until in doubts:
+        bucket, *key = name
+        _check_texts(*name)
+        snapshot.doubts.append((ObjectRef(bucket, *key) if key else bucket, _time(until)))
+
+
+def _decode_lines(snapshot: Snapshot, lines: Iterable[bytes]) -> None:
     for line in lines:
         fields = json.loads(line)
         if len(fields) == 2:
@@ -99,22 +149,45 @@ def _decode_lines(lines: Iterable[bytes]) -> Snapshot:
                 raise BadFile("a block is two numbers")
             snapshot.add(number, index)
         else:
-            snapshot.versions.append(_decode_version(*fields[:7]))
-            # Snapshots of older releases have no flag, or no content.
-            snapshot.vouched.append(fields[7:8] == [True])
-            snapshot.contents.append(fields[8] if len(fields) > 8 else None)
-    return snapshot
+            # Snapshots of older releases end before: without the content, or what was believed. The flag that they
+            # have at its place is as good as the one of now.
+            fields += [None] * (12 - len(fields))
+            vouched, content, whole, confirmed_at, newer = fields[7:]
+            layout, version = _decode_version(*fields[:7], whole=whole is True)
+            snapshot.versions.append((layout, version))
+            if newer is not None:
+                newer_headers, newer_whole = newer
+                headers = version.headers if newer_headers is None else _headers(newer_headers)
+                version = ObjectVersion(version.ref, version.etag, version.size, headers, newer_whole is True)
+            confirmed_at = None if confirmed_at is None else _time(confirmed_at)
+            snapshot.saved.append(Saved(version, confirmed_at, vouched is True, content))
 
 
 def _decode_version(
-    bucket: str, key: str, origin: str, etag: str, size: int, block_bytes: int, headers: list[tuple[str, str]]
-) -> tuple[BlockLayout, ObjectVersion]:
-    pairs = tuple((name, value) for name, value in headers)
-    for text in (bucket, key, origin, etag, *(text for pair in pairs for text in pair)):
-        if not isinstance(text, str):
-            raise BadFile("names and headers of a version are strings")
-        text.encode("utf-8", "surrogateescape")
+    bucket: str, key: str, origin: str, etag: str, size: int, block_bytes: int, headers: Iterable[tuple[str, str]],
+    *, whole: bool,
+) -> tuple[BlockLayout, ObjectVersion]:  # fmt: skip
+    _check_texts(bucket, key, origin, etag)
     if type(size) is not int or type(block_bytes) is not int:
         raise BadFile("a size is a number")
     ref = ObjectRef(shared_text(bucket), key)
-    return shared_layout(origin, block_bytes), ObjectVersion(ref, etag, size, shared_headers(pairs))
+    return shared_layout(origin, block_bytes), ObjectVersion(ref, etag, size, _headers(headers), whole)
+
+
+def _headers(headers: Iterable[tuple[str, str]]) -> Headers:
+    pairs = tuple((name, value) for name, value in headers)
+    _check_texts(*(text for pair in pairs for text in pair))
+    return shared_headers(pairs)
+
+
+def _check_texts(*texts: object) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise BadFile("names and headers of a version are strings")
+        text.encode("utf-8", "surrogateescape")
+
+
+def _time(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadFile("a time is a number")
+    return float(value)

@@ -1,11 +1,15 @@
 """Records names that were written through this proxy while blocks of them may be on disk.
 
-The blocks of such a name may carry the headers of its older version. A start after a crash needs the names; after a
-clean stop the snapshot says the same.
+The blocks of such a name may be those of its older version, or carry its headers. A start after a crash needs the
+names; after a clean stop the snapshot says the same.
 
-Lines of JSON: a head, then `[bucket, key]`, or `[bucket]` for all objects of it. There is no fsync. A power loss may
-take the last lines, so the head holds the boot id of the machine: without a file that is complete and of this boot, any
-name may have been written.
+Lines of JSON: a head, then `[bucket, key]`, or `[bucket]` for all objects of it. An empty list stands between the names
+that the start kept and those that were noted since: their writes may be under way at a crash. There is no fsync. A
+power loss may take the last lines, so the head holds the boot id of the machine: without a file that is complete and of
+this boot, any name may have been written.
+
+The file of a member of a cluster is of another version than that of a proxy alone, which does not take it for complete:
+names that other members wrote are not in it, and blocks that came from them have the time of their arrival.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.adapters.sealed_file import json_line
 from outrider.core.model import ObjectRef
+from outrider.core.s3.operation import without_tenant
 from outrider.ports import Name
 
 log = logging.getLogger(__name__)
@@ -37,16 +42,22 @@ NAMES_MAX = 100_000
 # NAMES_MAX names take less. A file that is cut here fails to parse.
 _BYTES_MAX = 1024 * 1024 * 1024
 _HEAD_BYTES_MAX = 1024
+_OF_MEMBER, _OF_ONE_ALONE = 1, 2
 
 
 class WrittenNamesFile:
     """Invariant: as long as the file exists, it holds the name of each write that was answered."""
 
-    def __init__(self, directory: BlockDir, work: DiskThreads) -> None:
+    def __init__(self, directory: BlockDir, work: DiskThreads, *, is_alone: bool = True) -> None:
+        """`is_alone` False: of a member of a cluster."""
         self._directory = directory
         self._work = work
         self._lock = threading.Lock()
-        self._found, self._file = _load(directory.touched)
+        self._head = _head(_OF_ONE_ALONE if is_alone else _OF_MEMBER)
+        kept, recent, self._file = _load(directory.touched, self._head)
+        self._found = None if self._file is None else {_without_tenant(name) for name in (*kept, *recent)}
+        self.recent: Sequence[Name] = recent
+        """The names that the last process noted, oldest first."""
         # Names that this process has written to the file. Without a valid file they wait here for `settle`.
         self._names: set[Name] = set()
         self._lost = self._gone = False
@@ -57,7 +68,13 @@ class WrittenNamesFile:
 
     def has(self, ref: ObjectRef) -> bool:
         """Whether the object may have been written after its blocks were. Used until `settle`."""
-        return self._found is None or ref in self._found or ref.bucket in self._found
+        # A name with a tenant may have been written by another one, or without: `note_written` knows of no blocks then.
+        return self._found is None or ":" in ref.bucket or ref in self._found or ref.bucket in self._found
+
+    def carry(self, names: Iterable[Name]) -> None:
+        """Their writes may be under way: `settle` notes these names as if this process had written them."""
+        with self._lock:
+            self._names.update(names)
 
     async def note(self, names: Sequence[Name]) -> None:
         """Record `names`. When this returns they outlive this process, or the file is given up.
@@ -83,7 +100,7 @@ class WrittenNamesFile:
         return self._written(names, self._append)
 
     def settle(self, names: set[ObjectRef]) -> OSError | None:
-        """After the start has indexed all blocks: keep only `names`, the objects that a LIST may not vouch for.
+        """After the start has indexed all blocks: keep only `names`, the objects whose blocks are not to be believed.
 
         Names without blocks are left out from here on. Blocks; returns the error of the disk, if any.
         """
@@ -102,13 +119,13 @@ class WrittenNamesFile:
                 if not self._lost:
                     self._directory.hold()
                     write(names)
-                    self._names.update(names)
             except OSError as error:
                 self._lost, failed = True, error
             self._drop_if_lost()
         return failed
 
     def _append(self, names: Iterable[Name]) -> None:
+        self._names.update(names)
         if self._file is None:
             return
         # The file is never created here: in a directory that was made anew it would lack the earlier names.
@@ -120,7 +137,7 @@ class WrittenNamesFile:
 
     def _write_anew(self, names: Iterable[Name]) -> None:
         with sealed_file.replacing(self._directory.touched) as file:
-            file.write(json_line(_head()) + _lines(self._names.union(names)))
+            file.write(self._head + _lines(names) + _END_OF_KEPT + _lines(self._names))
             identity = _identity(file)
         self._file = identity
 
@@ -145,18 +162,27 @@ class WrittenNamesFile:
                 part.replace(self._directory.snapshot)
 
 
-def _load(path: Path) -> tuple[set[Name] | None, tuple[int, int] | None]:
-    """The names, and the identity of the file; None, None: there is no valid file."""
+def _load(path: Path, head: bytes) -> tuple[list[Name], list[Name], tuple[int, int] | None]:
+    """The names that the start kept, those noted since, and the identity of the file; None: there is no valid one."""
     try:
         with path.open("rb") as file:
             # A file of another format or of another boot is no error.
-            if file.readline(_HEAD_BYTES_MAX) == json_line(_head()):
-                return {_name(line) for line in file.read(_BYTES_MAX).splitlines(keepends=True)}, _identity(file)
+            if file.readline(_HEAD_BYTES_MAX) == head:
+                kept, _, recent = file.read(_BYTES_MAX).partition(_END_OF_KEPT)
+                return _names(kept), _names(recent), _identity(file)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, RecursionError) as error:
         log.warning("notes of writes ignored", extra={"error": repr(error)})
-    return None, None
+    return [], [], None
+
+
+def _without_tenant(name: Name) -> Name:
+    return without_tenant(name) if isinstance(name, str) else ObjectRef(without_tenant(name.bucket), name.key)
+
+
+def _names(lines: bytes) -> list[Name]:
+    return [_name(line) for line in lines.splitlines(keepends=True)]
 
 
 def _name(line: bytes) -> Name:
@@ -170,12 +196,15 @@ def _lines(names: Iterable[Name]) -> bytes:
     return b"".join(json_line([name] if isinstance(name, str) else name) for name in names)
 
 
-def _head() -> dict[str, object]:
+_END_OF_KEPT = json_line([])
+
+
+def _head(version: int) -> bytes:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
         boot = str(uuid.uuid4())  # the boot is not known: no file is of the same one
-    return {"outrider touched": 1, "boot": boot.strip()}
+    return json_line({"outrider touched": version, "boot": boot.strip()})
 
 
 def _no_link(path: str, flags: int) -> int:

@@ -197,6 +197,8 @@ def _meta_json(meta: BlockMeta) -> bytes:
         "block_bytes": meta.layout.block_bytes,
         "index": meta.index,
     }
+    if version.whole_headers:
+        fields["whole"] = True
     # ASCII: bytes of keys that are no UTF-8 are surrogate escapes, which only \u escapes carry safely.
     return json.dumps(fields, separators=(",", ":")).encode("ascii")
 
@@ -207,7 +209,8 @@ def _meta_of(fields: dict[str, object]) -> BlockMeta:
     if not isinstance(raw_headers, list):
         raise TypeError("headers")
     headers = shared_headers((_text(name), _text(value)) for name, value in raw_headers)
-    version = ObjectVersion(ref, _text(fields["etag"]), _number(fields["size"]), headers)
+    whole = fields.get("whole") is True
+    version = ObjectVersion(ref, _text(fields["etag"]), _number(fields["size"]), headers, whole)
     layout = shared_layout(_text(fields["origin"]), _number(fields["block_bytes"]))
     return BlockMeta(layout, version, _number(fields["index"]))
 

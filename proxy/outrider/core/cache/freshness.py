@@ -67,6 +67,10 @@ def is_fresh(checked_at: float | None, now: float, freshness: Freshness) -> bool
     return freshness.ttl_s == inf or now - checked_at < freshness.ttl_s
 
 
+DOUBT_S = 600.0
+"""A write that ended without an answer may be carried out so much later: for as long as it may leave its connection
+silent. Until then each read of its name asks the origin."""
+
 # Both dates are cut to whole seconds, and the origin dates a reply a moment after it looked the version up.
 _SETTLED = timedelta(seconds=2)
 # As `_SETTLED`, where the second date is from the clock of this machine.
@@ -83,7 +87,19 @@ def is_settled(reply: Mapping[str, str]) -> bool:
     return modified is not None and told_at is not None and told_at - modified >= _SETTLED
 
 
-def was_settled(version: ObjectVersion, filled_at: float) -> bool:
-    """As `is_settled`, for a version of which a block was filled at `filled_at` (seconds since 1970, by our clock)."""
+def was_settled(version: ObjectVersion, confirmed_at: float) -> bool:
+    """As `is_settled`, for a version that the origin confirmed at `confirmed_at` (seconds since 1970, by our clock)."""
     modified = parse_http_date(dict(version.headers).get("last-modified"))
-    return modified is not None and filled_at - modified.timestamp() >= _SETTLED_HERE.total_seconds()
+    return modified is not None and confirmed_at - modified.timestamp() >= _SETTLED_HERE.total_seconds()
+
+
+def age_s(confirmed_at: float | None, now: float, not_before: float = 0.0) -> float | None:
+    """The seconds since a version was confirmed at `confirmed_at`, as a start finds it; both times are in seconds since
+    1970. None: not known, so the origin has to be asked.
+
+    `not_before`: the latest time that the proxy is known to have been running. A clock that shows less has stepped
+    back, and tells no age of anything.
+    """
+    if confirmed_at is None or not 0 < confirmed_at <= now or now < not_before:
+        return None
+    return now - confirmed_at

@@ -6,19 +6,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import inf
+from math import ceil, frexp, inf, ldexp
 from typing import NamedTuple
 
-from outrider.core.cache.freshness import Freshness, is_fresh
+from outrider.core.cache.freshness import DOUBT_S, Freshness, is_fresh
 from outrider.core.cluster.peer_messages import Confirmed
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.list_page import Listed
 from outrider.core.s3.operation import without_tenant
 from outrider.engine.read.forget_log import ForgetLog, GenerationTimes
-from outrider.ports import Clock
+from outrider.ports import Belief, Clock, Name
 
-# For as long as a write may leave its connection silent.
-_DOUBT_S = 600.0
 _DOUBTS_MAX = 10_000
 _DROPPED_MAX = 10_000
 AGE_UNKNOWN_S = 1e9
@@ -33,6 +31,7 @@ class Mark(NamedTuple):
     """Taken before the origin is asked. The answer is believed only if no write came in between."""
 
     generation: int
+    """0: before this process began."""
     at: float
 
 
@@ -40,8 +39,8 @@ class Mark(NamedTuple):
 class _Entry:
     version: ObjectVersion
     mark: Mark | None
-    """The mark of the question that `version` answered. None: the version was found on disk at a start, or a LIST
-    showed another one, so the origin must be asked in any mode of freshness."""
+    """The mark of the question that `version` answered. None: a start found the version on disk, and not when it was
+    confirmed, or a LIST showed another one, so the origin must be asked in any mode of freshness."""
     lists_until: float = -inf
     """A LIST that was asked for later does not confirm the version."""
 
@@ -76,7 +75,13 @@ class VersionCache:
         self._clock = clock
         self._entries: OrderedDict[ObjectRef, _Entry] = OrderedDict()
         self._capacity = capacity
-        self._generation = 0
+        self._began = clock()
+        self._generation = 1
+        # The marks of versions that a start found, by their age at the start.
+        self._marks: dict[float, Mark] = {}
+        self._recalling = True
+        self.on_other: Callable[[ObjectRef], None] = lambda ref: None
+        """Called when the origin turned out to have another version of a name than was believed, or none."""
         self.changes = 0
         """Grows whenever a belief about any name ends: what was looked up before may not hold any more."""
         self._times = GenerationTimes()
@@ -85,7 +90,7 @@ class VersionCache:
         # Names that left `_entries` while they may have blocks on disk.
         self._dropped = ForgetLog(_DROPPED_MAX)
         # Until when no answer about a name, or about a bucket, is believed.
-        self._doubted: dict[object, float] = {}
+        self._doubted: dict[Name, float] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -177,6 +182,8 @@ class VersionCache:
             return  # a question put later was answered earlier
         if entry is not None and entry.version != version:
             self.changes += 1
+            if entry.version.identity != version.identity:
+                self.on_other(version.ref)
         # An answer from before a write is kept as well. It is not fresh, but the next question may confirm it.
         lists_until = mark.at + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if settled else -inf
         self._enter(_Entry(version, mark, lists_until))
@@ -186,29 +193,67 @@ class VersionCache:
         if self._entries.pop(ref, None) is not None:
             self._dropped.note(ref, 1)
             self.changes += 1
+            self.on_other(ref)
+        self._keep_from_recall(ref)
+
+    def _keep_from_recall(self, ref: ObjectRef) -> None:
+        """The origin was asked about `ref`, and no entry says so: a block that the start still finds is older."""
+        if self._recalling:
+            self._forgotten.note(_without_tenant(ref), self._generation)
 
     def may_have(self, ref: ObjectRef) -> bool:
         """Whether `ref` may have blocks on disk. Never wrongly False once all blocks that a start found were
         recalled."""
         return ref in self._entries or self._dropped.last(ref) > 0
 
-    def recall(self, origin: str, version: ObjectVersion, *, vouched: bool = False) -> None:
-        """Blocks of `version` were found on disk. Whether it still is the object's content has to be asked. `vouched`:
-        a LIST entry with the same ETag, size and date confirms this version without a HEAD, as nothing was written
-        through us since that changes headers and not the date."""
+    def recall(self, origin: str, belief: Belief) -> None:
+        """Blocks of a version were found on disk: see `ports.Versions`. `belief.vouched`: a LIST entry with the same
+        ETag, size and date confirms it without a HEAD, as nothing was written through us since that changes headers and
+        not the date."""
+        version, age_s, vouched = belief
         if origin != self._origin:
             return
+        mark = None if age_s is None else self._mark_before(age_s)
         known = self._entries.get(version.ref)
-        if known is None or (vouched and known.mark is None and known.version != version):
-            until = self._clock() + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if vouched else -inf
-            self._enter(_Entry(version, None, until))
+        if known is not None and not self._supersedes(known, _Entry(version, mark), vouched=vouched):
+            return
+        until = self._clock() + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if vouched else -inf
+        self._enter(_Entry(version, mark, until))
 
-    def vouches(self, origin: str, version: ObjectVersion) -> bool:
-        """Whether LISTs may go on confirming `version`, with its headers, after a stop and a start."""
+    def _supersedes(self, known: _Entry, found: _Entry, *, vouched: bool) -> bool:
+        """Whether `found`, of which the start found one more block, takes the place of `known`."""
+        if known.asked.generation:
+            return False  # the origin was asked already
+        if known.mark is None and found.mark is None:
+            return vouched and known.version != found.version
+        if known.mark and found.mark and known.version.identity != found.version.identity:
+            self.forget(found.version.ref)
+        # The headers that were confirmed last are the newest.
+        return found.asked > known.asked
+
+    def recalled(self) -> None:
+        """All blocks that the start found were recalled."""
+        self._recalling = False
+
+    def _mark_before(self, age_s: float) -> Mark:
+        """The mark of a question that was put so long ago, before this process began. Marks are shared, as there may be
+        millions of versions: the age at the start is rounded up, by less than a hundredth."""
+        fraction, exponent = frexp(max(self._began - self._clock() + age_s, 0.0))
+        age_s = ldexp(ceil(fraction * 256), exponent - 8)
+        mark = self._marks.get(age_s)
+        if mark is None:
+            mark = self._marks[age_s] = Mark(0, self._began - age_s)
+        return mark
+
+    def belief(self, origin: str, version: ObjectVersion) -> Belief:
+        """The belief in `version` after a stop and a start: see `ports.Versions`."""
         entry = self._entries.get(version.ref)
-        if origin != self._origin or entry is None or entry.version != version or entry.lists_until == -inf:
-            return False
-        return self.believes(version.ref, entry.asked)
+        if origin != self._origin or entry is None or entry.version.identity != version.identity:
+            return Belief(version)
+        if not self.believes(version.ref, entry.asked):
+            return Belief(version)
+        age_s = None if entry.mark is None else self._clock() - entry.mark.at
+        return Belief(entry.version, age_s, entry.lists_until > -inf)
 
     def listed(self, bucket: str, objects: Iterable[Listed], mark: Mark) -> None:
         """A LIST that was asked for at `mark` shows these objects. It confirms an entry that has the listed version. An
@@ -233,6 +278,8 @@ class VersionCache:
             if not listed.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
                 entry.mark, entry.lists_until = None, -inf
                 self.changes += 1
+                self._keep_from_recall(ref)
+                self.on_other(ref)
             elif mark.at < entry.lists_until:
                 entry.mark = mark
 
@@ -240,7 +287,10 @@ class VersionCache:
         self._entries[entry.version.ref] = entry
         self._entries.move_to_end(entry.version.ref)
         if len(self._entries) > self._capacity:
-            self._dropped.note(self._entries.popitem(last=False)[0], 1)
+            ref, dropped = self._entries.popitem(last=False)
+            self._dropped.note(ref, 1)
+            if dropped.asked.generation:
+                self._keep_from_recall(ref)
             # An answer about a name that has fallen out would not show as a change of it.
             self.changes += 1
 
@@ -271,7 +321,7 @@ class VersionCache:
         self._forgotten_buckets.note(without_tenant(bucket), self._generation)
         self.changes += 1
 
-    def doubt(self, name: ObjectRef | str) -> None:
+    def doubt(self, name: Name, for_s: float = DOUBT_S) -> None:
         """A write ended without an answer, and the origin may still carry it out: for a while each read of the name, or
         of the bucket, asks the origin."""
         if isinstance(name, str):
@@ -281,6 +331,11 @@ class VersionCache:
             self.forget(name)
             name = _without_tenant(name)
         self._doubted.pop(name, None)
-        self._doubted[name] = self._clock() + _DOUBT_S
+        self._doubted[name] = self._clock() + for_s
         if len(self._doubted) > _DOUBTS_MAX:
             del self._doubted[next(iter(self._doubted))]
+
+    def doubts(self) -> list[tuple[Name, float]]:
+        """The names, and buckets, that are in doubt, and for how long they still are."""
+        now = self._clock()
+        return [(name, until - now) for name, until in self._doubted.items() if until > now]

@@ -5,7 +5,8 @@ The names that a write may change are forgotten before the write is sent, and ag
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -126,6 +127,12 @@ class Passthrough:
         self._forget_lists = forget_lists
         self._note = note
         self._elsewhere = elsewhere
+        self._under_way: Counter[Name] = Counter()
+
+    @property
+    def under_way(self) -> Collection[Name]:
+        """The names that writes may change which have no answer yet, or not all of it."""
+        return list(self._under_way)
 
     async def send(
         self, operation: Operation, headers: Headers, upload: Upload, deleted_keys: Sequence[str] | None = None,
@@ -150,6 +157,7 @@ class Passthrough:
         await self._note(touched)
         async with AsyncExitStack() as stack:
             outcome = _Outcome()
+            self._under_way.update(touched)
             stack.push_async_callback(self._ended, touched, outcome)
             self._forget(touched)
             await self._tell(touched)
@@ -191,6 +199,7 @@ class Passthrough:
         await self._tell(touched)
 
     async def _ended(self, touched: Sequence[Name], outcome: _Outcome) -> None:
+        self._under_way -= Counter(touched)
         self._forget(touched, in_doubt=outcome.in_doubt)
         if outcome.in_doubt:
             await self._tell(touched, in_doubt=True)

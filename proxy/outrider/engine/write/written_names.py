@@ -1,4 +1,4 @@
-"""Notes the names of writes on disk, so that after a restart their old versions are not believed."""
+"""Notes on disk the names of which older versions are not to be believed after a restart."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ async def note_written(
     `written` None: the cache is in memory and ends with the process, so nothing is noted.
     """
     if written is not None and written.is_whole:
-        names = [n for n in names if isinstance(n, str) or versions.may_have(n) or version_lookup.is_asking(n)]
+        names = [n for n in names if isinstance(n, str) or ":" in n.bucket
+                 or versions.may_have(n) or version_lookup.is_asking(n)]  # fmt: skip
     if written is not None and names:
         await written.note(names)
