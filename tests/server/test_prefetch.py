@@ -49,7 +49,7 @@ def proxies(bucket: Bucket, simulator: Simulator) -> Iterator[Callable[..., Prox
     """A factory of proxies whose cache holds a quarter of the shards, unless told otherwise."""
     made: list[Proxy] = []
 
-    def make(**settings: str) -> Proxy:
+    def make(**settings: Any) -> Proxy:
         given: dict[str, Any] = {
             "block_size": "64KiB",
             "cache_size": "2750KiB",
@@ -232,13 +232,16 @@ def heads(simulator: Simulator) -> int:
 def test_after_a_restart_one_list_replaces_a_head_for_each_object(
     crashed: bool, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
 ) -> None:
-    proxy = proxies(freshness="ttl:60", cache_size="1GiB")
+    off_s = 0.0
+    proxy = proxies(freshness="ttl:60", cache_size="1GiB", wall_clock=lambda: time.time() + off_s)
     settled(bucket, proxy)
     # Neither an object that is not cached nor one that was written through the proxy adds requests: it is noted once
     # only.
     client = proxy.client()
     client.put_object(Bucket=NAME, Key="of its own", Body=b"x")
     for _ in range(2):
+        proxy.stop()
+        off_s += 61  # what was confirmed before is stale by the start
         proxy.restart(crashed=crashed)
         simulator.reset()
         assert set(epoch(proxy, KEYS)) == {"HIT"}
@@ -253,13 +256,16 @@ def test_an_object_filled_within_seconds_of_its_put_costs_one_head_and_no_fill(
     crashed: bool, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
 ) -> None:
     client = bucket.client()
-    proxy = proxies(freshness="ttl:60", cache_size="1GiB")
+    off_s = 0.0
+    proxy = proxies(freshness="ttl:60", cache_size="1GiB", wall_clock=lambda: time.time() + off_s)
     # A dataset of its own: one that was there before may be prefetched just before its objects are put again.
     keys = [f"put-{crashed}/{key}" for key in KEYS]
     for number, key in enumerate(keys):
         client.put_object(Bucket=NAME, Key=key, Body=SHARD[number:])
         assert ask(proxy.address, "GET", f"/{NAME}/{key}").body == SHARD[number:]
     client.close()
+    proxy.stop()
+    off_s = 61.0  # what was confirmed before is stale by the start
     proxy.restart(crashed=crashed)
     simulator.reset()
     for _ in range(2):
@@ -290,12 +296,15 @@ def untagged(bucket: Bucket) -> Iterator[None]:
 def test_tags_put_through_the_proxy_show_after_restarts_however_often_the_dataset_is_listed(
     crashed: bool, read_again: bool, proxies: Callable[..., Proxy], bucket: Bucket, simulator: Simulator
 ) -> None:
-    proxy = proxies(freshness="ttl:60", cache_size="1GiB")
+    off_s = 0.0
+    proxy = proxies(freshness="ttl:60", cache_size="1GiB", wall_clock=lambda: time.time() + off_s)
     settled(bucket, proxy)
     proxy.client().put_object_tagging(Bucket=NAME, Key=KEYS[-1], Tagging=TAGS)
     for _ in range(2):
         if read_again:
             assert tags_told(proxy.address) == "1"
+        proxy.stop()
+        off_s += 61  # as above
         proxy.restart(crashed=crashed)
         simulator.reset()
         epoch(proxy, KEYS[:-1])
