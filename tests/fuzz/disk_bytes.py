@@ -82,12 +82,12 @@ def snapshot_of_the_index(data: bytes) -> None:
         found = index_snapshot.decode(b"".join(LinesFormat("outrider index", 3).encode(lines)))
     except BadFile:
         return
-    metas = [meta for meta, _ in found]
+    metas = [meta for meta, *_ in found]
     for meta in metas:
         assert meta.key
         assert meta.extent.length > 0
     again = index_snapshot.decode(b"".join(index_snapshot.encode(metas)))
-    assert [meta for meta, _ in again] == metas
+    assert [meta for meta, *_ in again] == metas
 
 
 _DATASET: dict[str, Any] = {

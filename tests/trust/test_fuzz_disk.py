@@ -124,7 +124,8 @@ def test_a_snapshot_with_a_right_checksum_is_one_or_a_bad_one(trials: Trials, li
 def test_a_snapshot_of_an_older_release_tells_of_all_blocks_and_of_no_confirmation(vouched: bool) -> None:
     for line, content in ((VERSION[:7], None), ([*VERSION[:7], vouched], None), ([*VERSION[:7], vouched, True], True)):
         found = index_snapshot.decode(sealed_snapshot([json.dumps(line).encode(), b"[0,0]"], b""))
-        ((meta, saved),) = found
+        ((meta, disk_bytes, saved),) = found
+        assert disk_bytes == block_file.paged_disk_bytes(meta)
         assert saved == (meta.version, None, vouched and len(line) > 7, content)
         assert (found.saved_at, found.doubts) == (0.0, [])
 
@@ -140,6 +141,10 @@ ODD = [
     b"[0,-1]",
     b"[1,0]",
     b"[0]",
+    b"[0,0,0]",
+    b"[0,0,-1]",
+    b"[0,0,1.5]",
+    b"[0,0,null]",
     b"0",
 ]
 

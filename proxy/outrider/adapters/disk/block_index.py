@@ -73,6 +73,11 @@ class BlockIndex:
         slot = self._slots.get(block)
         return None if slot is None else slot.edition.version
 
+    def disk_bytes_of(self, meta: BlockMeta) -> int:
+        """The bytes of the block's file on disk; 0: it is not here."""
+        slot = self._slots.get(meta.key)
+        return 0 if slot is None else slot.disk_bytes
+
     def is_verified(self, block: BlockKey) -> bool:
         slot = self._slots.get(block)
         return slot is not None and slot.verified

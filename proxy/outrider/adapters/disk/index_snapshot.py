@@ -2,8 +2,8 @@
 
 Lines of JSON: a head with the time of the stop and the names that were in doubt; the versions, each with what is known
 of its content (see `Contents`) and what was believed of it (see `ports.Belief`); then the blocks as
-`[number of the version, block index]` in the policy's order, first victim first. A snapshot that is not complete is
-ignored: a scan finds all that it holds, except for the beliefs. Times are in seconds since 1970.
+`[number of the version, block index, pages of the file]` in the policy's order, first victim first. A snapshot that is
+not complete is ignored: a scan finds all that it holds, except for the beliefs. Times are in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from outrider.adapters.sealed_file import BadFile, LinesFormat, json_line
 from outrider.core.block_layout import BlockLayout, shared_layout
-from outrider.core.cache.block_file import BlockMeta
+from outrider.core.cache import block_file
+from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta
 from outrider.core.model import Headers, ObjectRef, ObjectVersion, shared_headers, shared_text
 from outrider.ports import Belief, Name
 
@@ -38,8 +39,8 @@ class Saved(NamedTuple):
 class Snapshot:
     """The content of a snapshot.
 
-    Iterating yields the meta of each block, first victim first, and what is known of its version. The metas are made
-    one by one: all at once they would take many times the memory of what is kept here.
+    Iterating yields the meta of each block, first victim first, the bytes of its file on disk, and what is known of its
+    version. The metas are made one by one: all at once they would take many times the memory of what is kept here.
     """
 
     def __init__(self) -> None:
@@ -49,32 +50,37 @@ class Snapshot:
         self.versions: list[tuple[BlockLayout, ObjectVersion]] = []
         self.saved: list[Saved] = []
         """By version."""
-        self._numbers, self._indexes = array("I"), array("I")
+        self._numbers, self._indexes, self._pages = array("I"), array("I"), array("I")
 
-    def add(self, number: int, index: int) -> None:
-        """Raises ValueError, TypeError, LookupError, OverflowError: there can be no such block."""
+    def add(self, number: int, index: int, pages: int | None) -> None:
+        """`pages` None: an older release did not tell. Raises ValueError, TypeError, LookupError, OverflowError: there
+        can be no such block."""
         layout, version = self.versions[number]
         # `BlockMeta` refuses the same, and hashes the version: a start may read millions.
         if index < 0 or index * layout.block_bytes >= version.size:
             raise ValueError(f"no block {index}")
+        if pages is None:
+            pages = block_file.paged_disk_bytes(BlockMeta(layout, version, index)) // PAGE_BYTES
         self._numbers.append(number)
         self._indexes.append(index)
+        self._pages.append(pages)
 
-    def __iter__(self) -> Iterator[tuple[BlockMeta, Saved]]:
+    def __iter__(self) -> Iterator[tuple[BlockMeta, int, Saved]]:
         return (
-            (BlockMeta(*self.versions[number], index), self.saved[number])
-            for number, index in zip(self._numbers, self._indexes, strict=True)
+            (BlockMeta(*self.versions[number], index), pages * PAGE_BYTES, self.saved[number])
+            for number, index, pages in zip(self._numbers, self._indexes, self._pages, strict=True)
         )
 
 
 class Facts(NamedTuple):
     """Where a snapshot's facts come from. `belief`: see `Versions`. `content`: see `Contents.saved`. `doubts`: see
-    `Snapshot`."""
+    `Snapshot`. `disk_bytes`: of the block's file."""
 
     now: Callable[[], float]
     belief: Callable[[str, ObjectVersion], Belief]
     content: Callable[[BlockLayout, ObjectVersion], object] = lambda layout, version: None
     doubts: Iterable[tuple[Name, float]] = ()
+    disk_bytes: Callable[[BlockMeta], int] = lambda meta: block_file.Header(meta).disk_bytes
 
 
 _NO_FACTS = Facts(lambda: 0.0, lambda origin, version: Belief(version))
@@ -108,7 +114,7 @@ def _lines(blocks: Iterable[BlockMeta], facts: Facts) -> Iterator[bytes]:
                 [*version.ref, layout.origin, version.etag, version.size, layout.block_bytes, version.headers,
                  belief.vouched, facts.content(layout, version), version.whole_headers, confirmed_at, newer]
             )  # fmt: skip
-        yield json_line([number, meta.index])
+        yield json_line([number, meta.index, facts.disk_bytes(meta) // PAGE_BYTES])
 
 
 def decode(raw: bytes) -> Snapshot:
@@ -143,11 +149,11 @@ def _decode_head(snapshot: Snapshot, head: dict[str, object]) -> None:
 def _decode_lines(snapshot: Snapshot, lines: Iterable[bytes]) -> None:
     for line in lines:
         fields = json.loads(line)
-        if len(fields) == 2:
-            number, index = fields
-            if type(number) is not int or type(index) is not int or number < 0:
-                raise BadFile("a block is two numbers")
-            snapshot.add(number, index)
+        if len(fields) <= 3:
+            number, index, pages = fields if len(fields) == 3 else (*fields, None)
+            if any(type(each) is not int for each in fields) or number < 0 or pages == 0:
+                raise BadFile("a block is three numbers")
+            snapshot.add(number, index, pages)
         else:
             # Snapshots of older releases end before: without the content, or what was believed. The flag that they
             # have at its place is as good as the one of now.

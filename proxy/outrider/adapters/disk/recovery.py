@@ -21,7 +21,6 @@ from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.disk.index_snapshot import Facts, Snapshot
 from outrider.adapters.disk.written_names import NAMES_MAX, WrittenNamesFile
 from outrider.adapters.sealed_file import BadFile
-from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.freshness import DOUBT_S, age_s, was_settled
 from outrider.core.cache.scrub_pace import ScrubPace
@@ -111,8 +110,7 @@ class Recovery:
         metas = iter(saved)
         while batch := list(islice(metas, _BATCH)):
             now = self._wall_clock()
-            for meta, (version, confirmed_at, vouched, content) in batch:
-                disk_bytes = block_file.Header(meta).disk_bytes
+            for meta, disk_bytes, (version, confirmed_at, vouched, content) in batch:
                 self._store.budget.take(disk_bytes)
                 belief = Belief(version, self._age_s(confirmed_at, now, saved.saved_at), vouched)
                 self._adopt(meta, disk_bytes, belief)
@@ -204,7 +202,7 @@ class Recovery:
         try:
             await work.run(self._store.directory.hold)
             contents = self._store.contents
-            facts = Facts(self._wall_clock, self._belief, doubts=doubts)
+            facts = Facts(self._wall_clock, self._belief, doubts=doubts, disk_bytes=self._store.disk_bytes_of)
             if contents is not None:
                 facts = facts._replace(content=contents.saved)
             lines = index_snapshot.encode(self._store.blocks(), facts)

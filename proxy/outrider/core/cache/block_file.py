@@ -118,6 +118,12 @@ def usual_disk_bytes(length: int) -> int:
     return -(-(header + length) // PAGE_BYTES) * PAGE_BYTES
 
 
+def paged_disk_bytes(meta: BlockMeta) -> int:
+    """The bytes on disk of a file of `meta` in format 1."""
+    pages = -(-(_PAGED.size + len(_meta_json(meta))) // PAGE_BYTES) + -(-meta.extent.length // PAGE_BYTES)
+    return pages * PAGE_BYTES
+
+
 def payload_offset_in(head: bytes, block: BlockKey) -> int | None:
     """Where the payload begins, by the first `NAME_BYTES` of the file of a block that was verified before. None: they
     are not of this block, or of a format that tells no name. The header's checksum is not verified."""
