@@ -24,24 +24,28 @@ DATASETS_MAX = 256
 READERS_MAX = 256
 # A connection without a request for longer than this is spare in a pool, or its job pauses: the rest does not count.
 AWAY_S_MAX = 60.0
-# After so many seconds, a request counts half in the recent sums.
-_HALF_LIFE_S = 20.0
+HALF_LIFE_S = 20.0
+"""After so many seconds, a request counts half in the recent sums."""
 
 
 @dataclass(slots=True)
 class Sums:
-    """`hits` are requests served from the disk alone. Bytes are those sent to clients, by source."""
+    """`hits` are requests served from the disk alone. Bytes are those sent to clients, by source; `peer_bytes` are
+    those of `flight_bytes` that came from other members. `miss_wait_s` is the part of `wait_s` of requests that were no
+    hits. Counts are whole numbers, but for sums that fade: a job with one read a second or fewer would never count."""
 
-    requests: int = 0
-    hits: int = 0
-    disk_bytes: int = 0
-    flight_bytes: int = 0
-    origin_bytes: int = 0
+    requests: float = 0
+    hits: float = 0
+    disk_bytes: float = 0
+    flight_bytes: float = 0
+    origin_bytes: float = 0
     wait_s: float = 0.0
     away_s: float = 0.0
+    peer_bytes: float = 0
+    miss_wait_s: float = 0.0
 
     @property
-    def served_bytes(self) -> int:
+    def served_bytes(self) -> float:
         return self.disk_bytes + self.flight_bytes + self.origin_bytes
 
     @property
@@ -51,6 +55,7 @@ class Sums:
         return self.wait_s / total_s if total_s > 0 else None
 
     def add(self, more: Sums) -> None:
+        # Written out: a loop over the names would take several times as long, with each request.
         self.requests += more.requests
         self.hits += more.hits
         self.disk_bytes += more.disk_bytes
@@ -58,6 +63,11 @@ class Sums:
         self.origin_bytes += more.origin_bytes
         self.wait_s += more.wait_s
         self.away_s += more.away_s
+        self.peer_bytes += more.peer_bytes
+        self.miss_wait_s += more.miss_wait_s
+
+    def times(self, part: float) -> Sums:
+        return Sums(*(part * getattr(self, name) for name in self.__slots__))
 
 
 @dataclass(slots=True)
@@ -113,11 +123,8 @@ class ReaderAccount:
         return self.recent.served_bytes / self.recent_s if self.recent_s > 0 else 0.0
 
     def fade(self, part: float, seconds: float) -> None:
-        recent, fresh = self.recent, self.fresh
-        for name in ("disk_bytes", "flight_bytes", "origin_bytes", "requests", "hits"):
-            setattr(recent, name, int(getattr(recent, name) * part) + getattr(fresh, name))
-        recent.wait_s = recent.wait_s * part + fresh.wait_s
-        recent.away_s = recent.away_s * part + fresh.away_s
+        self.recent = self.recent.times(part)
+        self.recent.add(self.fresh)
         self.recent_s = self.recent_s * part + seconds
         self.fresh = Sums()
 
@@ -183,7 +190,7 @@ class Usage:
         first, self._now = self._now == 0.0, now
         if first or seconds <= 0:
             return
-        part = 0.5 ** (seconds / _HALF_LIFE_S)
+        part = 0.5 ** (seconds / HALF_LIFE_S)
         for account in self._readers.values():
             account.fade(part, seconds)
 
