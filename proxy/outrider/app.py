@@ -23,14 +23,16 @@ from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.origin.receivers import most_receivers
+from outrider.adapters.process.cpu_clock import cpu_times
 from outrider.adapters.process.listening import bind
 from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import raise_open_files_limit, usable_cores
 from outrider.adapters.state import learned_file, warmup_file
-from outrider.composition import Outrider, Resources, compose, make_traces, traced
+from outrider.composition import Machine, Outrider, Resources, compose, make_traces, traced
 from outrider.core.cache.descriptor_budget import DescriptorBudget, TooFewDescriptors
 from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import ROUND_S, ScrubPace
+from outrider.core.insight.next_step import Setup
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.patience import Patience
 from outrider.engine.status.held_datasets import HeldDatasets
@@ -58,6 +60,7 @@ _UPKEEP_S = 0.25
 _LAST_FILLS_S = 0.5
 # After the drain, connections and the requests on them have this long to end.
 _SHUTDOWN_S = 1.0
+_OPEN_FILES = "the limit on open files (`ulimit -n`)"
 # The work after the drain takes far less if the disk answers; the snapshot adds its time for each block.
 _LAST_ACTS_S = 5.0
 _SNAPSHOT_BLOCK_S = 1e-4
@@ -99,16 +102,23 @@ async def running(
         endpoint = settings.origin or aws_url(region, os.environ)
         shares = Shares.of(settings.buffer_bytes, descriptors.exchanges)
         oddities = OriginOddities(endpoint, metrics)
+        cores = usable_cores()
+        receivers = most_receivers(cores, settings.receivers)
         origin = HttpOrigin(
-            endpoint, region, credentials, metrics, wall_clock, connections=shares.exchanges,
-            receivers=most_receivers(usable_cores(), settings.receivers),
+            endpoint, region, credentials, metrics, wall_clock, connections=shares.exchanges, receivers=receivers,
             read_timeout_s=settings.origin_timeout_s, resolver=resolver, oddities=oddities,
         )  # fmt: skip
         await origin.open()
         stack.push_async_callback(origin.close)
+        setup = Setup(
+            cores, receivers, is_https=endpoint.startswith("https:"),
+            connections_by=_limit_of_connections(settings, descriptors, shares),
+            fills_by="`fills`" if descriptors.fills == settings.fills else _OPEN_FILES,
+        )  # fmt: skip
+        machine = Machine(setup, lambda: cpu_times(lambda: origin.receiver_pids), lambda: origin.waiting > 0)
         resources = Resources(
             metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, descriptors,
-            traces, clock, wall_clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s),
+            traces, clock, wall_clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s), machine,
             _peer_socket(settings, stack),
         )  # fmt: skip
         outrider, recovery = compose(settings, resources)
@@ -155,6 +165,13 @@ def _descriptors(settings: Settings) -> DescriptorBudget:
         )  # fmt: skip
     except TooFewDescriptors as error:
         raise SettingsError(f"{error}. Raise it: ulimit -n, LimitNOFILE=.") from error
+
+
+def _limit_of_connections(settings: Settings, descriptors: DescriptorBudget, shares: Shares) -> str:
+    """The lowest of the limits on connections to the origin."""
+    if shares.exchanges < descriptors.exchanges:
+        return "`buffer_bytes`"
+    return "`origin_connections`" if descriptors.exchanges == settings.origin_connections else _OPEN_FILES
 
 
 async def _recover(outrider: Outrider, recovery: Recovery) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,9 @@ from outrider.core.cache.descriptor_budget import DescriptorBudget
 from outrider.core.cache.memory_budget import MemoryBudget, Shares
 from outrider.core.cache.pins import Pins, SavedPin
 from outrider.core.cache.policies import POLICIES
+from outrider.core.insight.load import CpuTimes
 from outrider.core.insight.miss_ratio import MissRatioCurve
+from outrider.core.insight.next_step import Setup
 from outrider.core.insight.usage import Prices
 from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import AimdLimit
@@ -51,6 +53,7 @@ from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
 from outrider.engine.status.document import Cache, Maintenance, StatusDocument
 from outrider.engine.status.overview import Overview
+from outrider.engine.status.verdicts import Parts, Verdicts
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
@@ -110,6 +113,15 @@ class Outrider:
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine and its limits, for the verdict. `setup` has no `capacity_bytes` yet. See `Parts` for the others."""
+
+    setup: Setup
+    cpu: Callable[[], CpuTimes]
+    is_short_of_connections: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """The things that are opened before a proxy is composed. `stack` closes parts that need it; `traces` None: they
     are off; `clock` is monotonic, `wall_clock` in seconds since 1970; `peer_socket` is bound, None: the node is
@@ -128,6 +140,7 @@ class Resources:
     clock: Clock
     wall_clock: Clock
     patience: Patience
+    machine: Machine
     peer_socket: socket.socket | None = None
 
 
@@ -228,8 +241,11 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     )  # fmt: skip
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, access, control, memory)
+    parts = Parts(resources.machine.cpu, resources.machine.is_short_of_connections, flights, scheduler)
+    setup = replace(resources.machine.setup, capacity_bytes=limits.capacity_bytes)
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), clock,
+        Verdicts(metrics, setup, parts),
         capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, _names_of_keys(settings)),
         oddities=resources.oddities, origin_wait=lambda: origin_reader.long_wait, contents=contents,
     )  # fmt: skip
@@ -288,6 +304,7 @@ def _s3_server(
         handler, fast_path,
         connections_max=resources.descriptors.clients, turned_away_max=resources.descriptors.turned_away,
         client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
+        disk_waited=metrics.disk_wait_s.inc,
     )  # fmt: skip
     resources.stack.push_async_callback(server.stop)
     return server

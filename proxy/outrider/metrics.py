@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.insight.recent_errors import RecentErrors
-from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Sums, Usage
+from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, ReadUnderWay, Sums, Usage
 
 SOURCES = ("disk", "flight", "peer", "origin")
 """The sources of a served byte: a block on disk, a block that is still arriving, or a relay past the cache."""
@@ -130,7 +130,7 @@ class UsageMetrics:
                     metric.labels(*labels).inc(more)
             counted.sums, counted.asked, counted.came_bytes = replace(now), account.asked, account.came_bytes
 
-    def _label(self, name: DatasetName, count: int) -> str:
+    def _label(self, name: DatasetName, count: float) -> str:
         """`count`: its bytes that were served, or are on disk."""
         label = self._labels.get(name)
         if label is None and name[0] and count >= self._from_bytes and len(self._labels) < _LABELS_MAX:
@@ -310,6 +310,11 @@ class Metrics:
         )
         self.scrub_rounds = Counter("outrider_scrub_rounds", "Rounds of the scrubber over all blocks.", registry=r)
         self.store_errors = Counter("outrider_store_errors", "Errors of the cache disk.", ["act"], registry=r)
+        self.disk_wait_s = Counter(
+            "outrider_disk_wait_seconds",
+            "Time that reads of blocks took whose pages were not in memory, over all of them.",
+            registry=r,
+        )
         self.prefetched_blocks = Counter(
             "outrider_prefetched_blocks", "Blocks whose fill began before a reader waited for them.", registry=r
         )
@@ -349,6 +354,8 @@ class Metrics:
         self.usage_metrics = UsageMetrics(self.usage, r)
         self.before_scrape: list[Callable[[], None]] = [self.usage_metrics.update]
         """Called before a scrape is answered, after `add_up`: they set gauges."""
+        self.reads_under_way: Callable[[], Iterable[ReadUnderWay]] = tuple
+        """The reads of clients that have not ended."""
         self.recent_errors = RecentErrors()
         self.before_read: list[Callable[[], None]] = []
         """Called before metrics are read: the fast path counts hits in plain integers, which are added up then."""
@@ -360,6 +367,11 @@ class Metrics:
     def came_for_nothing(self, cause: str, count: int) -> None:
         """`cause`: one of `DUPLICATE_CAUSES`."""
         self.duplicate_origin_bytes.labels(cause).inc(count)
+
+    @property
+    def disk_waited_s(self) -> float:
+        """The value of `disk_wait_s`, without a look at all the others."""
+        return float(self.disk_wait_s._value.get())
 
     def add_first_bytes(self, op: str, number: int, total_s: float) -> None:
         """Add `number` observations of `first_byte_s`, all within its first bucket, whose sum is `total_s`."""

@@ -43,7 +43,13 @@ def reads(*, stall: float, disk: float, time_s: float = 100.0, misses: float | N
 @pytest.mark.parametrize(
     ("sums", "larger", "load", "slow", "words"),
     [
-        (reads(stall=0.02, disk=0.1), None, Load(), "readers", "GPU-bound: the job itself is the slow part (waited 2 % of"),
+        (
+            reads(stall=0.02, disk=0.1),
+            None,
+            Load(),
+            "readers",
+            "GPU-bound: the job itself is the slow part (waited 2 % of",
+        ),
         (reads(stall=0.02, disk=0.1), LARGER, Load(1.0, 0.0, 1.0), "readers", "GPU-bound"),
         (reads(stall=0.5, disk=0.4), None, Load(), "bucket", "bucket-bound: 60 % of the bytes came from the bucket"),
         (reads(stall=0.5, disk=0.4), LARGER, Load(), "cache", "cache too small: 40.0 GB more would save 31 % of"),
@@ -53,7 +59,13 @@ def reads(*, stall: float, disk: float, time_s: float = 100.0, misses: float | N
         (reads(stall=0.5, disk=0.97, misses=0.9), None, Load(), "bucket", "bucket-bound: 3 % of the bytes"),
         (reads(stall=0.5, disk=0.4, misses=0.1), LARGER, Load(disk=0.9), "disk", "disk-bound: hits"),
         (reads(stall=0.5, disk=0.4), LARGER, Load(disk_behind=0.8), "disk", "disk-bound: the disk of the cache takes"),
-        (reads(stall=0.5, disk=0.4), LARGER, Load(connections=0.8), "connections", "connection-bound: reads of the bucket"),
+        (
+            reads(stall=0.5, disk=0.4),
+            LARGER,
+            Load(connections=0.8),
+            "connections",
+            "connection-bound: reads of the bucket",
+        ),
         (reads(stall=0.5, disk=0.4), LARGER, Load(fills=0.8), "fills", "connection-bound: reads of the bucket"),
         (reads(stall=0.5, disk=0.4, peer=500_000_000), LARGER, Load(), "peers", "cluster-bound: 60 % of the bytes"),
         (reads(stall=0.5, disk=0.4, past=500_000_000), LARGER, Load(), "uncached", "bucket-bound: 60 % of the bytes"),
@@ -160,7 +172,7 @@ TRAIN = Data("s3://b/train/", 60 * GB)
         ("fills", Setup(), Load(), True, TRAIN, "Raise `fills`."),
         ("cpu", Setup(cores=8, receivers=4, is_https=True), FULL, True, None, "Set `receivers` to 8"),
         ("cpu", Setup(cores=4, receivers=4, is_https=True), FULL, True, None, "more cores .*set `receivers` to their"),
-        ("cpu", Setup(cores=2, receivers=0, is_https=True), Load(1.0, cores=1.0), True, None, "more cores .*`receivers`"),
+        ("cpu", Setup(cores=2, receivers=0, is_https=True), Load(1, cores=1.0), True, None, "more cores .*`receivers`"),
         ("cpu", Setup(cores=4, receivers=4, is_https=True), FULL, False, None, "one proxy more"),
         ("cpu", Setup(cores=4, receivers=4), FULL, True, None, "one proxy more"),
         ("cpu", Setup(cores=1), Load(1.0, cores=1.0), False, None, r"more cores \(.*\)\.$"),
@@ -200,8 +212,8 @@ def test_the_load_is_a_share_of_the_time_and_of_the_cores() -> None:
     meter = LoadMeter(4)
     for second in range(200):
         meter.note(float(second), Sample(
-            CpuTimes(0.7 * second, 0.2 * second, 2.0 * second, 1.5 * second, 2), 4.0 * second, 1.0 * second, 3.0 * second,
-            second % 2 == 0, False, True,
+            CpuTimes(0.7 * second, 0.2 * second, 2.0 * second, 1.5 * second, 2),
+            4.0 * second, 1.0 * second, 3.0 * second, second % 2 == 0, False, True,
         ))  # fmt: skip
     load = meter.load
     assert [round(share, 3) for share in (load.loop, load.queued, load.cores, load.receivers)] == [0.9, 0.2, 0.5, 0.75]

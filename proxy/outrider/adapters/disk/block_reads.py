@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -230,6 +231,7 @@ class BlockReads(BlockIndex):
         kind = None if contents is None else contents.kind_for(slot.meta(block))
         content = None if kind is None else kind.begin()
         patience_s = None if scrub else disk_threads.PATIENCE_S + slot.disk_bytes / _SLOWEST_BYTES_PER_S
+        began = time.perf_counter()
         try:
             async with asyncio.timeout(patience_s):
                 opened = await self.work.run_opening(
@@ -254,6 +256,8 @@ class BlockReads(BlockIndex):
             return None
         finally:
             slot.busy -= 1
+            if not scrub:
+                self._metrics.disk_wait_s.inc(time.perf_counter() - began)
         if contents is not None and kind is not None and content is not None and self._slots.get(block) is slot:
             contents.came(slot.meta(block), kind, content.digest())
             if self._slots.get(block) is not slot:

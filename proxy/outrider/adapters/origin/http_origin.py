@@ -80,22 +80,31 @@ class HttpOrigin:
         self._keys = SigningKeys()
         self._oddities = oddities or OriginOddities(endpoint, metrics)
         self._threads = threads
-        self._receivers = receivers
+        self._receivers_max = receivers
+        self._receivers: Receivers | None = None
+        self.waiting = 0
+        """How many requests wait for a free connection."""
         self._client: Client | None = None
         self._tls: ssl.SSLContext | None = None
 
     async def open(self) -> None:
         authority = ca_bundle(os.environ)
         self._tls = None if authority is None else _trust(*authority)
-        receivers = Receivers(self._receivers, None if authority is None else authority[1], self._metrics)
+        if self._receivers_max:
+            self._receivers = Receivers(self._receivers_max, None if authority is None else authority[1], self._metrics)
         self._client = Client(
             self._metrics, self._oddities.note, threads=self._threads, connect_timeout_s=_CONNECT_TIMEOUT_S,
-            resolver=self._resolver, receivers=receivers if self._receivers else None,
+            resolver=self._resolver, receivers=self._receivers,
         )  # fmt: skip
 
     async def close(self) -> None:
         if self._client is not None:
             self._client.close()
+
+    @property
+    def receiver_pids(self) -> list[int]:
+        """The processes that receive large bodies now."""
+        return [] if self._receivers is None else self._receivers.pids
 
     async def ask(self, request: OriginRequest) -> Reply:
         connection = await self._connection()
@@ -118,11 +127,14 @@ class HttpOrigin:
         if not self._free.locked():
             await self._free.acquire()
             return _Connection(self._free)
+        self.waiting += 1
         try:
             async with asyncio.timeout(self._read_timeout_s):
                 await self._free.acquire()
         except TimeoutError as error:
             raise OriginBusy("no connection to it became free in time") from error
+        finally:
+            self.waiting -= 1
         return _Connection(self._free)
 
     async def _send_repaired(self, request: OriginRequest) -> Reply:

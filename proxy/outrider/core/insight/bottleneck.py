@@ -109,7 +109,8 @@ def bottleneck_of(
         verb = "waits" if origin_wait.reads == 1 else "wait"
         why = _ERRNO.sub("", origin_wait.why)
         return Bottleneck(
-            "failing", f"the bucket fails: {counted(origin_wait.reads, 'read')} {verb}, for {origin_wait.for_s:.0f} s ({why})"
+            "failing",
+            f"the bucket fails: {counted(origin_wait.reads, 'read')} {verb}, for {origin_wait.for_s:.0f} s ({why})",
         )
     time_s = sums.wait_s + sums.away_s
     if time_s < _TIME_S_MIN or (sums.requests < _REQUESTS_MIN and time_s < _LONG_S):
@@ -178,7 +179,10 @@ def _of_misses(sums: Sums, larger: LargerCache | None, load: Load) -> tuple[Slow
     if cold and sums.origin_bytes >= _MOST * cold:
         return "uncached", f"bucket-bound: {part} came from the bucket, most of them past the cache"
     if larger is not None:
-        return "cache", f"cache too small: {in_words(larger.more_bytes)} more would save {100 * larger.saves:.0f} % of GETs"
+        return (
+            "cache",
+            f"cache too small: {in_words(larger.more_bytes)} more would save {100 * larger.saves:.0f} % of GETs",
+        )
     return "bucket", f"bucket-bound: {part} came from the bucket"
 
 

@@ -66,11 +66,11 @@ def next_step(
         "failing": "Run `outrider doctor` on this machine: it tests the way to the bucket, the keys and the clock.",
         "disk": "Put `--cache-dir` on a faster disk; `outrider doctor` measures this one.",
         "latency": "Let the job read more objects at once (`num_workers` of its loader), or pack them into shards.",
-        "freshness": "Set `--freshness immutable`, if objects never change under their name, or a longer `ttl:SECONDS`.",
+        "freshness": "Set `--freshness immutable`, if no object changes under its name, or a longer `ttl:SECONDS`.",
         "connections": f"Raise {setup.connections_by}.",
         "fills": f"Raise {setup.fills_by}.",
         "peers": "Run `outrider cluster`: it shows how fast each member answers.",
-        "uncached": "See why in `outrider stats` (reads uncached, last error): nothing that goes past the cache is kept.",
+        "uncached": "See in `outrider stats` why (reads uncached, last error): bytes past the cache are never kept.",
     }[slow]
 
 

@@ -7,10 +7,10 @@ is full, and while its connection has no request.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import ceil, floor
+from math import ceil, floor, log
 
 from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.text import counted, in_words
@@ -26,6 +26,9 @@ READERS_MAX = 256
 AWAY_S_MAX = 60.0
 HALF_LIFE_S = 20.0
 """After so many seconds, a request counts half in the recent sums."""
+# The integral of that over all seconds.
+_HALF_LIFE_S_IN_ALL = HALF_LIFE_S / log(2)
+_MINUTE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -68,6 +71,28 @@ class Sums:
 
     def times(self, part: float) -> Sums:
         return Sums(*(part * getattr(self, name) for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUnderWay:
+    """A read that has not ended. `wait_s` and `away_s` are as in `Sums`, so far. `is_waiting`: it waits now; else its
+    socket is full."""
+
+    reader: str
+    dataset: DatasetName
+    is_hit: bool
+    is_waiting: bool
+    wait_s: float
+    away_s: float
+
+    def recent(self) -> Sums:
+        """As it would count in the recent sums, had its time been counted as it went by."""
+        time_s = self.wait_s + self.away_s
+        faded_s = _HALF_LIFE_S_IN_ALL * (1 - 0.5 ** (time_s / HALF_LIFE_S))
+        wait_s = faded_s * self.wait_s / time_s if time_s > 0 else 0.0
+        return Sums(
+            1, int(self.is_hit), wait_s=wait_s, away_s=faded_s - wait_s, miss_wait_s=0.0 if self.is_hit else wait_s
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -143,6 +168,9 @@ class Usage:
         self.templates = Templates() if templates is None else templates
         """Names the datasets."""
         self.total = DatasetAccount()
+        self._failed_reads = 0
+        # The number of failed reads at each tick of the last minute.
+        self._failed_before: deque[tuple[float, int]] = deque()
 
     def dataset_of(self, bucket: str, key: str) -> DatasetName:
         return bucket, self.templates.of(bucket, key)
@@ -155,8 +183,8 @@ class Usage:
             return
         for each in (self.total, self._dataset(dataset)):
             each.sums.add(more)
-            each.wanted += more.requests
-            each.wanted_bytes += more.served_bytes
+            each.wanted += int(more.requests)
+            each.wanted_bytes += int(more.served_bytes)
         account = self._readers.get((reader, dataset))
         if account is None:
             account = self._readers[reader, dataset] = ReaderAccount()
@@ -174,6 +202,15 @@ class Usage:
             each.wanted += 1
             each.wanted_bytes += count
 
+    def failed(self) -> None:
+        """A read failed: it was answered with 5xx, or its reply was cut."""
+        self._failed_reads += 1
+
+    @property
+    def failed_reads(self) -> int:
+        """In the last minute."""
+        return self._failed_reads - (self._failed_before[0][1] if self._failed_before else 0)
+
     def asked(self, bucket: str, key: str) -> None:
         """A GET or HEAD of this object was sent to the bucket."""
         self.total.asked += 1
@@ -187,6 +224,9 @@ class Usage:
     def tick(self, now: float) -> None:
         """To be called about once a second: recent sums fade."""
         seconds = now - self._now
+        self._failed_before.append((now, self._failed_reads))
+        while self._failed_before[0][0] < now - _MINUTE_S:
+            self._failed_before.popleft()
         first, self._now = self._now == 0.0, now
         if first or seconds <= 0:
             return

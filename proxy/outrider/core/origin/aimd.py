@@ -29,7 +29,7 @@ class AimdLimit:
         if not 1 <= floor <= ceiling:
             raise ValueError(f"no limit between {floor} and {ceiling}")
         self._floor = floor
-        self._ceiling = ceiling
+        self.ceiling = ceiling
         self.limit = max(floor, min(ceiling, FIRST_FILLS))
         self._starting = True
         # Since when the limit holds a fill up. Then the window: seconds until it begins, its seconds so far, and the
@@ -85,5 +85,5 @@ class AimdLimit:
 
     def _step_up(self, rate: float) -> None:
         step = self.limit if self._starting else max(_STEP_MIN, self.limit // _STEPS)
-        self._before, self.limit = self.limit, min(self._ceiling, self.limit + step)
+        self._before, self.limit = self.limit, min(self.ceiling, self.limit + step)
         self._best_rate, self._without_gain = rate, 0

@@ -144,6 +144,8 @@ class FillScheduler:
         self.read_at = float("-inf")
         """When a reader was last answered with a block that is here. A plain attribute that any thread sets: each hit
         would pay for a call."""
+        self.question_s = 0.0
+        """For how long, in all, clients waited for replies that need no slot."""
 
     def slot(
         self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, purpose: Purpose = Purpose.READER
@@ -159,11 +161,18 @@ class FillScheduler:
     def question(self) -> Iterator[None]:
         """A client waits meanwhile for a reply that needs no slot."""
         self._questions += 1
+        began = self._clock()
         try:
             yield
         finally:
             self._questions -= 1
+            self.question_s += self._clock() - began
             self._admit_all()
+
+    @property
+    def is_short(self) -> bool:
+        """Demand waits for a slot, and as many fills run as the settings allow at most."""
+        return self._held[True] >= self._aimd.ceiling and self._nearest() is not None
 
     def written(self, count: int) -> None:
         """`count` bytes from the origin are on disk."""

@@ -133,7 +133,7 @@ class StatusDocument:
 
     def whole(self) -> dict[str, Any]:
         """For operators: the admin port shows it to those who have its token."""
-        return {**self._service(), **self._overview.document(), **self._maintenance.document(), **self._of_cluster()}
+        return {**self._service(), **self._shown(), **self._maintenance.document()}
 
     def for_client(self, owner: str) -> dict[str, Any]:
         """For the client with this access key (empty in loopback mode): its own warm-ups and pins, and the fields that
@@ -144,13 +144,13 @@ class StatusDocument:
         document["freshness"] = self._settings.freshness
         if self._settings.auth == "loopback":
             document["freshness_rules"] = [[rule.objects, rule.freshness] for rule in self._settings.freshness_rules]
-            document.update(self._overview.document())
-            document.update(self._of_cluster())
+            document.update(self._shown())
         document.update(self._maintenance.document(owner))
         return document
 
-    def _of_cluster(self) -> dict[str, Any]:
-        return {"cluster": None if self._cluster is None else self._cluster.document()}
+    def _shown(self) -> dict[str, Any]:
+        cluster = None if self._cluster is None else self._cluster.document()
+        return {**self._overview.document(None if cluster is None else cluster["states"]), "cluster": cluster}
 
     def _service(self) -> dict[str, Any]:
         process, store, metrics = self._process, self._cache.store, self._metrics

@@ -3,19 +3,30 @@ errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
-from outrider.core.insight.bottleneck import LargerCache, OriginWait, bottleneck_of, larger_cache
+from outrider.core.insight.bottleneck import LargerCache, OriginWait, alerts, larger_cache
 from outrider.core.insight.dataset_map import data_bytes, map_of
 from outrider.core.insight.miss_ratio import FACTORS, MissRatioCurve
+from outrider.core.insight.next_step import Data
 from outrider.core.insight.rates import STEP_S, Rates
-from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, Prices, Saved, Sums
+from outrider.core.insight.usage import (
+    OTHERS,
+    DatasetAccount,
+    DatasetName,
+    Prices,
+    ReaderAccount,
+    ReadUnderWay,
+    Saved,
+    Sums,
+)
 from outrider.core.model import ObjectRef
 from outrider.engine.fill.content_verification import ContentVerification
+from outrider.engine.status.verdicts import Verdicts
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
 from outrider.ports import Clock
@@ -26,6 +37,8 @@ _READERS_SHOWN = 64
 # A reader that was silent for this long is not shown any more.
 _READER_GONE_S = 600.0
 _ERRORS_SHOWN = 20
+# A shorter read under way says nothing that its end will not say.
+_UNDER_WAY_S_MIN = 1.0
 # An epoch is shown from this many objects on, or from all objects of a smaller dataset on.
 _EPOCH_OBJECTS_MIN = 3
 
@@ -45,12 +58,14 @@ class Overview:
     at most, however many datasets and readers there are."""
 
     def __init__(
-        self, metrics: Metrics, planner: Planner, miss_ratio: MissRatioCurve, prices: Prices, clock: Clock, *,
+        self, metrics: Metrics, planner: Planner, miss_ratio: MissRatioCurve, prices: Prices, clock: Clock,
+        verdicts: Verdicts, *,
         capacity_bytes: int, name_of: Callable[[str], str] = str, oddities: OriginOddities | None = None,
         origin_wait: Callable[[], OriginWait | None] = lambda: None, contents: ContentVerification | None = None,
     ) -> None:  # fmt: skip
         """`name_of`: a reader's name (see `http.access.reader_name`) as people may see it. `oddities` None: there
         are none."""
+        self._verdicts = verdicts
         self._origin_wait = origin_wait
         self._contents = contents
         self._oddities = oddities or OriginOddities("", metrics)
@@ -89,26 +104,52 @@ class Overview:
         self._last = now
         traffic = self._metrics.traffic()
         self._usage.tick(now)
+        self._verdicts.tick(now)
         self._rates.note(now, traffic)
 
     def hit_ratio_by_size(self) -> dict[str, float]:
-        """The estimated hit ratio of a cache of so many times this one's size, by the miss-ratio curve."""
+        """The estimated hit ratio of a cache of so many times this one's size, by the miss-ratio curve; empty: nothing
+        was read a second time yet."""
         return {f"{factor:g}": round(ratio, 4) for factor, ratio in (self._hit_ratios() or {}).items()}
 
     def _hit_ratios(self) -> dict[float, float] | None:
-        return self._miss_ratio.epoch(self._planner.registry.outlook())
+        """None before a second epoch: no cache hits in the first one, whatever its size."""
+        return self._miss_ratio.epoch(self._planner.registry.outlook()) if self._is_read_again() else None
 
-    def document(self) -> dict[str, Any]:
-        self._metrics.add_up()
-        ratios = self._hit_ratios()
-        rows = self._rows()
+    def _is_read_again(self) -> bool:
+        has_others = False
+        for dataset in self._planner.registry.datasets():
+            epochs = dataset.epochs()
+            if any(epoch.handle.number > 0 for epoch in epochs):
+                return True
+            has_others = has_others or not epochs
+        # Reads at random form no epochs.
+        return has_others and any((self._miss_ratio.lru() or {}).values())
+
+    def _larger_cache(self, rows: Sequence[_Row]) -> LargerCache | None:
         again = sum(data_bytes(row.known) for row in rows if row.known is not None and row.known.epochs())
-        larger = larger_cache(ratios, self._capacity_bytes, again)
-        readers, recent = self._readers(larger)
+        return larger_cache(self._hit_ratios(), self._capacity_bytes, again)
+
+    def verdict_on_all(self) -> Mapping[str, Any]:
+        """On all reads since the start."""
+        self._metrics.add_up()
+        most = max(self._usage.readers(), key=lambda reader: reader[2].sums.wait_s, default=None)
+        return self._verdicts.of_all(self._larger_cache(self._rows()), None if most is None else self._data(most[1]))
+
+    def document(self, members: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """`members`: how many members of the cluster are in each state; None: the node is alone."""
+        self._metrics.add_up()
+        rows = self._rows()
+        larger = self._larger_cache(rows)
+        readers, recent, most = self._readers(larger)
         saved = Saved.of(self._usage.total, self._prices)
         data = sum(data_bytes(row.known) for row in rows if row.known is not None)
+        states = members or {}
         return {
-            "verdict": asdict(bottleneck_of(recent, larger, self._origin_wait())),
+            "verdict": {
+                **self._verdicts.recent(recent, larger, most, self._origin_wait()),
+                "alerts": alerts(self._usage.failed_reads, states.get("away", 0), sum(states.values())),
+            },
             "larger_cache": None if larger is None else asdict(larger),
             "throughput": {"step_s": STEP_S, **self._rates.rates()},
             "saved": _saved(saved, data, self._usage.total.sums),
@@ -158,6 +199,7 @@ class Overview:
         return {
             **told,
             "objects": names,
+            "all_known": _is_all_known(dataset),
             "bytes": whole,
             "cached_bytes": min(here, whole),
             "cached": min(1.0, here / whole) if whole else 0.0,
@@ -189,23 +231,54 @@ class Overview:
 
     # -- readers --------------------------------------------------------------------------------------------------
 
-    def _readers(self, larger: LargerCache | None) -> tuple[list[dict[str, Any]], Sums]:
-        """The readers that were active lately, and the sums of their latest requests."""
+    def _readers(self, larger: LargerCache | None) -> tuple[list[dict[str, Any]], Sums, Data | None]:
+        """The readers that were active lately, the sums of their latest requests, and the dataset that waits most."""
+        under_way: dict[tuple[str, DatasetName], list[ReadUnderWay]] = {}
+        for read in self._metrics.reads_under_way():
+            if read.wait_s + read.away_s >= _UNDER_WAY_S_MIN:
+                under_way.setdefault((read.reader, read.dataset), []).append(read)
         shown: list[dict[str, Any]] = []
-        sums = Sums()
-        for reader, (bucket, template), account, silent_s in self._usage.readers():
+        sums, most, most_s = Sums(), None, 0.0
+        known = list(self._usage.readers())
+        met = {(reader, dataset) for reader, dataset, *_ in known}
+        # A reader whose first read has not ended has no account.
+        known = [(*each, ReaderAccount(), 0.0) for each in under_way if each not in met] + known
+        for reader, dataset, account, silent_s in known:
+            reads = under_way.get((reader, dataset), [])
             recent = replace(account.recent)
             recent.add(account.fresh)
+            for read in reads:
+                recent.add(read.recent())
             sums.add(recent)
-            if silent_s > _READER_GONE_S or len(shown) >= _READERS_SHOWN:
+            if recent.wait_s > most_s:
+                most, most_s = dataset, recent.wait_s
+            if (silent_s > _READER_GONE_S and not reads) or len(shown) >= _READERS_SHOWN:
                 continue
-            verdict = bottleneck_of(recent, larger)
+            verdict = self._verdicts.recent(recent, larger, self._data(dataset))
             shown.append({
-                "name": self._name_of(reader), "bucket": bucket, "dataset": template, "silent_s": round(silent_s, 1),
+                "name": self._name_of(reader), "bucket": dataset[0], "dataset": dataset[1],
+                "silent_s": round(silent_s, 1), "reads_under_way": len(reads),
+                "waiting_s": max((round(read.wait_s, 1) for read in reads if read.is_waiting), default=None),
                 "bytes_s": round(account.bytes_s), "stall": _rounded(recent.stall), **_told(account.sums),
-                "slow": verdict.slow, "verdict": verdict.text,
+                "slow": verdict["slow"], "level": verdict["level"], "verdict": verdict["text"], "next": verdict["next"],
             })  # fmt: skip
-        return shown, sums
+        return shown, sums, None if most is None else self._data(most)
+
+    def _data(self, name: DatasetName) -> Data | None:
+        dataset = self._planner.registry.find(name)
+        if dataset is None:
+            return None
+        epochs = dataset.epochs()
+        folder = dataset.prefix[: dataset.prefix.rfind("/") + 1]
+        is_ordered = any(epoch.order_known for epoch in epochs)
+        return Data(f"s3://{dataset.bucket}/{folder}", data_bytes(dataset), is_ordered)
+
+
+def _is_all_known(dataset: Dataset) -> bool:
+    """Whether all names of the dataset are known; else more may come to light with each read."""
+    is_told = any(epoch.told for epoch in dataset.epochs())
+    discovery = dataset.discovery
+    return is_told or (bool(dataset.names.listed) and not (discovery.list_failed or discovery.too_many_names))
 
 
 def _told(sums: Sums) -> Mapping[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
 
-from outrider.core.insight.usage import Sums
+from outrider.core.insight.usage import ReadUnderWay, Sums
 from outrider.core.s3.operation import Kind, Operation
 from outrider.http.record.access_log import AccessLog, app_said
 from outrider.http.record.record import Ended
@@ -16,6 +17,27 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from outrider.http.record.server_spans import ServerSpans
+
+
+class Reading(Protocol):
+    """A read under way. A Protocol, as a higher floor implements it."""
+
+    id: str
+    started: float
+    """On `time.perf_counter`."""
+    operation: Operation | None
+    asker: str | None
+
+    @property
+    def is_hit(self) -> bool: ...
+
+    @property
+    def full_now_s(self) -> float:
+        """For how long its socket has been full, until now."""
+        ...
+
+    @property
+    def is_full(self) -> bool: ...
 
 
 class RequestRecorder:
@@ -28,6 +50,8 @@ class RequestRecorder:
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._reads: dict[str, Reading] = {}
+        metrics.reads_under_way = self._reads_under_way
 
     async def idle(self) -> None:
         """Returns once no request is under way."""
@@ -38,7 +62,24 @@ class RequestRecorder:
         self._idle.clear()
         self._metrics.in_flight.set(self.in_flight)
 
+    def reading(self, read: Reading) -> None:
+        """Its operation and its reader are known now."""
+        self._reads[read.id] = read
+
+    def _reads_under_way(self) -> Iterator[ReadUnderWay]:
+        now, templates = time.perf_counter(), self._metrics.usage.templates
+        for read in self._reads.values():
+            if read.asker is None or read.operation is None or not read.operation.bucket or not read.operation.key:
+                continue
+            full_s = read.full_now_s
+            bucket, key = read.operation.bucket, read.operation.key
+            yield ReadUnderWay(
+                read.asker, (bucket, templates.so_far(bucket, key)), read.is_hit, not read.is_full,
+                max(0.0, now - read.started - full_s), full_s,
+            )  # fmt: skip
+
     def ended(self, end: Ended, span: Span | None = None) -> None:
+        self._reads.pop(end.request_id, None)
         self.in_flight -= 1
         if self.in_flight == 0:
             self._idle.set()
@@ -53,6 +94,8 @@ class RequestRecorder:
             target = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
             error = f"answered {end.status}" if end.cut is None else f"cut: {end.cut}"
             self._metrics.recent_errors.add(error, target, "error", time.time())
+            if end.method in ("GET", "HEAD"):
+                self._metrics.usage.failed()
         facts: dict[str, object] = {
             "request": end.request_id, "op": end.op, "method": end.method, "status": end.status, "cache": end.cache,
             "bytes": end.sent.total(), "seconds": round(seconds, 6), "client": end.client,
@@ -81,9 +124,10 @@ class RequestRecorder:
                 )
             return
         dataset = usage.dataset_of(operation.bucket, operation.key)
+        is_hit, wait_s = end.cache == "HIT", max(0.0, seconds - end.full_s)
         usage.served(
             end.reader,
             dataset,
-            Sums(1, int(end.cache == "HIT"), sent["disk"], sent["flight"] + sent["peer"], sent["origin"],
-                 max(0.0, seconds - end.full_s), end.away_s + end.full_s),
+            Sums(1, int(is_hit), sent["disk"], sent["flight"] + sent["peer"], sent["origin"], wait_s,
+                 end.away_s + end.full_s, sent["peer"], 0.0 if is_hit else wait_s),
         )  # fmt: skip

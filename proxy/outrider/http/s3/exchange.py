@@ -61,6 +61,20 @@ class Exchange:
         return hdrs.UPGRADE in self.request.headers
 
     @property
+    def is_hit(self) -> bool:
+        return self.cache is CacheStatus.HIT
+
+    @property
+    def is_full(self) -> bool:
+        return self.wire.full_since is not None
+
+    @property
+    def full_now_s(self) -> float:
+        """As `full_s` of `Ended`, while the request is under way."""
+        since = self.wire.full_since
+        return self.wire.full_s - self.full_s + (0.0 if since is None else time.perf_counter() - since)
+
+    @property
     def op(self) -> str:
         """A metric's label; a method that a client made up must not become one."""
         if self.operation is None:

@@ -223,6 +223,7 @@ class S3Handler:
 
     async def _read(self, exchange: Exchange, operation: Operation, who: Who) -> Reply:
         exchange.asker = reader_name(who, exchange.wire.address, exchange.app)
+        self._recorder.reading(exchange)
         headers = dict(exchange.headers)
         try:
             if operation.kind is Kind.HEAD:
@@ -359,6 +360,7 @@ class S3Handler:
     def _resumed(self, exchange: Exchange, begun: Begun) -> Reply:
         """The rest of a reply that the socket did not take at once."""
         exchange.resume(begun)
+        self._recorder.reading(exchange)
         try:
             self._tell_begun(begun)
             body = self._reads.resume(begun.version, begun.rest, begun.since) if begun.rest.length else None

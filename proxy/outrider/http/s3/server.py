@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 
 from aiohttp.web_server import Server
@@ -15,6 +15,7 @@ from aiohttp.web_server import Server
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handler import S3Handler
+from outrider.http.wire.disk_readers import DiskReaders
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +42,14 @@ class S3Server(Server):
     def __init__(
         self, handler: S3Handler, fast_path: FastPath, *,
         connections_max: int, turned_away_max: int, client_timeout_s: float, client_idle_s: float,
+        disk_waited: Callable[[float], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """`turned_away_max`: so many connections beyond
-        `connections_max` are refused with a reply; more are cut."""
+        """`turned_away_max`: so many connections beyond `connections_max` are refused with a reply; more are cut.
+        `disk_waited`: see `DiskReaders`."""
         super().__init__(handler.handle)
         self.handler = handler
         self.client_timeout_s = client_timeout_s
-        self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-read")
+        self.readers = DiskReaders(_READERS, "outrider-read", disk_waited)
         self.fast_path = fast_path
         self._connections_max = connections_max
         self.turned_away_max = turned_away_max

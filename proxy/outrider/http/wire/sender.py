@@ -52,6 +52,8 @@ class Sender(Protocol):
     """When the last reply was sent, or the connection began, on `time.perf_counter`. Set by the caller that replies."""
     full_s: float
     """For how long, in all, senders waited for the client to take bytes."""
+    full_since: float | None
+    """Since when a sender waits for that, on `time.perf_counter`; None: none does."""
     address: str
     """The client's address, without the port; empty: the socket does not tell it."""
 
@@ -110,6 +112,7 @@ class SocketSender:
         self._loop = asyncio.get_running_loop()
         self.ended = time.perf_counter()
         self.full_s = 0.0
+        self.full_since: float | None = None
         try:
             self._socket = socket.socket(fileno=os.dup(original.fileno()))
         except OSError:
@@ -212,10 +215,11 @@ class SocketSender:
         self._waiter = self._loop.create_future()
         self._loop.add_writer(descriptor, self._wake)
         timeout = self._loop.call_later(SEND_TIMEOUT_S, self._fail, ConnectionResetError("the client takes nothing"))
-        began = time.perf_counter()
+        self.full_since = began = time.perf_counter()
         try:
             await self._waiter
         finally:
+            self.full_since = None
             self.full_s += time.perf_counter() - began
             timeout.cancel()
             self._waiter = None
@@ -262,6 +266,7 @@ class TlsSender:
         self.address = _address_of(transport)
         self.ended = time.perf_counter()
         self.full_s = 0.0
+        self.full_since: float | None = None
 
     @property
     def has_unsent(self) -> bool:
@@ -279,11 +284,12 @@ class TlsSender:
 
     async def send(self, data: Buffer, *, more: bool = False) -> None:
         if not self._room.is_set():
-            began = time.perf_counter()
+            self.full_since = began = time.perf_counter()
             try:
                 async with asyncio.timeout(SEND_TIMEOUT_S):
                     await self._room.wait()
             finally:
+                self.full_since = None
                 self.full_s += time.perf_counter() - began
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the client is gone")

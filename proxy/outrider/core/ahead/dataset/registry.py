@@ -82,6 +82,10 @@ class DatasetRegistry:
     def items(self) -> ItemsView[tuple[str, str], Dataset]:
         return self._datasets.items()
 
+    def find(self, name: tuple[str, str]) -> Dataset | None:
+        """By its bucket and its template."""
+        return self._datasets.get(name)
+
     # -- from keys to datasets ----------------------------------------------------------------------------------
 
     def dataset(self, ref: ObjectRef) -> Dataset:
