@@ -359,7 +359,7 @@ def test_the_members_of_a_cluster_are_shown_and_one_that_goes(
         assert [row.locator("span").first.inner_text() for row in members.all()] == ["node-1 (this node)", "node-2"]
         assert [row.locator(".member-state").inner_text() for row in members.all()] == ["alive", "alive"]
         raw(page, "#members td", nodes[0].cluster["members"][1]["bytes_in"])
-        shares = re.compile(r"node-1 100 %, node-2 \d+ %, .* of it are copies")
+        shares = re.compile(r"node-1 has 100 %, node-2 has \d+ %; .* are in more than one")
         page.locator("#shares small", has_text=shares).wait_for()
         nodes[1].stop()
         members.nth(1).locator(".member-state", has_text="leaving").wait_for()

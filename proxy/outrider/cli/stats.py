@@ -21,7 +21,8 @@ from outrider.core.text import in_words
 _SOURCES = (
     ("disk", "disk: hits"), ("flight", "still arriving"), ("peer", "other members"), ("origin", "past the cache"),
 )  # fmt: skip
-_COLOURS = {"readers": "green", "cache": "yellow", "bucket": "yellow", "machine": "cyan"}
+# The same as on the dashboard: yellow is slower than it could be, red has failed or will.
+_COLOURS = {"good": "green", "slower": "yellow", "bad": "red"}
 _READERS_MAX = 12
 _SILENT_S = 20.0
 
@@ -63,11 +64,15 @@ def stats(
 
 
 def view(status: status_client.Status) -> RenderableType:
-    colour = _COLOURS.get(status["verdict"]["slow"])
+    verdict = status["verdict"]
+    # An older proxy tells neither level nor next step.
+    colour = _COLOURS.get(verdict.get("level", ""))
     parts: list[RenderableType] = [
         Text(f"outrider {status['version']} in front of {status_client.shown(status['origin'] or 'AWS S3')}, "
              f"up {status_client.ago(status['uptime_s'])}", style="dim"),
-        Text(status_client.shown(status["verdict"]["text"]), style=f"bold {colour}" if colour else "dim"),
+        Text(status_client.shown(verdict["text"]), style=f"bold {colour}" if colour else "dim"),
+        *(Text(status_client.shown(step)) for step in [verdict.get("next")] if step),
+        *(Text(status_client.shown(alert), style="bold red") for alert in verdict.get("alerts", ())),
         Text(),
         _bandwidth(status),
         Text(),
@@ -115,19 +120,22 @@ def _facts(status: status_client.Status) -> Table:
     sign = "-" if dollars <= -0.005 else ""
     money = f", {sign}${abs(dollars):,.2f}" if prices["per_gb"] or prices["per_1000_gets"] else ""
     ahead, disk = status["prefetch"], status["disk"]
-    sizes = "  ".join(f"{size}x {100 * ratio:.0f} %" for size, ratio in status["hit_ratio_by_size"].items())
+    sizes = "  ".join(
+        f"{in_words(float(size) * disk['budget_bytes'])} {100 * ratio:.0f} %"
+        for size, ratio in status["hit_ratio_by_size"].items()
+    )
     table.add_row("hits", hits)
     size = saved.get("spent") or in_words(saved["egress_bytes"])
     table.add_row("saved", f"{size}, {saved['gets']:,} GETs and HEADs{money}")
     table.add_row("disk", f"{in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}")
     table.add_row(
         "ahead",
-        f"{in_words(ahead['window_bytes'])} coming, {in_words(ahead['fetched_bytes'])} so far, "
-        f"{in_words(ahead['wasted_bytes'])} in vain",
+        f"{in_words(ahead['window_bytes'])} being fetched; so far {in_words(ahead['fetched_bytes'])} fetched ahead, "
+        f"{in_words(ahead['wasted_bytes'])} of it evicted unread",
     )
     if status.get("cluster") is not None:
         table.add_row("cluster", line(status["cluster"]))
-    table.add_row("cache size", f"would hit: {sizes}" if sizes else "too few reads to tell")
+    table.add_row("cache size", f"would hit: {sizes}" if sizes else "known from the second epoch on")
     return table
 
 
@@ -142,7 +150,7 @@ def _oddities(status: status_client.Status) -> Text | None:
 
 
 def _readers(readers: list[status_client.Status]) -> RenderableType:
-    active = [reader for reader in readers if reader["silent_s"] <= _SILENT_S]
+    active = [each for each in readers if each["silent_s"] <= _SILENT_S or each.get("reads_under_way")]
     if not active:
         return Text("nobody reads", style="dim")
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -155,6 +163,13 @@ def _readers(readers: list[status_client.Status]) -> RenderableType:
             Text(status_client.shown(f"{reader['name']} s3://{reader['bucket']}/{reader['dataset']}")),
             f"{in_words(reader['bytes_s'])}/s",
             "-" if reader["stall"] is None else f"{100 * reader['stall']:.0f} %",
-            Text(status_client.shown(reader["verdict"])),
+            Text(_of_reader(reader)),
         )
     return table
+
+
+def _of_reader(reader: status_client.Status) -> str:
+    waiting_s = reader.get("waiting_s")
+    if reader["silent_s"] > _SILENT_S and waiting_s is not None:
+        return f"waiting for {status_client.ago(waiting_s)}"
+    return status_client.shown(reader["verdict"])

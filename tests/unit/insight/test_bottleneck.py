@@ -72,7 +72,7 @@ def reads(*, stall: float, disk: float, time_s: float = 100.0, misses: float | N
         (reads(stall=0.5, disk=0.4, time_s=0.5), None, Load(), "unknown", "too early to say"),
         (Sums(1, 0, 0, 0, 9, 4.0, 0.0, 0, 4.0), None, Load(), "unknown", "too early to say"),
         (Sums(1, 0, 0, 0, 9, 50.0, 0.0, 0, 50.0), None, Load(), "uncached", "bucket-bound: 100 % of the bytes"),
-        (Sums(9, 0, 0, 0, 0, 50.0, 0.0, 0, 50.0), None, Load(), "bucket", "bucket-bound: reads came from the bucket"),
+        (Sums(9, 0, 0, 0, 0, 50.0, 0.0, 0, 50.0), None, Load(), "bucket", "bucket-bound: reads wait for the bucket"),
         (Sums(), None, Load(), "unknown", "too early to say"),
     ],
 )

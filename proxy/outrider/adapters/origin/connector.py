@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Sequence
@@ -158,9 +159,18 @@ def _near(target: Endpoint) -> tuple[str, str, int]:
 
 
 def _refused(error: Exception) -> OriginBroke:
-    why = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    why = "timed out" if isinstance(error, TimeoutError) else _words(error) or type(error).__name__
     lasting = isinstance(error, ssl.SSLCertVerificationError | ValueError)
     return OriginBroke(f"cannot connect: {why}", cause=Broke.CONNECT, lasting=lasting)
+
+
+def _words(error: Exception) -> str:
+    """As the system says it: event loops add numbers and addresses, which are the log's."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error)
 
 
 @cache

@@ -18,7 +18,7 @@ class _Keeper(logging.Handler):
         self._recent_errors = recent_errors
 
     def emit(self, record: logging.LogRecord) -> None:
-        facts = [f"{name}: {value}" for name, value in vars(record).items() if name not in _OF_RECORDS]
+        facts = [f"{name}: {value}" for name, value in vars(record).items() if name not in _OF_RECORDS and value != ""]
         if record.exc_info is not None and record.exc_info[1] is not None:
             # Only the type: the text of an exception may come from outside.
             facts.append(type(record.exc_info[1]).__name__)

@@ -69,7 +69,7 @@ def mount(
     ] = None,
     allow_other: Annotated[bool, typer.Option("--allow-other", help="Other users may read it, too.")] = False,
     config: Config = None,
-    summary: Annotated[SummaryForm, typer.Option(help="Form of the last line of a proxy of its own.")] = "text",
+    summary: Annotated[SummaryForm, typer.Option(help="Form of the summary of a proxy of its own.")] = "text",
 ) -> None:
     """Mount objects as files, read-only, for jobs that open paths.
 
@@ -205,7 +205,7 @@ async def _of_its_own(settings: Settings, bucket: str, prefix: str, form: Summar
         raise refused(error) from error
     except OSError as error:
         raise refused(OSError(f"cannot start: {error}")) from error
-    tell(Summary.of(outrider.metrics), form)
+    tell(Summary.of(outrider.metrics, outrider.overview.verdict_on_all()), form)
 
 
 async def _mounted(

@@ -31,7 +31,7 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="CMD", help="The command and its arguments.")],
     flags: Flags,
     config: Config = None,
-    summary: Annotated[SummaryForm, typer.Option(help="Form of the last line on stderr.")] = "text",
+    summary: Annotated[SummaryForm, typer.Option(help="Form of the summary on stderr.")] = "text",
 ) -> None:
     """Run a command whose S3 reads go through a cache of its own.
 
@@ -70,7 +70,7 @@ async def _run(settings: Settings, command: list[str], form: SummaryForm) -> int
     finally:
         signals.remove()
     # Made after the drain, when reads that the child left unfinished are counted, too.
-    tell(Summary.of(outrider.metrics), form)
+    tell(Summary.of(outrider.metrics, outrider.overview.verdict_on_all()), form)
     return status
 
 

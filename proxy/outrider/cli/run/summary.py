@@ -1,10 +1,11 @@
-"""The summary line of `outrider run`: how much was read, and how much of it did not come from the bucket."""
+"""The summary of `outrider run`: how much was read, how much of that came from the bucket, and why reads waited."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from outrider.cli.run.stderr import say, write
 from outrider.core.text import in_words
@@ -15,16 +16,18 @@ SummaryForm = Literal["text", "json", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`cached_bytes` of the `served_bytes` came from the disk. `origin_bytes` came from the bucket in the same time."""
+    """`cached_bytes` of the `served_bytes` came from the disk. `origin_bytes` came from the bucket in the same time.
+    `verdict` is that of the status document, on all reads; empty: none was made."""
 
     reads: int
     served_bytes: int
     cached_bytes: int
     origin_bytes: int
     origin_requests: int
+    verdict: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, metrics: Metrics) -> Summary:
+    def of(cls, metrics: Metrics, verdict: Mapping[str, Any]) -> Summary:
         served = {source: int(metrics.value("outrider_served_bytes_total", source=source)) for source in SOURCES}
         return cls(
             reads=int(sum(metrics.total("outrider_requests_total", op=op) for op in ("get", "head"))),
@@ -32,6 +35,7 @@ class Summary:
             cached_bytes=served["disk"],
             origin_bytes=int(metrics.value("outrider_origin_bytes_total")),
             origin_requests=int(metrics.total("outrider_origin_requests_total")),
+            verdict=verdict,
         )
 
     @property
@@ -52,6 +56,12 @@ class Summary:
             f"{in_words(self.origin_bytes)} from the bucket, {in_words(self.saved_bytes)} saved"
         )
 
+    def verdict_text(self) -> str | None:
+        """None: too little was read for one."""
+        if self.verdict.get("slow", "unknown") == "unknown":
+            return None
+        return f"{self.verdict['text']}. {self.verdict['next']}"
+
     def json(self) -> str:
         return json.dumps({**asdict(self), "hit_ratio": self.hit_ratio, "saved_bytes": self.saved_bytes})
 
@@ -59,5 +69,7 @@ class Summary:
 def tell(summary: Summary, form: SummaryForm) -> None:
     if form == "text":
         say(summary.text())
+        if (why := summary.verdict_text()) is not None:
+            say(why)
     elif form == "json":
         write(summary.json())

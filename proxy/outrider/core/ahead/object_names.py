@@ -104,6 +104,8 @@ class DiscoveryState:
     requested: bool = False
     # The last LIST failed, perhaps after its first pages.
     list_failed: bool = False
+    # The names were listed to their end once: for people, who else take the names met so far for all.
+    is_whole: bool = False
     # The dataset has more names than may be remembered.
     too_many_names: bool = False
     # No LIST before this time, as the last one failed.
@@ -146,4 +148,4 @@ class DiscoveryState:
     def forget_names(self) -> None:
         """The names were forgotten: the origin may be asked about them again."""
         self.forget_numbering()
-        self.requested = self.numbering_tried = False
+        self.requested = self.numbering_tried = self.is_whole = False

@@ -167,7 +167,7 @@ def _of_hits(sums: Sums, _: LargerCache | None, load: Load) -> tuple[Slow, str]:
 def _of_misses(sums: Sums, larger: LargerCache | None, load: Load) -> tuple[Slow, str]:
     served = sums.served_bytes
     cold = served - sums.disk_bytes
-    part = f"{100 * cold / served:.0f} % of the bytes" if served else "reads"
+    part = f"{100 * cold / served:.0f} % of the bytes" if served else ""
     if load.disk_behind >= _MOST:
         return "disk", "disk-bound: the disk of the cache takes bytes slower than the bucket gives them"
     if cold and sums.peer_bytes >= _MOST * cold:
@@ -183,7 +183,8 @@ def _of_misses(sums: Sums, larger: LargerCache | None, load: Load) -> tuple[Slow
             "cache",
             f"cache too small: {in_words(larger.more_bytes)} more would save {100 * larger.saves:.0f} % of GETs",
         )
-    return "bucket", f"bucket-bound: {part} came from the bucket"
+    # Reads under way have brought no bytes yet, and a HEAD has none.
+    return "bucket", f"bucket-bound: {part} came from the bucket" if cold else "bucket-bound: reads wait for the bucket"
 
 
 def _each(sums: Sums) -> str:

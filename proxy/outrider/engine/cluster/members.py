@@ -33,7 +33,7 @@ _TICK_S = 1.0
 _HELLO_PATIENCE_S = 2.0
 # A stop waits no longer for the members to hear of it.
 _GOODBYE_S = 0.25
-_LEVELS = {"left out": logging.WARNING, "list doubted": logging.WARNING, "name used twice": logging.ERROR}
+_LEVELS = dict.fromkeys(("away", "left out", "list doubted"), logging.WARNING) | {"name used twice": logging.ERROR}
 
 
 class Keeper(Protocol):

@@ -34,6 +34,8 @@ from outrider.ports import Clock
 # The datasets that were read last are shown in full. The map of each, 512 letters, is most of the document's length.
 _DATASETS_SHOWN = 12
 _READERS_SHOWN = 64
+# A reader that was silent for this long pauses, or has ended.
+SILENT_S = 20.0
 # A reader that was silent for this long is not shown any more.
 _READER_GONE_S = 600.0
 _ERRORS_SHOWN = 20
@@ -82,6 +84,7 @@ class Overview:
         # Without this call, reads before the first tick would count as reads of long ago.
         self._usage.tick(clock())
         self._counted_fetched = self._counted_wasted = 0
+        self._has_second_epoch = False
         metrics.before_scrape.append(self._update_metrics)
 
     def _update_metrics(self) -> None:
@@ -114,7 +117,9 @@ class Overview:
 
     def _hit_ratios(self) -> dict[float, float] | None:
         """None before a second epoch: no cache hits in the first one, whatever its size."""
-        return self._miss_ratio.epoch(self._planner.registry.outlook()) if self._is_read_again() else None
+        # Kept: a job whose order becomes doubtful begins to count its epochs anew.
+        self._has_second_epoch = self._has_second_epoch or self._is_read_again()
+        return self._miss_ratio.epoch(self._planner.registry.outlook()) if self._has_second_epoch else None
 
     def _is_read_again(self) -> bool:
         has_others = False
@@ -243,18 +248,22 @@ class Overview:
         met = {(reader, dataset) for reader, dataset, *_ in known}
         # A reader whose first read has not ended has no account.
         known = [(*each, ReaderAccount(), 0.0) for each in under_way if each not in met] + known
+        has_active = any(silent_s <= SILENT_S for *_, silent_s in known) or bool(under_way)
         for reader, dataset, account, silent_s in known:
             reads = under_way.get((reader, dataset), [])
             recent = replace(account.recent)
             recent.add(account.fresh)
             for read in reads:
                 recent.add(read.recent())
-            sums.add(recent)
-            if recent.wait_s > most_s:
-                most, most_s = dataset, recent.wait_s
+            # A job that has ended does not outshout one that reads now.
+            if silent_s <= SILENT_S or reads or not has_active:
+                sums.add(recent)
+                if recent.wait_s > most_s:
+                    most, most_s = dataset, recent.wait_s
             if (silent_s > _READER_GONE_S and not reads) or len(shown) >= _READERS_SHOWN:
                 continue
-            verdict = self._verdicts.recent(recent, larger, self._data(dataset))
+            waits_for = self._origin_wait() if any(read.is_waiting and not read.is_hit for read in reads) else None
+            verdict = self._verdicts.recent(recent, larger, self._data(dataset), waits_for)
             shown.append({
                 "name": self._name_of(reader), "bucket": dataset[0], "dataset": dataset[1],
                 "silent_s": round(silent_s, 1), "reads_under_way": len(reads),
@@ -277,8 +286,7 @@ class Overview:
 def _is_all_known(dataset: Dataset) -> bool:
     """Whether all names of the dataset are known; else more may come to light with each read."""
     is_told = any(epoch.told for epoch in dataset.epochs())
-    discovery = dataset.discovery
-    return is_told or (bool(dataset.names.listed) and not (discovery.list_failed or discovery.too_many_names))
+    return is_told or (dataset.discovery.is_whole and not dataset.discovery.too_many_names)
 
 
 def _told(sums: Sums) -> Mapping[str, Any]:

@@ -102,6 +102,8 @@ class Dataset:
         """
         self.job_table.grow(len(self.names.keys))
         count = len(self.names.listed)
+        if not more:
+            self.discovery.is_whole = count > 0
         if count > self._names_heard * (2 if more else 1):
             self._tell_jobs_of_names()
 
@@ -114,6 +116,7 @@ class Dataset:
     def give_up_numbering(self) -> None:
         """Its names do not count one by one after all: only names that were read are known."""
         self.names.unlist()
+        self.discovery.is_whole = False
         self._forget_numbering()
         self._tell_jobs_of_names()
 

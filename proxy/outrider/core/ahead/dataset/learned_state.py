@@ -69,6 +69,7 @@ def _dataset(record: dict[str, Any]) -> Dataset:
     known = listed or sorted((index for index, size in enumerate(sizes) if size >= 0), key=keys.__getitem__)
     dataset.names.list((keys[index], sizes[index]) for index in known)
     dataset.discovery.is_numbered = dataset.discovery.numbering_tried = bool(listed and record.get("counted"))
+    dataset.discovery.is_whole = bool(listed)
     count = len(dataset.names.keys)
     for order in orders:
         sequence = array("i", order["keys"])

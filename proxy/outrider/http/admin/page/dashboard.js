@@ -7,7 +7,9 @@ const SHARES_EVERY_MS = 5000, SHARES_SHOWN = 12;
 const ALL_SOURCES = [["disk", "Disk: hits"], ["flight", "Still arriving"], ["peer", "Other members"], ["origin", "Past the cache"]];
 const ALONE = ALL_SOURCES.filter(([name]) => name !== "peer");
 const MEMBER_STATES = {alive: "alive", away: "away", left_out: "left out"};
-const STATES = {c: "cached", R: "cached and read this epoch", o: "coming", r: "read and gone", a: "absent"};
+const STATES = {c: "cached", R: "cached and read this epoch", o: "partly cached, or being fetched", r: "read and evicted", a: "not cached"};
+// A reader that was answered last so many seconds ago is not judged by that any more.
+const SILENT_S = 20;
 const TOKEN = "outrider-admin-token";
 const $ = (id) => document.getElementById(id);
 let paused = false, timer = 0, asked = 0, sharesAsked = 0, rates = null, cursorAt = -1, sources = ALONE;
@@ -38,6 +40,12 @@ function put(id, text, raw) {
   const element = typeof id === "string" ? $(id) : id;
   if (element.textContent !== text) element.textContent = text;
   if (raw !== undefined) element.dataset.raw = String(raw);
+}
+// Commands and settings stand between backticks.
+function putCommands(id, text) {
+  if ($(id).dataset.text === text) return;
+  $(id).dataset.text = text;
+  $(id).replaceChildren(...text.split("`").map((part, index) => (index % 2 ? make("code", "", part) : part)));
 }
 function make(tag, className, text) {
   const element = document.createElement(tag);
@@ -76,9 +84,7 @@ function show(status) {
   const told = status.settings || {};
   put("facts", [`${status.version}`, `in front of ${status.origin || "AWS S3"}`, `up ${span(status.uptime_s)}`,
     `policy ${told.policy}`, `freshness ${told.freshness}`].join(" · "));
-  const verdict = $("verdict");
-  put(verdict, status.verdict.text === "too early to say" ? "Nothing to say yet: too few reads of late." : `${status.verdict.text[0].toUpperCase()}${status.verdict.text.slice(1)}.`);
-  verdict.className = `verdict ${status.verdict.slow}`;
+  showVerdict(status.verdict);
   put("hit", total ? percent(served.disk / total) : "–", total ? served.disk / total : 0);
   put("hit-note", `${bytes(served.disk)} of ${bytes(total)}`);
   const now = latest(status.throughput);
@@ -95,7 +101,7 @@ function show(status) {
   fill($("disk-bar"), disk.used_bytes / disk.budget_bytes);
   const ahead = status.prefetch;
   put("window", bytes(ahead.window_bytes), ahead.window_bytes);
-  put("window-note", `coming; so far ${bytes(ahead.fetched_bytes)}, in vain ${bytes(ahead.wasted_bytes)}`);
+  put("window-note", `being fetched; so far ${bytes(ahead.fetched_bytes)} fetched ahead, ${bytes(ahead.wasted_bytes)} of it evicted unread`);
   fill($("window-bar"), ahead.window_bytes / ahead.window_bytes_max);
   showSources(status, now);
   rates = status.throughput;
@@ -108,6 +114,16 @@ function show(status) {
   showSizes(status);
   showWarm(status.warmups || [], status.pins || []);
   showErrors(status.errors);
+}
+
+function showVerdict({slow, level, text, next, alerts}) {
+  put("verdict", slow === "unknown" ? "Nothing to say yet: too few reads of late." : `${text[0].toUpperCase()}${text.slice(1)}.`);
+  // A fault is red, whatever else there is to say.
+  $("headline").className = `verdict ${alerts.length ? "bad" : level} ${slow}`;
+  $("next").hidden = !next;
+  putCommands("next", next);
+  $("alerts").hidden = !alerts.length;
+  rows($("alerts"), alerts, () => make("li"), (item, alert) => put(item, alert));
 }
 
 function latest(throughput) {
@@ -176,23 +192,19 @@ function showShares(told) {
   $("shares-table").hidden = !told.datasets.length;
   put("shares-note", told.silent.map((one) => `${one.name} did not tell what it has: ${one.why}`).join(" · "));
   rows($("shares"), told.datasets.slice(0, SHARES_SHOWN), () => {
-    const row = make("tr"), on = make("td"), bar = make("span", "stack");
-    bar.setAttribute("aria-hidden", "true");
-    on.append(bar, make("small"));
-    row.append(make("td"), ...["Size", "In the cluster"].map((label) => {
-      const cell = make("td", "n");
-      cell.dataset.label = label;
-      return cell;
-    }), on);
+    const row = make("tr"), size = make("td", "n"), held = make("td");
+    size.dataset.label = "Size";
+    held.append(meter("Cached in the cluster"), make("span"), make("small"));
+    row.append(make("td"), size, held);
     return row;
   }, (row, dataset) => {
-    const [name, size, held, on] = row.children, shares = told.members.map((member) => [member, (dataset.members[member] || {share: 0}).share]);
+    const [name, size, held] = row.children, [bar, part, members] = held.children;
     put(name, `s3://${dataset.bucket}/${dataset.name}`);
     put(size, bytes(dataset.bytes));
-    put(held, percent(dataset.held), dataset.held_bytes);
-    rows(on.firstElementChild, shares, () => make("i"), (part, [, share]) => { part.style.flexGrow = String(share); });
-    put(on.lastElementChild, [...shares.map(([member, share]) => `${member} ${percent(share)}`),
-      ...(dataset.copies_bytes ? [`${bytes(dataset.copies_bytes)} of it are copies`] : [])].join(", "));
+    fill(bar, dataset.held);
+    put(part, `${percent(dataset.held)} of its bytes are in some cache`, dataset.held_bytes);
+    put(members, told.members.map((member) => `${member} has ${percent((dataset.members[member] || {share: 0}).share)}`).join(", ")
+      + (dataset.copies_bytes ? `; ${bytes(dataset.copies_bytes)} are in more than one` : ""));
   });
 }
 
@@ -214,7 +226,7 @@ function showDatasets(datasets) {
     put(title, dataset.bucket ? `${dataset.bucket}/${dataset.name}` : dataset.name);
     const words = [];
     if (dataset.objects !== undefined) {
-      words.push(`${many(dataset.objects, "object")}, ${bytes(dataset.bytes)}`, `${percent(dataset.cached)} cached`);
+      words.push(`${many(dataset.objects, "object")}${dataset.all_known ? "" : " seen so far"}, ${bytes(dataset.bytes)}`, `${percent(dataset.cached)} cached`);
       if (dataset.epoch !== null) words.push(`epoch ${dataset.epoch + 1}: ${whole(dataset.read_this_epoch)} of ${whole(dataset.epoch_objects)} read${dataset.order_of_a_seed ? ", order known by its seed" : dataset.order_known ? ", order known" : ""}`);
     }
     words.push(`${many(dataset.requests, "read")}, ${many(dataset.bucket_gets, "request")} to the bucket`);
@@ -240,7 +252,7 @@ function showReaders(readers) {
   }, (row, reader) => {
     const [name, dataset, rate, stall, verdict] = row.children, [part, bar] = stall.firstElementChild.children;
     stall.firstElementChild.hidden = reader === null || reader.stall === null;
-    row.className = reader === null || reader.silent_s > 20 ? "quiet" : "";
+    row.className = reader === null || (reader.silent_s > SILENT_S && !reader.reads_under_way) ? "quiet" : "";
     if (reader === null) {
       put(name, "Nobody has read of late.");
       [dataset, rate, verdict].forEach((cell) => put(cell, ""));
@@ -252,13 +264,21 @@ function showReaders(readers) {
     put(part, reader.stall === null ? "" : percent(reader.stall));
     bar.classList.toggle("much", reader.stall >= 0.1);
     fill(bar, reader.stall);
-    put(verdict, reader.silent_s > 20 ? `silent for ${span(reader.silent_s)}` : reader.verdict);
+    put(verdict, ofReader(reader));
   });
 }
 
+function ofReader(reader) {
+  if (reader.waiting_s > SILENT_S) return `waiting for ${span(reader.waiting_s)}`;
+  if (reader.silent_s <= SILENT_S) return reader.verdict;
+  return reader.reads_under_way ? "reading at its own pace" : `silent for ${span(reader.silent_s)}`;
+}
+
+// Nothing is known before the second epoch.
 function showSizes(status) {
   const sizes = Object.entries(status.hit_ratio_by_size).sort((one, other) => one[0] - other[0]);
-  rows($("sizes"), sizes.length ? sizes : [null], () => {
+  $("sizes-section").hidden = !sizes.length;
+  rows($("sizes"), sizes, () => {
     const row = make("tr"), head = make("th"), middle = make("td");
     head.scope = "row";
     middle.append(meter("Hit ratio"));
@@ -266,11 +286,9 @@ function showSizes(status) {
     return row;
   }, (row, item) => {
     const [head, middle, part] = row.children;
-    middle.hidden = part.hidden = item === null;
-    if (item === null) { put(head, "Not enough reads yet."); return; }
-    put(head, `${item[0]}×`);
-    head.title = bytes(item[0] * status.disk.budget_bytes);
-    row.className = item[0] === "1" ? "now" : "";
+    const isNow = item[0] === "1";
+    put(head, `${bytes(item[0] * status.disk.budget_bytes)}${isNow ? ", as now" : ""}`);
+    row.className = isNow ? "now" : "";
     fill(middle.firstElementChild, item[1]);
     put(part, percent(item[1]));
   });
