@@ -109,11 +109,13 @@ async def test_a_connection_is_free_once_the_reply_was_read_even_before_its_read
             await asyncio.sleep(0)
         queued = [asyncio.create_task(leave(origin)) for _ in range(3)]
         await asyncio.sleep(0)
+        assert origin.waiting == 3
         for task in (queued[0], holder, queued[1]):
             task.cancel()
         await asyncio.wait([holder, *queued[:2]])
         waiting.set()
         await queued[2]
+        assert origin.waiting == 0
         async with asked(origin, small) as reply:
             assert reply.status == 200
     finally:

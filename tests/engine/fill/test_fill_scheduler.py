@@ -540,3 +540,27 @@ async def test_the_bytes_left_of_demand_count_the_demand_that_holds_slots() -> N
     await again
     await queue.drain()
     assert queue.scheduler._left_bytes == 0
+
+
+async def test_demand_that_waits_is_short_of_fills_at_the_limit_of_the_settings_alone() -> None:
+    queue = Queue(2)
+    await queue.add("a", "p1")
+    assert not queue.scheduler.is_short, "a prefetch may wait"
+    await queue.add("b")
+    assert not queue.scheduler.is_short, "nothing waits"
+    await queue.add("c")
+    assert queue.scheduler.is_short
+    await queue.drain()
+    assert not queue.scheduler.is_short
+    throttled = Queue(64)
+    throttled.aimd.limit = 1
+    await throttled.add("a", "b")
+    assert not throttled.scheduler.is_short, "the bucket bears no more; the settings would"
+    await throttled.drain()
+
+
+async def test_the_time_of_questions_is_added_up() -> None:
+    queue = Queue(1)
+    with queue.scheduler.question(), queue.scheduler.question():
+        queue.clock.advance(1.5)
+    assert queue.scheduler.question_s == 3.0

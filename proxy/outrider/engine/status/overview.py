@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outrider.core.ahead.dataset.dataset import Dataset
+from outrider.core.ahead.dataset.templates import prefix_of
 from outrider.core.ahead.planner import Planner
 from outrider.core.insight.bottleneck import LargerCache, OriginWait, alerts, larger_cache
 from outrider.core.insight.dataset_map import data_bytes, map_of
@@ -125,7 +126,9 @@ class Overview:
         has_others = False
         for dataset in self._planner.registry.datasets():
             epochs = dataset.epochs()
-            if any(epoch.handle.number > 0 for epoch in epochs):
+            # Two epochs of one job: it goes over the data again, whether or not the first one has ended.
+            again = any(len(job.epochs) > 1 for job in dataset.jobs.values())
+            if again or any(epoch.handle.number > 0 for epoch in epochs):
                 return True
             has_others = has_others or not epochs
         # Reads at random form no epochs.
@@ -274,13 +277,15 @@ class Overview:
         return shown, sums, None if most is None else self._data(most)
 
     def _data(self, name: DatasetName) -> Data | None:
+        bucket, template = name
+        if name == OTHERS:
+            return None
+        prefix = prefix_of(template)
+        url = f"s3://{bucket}/{prefix[: prefix.rfind('/') + 1]}"
         dataset = self._planner.registry.find(name)
         if dataset is None:
-            return None
-        epochs = dataset.epochs()
-        folder = dataset.prefix[: dataset.prefix.rfind("/") + 1]
-        is_ordered = any(epoch.order_known for epoch in epochs)
-        return Data(f"s3://{dataset.bucket}/{folder}", data_bytes(dataset), is_ordered)
+            return Data(url)
+        return Data(url, data_bytes(dataset), any(epoch.order_known for epoch in dataset.epochs()))
 
 
 def _is_all_known(dataset: Dataset) -> bool:
