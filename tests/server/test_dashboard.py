@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import pytest
 
+import outrider.http.admin
 from tests.server.test_cluster_seen import twins
 from tests.support.browser import browser, needs_chromium
 from tests.support.nodes import Nodes, until
@@ -17,7 +19,6 @@ from tests.support.rawhttp import ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from playwright.sync_api import Browser, Dialog, Page
 
@@ -186,7 +187,7 @@ def test_all_can_be_reached_by_keyboard(proxy: Proxy, opened: Callable[..., Page
     page.locator("#readout:empty").wait_for(state="attached")
 
 
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_and_has_two_themes(
     proxy: Proxy, opened: Callable[..., Page], complaints: list[str], width: int, scheme: str
@@ -311,6 +312,130 @@ def test_a_running_warmup_shows_its_rate_and_its_end(proxy: Proxy, opened: Calla
     page = opened(proxy)
     page.route("**/status", lambda route: route.fulfill(json=json.loads(json.dumps(told))))
     page.locator(".job", has_text="20 of 50 objects, 400 B of 1.0 kB, 1 failed, 100 B/s, 6 s left").wait_for()
+
+
+@pytest.fixture
+def shows(proxy: Proxy, opened: Callable[..., Page]) -> Callable[[dict[str, Any]], Page]:
+    """A page that shows the status of the proxy with some fields changed."""
+
+    def show(changes: dict[str, Any]) -> Page:
+        told = {**json.loads(json.dumps(proxy.status())), **changes}
+        page = opened(proxy)
+        page.route("**/status", lambda route: route.fulfill(json=told))
+        return page
+
+    return show
+
+
+def verdict(slow: str, level: str, *alerts: str) -> dict[str, Any]:
+    return {"verdict": {
+        "slow": slow, "level": level, "text": f"{slow}-bound: so it is (waited 50 % of the time)",
+        "next": "Raise `fills`, or set `--cache-size 80GB`.", "alerts": alerts,
+    }}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("slow", "level", "alerts", "colour"),
+    [
+        ("readers", "good", (), "--good"),
+        ("bucket", "slower", (), "--slower"),
+        ("failing", "bad", (), "--bad"),
+        ("readers", "good", ("1 of 3 members is away", "2 reads failed in the last minute"), "--bad"),
+    ],
+)
+def test_the_headline_has_the_verdict_the_next_step_and_the_faults(
+    shows: Callable[[dict[str, Any]], Page],
+    complaints: list[str],
+    slow: str,
+    level: str,
+    alerts: tuple[str, ...],
+    colour: str,
+) -> None:
+    page = shows(verdict(slow, level, *alerts))
+    page.locator("#verdict", has_text=f"{slow.capitalize()}-bound: so it is (waited 50 % of the time).").wait_for()
+    assert page.locator("#next").inner_text() == "Raise fills, or set --cache-size 80GB."
+    assert page.locator("#next code").all_inner_texts() == ["fills", "--cache-size 80GB"]
+    assert page.locator("#alerts li").all_inner_texts() == list(alerts)
+    edge, wanted = page.evaluate(
+        """name => {
+            const probe = document.body.appendChild(document.createElement('i'));
+            probe.style.color = `var(${name})`;
+            const headline = getComputedStyle(document.querySelector('#headline'));
+            return [headline.borderLeftColor, getComputedStyle(probe).color];
+        }""",
+        colour,
+    )
+    assert edge == wanted
+    assert complaints == []
+
+
+def test_amber_is_for_what_is_slower_than_it_could_be_alone(shows: Callable[[dict[str, Any]], Page]) -> None:
+    """Neither a source of bytes nor the state of an object has its colour."""
+    page = shows({})
+    page.locator("#board").wait_for()
+    colours = page.evaluate(
+        """() => {
+            const style = getComputedStyle(document.documentElement);
+            return Object.fromEntries(["slower", "bad", "good", "disk", "flight", "peer", "origin", "bucket"].map(
+                name => [name, style.getPropertyValue(`--${name}`).trim()]));
+        }"""
+    )
+    assert len(set(colours.values())) == len(colours)
+    css = (Path(outrider.http.admin.__file__).parent / "page" / "dashboard.css").read_text()
+    users = {rule.partition("{")[0].split("}")[-1].strip() for rule in re.findall(r"[^}]*\{[^}]*var\(--slower\)", css)}
+    assert users == {".verdict.slower", ".member-state.left_out::before", ".bar.much > i"}
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "under_way", "waiting_s", "text"),
+    [
+        (1.0, 0, None, "GPU-bound"),
+        (1.0, 1, 31.0, "waiting for 31 s"),
+        (31.0, 1, 31.0, "waiting for 31 s"),
+        (31.0, 1, None, "reading at its own pace"),
+        (31.0, 0, None, "silent for 31 s"),
+    ],
+)
+def test_a_reader_that_waits_is_not_silent(
+    proxy: Proxy,
+    shows: Callable[[dict[str, Any]], Page],
+    silent_s: float,
+    under_way: int,
+    waiting_s: float | None,
+    text: str,
+) -> None:
+    read(proxy, *shards(1))
+    (reader,) = json.loads(json.dumps(proxy.status()))["readers"]
+    reader |= {"silent_s": silent_s, "reads_under_way": under_way, "waiting_s": waiting_s, "verdict": "GPU-bound"}
+    row = shows({"readers": [reader]}).locator("#readers tr")
+    row.locator("td", has_text=text).wait_for()
+    assert ("quiet" in (row.get_attribute("class") or "")) == text.startswith("silent")
+
+
+def test_the_cache_sizes_are_shown_in_bytes_and_only_if_they_are_known(shows: Callable[[dict[str, Any]], Page]) -> None:
+    page = shows({})
+    page.locator("#board").wait_for()
+    assert page.locator("#sizes-section").is_hidden()
+    page = shows({
+        "hit_ratio_by_size": {"0.5": 0.25, "1": 0.5, "2": 1.0},
+        "disk": {"used_bytes": 1, "budget_bytes": 40 * 10**9, "room_bytes": 1},
+    })  # fmt: skip
+    page.locator("#sizes tr").first.wait_for()
+    assert page.locator("#sizes th").all_inner_texts() == ["20.0 GB", "40.0 GB, as now", "80.0 GB"]
+
+
+@pytest.mark.parametrize(("all_known", "text"), [(True, "8 objects, 800 kB"), (False, "8 objects seen so far, 800 kB")])
+def test_a_dataset_of_which_more_may_come_says_so(
+    shows: Callable[[dict[str, Any]], Page], all_known: bool, text: str
+) -> None:
+    dataset = {
+        "bucket": NAME, "name": "train-{}.tar", "objects": 8, "all_known": all_known, "bytes": 800_000, "cached": 0.5,
+        "epoch": None, "requests": 4, "bucket_gets": 4, "shards": "ccccoaaa",
+    }  # fmt: skip
+    page = shows({"datasets": [dataset]})
+    page.locator(".dataset p", has_text=f"{text}, 50 % cached".replace(", 50", " · 50")).wait_for()
+    label = page.locator(".map").get_attribute("aria-label") or ""
+    assert label.endswith("4 cached, 1 partly cached, or being fetched, 3 not cached")
 
 
 def test_the_page_says_when_the_proxy_is_gone(bucket: Bucket, opened: Callable[..., Page]) -> None:
