@@ -331,7 +331,8 @@ class Metrics:
         )
         self.ghost_hit_ratio = Gauge(
             "outrider_hit_ratio_by_size",
-            "Share of the reads that a cache of so many times this size would hit, estimated; NaN: nothing was read.",
+            "Share of the reads that a cache of so many times this size would hit, estimated; NaN: before a second "
+            "epoch, when no size would have hit.",
             ["size"],
             registry=r,
         )

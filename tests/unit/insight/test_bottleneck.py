@@ -102,7 +102,7 @@ shares = st.floats(0, 0.89)
 
 @given(st.builds(Load, *[shares] * 4, *[st.floats(0, 1)] * 5), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_a_cpu_with_time_left_is_never_blamed(load: Load, stall: float, disk: float, misses: float) -> None:
-    """Whatever else waits: the bucket, the disk, connections."""
+    """However long it waits for the bucket, for the disk or for a connection."""
     assert bottleneck_of(reads(stall=stall, disk=disk, misses=misses), LARGER, None, load).slow != "cpu"
 
 

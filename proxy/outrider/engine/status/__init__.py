@@ -4,9 +4,10 @@
 the part that it may see as status.json of the control bucket. It is put together from four parts: the state of the
 service (cache, requests, counters, prefetch), the warm-ups and pins, the overview, and the cluster.
 
-`overview.Overview` is the part for operators: datasets and readers, the rates of the last minutes, the bottleneck, the
-savings and the recent errors. It records the rates about once a second, and adds its gauges to each scrape of the
-metrics.
+`overview.Overview` is the part for operators: datasets and readers, the rates of the last minutes, the savings and the
+recent errors. It records the rates about once a second, and adds its gauges to each scrape of the metrics.
+
+`verdicts.Verdicts` says why readers wait, and the next step. It looks at the parts of the proxy once a second.
 
 `held_datasets.HeldDatasets` tells `outrider operator` what this node has of each dataset.
 

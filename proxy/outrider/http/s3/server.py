@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from aiohttp.web_server import Server
@@ -49,7 +50,7 @@ class S3Server(Server):
         super().__init__(handler.handle)
         self.handler = handler
         self.client_timeout_s = client_timeout_s
-        self.readers = DiskReaders(_READERS, "outrider-read", disk_waited)
+        self.readers: ThreadPoolExecutor = DiskReaders(_READERS, "outrider-read", disk_waited)
         self.fast_path = fast_path
         self._connections_max = connections_max
         self.turned_away_max = turned_away_max
