@@ -85,6 +85,17 @@ def test_the_parts_of_the_proxy_are_looked_at_each_second(
     assert proxy.overview.verdict_on_all()["slow"] == slow
 
 
+def test_a_job_after_a_pause_is_judged_by_its_own_load() -> None:
+    proxy = Proxy()
+    for _ in range(600):
+        proxy.second()
+    proxy.loop_share = 0.97
+    for _ in range(10):
+        proxy.second(("job", TRAIN, a_hit()))
+    assert proxy.verdict()["slow"] == "cpu"
+    assert proxy.overview.document()["load"]["loop"] == 0.97
+
+
 def test_hits_that_wait_for_the_disk_or_for_a_lookup_are_told_apart() -> None:
     for name in ("disk", "freshness"):
         proxy = Proxy()

@@ -50,7 +50,9 @@ def reads(*, stall: float, disk: float, time_s: float = 100.0, misses: float | N
             "readers",
             "GPU-bound: the job itself is the slow part (waited 2 % of",
         ),
-        (reads(stall=0.02, disk=0.1), LARGER, Load(1.0, 0.0, 1.0), "readers", "GPU-bound"),
+        (reads(stall=0.02, disk=0.1), LARGER, Load(0.5, 0.0, 1.0, 1.0), "readers", "GPU-bound"),
+        # Requests that wait in their sockets are not seen.
+        (reads(stall=0.02, disk=1.0), LARGER, Load(0.97), "cpu", "CPU-bound: the proxy's event loop is busy 97 % of"),
         (reads(stall=0.5, disk=0.4), None, Load(), "bucket", "bucket-bound: 60 % of the bytes came from the bucket"),
         (reads(stall=0.5, disk=0.4), LARGER, Load(), "cache", "cache too small: 40.0 GB more would save 31 % of"),
         (reads(stall=0.5, disk=1.0), LARGER, Load(), "latency", "served from disk, 1000 ms each: neither the CPU nor"),
@@ -228,6 +230,15 @@ def test_an_old_load_is_forgotten_unless_all_samples_count() -> None:
             meter.note(float(second), Sample(CpuTimes(loop_s=min(second, 100.0))))
     assert recent.load.loop < 0.05
     assert whole.load.loop == 0.5
+
+
+def test_a_job_that_takes_all_of_the_cpu_is_seen_ten_seconds_after_an_hour_without_reads() -> None:
+    meter = LoadMeter(1)
+    for second in range(3600):
+        meter.note(float(second), Sample(is_idle=True))
+    for second in range(10):
+        meter.note(3600.0 + second, Sample(CpuTimes(loop_s=float(second))))
+    assert bottleneck_of(reads(stall=0.5, disk=1.0), None, None, meter.load).slow == "cpu"
 
 
 def test_a_receiver_that_ends_takes_nothing_from_the_load() -> None:

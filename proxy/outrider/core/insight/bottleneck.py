@@ -117,9 +117,14 @@ def bottleneck_of(
         return Bottleneck("unknown", "too early to say")
     stall = sums.wait_s / time_s
     waited = f"waited {100 * stall:.0f} % of the time"
+    load = load or Load()
+    if load.loop >= BUSY:
+        # Requests wait in their sockets until the loop comes to them, and nobody measures that: to it their readers
+        # seem to be away. A bucket or a disk that is waited for takes no CPU.
+        busy = f"{min(100, 100 * load.loop):.0f} % of the time"
+        return Bottleneck("cpu", f"CPU-bound: the proxy's event loop is busy {busy}, and requests queue for it")
     if stall < _STALL_LITTLE:
         return Bottleneck("readers", f"GPU-bound: the job itself is the slow part ({waited})")
-    load = load or Load()
     slow, text = _of_cpu(load) or (_of_hits if _waits_for_hits(sums) else _of_misses)(sums, larger, load)
     return Bottleneck(slow, f"{text} ({waited})")
 
@@ -146,9 +151,6 @@ def _waits_for_hits(sums: Sums) -> bool:
 
 
 def _of_cpu(load: Load) -> tuple[Slow, str] | None:
-    # A bucket or a disk that is waited for takes no CPU.
-    if load.loop >= BUSY:
-        return "cpu", f"CPU-bound: the proxy's event loop is busy {min(100, 100 * load.loop):.0f} % of the time"
     if load.cores >= BUSY:
         return "cpu", f"CPU-bound: the proxy takes {min(100, 100 * load.cores):.0f} % of the cores that it may use"
     if load.receivers >= BUSY:

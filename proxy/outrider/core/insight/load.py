@@ -24,7 +24,8 @@ class CpuTimes:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The state at one moment. Times are growing totals in seconds, each summed over all reads.
+    """The state at one moment. Times are growing totals in seconds, each summed over all reads. `is_idle`: nobody has
+    read since the sample before.
 
     `hit_wait_s`: how long the readers of hits waited. `disk_wait_s`: how long reads of blocks on disk took.
     `lookup_wait_s`: how long clients waited for the bucket to confirm a version. The flags are of this moment:
@@ -39,6 +40,7 @@ class Sample:
     is_disk_behind: bool = False
     is_short_of_connections: bool = False
     is_short_of_fills: bool = False
+    is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ _NAMES = (
 
 class LoadMeter:
     """Older samples count less, as older requests in `usage.ReaderAccount.recent`; with `half_life_s` None all count
-    alike."""
+    alike. Idle times do not count: else a job that begins would take a minute to show that it takes all of the CPU."""
 
     def __init__(self, cores: int, *, half_life_s: float | None = HALF_LIFE_S) -> None:
         self._cores = cores
@@ -94,7 +96,8 @@ class LoadMeter:
             sample.is_short_of_fills * seconds, seconds,
         )  # fmt: skip
         part = 1.0 if self._half_life_s is None else 0.5 ** (seconds / self._half_life_s)
-        self._sums = {name: part * self._sums[name] + each for name, each in zip(_NAMES, more, strict=True)}
+        counts = 0.0 if sample.is_idle else 1.0
+        self._sums = {name: part * self._sums[name] + counts * each for name, each in zip(_NAMES, more, strict=True)}
 
     @property
     def load(self) -> Load:

@@ -158,6 +158,7 @@ class Overview:
                 **self._verdicts.recent(recent, larger, most, self._origin_wait()),
                 "alerts": alerts(self._usage.failed_reads, states.get("away", 0), sum(states.values())),
             },
+            "load": self._verdicts.load,
             "larger_cache": None if larger is None else asdict(larger),
             "throughput": {"step_s": STEP_S, **self._rates.rates()},
             "saved": _saved(saved, data, self._usage.total.sums),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from outrider.core.insight.bottleneck import Bottleneck, LargerCache, OriginWait, bottleneck_of, is_mostly_cold
@@ -49,16 +49,24 @@ class Verdicts:
         self._parts = parts
         self._recent = LoadMeter(setup.cores)
         self._whole = LoadMeter(setup.cores, half_life_s=None)
+        self._requests = 0.0
 
     def tick(self, now: float) -> None:
         """To be called about once a second."""
         sums, parts = self._metrics.usage.total.sums, self._parts
+        is_idle = sums.requests == self._requests and not any(True for _ in self._metrics.reads_under_way())
+        self._requests = sums.requests
         sample = Sample(
             parts.cpu(), sums.wait_s - sums.miss_wait_s, self._metrics.disk_waited_s, parts.slots.question_s,
-            parts.fills.disk_lags, parts.is_short_of_connections(), parts.slots.is_short,
+            parts.fills.disk_lags, parts.is_short_of_connections(), parts.slots.is_short, is_idle,
         )  # fmt: skip
         self._recent.note(now, sample)
         self._whole.note(now, sample)
+
+    @property
+    def load(self) -> dict[str, float]:
+        """See `Load`: of late."""
+        return {name: round(share, 3) for name, share in asdict(self._recent.load).items()}
 
     def recent(
         self, sums: Sums, larger: LargerCache | None, data: Data | None, origin_wait: OriginWait | None = None
