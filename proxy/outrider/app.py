@@ -118,8 +118,8 @@ async def running(
         machine = Machine(setup, lambda: cpu_times(lambda: origin.receiver_pids), lambda: origin.waiting > 0)
         resources = Resources(
             metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, descriptors,
-            traces, clock, wall_clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s), machine,
-            _peer_socket(settings, stack),
+            traces, clock, wall_clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s),
+            machine, _peer_socket(settings, stack),
         )  # fmt: skip
         outrider, recovery = compose(settings, resources)
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
