@@ -158,6 +158,11 @@ bench-start: install
 trace: install
 	$(BIN)/python -m tests.bench.rooms $(BENCH)
 
+# Objects that are samples, as many as asked for; `make bench-samples BENCH="--objects 1000000"`.
+.PHONY: bench-samples
+bench-samples: $(VENV)/bench-installed
+	$(BIN)/python -m tests.bench.samples $(BENCH)
+
 # The goals of many nodes; `make bench-cluster BENCH="--only join,write --json run.json"`.
 bench-cluster: install
 	$(BIN)/python -m tests.bench.cluster $(BENCH)

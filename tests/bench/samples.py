@@ -39,6 +39,13 @@ NAME = "samples"
 OBJECT_BYTES = 10_000
 CONNECTIONS = 16
 _WARM_S = 5
+GOALS = {
+    "cold: objects/s": ">= 1,000", "cold: CPU ms an object": "<= 0.9", "cold: not kept, %": "<= 1",
+    "warm at once / one fixed object": ">= 0.6", "warm settled / one fixed object": ">= 0.6",
+    "memory: bytes an object": "<= 500", "disk: x the objects": "<= 1.25",
+    "restart, SIGTERM: s until the index is read": "<= 3", "restart, SIGTERM: the bucket is asked, %": "<= 1",
+    "restart, SIGKILL: the bucket is asked, %": "<= 1",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -49,9 +56,10 @@ def main() -> None:
     chosen = parser.parse_args()
     os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
     results: dict[str, float] = {}
+    print("| measured | | goal |\n| --- | --- | --- |")
     for name, value in measured(chosen.objects, busy=chosen.busy):
         results[name] = value
-        print(f"{name:<44} {value:>12,.3f}", flush=True)
+        print(f"| {name} | {value:,.{0 if value >= 100 else 2}f} | {GOALS.get(name, '')} |", flush=True)
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(results, indent=1))
 
@@ -69,14 +77,8 @@ def measured(count: int, *, busy: int) -> Iterator[tuple[str, float]]:
         proxy.argv = [str(program("taskset")), "--cpu-list", str(cores[0]), *proxy.argv]
         os.sched_setaffinity(0, set(cores[1:]) or set(cores))
         for number, core in enumerate(cores * busy):
-            argv: list[str | Path] = [
-                program("taskset"),
-                "--cpu-list",
-                str(core),
-                sys.executable,
-                "-c",
-                "while True: pass",
-            ]
+            spin = ["--cpu-list", str(core), sys.executable, "-c", "while True: pass"]
+            argv: list[str | Path] = [program("taskset"), *spin]
             stack.callback(Child(argv, log=directory / f"busy-{number}.log").stop)
         try:
             proxy.start()
