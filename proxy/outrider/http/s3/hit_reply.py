@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.core.cache.block_file import PAGE_BYTES
+from outrider.core.cache.block_file import PAGE_BYTES, SMALL_BYTES
 from outrider.core.model import Headers, ObjectVersion
 from outrider.core.s3.headers import without_checksums
 from outrider.core.s3.operation import Operation
@@ -24,7 +24,7 @@ _SUBJECT_BYTES = 1024
 # does not, and the other way round from some 128 KiB on. A copy is best for a small body that begins within a page.
 # A small body that begins with a page is copied too, because that takes one system call less. A bare server, in all, by
 # sendfile and by a copy: 4 KiB 5.0 and 4.7 us, 16 KiB 4.9 and 4.0 us, 32 KiB 5.2 and 5.7 us, 50 kB 5.8 and 8.1 us.
-COPIED_BYTES = 32 * 1024
+COPIED_BYTES = SMALL_BYTES
 _JOINED_BYTES = 128 * 1024
 
 # The body of a reply: block files whose bytes are in memory, or the bytes themselves if they are few, or the error of
