@@ -59,6 +59,8 @@ from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.written_names import note_written
 from outrider.http.access import Access, Loopback, SigV4, reader_shown
+from outrider.http.control.batch_objects import BatchParts
+from outrider.http.control.batches import Batches
 from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.s3.fast_path import FastPath
@@ -237,7 +239,9 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         cluster.obey(commands)
     plans = prefetch if cluster is None else cluster.plans_of_all(prefetch, fills)
     control = ControlBucket(
-        lambda owner: outrider.status.for_client(owner), plans, commands, access, metrics, time.time
+        lambda owner: outrider.status.for_client(owner), plans, commands,
+        Batches(BatchParts(hits, reads, passthrough, prefetch, access, clock), memory, metrics.usage.dataset_of),
+        access, metrics, time.time,
     )  # fmt: skip
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, access, control, memory)

@@ -53,6 +53,10 @@ class MemoryBudget:
         self.used_bytes += count
         return True
 
+    def take_spare(self, count: int) -> bool:
+        """As `take`, for work that can wait: half of the capacity is left to all other."""
+        return self.used_bytes + count <= self._capacity_bytes // 2 and self.take(count)
+
     def give_back(self, count: int) -> None:
         self.used_bytes -= count
         assert self.used_bytes >= 0

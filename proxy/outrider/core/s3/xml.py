@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from html import escape
+import re
+from html import escape, unescape
 from xml.parsers import expat
 
 from outrider.core.errors import KeyTooLong, S3Error
@@ -85,3 +86,16 @@ def error_xml(error: S3Error, *, resource: str, request_id: str) -> bytes:
 def xml_text(text: str) -> str:
     # XML allows no control characters and no surrogates, escaped or not.
     return escape("".join(char if char.isprintable() else "\ufffd" for char in text))
+
+
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_MESSAGE = re.compile(rb"<Message>([^<]{1,1000})</Message>")
+
+
+def error_in(body: bytes) -> tuple[str, str]:
+    """The code and the message in an error document of an origin; empty: it tells none."""
+    code, message = _CODE.search(body), _MESSAGE.search(body)
+    return (
+        code[1].decode() if code else "",
+        unescape(message[1].decode("utf-8", "replace")) if message else "",
+    )

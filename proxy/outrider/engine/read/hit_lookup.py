@@ -11,6 +11,7 @@ from typing import Any
 from outrider.core.block_layout import BlockLayout
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.read.version_cache import VersionCache
+from outrider.pagecache import read_in_memory
 from outrider.ports import BlockStore, Clock, Lease, OpenBlock
 
 # A read over more blocks than this is so long that the slow path costs nothing beside it.
@@ -99,6 +100,37 @@ class HitLookup:
             pieces.append((lease, block.fd, block.payload_offset + inside, length))
             start += length
         return pieces
+
+    def is_here(self, known: Known, start: int, stop: int) -> bool:
+        """Whether all blocks of these bytes are here, be they verified or not."""
+        if start == stop:
+            return True
+        block_bytes = self._layout.block_bytes
+        return self._are_here(known, start // block_bytes, (stop - 1) // block_bytes)
+
+    def read_into(self, known: Known, start: int, into: memoryview) -> bool:
+        """Read the bytes of the object from `start` on, if they lie in one block and that takes no wait. Returns
+        whether it did. False: the version may be another one now, the block is not here or not verified, its pages are
+        not in memory, or the disk fails."""
+        stop, now = start + len(into), self._clock()
+        try:
+            found = self.open_file(known, now, start, stop)
+            if found is not None:
+                file, offset = found
+                return read_in_memory(file.fd, offset, into, stays=file.stays_in_memory)
+            index, inside = divmod(start, self._layout.block_bytes)
+            if not self.is_current(known) or inside + len(into) > self._layout.block_bytes:
+                return False
+            lease = self._store.lease_at_once(_block_key((known.version_id, index)))
+            if lease is None:
+                return False
+            try:
+                block = lease.block
+                return read_in_memory(block.fd, block.payload_offset + inside, into, stays=block.stays_in_memory)
+            finally:
+                lease.release()
+        except OSError:
+            return False
 
     def page_in(self, known: Known, extent: Extent) -> Callable[[], None] | None:
         """As `BlockStore.page_in`, for an extent that lies in one block. None: it spans several blocks, or paging in

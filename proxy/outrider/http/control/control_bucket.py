@@ -6,7 +6,8 @@ S3 calls.
                           DELETE withdraws the reads that are still to come
     PUT   stall/<name>    how long a training loop waited for data since its last report; GET returns the sums
     PUT   warm/, pin/, evict/, verify/   maintenance commands: see `maintenance`
-    GET   ?list-type=2    all of these
+    POST  batch           many objects as one tar: see `batch_body`
+    GET   ?list-type=2    all of these but batches
 
 In sigv4 mode each client key has its own plans and stalls, and sees no others.
 """
@@ -28,6 +29,7 @@ from outrider.core.s3 import operation, xml
 from outrider.core.s3.encoding import encode_path
 from outrider.core.s3.reach import LIST_QUERY
 from outrider.http.access import Access, Who
+from outrider.http.control.batches import Batches, is_batch
 from outrider.http.control.maintenance import FOLDERS, MaintenanceCommands
 from outrider.http.control.objects import (
     ControlAnswer,
@@ -76,9 +78,10 @@ class ControlBucket:
 
     def __init__(
         self, status_of: Callable[[str], Mapping[str, object]], plans: Plans, maintenance: MaintenanceCommands,
-        access: Access, metrics: Metrics, clock: Clock,
+        batches: Batches, access: Access, metrics: Metrics, clock: Clock,
     ) -> None:  # fmt: skip
         """`status_of`: the status document as the owner of this access key may see it. `clock`: seconds since 1970."""
+        self._batches = batches
         self._status_of = status_of
         self.plans = plans
         self.maintenance = maintenance
@@ -99,6 +102,8 @@ class ControlBucket:
             raise MethodNotAllowed("The bucket _outrider has whole objects alone, put in one piece.")
         if not key:
             return self._bucket(request, names)
+        if is_batch(request.operation):
+            return await self._batches.answer(request)
         folder, slash, name = key.partition("/")
         if slash and folder in ("plan", "stall", *FOLDERS):
             if not name or len(name) > _NAME_CHARS_MAX or not name.isprintable():

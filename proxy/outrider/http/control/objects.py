@@ -15,7 +15,9 @@ from outrider.core.model import Headers
 from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import decoded_length_of
 from outrider.core.s3.operation import Operation
+from outrider.engine.read.body_pieces import Body
 from outrider.http.access import Who
+from outrider.http.record.record import BatchCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,12 @@ class ControlRequest:
 
 @dataclass(frozen=True, slots=True)
 class ControlAnswer:
+    """`counts`: of a batch, whose body makes its own chunks."""
+
     status: int
     headers: Headers = ()
-    body: bytes | None = None
+    body: bytes | Body | None = None
+    counts: BatchCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)

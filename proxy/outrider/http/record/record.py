@@ -3,12 +3,70 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from outrider.core.insight.usage import DatasetName, Sums
+from outrider.core.model import ObjectRef
 from outrider.core.s3.operation import Operation
 
 Sent = Counter[str]
 """Body bytes sent, by source."""
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """The objects that one batch has read. `dataset_of`: the dataset of a bucket and a key."""
+
+    dataset_of: Callable[[str, str], DatasetName]
+    answered: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """By status and `x-cache`."""
+    sent: Sent = field(default_factory=Counter)
+    """Bytes of objects alone, without those of the tar around them."""
+    served: dict[DatasetName, Sums] = field(default_factory=dict)
+    passed_on: list[tuple[ObjectRef, int]] = field(default_factory=list)
+    """Objects that the bucket answered past the cache, with the bytes sent."""
+
+    def hit(self, ref: ObjectRef, status: int, count: int) -> None:
+        """An object came whole from the disk: `count` bytes of it."""
+        self.answered[status, "HIT"] += 1
+        self.sent["disk"] += count
+        sums = self._sums_of(ref)
+        sums.requests += 1
+        sums.hits += 1
+        sums.disk_bytes += count
+
+    def read(self, ref: ObjectRef, status: int, cache: str, sent: Sent) -> None:
+        """An object was sent, or as much of it as the client took."""
+        self.answered[status, cache] += 1
+        self.sent.update(sent)
+        sums = Sums(1, int(cache == "HIT"), sent["disk"], sent["flight"] + sent["peer"], sent["origin"])
+        self._sums_of(ref).add(sums)
+
+    def past(self, ref: ObjectRef, status: int, cache: str, sent: Sent) -> None:
+        """The bucket answered past the cache, with an object or with a refusal."""
+        self.answered[status, cache] += 1
+        self.sent.update(sent)
+        self.passed_on.append((ref, sent.total()))
+
+    def refused(self, status: int, cache: str) -> None:
+        """The proxy itself refused an object."""
+        self.answered[status, cache] += 1
+
+    def facts(self) -> dict[str, int]:
+        """For the line of the access log."""
+        return {
+            "objects": self.answered.total(),
+            "hits": sum(count for (_, cache), count in self.answered.items() if cache == "HIT"),
+            "failed": sum(count for (status, _), count in self.answered.items() if status >= 400),
+        }
+
+    def _sums_of(self, ref: ObjectRef) -> Sums:
+        dataset = self.dataset_of(*ref)
+        sums = self.served.get(dataset)
+        if sums is None:
+            sums = self.served[dataset] = Sums()
+        return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +96,5 @@ class Ended:
     first_byte_s: float | None = None
     """From the start of the request until the head of the reply was certain; None: a refusal of the proxy itself, or no
     reply."""
+    batch: BatchCounts | None = None
+    """The objects that the request read; None: it was no batch."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from outrider.core.insight.usage import ReadUnderWay, Sums
 from outrider.core.s3.operation import Kind, Operation
 from outrider.http.record.access_log import AccessLog, app_said
-from outrider.http.record.record import Ended
+from outrider.http.record.record import BatchCounts, Ended
 from outrider.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -80,15 +80,14 @@ class RequestRecorder:
 
     def ended(self, end: Ended, span: Span | None = None) -> None:
         self._reads.pop(end.request_id, None)
-        self.in_flight -= 1
-        if self.in_flight == 0:
-            self._idle.set()
-        self._metrics.in_flight.set(self.in_flight)
+        self._is_over()
         self._metrics.requests.labels(end.op, str(end.status or 0), end.cache).inc()
         for source, count in end.sent.items():
             self._metrics.served_bytes.labels(source).inc(count)
         seconds = time.perf_counter() - end.started
-        if end.operation is not None:
+        if end.batch is not None:
+            self._count_batch(end, end.batch, seconds)
+        elif end.operation is not None:
             self._count_usage(end, end.operation, seconds)
         if (end.status is not None and end.status >= 500) or end.cut not in (None, "client left", "stopped"):
             target = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
@@ -105,11 +104,32 @@ class RequestRecorder:
             facts["bucket"], facts["key"] = end.operation.bucket, end.operation.key
         if end.asked_range is not None:
             facts["range"] = end.asked_range
+        if end.batch is not None:
+            facts |= end.batch.facts()
         if end.cut is not None:
             facts["cut"] = end.cut
         self._access_log.request(facts)
         if self._spans is not None:
             self._spans.ended(end, span)
+
+    def _is_over(self) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self._idle.set()
+        self._metrics.in_flight.set(self.in_flight)
+
+    def _count_batch(self, end: Ended, batch: BatchCounts, seconds: float) -> None:
+        """Each object counts as the GET that it stands for; the time of the batch is shared out among them."""
+        for (status, cache), count in batch.answered.items():
+            self._metrics.requests.labels("get", str(status), cache).inc(count)
+        usage, reads = self._metrics.usage, sum(sums.requests for sums in batch.served.values())
+        for dataset, sums in batch.served.items():
+            part = sums.requests / reads
+            sums.wait_s = max(0.0, seconds - end.full_s) * part
+            sums.away_s = (end.away_s + end.full_s) * part
+            usage.served(end.reader or "", dataset, sums)
+        for (bucket, key), count in batch.passed_on:
+            usage.passed_on((bucket, usage.templates.so_far(bucket, key)), count)
 
     def _count_usage(self, end: Ended, operation: Operation, seconds: float) -> None:
         if operation.kind is Kind.CONTROL or not operation.bucket or not operation.key:

@@ -17,7 +17,7 @@ from outrider.core.s3.operation import Kind, Operation
 from outrider.engine.read.object_read import CacheStatus
 from outrider.http.access import Access, Who
 from outrider.http.record.access_log import new_request_id
-from outrider.http.record.record import Ended, Sent
+from outrider.http.record.record import BatchCounts, Ended, Sent
 from outrider.http.s3.slow_path_handoff import Begun, Recognised
 from outrider.http.wire.sender import Sender
 from outrider.metrics import method_label
@@ -51,6 +51,8 @@ class Exchange:
     cache: CacheStatus = CacheStatus.BYPASS
     first_byte_s: float | None = None
     span: Span | None = None
+    batch: BatchCounts | None = None
+    """The objects that a batch has read."""
     recognised: Recognised | None = None
     """The fast path's knowledge of this very request; None: it has none."""
 
@@ -114,9 +116,11 @@ class Exchange:
 
     def ended(self, status: int | None, sent: Sent, cut: str | None) -> Ended:
         """The record of this exchange; see `Ended` for the arguments."""
+        if self.batch is not None:
+            sent = self.batch.sent
         return Ended(
             request_id=self.id, op=self.op, method=self.request.method, operation=self.operation,
             asked_range=dict(self.headers).get("range"), client=self.client, address=self.wire.address, status=status,
             cache=self.cache.value, sent=sent, started=self.started, cut=cut, reader=self.asker, away_s=self.away_s,
-            full_s=self.wire.full_s - self.full_s, app=self.app, first_byte_s=self.first_byte_s,
+            full_s=self.wire.full_s - self.full_s, app=self.app, first_byte_s=self.first_byte_s, batch=self.batch,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+from aiohttp.http import HttpVersion11
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
@@ -21,6 +22,7 @@ from outrider.core.errors import (
     IncompleteBody,
     InternalError,
     InvalidRange,
+    InvalidRequest,
     PreconditionFailed,
     RequestTimeout,
     S3Error,
@@ -44,6 +46,7 @@ from outrider.engine.write.form_upload import incoming_form
 from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.upload import Upload, one_chunk, upload_of, whole_body
 from outrider.http.access import Access, Who, reader_name
+from outrider.http.control.batches import is_batch
 from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.objects import ControlRequest
 from outrider.http.record.access_log import AccessLog
@@ -249,7 +252,14 @@ class S3Handler:
                 return (await whole_body(exchange.headers, who.payload, who.identity, body, length, limit=limit))[0]
 
         client = reader_name(who, exchange.wire.address, exchange.app)
+        if is_batch(operation):
+            if exchange.request.version < HttpVersion11:
+                raise InvalidRequest("A batch is sent in chunks: use HTTP/1.1.")
+            # It changes nothing, so it ends when the client leaves.
+            cast(Caller, exchange.request.protocol).only_reads = True
+            exchange.asker = client
         answer = await self._control.answer(ControlRequest(operation, exchange.headers, who, client, read_body))
+        exchange.batch = answer.counts
         return self._reply(exchange, answer.status, answer.headers, answer.body, None)
 
     def _on_asked(self, exchange: Exchange, headers: dict[str, str]) -> OnAsked:
@@ -278,7 +288,7 @@ class S3Handler:
         exchange.first_byte_s = time.perf_counter() - exchange.started
         self._metrics.first_byte_s.labels(exchange.op).observe(exchange.first_byte_s)
         return Reply(status, headers, wire=exchange.wire, body=body, length=length, close=exchange.is_last,
-                     on_end=self._on_end(exchange))  # fmt: skip
+                     on_end=self._on_end(exchange), is_in_chunks=exchange.batch is not None)  # fmt: skip
 
     def _refuse(self, exchange: Exchange, error: S3Error) -> Reply:
         request = exchange.request

@@ -42,7 +42,7 @@ class Rest:
 
 class Reply(StreamResponse):
     """`length` None: the body is sent in chunks, or until the connection ends (HTTP/1.0). A body of bytes has its own
-    length. `rest`: the fast path began this reply.
+    length. `rest`: the fast path began this reply. `is_in_chunks`: the body makes its chunks itself.
 
     A body that fails halfway cuts the connection, so that a short answer never looks whole.
     """
@@ -50,7 +50,7 @@ class Reply(StreamResponse):
     def __init__(
         self, status: int, headers: Headers, *, wire: Sender, body: bytes | Body | None = None,
         length: int | None = None, close: bool = False, on_end: OnEnd | None = None,
-        rest: Rest | None = None,
+        rest: Rest | None = None, is_in_chunks: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(status=status)
         self._wire_headers = headers
@@ -60,6 +60,7 @@ class Reply(StreamResponse):
         self._must_close = close
         self._on_end = on_end
         self._rest = rest
+        self._is_in_chunks = is_in_chunks
 
     async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:
         """Sends nothing: `write_eof` sends head and body together, so that both may share a segment."""
@@ -108,6 +109,9 @@ class Reply(StreamResponse):
         async with aclosing(content):
             if empty:
                 await self._wire.send(self._head(chunked=False))
+                return
+            if self._is_in_chunks:
+                await self._send_body(content, self._head(chunked=True), False, sent)
                 return
             if self._content_bytes is None and self._req.version == HttpVersion10:
                 self._keep_alive = False
