@@ -4,10 +4,22 @@
 neither WebDataset nor PyTorch is needed.
 """
 
+from outrider_sdk.aio import AsyncClient
+from outrider_sdk.batch import ObjectError
 from outrider_sdk.client import Client, ProxyNotFound, ProxyRefused, Status
 from outrider_sdk.stall import StallMeter
 from outrider_sdk.urls import expand
 from outrider_sdk.warming import Warmed
 
-__all__ = ["Client", "ProxyNotFound", "ProxyRefused", "StallMeter", "Status", "Warmed", "expand"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "ObjectError",
+    "ProxyNotFound",
+    "ProxyRefused",
+    "StallMeter",
+    "Status",
+    "Warmed",
+    "expand",
+]
 __version__ = "0.2.0"

@@ -7,11 +7,12 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from outrider_sdk.batch import Batches, BatchRefused, Key, Sample
 from outrider_sdk.s3port import NotOutrider, S3Port
 from outrider_sdk.urls import expand, object_of
 from outrider_sdk.warming import Warmed, list_of, name_of
@@ -79,6 +80,7 @@ class Client:
         self.admin = _address(admin or os.environ.get("OUTRIDER_STATUS_URL") or beside)
         # Stripped as in the proxy: a Secret that was made from a file ends with a line break.
         self._token = token or os.environ.get("OUTRIDER_ADMIN_TOKEN", "").strip()
+        self.batches = Batches(self.endpoint)
 
     def status(self) -> Status:
         """State of the proxy, from the admin port, or from the S3 port where the admin port cannot be reached.
@@ -207,6 +209,25 @@ class Client:
         key = f"evict/{name_of(body)}"
         self._put(key, body, {})
         return self._call(lambda port: port.get(key)) or {}
+
+    def get_batch(self, bucket: str, keys: Sequence[Key]) -> Iterator[Sample]:
+        """Read objects, many by one request. Yields each key with the object's bytes, or with the `ObjectError` that
+        says why there are none, in the order of `keys`.
+
+        A key may be `(key, start, stop)`: the bytes from `start` up to `stop`. A server that has no batches is asked by
+        plain GETs, side by side. Closing the iterator ends the request.
+
+        Raises:
+            ProxyNotFound: no server answers, or it breaks off again and again.
+            ProxyRefused: the proxy refuses the request.
+        """
+        try:
+            for run in self.batches.runs(bucket, keys):
+                yield from run
+        except BatchRefused as error:
+            raise ProxyRefused(str(error)) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise ProxyNotFound(_nothing_at(self.endpoint, error)) from error
 
     def _fetch(
         self, folder: str, urls: str | Iterable[str], wait: bool, progress: Callable[[Warmed], None] | None,

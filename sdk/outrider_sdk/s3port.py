@@ -152,9 +152,15 @@ def code_in(body: bytes) -> str:
     return match[1].decode() if match else ""
 
 
+def message_in(body: bytes) -> str:
+    """The message in an error document; empty: it has none."""
+    match = _MESSAGE.search(body)
+    return unescape(match[1].decode("utf-8", "replace")) if match else ""
+
+
 def _reason(status: int, body: bytes) -> str:
-    code, message = code_in(body), _MESSAGE.search(body)
-    text = f"{status} {code}".strip() + (f": {unescape(message[1].decode('utf-8', 'replace'))}" if message else "")
+    message = message_in(body)
+    text = f"{status} {code_in(body)}".strip() + (f": {message}" if message else "")
     return f"{text} (keys: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)" if status == 403 else text
 
 

@@ -59,6 +59,8 @@ def parse_batch(body: bytes) -> Batch:
 
 
 def _read(number: int, asked: object) -> BatchRead:
+    if isinstance(asked, str) and (ref := ref_of(asked)) is not None:
+        return BatchRead(ref)
     fields = asked if isinstance(asked, dict) else {"url": asked}
     if unknown := sorted(fields.keys() - {"url", "range"}):
         raise InvalidArgument(f"reads[{number}] has no field {unknown[0]!r}: it is {_FORM}.")

@@ -105,8 +105,10 @@ class HitLookup:
         """Whether all blocks of these bytes are here, be they verified or not."""
         if start == stop:
             return True
-        block_bytes = self._layout.block_bytes
-        return self._are_here(known, start // block_bytes, (stop - 1) // block_bytes)
+        first, last = start // self._layout.block_bytes, (stop - 1) // self._layout.block_bytes
+        if first == last:
+            return self._store.has(_block_key((known.version_id, first)))
+        return self._are_here(known, first, last)
 
     def read_into(self, known: Known, start: int, into: memoryview) -> bool:
         """Read the bytes of the object from `start` on, if they lie in one block and that takes no wait. Returns
