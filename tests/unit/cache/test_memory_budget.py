@@ -50,3 +50,15 @@ def test_held_bytes_come_back_also_after_an_error() -> None:
         hold_twice()
     assert dict(refused.value.headers) == {"retry-after": "1"}
     assert memory.used_bytes == 0
+
+
+def test_work_that_can_wait_leaves_half_to_all_other() -> None:
+    memory = MemoryBudget(200)
+    assert memory.take_spare(100)
+    assert not memory.take_spare(1)
+    assert memory.take(100)
+    memory.give_back(200)
+    assert memory.take(60)
+    assert memory.take_spare(40)
+    assert not memory.take_spare(1)
+    assert memory.used_bytes == 100

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import S3Error, Signal, SlowDown
@@ -55,6 +55,7 @@ class BatchBody:
         self._reads = batch.reads
         self._fails_whole = batch.fails_whole
         self._objects = objects
+        self.counts = objects.counts
         self._memory = memory
         self._held_bytes = 0
         # The object whose turn it is, and if it is opened, its reply; `_total` of its bytes were sent.
@@ -114,20 +115,17 @@ class BatchBody:
     async def aclose(self) -> None:
         """End all reads, also in the middle."""
         ahead, self._ahead = self._ahead, {}
-        for task in ahead.values():
-            task.cancel()
-        if ahead:
-            await asyncio.wait(ahead.values())
-        for task in ahead.values():
-            opened = None if task.cancelled() or task.exception() is not None else task.result()
-            if opened is not None:
-                await self._objects.close(opened)
         current, self._current = self._current, None
-        if current is not None:
-            await self._objects.end(current)
-        self._memory.give_back(self._held_bytes)
-        self._held_bytes = 0
-        self._ahead_bytes.clear()
+        try:
+            await _all_ended(ahead.values())
+        finally:
+            self._memory.give_back(self._held_bytes)
+            self._held_bytes = 0
+            for task in ahead.values():
+                if not task.cancelled() and task.exception() is None and (opened := task.result()) is not None:
+                    await self._objects.close(opened)
+            if current is not None:
+                await self._objects.end(current)
 
     # -- the turn of an object ----------------------------------------------------------------------------------------
 
@@ -274,6 +272,24 @@ class BatchBody:
     def _give_back(self, count: int) -> None:
         self._held_bytes -= count
         self._memory.give_back(count)
+
+
+async def _all_ended(tasks: Collection[asyncio.Task[Opened | None]]) -> None:
+    """Cancel these tasks, and return once none is under way.
+
+    A connection that is lost in this moment cancels the wait, too. The cancel is raised afterwards: a task that is
+    still under way holds memory and a place at the bucket.
+    """
+    for task in tasks:
+        task.cancel()
+    cancel: asyncio.CancelledError | None = None
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancel = error
+    if cancel is not None:
+        raise cancel
 
 
 class _Buffer:

@@ -34,8 +34,7 @@ class Batches:
     async def answer(self, request: ControlRequest) -> ControlAnswer:
         """Raises S3Error."""
         batch = parse_batch(await request.body(BODY_BYTES_MAX))
-        counts = BatchCounts(self._dataset_of)
-        objects = BatchObjects(self._parts, request.who, request.client, counts)
+        objects = BatchObjects(self._parts, request.who, request.client, BatchCounts(self._dataset_of))
         body = BatchBody(batch, objects, self._memory)
         await body.begin()
-        return ControlAnswer(200, _HEADERS, body, counts)
+        return ControlAnswer(200, _HEADERS, batch=body)

@@ -15,9 +15,8 @@ from outrider.core.model import Headers
 from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import decoded_length_of
 from outrider.core.s3.operation import Operation
-from outrider.engine.read.body_pieces import Body
 from outrider.http.access import Who
-from outrider.http.record.record import BatchCounts
+from outrider.http.control.batch_body import BatchBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +49,12 @@ class ControlRequest:
 
 @dataclass(frozen=True, slots=True)
 class ControlAnswer:
-    """`counts`: of a batch, whose body makes its own chunks."""
+    """`batch`: the body, if the answer is one."""
 
     status: int
     headers: Headers = ()
-    body: bytes | Body | None = None
-    counts: BatchCounts | None = None
+    body: bytes | None = None
+    batch: BatchBody | None = None
 
 
 @dataclass(frozen=True, slots=True)

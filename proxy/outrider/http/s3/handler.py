@@ -259,8 +259,9 @@ class S3Handler:
             cast(Caller, exchange.request.protocol).only_reads = True
             exchange.asker = client
         answer = await self._control.answer(ControlRequest(operation, exchange.headers, who, client, read_body))
-        exchange.batch = answer.counts
-        return self._reply(exchange, answer.status, answer.headers, answer.body, None)
+        if answer.batch is not None:
+            exchange.batch = answer.batch.counts
+        return self._reply(exchange, answer.status, answer.headers, answer.batch or answer.body, None)
 
     def _on_asked(self, exchange: Exchange, headers: dict[str, str]) -> OnAsked:
         reader = exchange.asker

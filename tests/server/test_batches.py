@@ -1,0 +1,463 @@
+"""Batches of objects over HTTP: a real proxy before a real bucket answers a list by one tar."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider.core.s3.batch import READS_MAX
+from outrider.http.control.batch_body import _AHEAD_MAX, _BATCH_BYTES
+from tests.support.batches import TARGET, batch, body_of, entries_in, post
+from tests.support.proxy import Proxy, ServedProxy
+from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.simulator import Simulator
+from tests.support.tenants import CLIENTS, OTHER, TEAM, asked, wire
+from tests.support.tenants import NAME as SHARED
+from tests.support.weather import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from outrider.core.cache.memory_budget import MemoryBudget
+    from tests.support.bucket import Bucket
+
+NAME = "batches"
+MIB = 2**20
+RAMP = bytes(index % 251 for index in range(MIB + 251))
+DEADLINE_S = 20.0
+
+SAMPLES = {f"samples/{number:04}": RAMP[number : number + 10_000] for number in range(256)}
+AWKWARD = {
+    "/".join(["k" * 100] * 8): b"long",
+    "ä 日本/%2F+?.jpg": b"umlaut",
+    "a\nb": b"line",
+    "x" * 92: b"99",
+    "x" * 93: b"100",
+}
+OBJECTS = {
+    **SAMPLES, **AWKWARD, "empty": b"", "large": RAMP,
+    **{f"mib/{number:02}": RAMP[number:] for number in range(2 * _AHEAD_MAX)},
+}  # fmt: skip
+FIRST = "samples/0000"
+
+
+def url(key: str) -> str:
+    return f"s3://{NAME}/{key}"
+
+
+def wait_until(ready: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not ready():
+        assert time.monotonic() < until, what
+        time.sleep(0.005)
+
+
+def memory_of(proxy: Proxy) -> MemoryBudget:
+    return proxy.outrider.server.handler._memory
+
+
+def gets_of(proxy: Proxy, cache: str) -> float:
+    return proxy.metric("outrider_requests_total", op="get", cache=cache)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects(bucket: Bucket) -> None:
+    client = bucket.client()
+    for name in (NAME, SHARED):
+        bucket.make_bucket(name)
+    for key, body in OBJECTS.items():
+        client.put_object(Bucket=NAME, Key=key, Body=body)
+    for key in ("team/a", "other/a"):
+        client.put_object(Bucket=SHARED, Key=key, Body=key.encode())
+    client.close()
+
+
+@pytest.fixture
+def simulator(bucket: Bucket) -> Iterator[Simulator]:
+    with Simulator(bucket.address) as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(bucket: Bucket, simulator: Simulator) -> Iterator[Proxy]:
+    with Proxy(bucket, simulator.endpoint) as running:
+        yield running
+        simulator.weather.faults = []
+        simulator.release()
+        running.settle()
+        assert memory_of(running).used_bytes == 0, "all memory comes back"
+
+
+# -- contents and order -----------------------------------------------------------------------------------------------
+
+
+def test_the_order_is_that_of_the_list_whatever_is_cached(proxy: Proxy) -> None:
+    keys = [*list(SAMPLES)[:40], "large", *list(SAMPLES)[40:60], FIRST, FIRST]
+    for key in (*keys[::3], "large"):
+        ask(proxy.address, "GET", f"/{NAME}/{key}")
+    proxy.settle()
+    read = batch(proxy, [url(key) for key in keys])
+    assert [entry.name for entry in read] == [f"{NAME}/{key}" for key in keys]
+    assert [entry.content for entry in read] == [OBJECTS[key] for key in keys]
+    caches = [entry.cache for entry in read]
+    assert caches[::3] == ["HIT"] * len(caches[::3])
+    assert Counter(caches) == {"HIT": 24, "MISS": 39}
+    proxy.settle()
+    assert {entry.cache for entry in batch(proxy, [url(key) for key in keys])} == {"HIT"}
+
+
+def test_an_object_that_comes_late_holds_up_its_place_alone(proxy: Proxy, simulator: Simulator) -> None:
+    keys = list(SAMPLES)[:20]
+    simulator.weather.faults = [Fault(FaultKind.LATE, path_contains=keys[5])]
+    with RawConnection(proxy.address) as connection:
+        connection.send(
+            request("POST", TARGET, (("content-length", str(len(body := body_of(list(map(url, keys)))))),), body)
+        )
+        head = connection.read_head()
+        # Those before it are sent, and those behind it are fetched, while it is held back.
+        before = head.read(5 * (3 * 512 + 10_240))
+        assert [entry.content for entry in entries_in(before)] == [OBJECTS[key] for key in keys[:5]]
+        wait_until(lambda: len(simulator.log()) == len(keys), "all are asked for side by side")
+        simulator.release()
+        assert [entry.content for entry in entries_in(before + head.read())] == [OBJECTS[key] for key in keys]
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_ranges_are_those_of_a_get(proxy: Proxy, is_warm: bool) -> None:
+    if is_warm:
+        batch(proxy, [url(FIRST)])
+        proxy.settle()
+    ranges = ["bytes=0-0", "bytes=10-99", "bytes=9990-", "bytes=-7", "bytes=9000-20000"]
+    read = batch(proxy, [{"url": url(FIRST), "range": span} for span in ranges])
+    gets = [ask(proxy.address, "GET", f"/{NAME}/{FIRST}", (("range", span),)).body for span in ranges]
+    assert [entry.content for entry in read] == gets
+    if is_warm:
+        assert {entry.cache for entry in read} == {"HIT"}
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_range_beyond_the_end_and_an_empty_object(proxy: Proxy, is_warm: bool) -> None:
+    reads = [
+        {"url": url(FIRST), "range": "bytes=10000-"},
+        url("empty"),
+        {"url": url("empty"), "range": "bytes=0-"},
+        url(FIRST),
+    ]
+    if is_warm:
+        batch(proxy, reads)
+        proxy.settle()
+    beyond, empty, of_empty, last = batch(proxy, reads)
+    assert (beyond.reason["code"], beyond.cache) == ("InvalidRange", None)
+    assert (empty.content, of_empty.status) == (b"", "416")
+    assert last.content == OBJECTS[FIRST]
+
+
+def test_keys_that_need_pax_keep_their_names(proxy: Proxy) -> None:
+    for _ in ("cold", "warm"):
+        read = batch(proxy, [url(key) for key in AWKWARD])
+        assert {entry.name.removeprefix(f"{NAME}/"): entry.content for entry in read} == AWKWARD
+        proxy.settle()
+
+
+def test_an_empty_list_is_an_empty_tar(proxy: Proxy) -> None:
+    assert batch(proxy, []) == []
+
+
+def test_a_connection_serves_more_requests_after_a_batch(proxy: Proxy) -> None:
+    with RawConnection(proxy.address) as connection:
+        for _ in range(3):
+            body = body_of([url(FIRST), url("large")])
+            answer = connection.ask("POST", TARGET, (("content-length", str(len(body))),), body)
+            assert [entry.content for entry in entries_in(answer.body)] == [OBJECTS[FIRST], OBJECTS["large"]]
+            assert connection.ask("GET", f"/{NAME}/{FIRST}").body == OBJECTS[FIRST]
+
+
+def test_http_1_0_is_refused_in_words(proxy: Proxy) -> None:
+    body = body_of([url(FIRST)])
+    with RawConnection(proxy.address) as connection:
+        answer = connection.ask("POST", TARGET, (("content-length", str(len(body))),), body, version="HTTP/1.0")
+    assert (answer.status, answer.code) == (400, "InvalidRequest")
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_object_is_an_entry_that_says_why(proxy: Proxy) -> None:
+    first, missing, last = batch(proxy, [url(FIRST), url("missing"), url("large")])
+    assert (first.content, last.content) == (OBJECTS[FIRST], OBJECTS["large"])
+    get = ask(proxy.address, "GET", f"/{NAME}/missing")
+    assert (missing.cache, missing.status) == (None, "404")
+    assert missing.reason == {"status": 404, "code": get.error["Code"], "message": get.error["Message"]}
+
+
+def test_a_missing_object_fails_the_batch_where_that_was_asked_for(proxy: Proxy) -> None:
+    answer = post(proxy, body_of([url("missing"), url(FIRST)], errors="batch"))
+    assert (answer.status, answer.code) == (404, "NoSuchKey")
+    for _ in ("cold", "warm"):
+        # The head is out by its turn: the connection is cut, and no reader takes the tar for whole.
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            post(proxy, body_of([url(FIRST), url("missing"), url("large")], errors="batch"))
+        proxy.settle()
+    assert len(batch(proxy, [url(FIRST), url("large")], errors="batch")) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"no JSON", "InvalidArgument"),
+        (b'{"reads": "s3://b/k"}', "InvalidArgument"),
+        (body_of([url(FIRST)] * (READS_MAX + 1)), "InvalidArgument"),
+        (b" " * (8 * MIB + 1), "EntityTooLarge"),
+    ],
+)
+def test_a_bad_list_is_refused_with_a_reason(proxy: Proxy, simulator: Simulator, body: bytes, code: str) -> None:
+    simulator.reset()
+    answer = post(proxy, body)
+    assert (answer.status, answer.code) == (400, code)
+    assert simulator.counts().requests == 0
+
+
+def test_only_post_asks_for_a_batch(proxy: Proxy) -> None:
+    assert ask(proxy.address, "GET", TARGET).status == 404
+    assert ask(proxy.address, "PUT", TARGET, (("content-length", "2"),), b"{}").status == 405
+    assert ask(proxy.address, "POST", f"{TARGET}?uploads", (("content-length", "2"),), b"{}").status == 405
+
+
+def test_a_failure_in_the_middle_of_an_entry_cuts_the_connection(bucket: Bucket, simulator: Simulator) -> None:
+    second = f"bytes={MIB}-"
+    simulator.weather.faults = [
+        Fault(FaultKind.DROP, times=None, when=lambda asked: second in asked.headers.get("range", ""))
+    ]
+    with Proxy(bucket, simulator.endpoint, block_size="1MiB", origin_patience_s="0.2") as proxy:
+        for errors in ("entry", "batch"):
+            with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                post(proxy, body_of([url(FIRST), url("large"), url("samples/0001")], errors=errors))
+        simulator.weather.faults = []
+        proxy.settle()
+        assert memory_of(proxy).used_bytes == 0
+        assert [entry.content for entry in batch(proxy, [url("large")])] == [RAMP]
+
+
+def test_an_origin_that_is_away_costs_the_cold_objects_alone(bucket: Bucket, simulator: Simulator) -> None:
+    with Proxy(bucket, simulator.endpoint, origin_patience_s="0.5") as proxy:
+        batch(proxy, [url(FIRST), url("large")])
+        proxy.settle()
+        with simulator.outage():
+            warm, cold, large = batch(proxy, [url(FIRST), url("samples/0001"), url("large")])
+    assert (warm.content, large.content) == (OBJECTS[FIRST], RAMP)
+    assert (cold.status, cold.reason["code"]) == ("503", "ServiceUnavailable")
+
+
+def test_objects_that_cannot_be_cached_are_relayed(bucket: Bucket, simulator: Simulator) -> None:
+    keys = [*list(SAMPLES)[:70], "large", "missing"]
+    with Proxy(bucket, simulator.endpoint, policy="none") as proxy:
+        read = batch(proxy, [url(key) for key in keys])
+        assert [entry.content for entry in read[:-1]] == [OBJECTS[key] for key in keys[:-1]]
+        assert read[-1].reason["code"] == "NoSuchKey"
+        proxy.settle()
+        assert memory_of(proxy).used_bytes == 0
+
+
+# -- grants -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_that_no_grant_covers_is_denied_as_a_get_of_it(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "clients.toml").write_text(CLIENTS)
+    body = body_of([f"s3://{SHARED}/team/a", f"s3://{SHARED}/other/a", f"s3://{NAME}/{FIRST}"])
+    with Proxy(bucket, auth="sigv4", clients=tmp_path / "clients.toml") as proxy:
+        # Also once it is cached.
+        assert asked(proxy, wire(proxy, OTHER, "GET", f"/{SHARED}/other/a")).body == b"other/a"
+        for _ in ("cold", "warm"):
+            own, others, far = entries_in(asked(proxy, wire(proxy, TEAM, "POST", TARGET, (), body)).body)
+            assert own.content == b"team/a"
+            for entry, target in ((others, f"/{SHARED}/other/a"), (far, f"/{NAME}/{FIRST}")):
+                get = asked(proxy, wire(proxy, TEAM, "GET", target))
+                assert entry.reason == {"status": 403, "code": "AccessDenied", "message": get.error["Message"]}
+            proxy.settle()
+        whole = asked(proxy, wire(proxy, TEAM, "POST", TARGET, (), body_of([f"s3://{SHARED}/other/a"], errors="batch")))
+        assert (whole.status, whole.code) == (403, "AccessDenied")
+        assert proxy.metric("outrider_requests_total", op="get", status="403") == 4 + 4, "4 of batches and 4 GETs"
+
+
+def test_a_batch_is_signed_like_other_control_calls(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "clients.toml").write_text(CLIENTS)
+    body = body_of([f"s3://{SHARED}/team/a"])
+    with Proxy(bucket, auth="sigv4", clients=tmp_path / "clients.toml") as proxy:
+        assert post(proxy, body).status == 403
+        changed = wire(proxy, TEAM, "POST", TARGET, (), body, payload="0" * 64)
+        assert asked(proxy, changed).code == "XAmzContentSHA256Mismatch"
+
+
+# -- counts -----------------------------------------------------------------------------------------------------------
+
+
+def test_256_warm_samples_are_one_request_and_256_hits(proxy: Proxy, simulator: Simulator) -> None:
+    reads = [url(key) for key in SAMPLES]
+    batch(proxy, reads)
+    proxy.settle()
+    simulator.reset()
+    before = proxy.status()
+    steered = proxy.metric("outrider_requests_total", op="steer")
+    assert {entry.cache for entry in batch(proxy, reads)} == {"HIT"}
+    proxy.settle()
+    after = proxy.status()
+    assert simulator.counts().requests == 0
+    assert proxy.metric("outrider_requests_total", op="steer") - steered == 1
+    assert (gets_of(proxy, "HIT"), gets_of(proxy, "MISS")) == (256, 256)
+    assert after["served_bytes"]["disk"] - before["served_bytes"]["disk"] == 2_560_000, "of objects alone"
+    (dataset,) = after["datasets"]
+    assert (dataset["requests"], dataset["hits"]) == (512, 256), "the hit ratio counts samples"
+    (reader,) = after["readers"]
+    assert (reader["name"], reader["requests"]) == ("127.0.0.1", 512)
+
+
+def test_misses_are_fetched_once_and_side_by_side(proxy: Proxy, simulator: Simulator) -> None:
+    reads = [url(key) for key in SAMPLES]
+    assert {entry.cache for entry in batch(proxy, [*reads, *reads])} <= {"MISS", "HIT"}
+    counts = simulator.counts()
+    # A request that is late on a busy machine is hedged.
+    assert counts.gets - proxy.metric("outrider_hedges_total") == len(SAMPLES)
+    assert 8 < counts.concurrent_max <= _AHEAD_MAX + 1
+
+
+def test_a_batch_is_one_line_of_the_access_log(bucket: Bucket, tmp_path: Path) -> None:
+    keys = ["large", FIRST, "missing", "empty"]
+    with ServedProxy(bucket, tmp_path, prefetch="off") as proxy:
+        ask(proxy.address, "GET", f"/{NAME}/{FIRST}")
+        proxy.settle()
+        body = body_of([url(key) for key in keys])
+        assert ask(proxy.address, "POST", TARGET, (("content-length", str(len(body))),), body).status == 200
+        proxy.settle()
+    (line,) = [line for line in proxy.lines("request") if line.get("key") == "batch"]
+    told = {name: line[name] for name in ("method", "status", "op", "objects", "hits", "failed", "bytes")}
+    assert told == {"method": "POST", "status": 200, "op": "steer", "objects": 4, "hits": 2, "failed": 1,
+                    "bytes": len(RAMP) + 10_000}  # fmt: skip
+
+
+def test_the_planner_learns_the_order_of_batches(bucket: Bucket) -> None:
+    order = [key for number in range(16) for key in list(SAMPLES)[number::16]][::-1]
+    with Proxy(bucket, prefetch="epoch") as proxy:
+        for _ in range(2):
+            for first in range(0, len(order), 32):
+                batch(proxy, [url(key) for key in order[first : first + 32]])
+            proxy.settle()
+        batch(proxy, [url(key) for key in order[:64]])
+        wait_until(lambda: proxy.outrider.planner.registry.outlook().ordered_bytes > 0, "a known order")
+
+
+# -- after a start ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_blocks_that_a_start_found_are_verified_and_are_hits(proxy: Proxy, simulator: Simulator, crashed: bool) -> None:
+    reads = [url(key) for key in (*SAMPLES, "large")]
+    batch(proxy, reads)
+    proxy.settle()
+    proxy.restart(crashed=crashed)
+    damaged = sorted((proxy.cache_dir / "v2").glob("*/*"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    read = batch(proxy, reads)
+    assert [entry.content for entry in read] == [OBJECTS[key] for key in (*SAMPLES, "large")]
+    assert Counter(entry.cache for entry in read)["HIT"] >= len(reads) - 1
+
+
+# -- clients that leave, and slow ones --------------------------------------------------------------------------------
+
+
+def test_a_client_that_hangs_up_ends_its_fetches(proxy: Proxy, simulator: Simulator) -> None:
+    simulator.weather.faults = [Fault(FaultKind.LATE, times=None)]
+    with RawConnection(proxy.address) as connection:
+        body = body_of([url(key) for key in SAMPLES])
+        connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+        wait_until(lambda: len(simulator.log()) == _AHEAD_MAX, "the look-ahead asks for objects")
+        assert memory_of(proxy).used_bytes >= _BATCH_BYTES
+    wait_until(lambda: proxy.outrider.server.in_flight == 0, "the request ends")
+    assert memory_of(proxy).used_bytes == 0
+
+    async def early() -> int:
+        return sum(task.get_name().startswith("batch:") for task in asyncio.all_tasks())
+
+    assert proxy.on_loop(early) == 0
+    simulator.weather.faults = []
+    simulator.release()
+    proxy.settle()
+    assert len(simulator.log()) == _AHEAD_MAX, "nothing more was asked for"
+
+
+def test_a_client_that_hangs_up_in_the_middle_is_counted_for_no_more_than_it_took(proxy: Proxy) -> None:
+    keys = [key for key in OBJECTS if key.startswith("mib/")]
+    with RawConnection(proxy.address) as connection:
+        body = body_of([url(key) for key in keys])
+        connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+        head = connection.read_head()
+        assert len(head.read(MIB)) == MIB
+    proxy.settle()
+    served = sum(proxy.metric("outrider_served_bytes_total", source=source) for source in ("disk", "flight"))
+    assert served < len(keys) * MIB
+    assert proxy.metric("outrider_requests_total", op="get") < len(keys)
+    assert memory_of(proxy).used_bytes == 0
+
+
+@pytest.mark.parametrize("policy", ["epoch", "none"])
+def test_a_slow_reader_holds_bounded_memory(bucket: Bucket, simulator: Simulator, policy: str) -> None:
+    keys = [key for key in OBJECTS if key.startswith("mib/")]
+    with Proxy(bucket, simulator.endpoint, buffer_bytes="32MiB", policy=policy) as proxy:
+        memory = memory_of(proxy)
+        with RawConnection(proxy.address) as connection:
+            body = body_of([url(key) for key in keys])
+            connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+            head = connection.read_head()
+            assert memory.used_bytes >= _BATCH_BYTES
+            peaks = Peaks(memory)
+            with peaks:
+                # A byte at a time it goes on; the proxy never holds more than its budget.
+                read = b"".join(head.read(64 * 1024) for _ in range(16))
+                wait_until(lambda: peaks.looks > 100, "looks at the budget")
+            assert peaks.most <= memory._capacity_bytes // 2 + _BATCH_BYTES
+            assert simulator.counts().gets < len(keys), "most objects wait until the client takes some"
+            read += head.read()
+        assert [entry.content for entry in entries_in(read)] == [OBJECTS[key] for key in keys]
+        proxy.settle()
+        assert memory.used_bytes == 0
+
+
+def test_a_batch_for_which_there_is_no_memory_is_told_to_come_later(proxy: Proxy) -> None:
+    memory = memory_of(proxy)
+    all_of_it = memory._capacity_bytes - _BATCH_BYTES + 1
+    assert memory.take(all_of_it)
+    answer = post(proxy, body_of([url(FIRST)]))
+    assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "SlowDown", "1")
+    memory.give_back(all_of_it)
+    assert memory.take(memory._capacity_bytes // 2)
+    # There is room for a batch, and none for a look-ahead.
+    assert len(batch(proxy, [url(key) for key in list(SAMPLES)[:8]])) == 8
+    memory.give_back(memory._capacity_bytes // 2)
+
+
+class Peaks:
+    """Looks at the budget, again and again, in a thread of its own."""
+
+    def __init__(self, memory: MemoryBudget) -> None:
+        self._memory = memory
+        self.most = self.looks = 0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self) -> None:
+        while not self._ends.wait(0.0005):
+            self.most = max(self.most, self._memory.used_bytes)
+            self.looks += 1
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: Any) -> None:
+        self._ends.set()
+        self._thread.join()
