@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+import threading
+from collections.abc import AsyncGenerator, Generator, Sequence
 
 from outrider_sdk.batch import Key, Sample
 from outrider_sdk.client import Client
@@ -14,36 +15,47 @@ class AsyncClient:
 
     def __init__(self, endpoint: str | None = None) -> None:
         """Raises ValueError: `endpoint` is not an http or https address."""
-        self._batches = Client(endpoint).batches
+        self._client = Client(endpoint)
 
-    async def get_batch(self, bucket: str, keys: Sequence[Key]) -> AsyncIterator[Sample]:
-        """As `Client.get_batch`. Closing the iterator ends the request."""
-        runs = self._batches.runs(bucket, keys)
-        reading: asyncio.Future[list[Sample] | None] | None = None
+    async def get_batch(self, bucket: str, keys: Sequence[Key]) -> AsyncGenerator[Sample, None]:
+        """As `Client.get_batch`. Closing the iterator ends the request, at the latest with the next bytes."""
+        runs = _Runs(self._client.batch_runs(bucket, keys))
         try:
-            while True:
-                reading = asyncio.ensure_future(asyncio.to_thread(_next, runs))
-                if (run := await asyncio.shield(reading)) is None:
-                    return
+            while run := await runs.next():
                 for sample in run:
                     yield sample
         finally:
-            if reading is not None and not reading.done():
-                # A generator cannot be closed while a thread runs it: the request ends with the next bytes.
-                reading.add_done_callback(lambda done: _end(runs, done))
-            else:
-                runs.close()
+            runs.leave()
 
     def close(self) -> None:
         """Close the connections that no read uses."""
-        self._batches.close()
+        self._client.batches.close()
 
 
-def _end(runs: Generator[list[Sample], None, None], done: asyncio.Future[list[Sample] | None]) -> None:
-    if not done.cancelled():
-        done.exception()  # nobody else hears of it
-    runs.close()
+class _Runs:
+    """A generator that a thread runs, and that is closed once no thread does."""
 
+    def __init__(self, runs: Generator[list[Sample], None, None]) -> None:
+        self._runs = runs
+        self._lock = threading.Lock()
+        self._is_running = self._has_left = False
 
-def _next(runs: Iterator[list[Sample]]) -> list[Sample] | None:
-    return next(runs, None)
+    async def next(self) -> list[Sample] | None:
+        self._is_running = True
+        return await asyncio.to_thread(self._next)
+
+    def _next(self) -> list[Sample] | None:
+        try:
+            return next(self._runs, None)
+        finally:
+            with self._lock:
+                self._is_running, has_left = False, self._has_left
+            if has_left:
+                self._runs.close()
+
+    def leave(self) -> None:
+        """Nobody asks for more."""
+        with self._lock:
+            self._has_left, is_running = True, self._is_running
+        if not is_running:
+            self._runs.close()

@@ -85,6 +85,8 @@ class Batches:
         while self._idle:
             self._idle.pop().close()
 
+    __del__ = close
+
     # -- by one request -----------------------------------------------------------------------------------------------
 
     def _by_batch(self, bucket: str, keys: Sequence[Key]) -> Iterator[list[Sample]]:
@@ -119,7 +121,8 @@ class Batches:
     def _refused(self, reply: http.client.HTTPResponse, *, is_last: bool) -> None:
         """Raises BatchRefused: another try would be refused as well."""
         said = reply.read(_ERROR_BYTES_MAX)
-        if self.has_batches is None and reply.status in _UNKNOWN:
+        # Another thread may have found it out in this moment.
+        if self.has_batches is not True and reply.status in _UNKNOWN:
             # An Outrider that has batches refuses one in its own words; that is no reason to go without them.
             is_ours = reply.getheader("server") == "outrider" and reply.status != 405
             if not is_ours:
@@ -162,8 +165,9 @@ class Batches:
 
     def _port(self) -> S3Port:
         if self._pid != os.getpid():
-            # The connections are the parent's: two processes would read each other's replies.
-            self._idle, self._pid = [], os.getpid()
+            # The connections are the parent's, too: each process would read replies of the other.
+            self.close()
+            self._pid = os.getpid()
         try:
             return self._idle.pop()
         except IndexError:

@@ -7,7 +7,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -210,7 +210,7 @@ class Client:
         self._put(key, body, {})
         return self._call(lambda port: port.get(key)) or {}
 
-    def get_batch(self, bucket: str, keys: Sequence[Key]) -> Iterator[Sample]:
+    def get_batch(self, bucket: str, keys: Sequence[Key]) -> Generator[Sample, None, None]:
         """Read objects, many by one request. Yields each key with the object's bytes, or with the `ObjectError` that
         says why there are none, in the order of `keys`.
 
@@ -221,9 +221,13 @@ class Client:
             ProxyNotFound: no server answers, or it breaks off again and again.
             ProxyRefused: the proxy refuses the request.
         """
+        for run in self.batch_runs(bucket, keys):
+            yield from run
+
+    def batch_runs(self, bucket: str, keys: Sequence[Key]) -> Generator[list[Sample], None, None]:
+        """As `get_batch`, in runs: all samples that have come are one."""
         try:
-            for run in self.batches.runs(bucket, keys):
-                yield from run
+            yield from self.batches.runs(bucket, keys)
         except BatchRefused as error:
             raise ProxyRefused(str(error)) from error
         except (OSError, http.client.HTTPException) as error:
