@@ -101,6 +101,9 @@ def _line(results: Results) -> list[Goal]:
     for load, size in (("hit-4k", "4 KiB"), ("hit-64k", "64 KiB"), ("hit-50kb", "a whole object of 50 kB")):
         rows.append(_at_least(results, f"hits of {size}", load, "req_s", 0.6, STATIC))
         rows.append(_at_most(results, f"hits of {size}, CPU", load, "cpu_us_request", 2.0, STATIC))
+    what = "warm samples of 10 kB, by batches"
+    rows.append(_at_least(results, what, "samples-batch", "req_s", 8.0, OUTRIDER, line.BATCHES))
+    rows.append(_at_most(results, f"{what}, CPU", "samples-batch", "cpu_us_request", 0.35, OUTRIDER, line.BATCHES))
     rows.append(_at_least(results, "upload in parts", "upload", "mb_s", 0.95, DIRECT))
     rows.append(_at_most(results, "upload in parts, CPU s/GB", "upload", "cpu_s_gb", 1.3, line.REVERSE))
     rows.append(_at_most(results, "objects that are not cached, CPU s/GB", "relay", "cpu_s_gb", 1.3, line.REVERSE))
@@ -145,8 +148,8 @@ def _at_least(results: Results, what: str, load: str, figure: str, factor: float
     return Goal(load, what, f">= {factor:g} x {to}", measured, None if ratio is None else ratio >= factor)
 
 
-def _at_most(results: Results, what: str, load: str, figure: str, factor: float, to: str) -> Goal:
-    ratio = results.ratio(load, figure, OUTRIDER, to)
+def _at_most(results: Results, what: str, load: str, figure: str, factor: float, to: str, of: str = OUTRIDER) -> Goal:
+    ratio = results.ratio(load, figure, of, to)
     return _figure(load, what, f"<= {factor:g} x {to}", ratio, factor, "{:.2f} x")
 
 

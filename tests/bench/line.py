@@ -19,12 +19,13 @@ from typing import Any, ClassVar, Protocol, Self
 
 from boto3.s3.transfer import TransferConfig
 
+from outrider_sdk import Client
 from tests.bench import clients
 from tests.bench.clients import Took
 from tests.bench.loads import Load, Run
 from tests.bench.peers import NGINX, NginxCache, NginxStatic, Rclone
 from tests.bench.targets import DIRECT, NGINX_CACHE, OUTRIDER, RCLONE, STATIC, Direct, Outrider, Target
-from tests.bench.world import NAME, Plan, World
+from tests.bench.world import NAME, BenchError, Plan, World
 from tests.support.bucket import Bucket
 from tests.support.certificate import Certificate, certify
 from tests.support.child import Child, free_ports, program, scratch_directory
@@ -32,6 +33,9 @@ from tests.support.simulator_process import SimulatorProcess
 from tests.support.weather import Counts
 
 ONE_CORE, TWO_CORES, REVERSE = "Outrider, one core", "Outrider, two cores", "nginx reverse proxy"
+BATCHES = "Outrider, batches"
+# As many as one batch of a DataLoader.
+_SAMPLES, _SAMPLE_BYTES = 256, 10_000
 _SMALLEST_BYTES, _LARGEST_BYTES = 4_000, 100_000
 _PART_BYTES = 16 * 1024 * 1024
 _PARTS_AT_ONCE = 4
@@ -166,10 +170,20 @@ class LinePlan:
     hit_bytes: int = 64 * 1024 * 1024
     upload_bytes: int = 600 * 1024 * 1024
     wrk_s: int = 3
+    batches: int = 100
+    # Each is as many reads as a batch.
+    singles: int = 8
 
 
 SHORT = LinePlan(
-    objects=2, object_bytes=17 * 1024 * 1024, smalls=24, hit_bytes=1024 * 1024, upload_bytes=34 * 1024 * 1024, wrk_s=1
+    objects=2,
+    object_bytes=17 * 1024 * 1024,
+    smalls=24,
+    hit_bytes=1024 * 1024,
+    upload_bytes=34 * 1024 * 1024,
+    wrk_s=1,
+    batches=2,
+    singles=1,
 )
 
 
@@ -199,6 +213,12 @@ class TwoCores(OneCore):
     cores = "0,1"
 
 
+class Batched(LineOutrider):
+    """Its clients read by batches."""
+
+    name, slug, peer = BATCHES, "outrider-batches", False
+
+
 class Reverse(NginxStatic):
     """nginx hands requests on as they come, and keeps nothing. Signatures are the clients', and hold for their Host."""
 
@@ -222,7 +242,17 @@ class Reverse(NginxStatic):
         pass
 
 
-ALL: tuple[type[Target], ...] = (LineOutrider, OneCore, TwoCores, Direct, Rclone, NginxCache, Reverse, NginxStatic)
+ALL: tuple[type[Target], ...] = (
+    LineOutrider,
+    OneCore,
+    TwoCores,
+    Batched,
+    Direct,
+    Rclone,
+    NginxCache,
+    Reverse,
+    NginxStatic,
+)
 
 
 # -- loads -------------------------------------------------------------------------------------------------------
@@ -266,6 +296,29 @@ def _upload(world: World, target: Target) -> Took:
     return Took(seconds, size, 1)
 
 
+def _samples(world: World, target: Target) -> Took:
+    """One process reads all samples again and again: by the SDK's batches, or one after the other by boto3."""
+    assert isinstance(world, LineWorld)
+    assert target.endpoint is not None
+    keys = _sample_keys()
+    if target.name == BATCHES:
+        rounds, batches = world.line.batches, Client(target.endpoint)
+        begun = time.monotonic()
+        sizes = [
+            len(body) for _ in range(rounds) for _, body in batches.get_batch(NAME, keys) if isinstance(body, bytes)
+        ]
+        seconds = time.monotonic() - begun
+    else:
+        rounds, client = world.line.singles, world.bucket.client(target.endpoint)
+        begun = time.monotonic()
+        sizes = [len(client.get_object(Bucket=NAME, Key=key)["Body"].read()) for _ in range(rounds) for key in keys]
+        seconds = time.monotonic() - begun
+        client.close()
+    if sizes != [_SAMPLE_BYTES] * rounds * len(keys):
+        raise BenchError(f"{len(sizes)} samples of {sum(sizes)} bytes, not {rounds * len(keys)}")
+    return Took(seconds, sum(sizes), len(sizes))
+
+
 @dataclass(frozen=True, slots=True)
 class LineLoad(Load):
     """`kind`: which world it runs in, see `world_of`."""
@@ -294,6 +347,8 @@ LOADS: tuple[LineLoad, ...] = (
              _hits("big", (0, 65_536)), lambda _: ["big", "small"], kind="hit"),
     LineLoad("hit-50kb", "hits of whole objects of 50 kB, 16 connections (wrk, fixed header)", "req_s", _HITS, STATIC,
              _hits("small", None), lambda _: ["big", "small"], kind="hit"),
+    LineLoad("samples-batch", "warm samples of 10 kB, one process: boto3, and batches of 256 by the SDK", "req_s",
+             (OUTRIDER, BATCHES), OUTRIDER, _samples, lambda _: _sample_keys(), kind="samples"),
     LineLoad("upload", "upload of 600 MB in parts of 16 MiB, 4 at once (boto3)", "mb_s", (OUTRIDER, DIRECT, REVERSE),
              DIRECT, _upload, lambda _: [], kind="upload"),
     LineLoad("relay", "objects that are not cached, readers: 4 (curl)", "mb_s", (OUTRIDER, DIRECT, REVERSE),
@@ -306,6 +361,10 @@ def _big_keys(plan: LinePlan) -> list[str]:
     return [f"{chr(ord('a') + number)}.bin" for number in range(plan.objects)]
 
 
+def _sample_keys() -> list[str]:
+    return [f"samples/{number:04}.jpg" for number in range(_SAMPLES)]
+
+
 def _sizes(kind: str, plan: LinePlan) -> dict[str, int]:
     probe = {"probe": 1000}
     if kind == "small":
@@ -314,6 +373,8 @@ def _sizes(kind: str, plan: LinePlan) -> dict[str, int]:
             f"{chance.randbytes(6).hex()}.jpg": chance.randint(_SMALLEST_BYTES, _LARGEST_BYTES)
             for _ in range(plan.smalls)
         }
+    if kind == "samples":
+        return probe | dict.fromkeys(_sample_keys(), _SAMPLE_BYTES)
     if kind == "hit":
         return probe | {"big": plan.hit_bytes, "small": 50_000}
     return probe | ({} if kind == "upload" else dict.fromkeys(_big_keys(plan), plan.object_bytes))
@@ -322,14 +383,14 @@ def _sizes(kind: str, plan: LinePlan) -> dict[str, int]:
 @contextlib.contextmanager
 def world_of(kind: str, bucket: Bucket, outrider_flags: list[str], *, short: bool) -> Iterator[LineWorld]:
     """The world of the loads of one kind: `http`, `https` (each also with `-disk`: caches on the disk), `small`, `hit`,
-    `upload`, `relay`. Caches lie on the tmpfs where there is one, so that no disk is measured."""
+    `samples`, `upload`, `relay`. Caches lie on the tmpfs where there is one, so that no disk is measured."""
     plan = SHORT if short else LinePlan()
     with contextlib.ExitStack() as stack:
         tmpfs = _TMPFS if _TMPFS.is_dir() else Path(tempfile.gettempdir())
         files_in = stack.enter_context(scratch_directory("outrider-line-origin-", tmpfs))
         caches = stack.enter_context(scratch_directory("outrider-line-", None if kind.endswith("-disk") else tmpfs))
         sizes = _sizes(kind, plan)
-        if kind == "upload":
+        if kind in ("upload", "samples"):
             bucket.make_bucket(NAME)
             world = LineWorld(plan, caches, bucket, Unlimited(bucket.endpoint), sizes, outrider_flags=outrider_flags)
             world.upload(bucket.endpoint)
