@@ -235,7 +235,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self.requests = Counter(
-            "outrider_requests", "Requests answered.", ["op", "status", "cache"], registry=r
+            "outrider_requests", "Requests answered; each object of a batch counts as a `get`.",
+            ["op", "status", "cache"], registry=r,
         )  # fmt: skip
         self.served_bytes = Counter("outrider_served_bytes", "Body bytes sent to clients.", ["source"], registry=r)
         self.first_byte_s = Histogram(

@@ -1,4 +1,5 @@
-"""Client of Outrider, the S3 caching proxy: its status, plans of coming reads, warm-ups, and the wait of training.
+"""Client of Outrider, the S3 caching proxy: its status, plans of coming reads, batches, warm-ups, and the wait of
+training.
 
 `outrider_sdk.webdataset.announce` and `outrider_sdk.torch.AnnouncingSampler` are imported from their modules, so that
 neither WebDataset nor PyTorch is needed.

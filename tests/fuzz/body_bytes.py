@@ -16,8 +16,9 @@ from outrider.core.auth.form_policy import is_unsigned, parse_policy, signed_ane
 from outrider.core.errors import S3Error
 from outrider.core.maintenance.object_list import count_of, parse_list
 from outrider.core.operator.wishes import WishError, wishes_of
-from outrider.core.s3 import operation
+from outrider.core.s3 import operation, tar
 from outrider.core.s3.aws_chunked import ChunkedDecoder, TrailerEncoder
+from outrider.core.s3.batch import parse_batch
 from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm
 from outrider.core.s3.xml import keys_to_delete
 from tests.fuzz.request_bytes import allowed, check_refusal
@@ -214,9 +215,14 @@ def object_list(data: bytes) -> None:
     b'{"reads": ["s3://bucket/key", "s3://b.c/\\u00e9\\udcff"], "start": 0, "total": 12}',
     b'{"steps": 10, "wait_s": 1.5, "compute_s": 2e3, "epoch": 1}',
     b'{"reads": [], "start": 1e400, "total": NaN}',
+    b'{"reads": ["s3://bucket/key", {"url": "s3://bucket/\\u00e9", "range": "bytes=3-9"}], "errors": "batch"}',
 )
 def messages_of_a_job(data: bytes) -> None:
-    plan, stall = allowed(parse_plan, data), allowed(parse_stall, data)
+    plan, stall, batch = allowed(parse_plan, data), allowed(parse_stall, data), allowed(parse_batch, data)
+    if batch is not None:
+        for read in batch.reads:
+            head = tar.entry_head(str(read.ref).removeprefix("s3://"), 7)
+            assert len(head) % tar.BLOCK_BYTES == 0
     if plan is not None:
         assert all(ref.key.encode("utf-8", "surrogateescape") for ref in plan.refs)
         assert plan.start >= 0
