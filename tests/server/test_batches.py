@@ -428,6 +428,36 @@ def test_a_slow_reader_holds_bounded_memory(bucket: Bucket, simulator: Simulator
         assert memory.used_bytes == 0
 
 
+def test_objects_that_wait_for_a_slow_reader_hold_no_connection_to_the_bucket(
+    bucket: Bucket, simulator: Simulator
+) -> None:
+    keys = [key for key in OBJECTS if key.startswith("mib/")]
+    with Proxy(bucket, simulator.endpoint, policy="none", origin_connections="4", origin_timeout_s="10") as proxy:
+        with RawConnection(proxy.address) as connection:
+            body = body_of([url(key) for key in keys])
+            connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+            connection.read_head()
+            wait_until(lambda: len(simulator.log()) > 8, "objects are asked for before their turn")
+            assert ask(proxy.address, "GET", f"/{NAME}/{FIRST}").body == OBJECTS[FIRST]
+        proxy.settle()
+
+
+def test_a_write_before_the_turn_of_an_object_is_seen(proxy: Proxy, simulator: Simulator) -> None:
+    batch(proxy, [url(FIRST)])
+    proxy.settle()
+    simulator.weather.faults = [Fault(FaultKind.LATE, path_contains="samples/0001")]
+    with RawConnection(proxy.address) as connection:
+        body = body_of([url("samples/0001"), url(FIRST), url("samples/0002")])
+        connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+        # The look-ahead has come past the hit.
+        wait_until(lambda: len(simulator.log()) == 3, "the others are asked for")
+        assert ask(proxy.address, "PUT", f"/{NAME}/{FIRST}", (("content-length", "3"),), b"new").status == 200
+        simulator.release()
+        read = entries_in(connection.read_head().read())
+    assert ask(proxy.address, "PUT", f"/{NAME}/{FIRST}", (("content-length", "10000"),), OBJECTS[FIRST]).status == 200
+    assert [entry.content for entry in read] == [OBJECTS["samples/0001"], b"new", OBJECTS["samples/0002"]]
+
+
 def test_a_batch_for_which_there_is_no_memory_is_told_to_come_later(proxy: Proxy) -> None:
     memory = memory_of(proxy)
     all_of_it = memory._capacity_bytes - _BATCH_BYTES + 1

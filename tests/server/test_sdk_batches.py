@@ -19,9 +19,11 @@ from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from outrider_sdk.batch import Key, Sample
     from tests.support.bucket import Bucket
+    from tests.support.certificate import Certificate
 
 NAME = "sdk-batches"
 RAMP = bytes(index % 251 for index in range(2**20))
@@ -154,6 +156,35 @@ def test_a_reader_that_stops_ends_the_request(front: Simulator, proxy: Proxy) ->
     reading.close()
     proxy.settle()
     assert proxy.outrider.server.handler._memory.used_bytes == 0
+
+
+def test_grants_and_signatures_hold_for_batches(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clients.toml").write_text(
+        '[[client]]\naccess_key = "SDKBATCHES"\nsecret_key = "sdk/secret"\n'
+        f'grants = [{{bucket = "{NAME}", prefix = "00"}}]\n'
+    )
+    with Proxy(bucket, auth="sigv4", clients=tmp_path / "clients.toml") as proxy:
+        client = Client(proxy.endpoint)
+        with pytest.raises(ProxyRefused, match="403 InvalidAccessKeyId"):
+            read(client, KEYS[:2])
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "SDKBATCHES")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sdk/secret")
+        own, other = read(client, ["0001", "large"])
+        assert own == ("0001", OBJECTS["0001"])
+        assert isinstance(other[1], ObjectError)
+        assert (other[1].status, other[1].code) == (403, "AccessDenied")
+
+
+def test_batches_come_over_tls(bucket: Bucket, certificate: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.authority))
+    with Proxy(bucket, tls_cert=certificate.chain, tls_key=certificate.key) as proxy:
+        client = Client(proxy.endpoint.replace("http:", "https:"))
+        for _ in ("cold", "warm"):
+            assert read(client, KEYS) == list(OBJECTS.items())
+            proxy.settle()
+        client.batches.close()
 
 
 # -- asyncio ----------------------------------------------------------------------------------------------------------
