@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import threading
 import time
 from collections import Counter
@@ -61,6 +62,16 @@ def wait_until(ready: Callable[[], bool], what: str) -> None:
 
 def memory_of(proxy: Proxy) -> MemoryBudget:
     return proxy.outrider.server.handler._memory
+
+
+def drop_pages(path: Path) -> None:
+    """The next read of the file asks the disk, unless it is on a tmpfs."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
 
 
 def gets_of(proxy: Proxy, cache: str) -> float:
@@ -257,7 +268,7 @@ def test_an_origin_that_is_away_costs_the_cold_objects_alone(bucket: Bucket, sim
 
 def test_objects_that_cannot_be_cached_are_relayed(bucket: Bucket, simulator: Simulator) -> None:
     keys = [*list(SAMPLES)[:70], "large", "missing"]
-    with Proxy(bucket, simulator.endpoint, policy="none") as proxy:
+    with Proxy(bucket, simulator.endpoint, policy="none", cache_size="4KiB") as proxy:
         read = batch(proxy, [url(key) for key in keys])
         assert [entry.content for entry in read[:-1]] == [OBJECTS[key] for key in keys[:-1]]
         assert read[-1].reason["code"] == "NoSuchKey"
@@ -352,6 +363,18 @@ def test_the_planner_learns_the_order_of_batches(bucket: Bucket) -> None:
         wait_until(lambda: proxy.outrider.planner.registry.outlook().ordered_bytes > 0, "a known order")
 
 
+def test_the_planner_hears_of_misses_and_of_hits(bucket: Bucket) -> None:
+    with Proxy(bucket, prefetch="epoch") as proxy:
+        for heard in (64, 128):
+            batch(proxy, [url(key) for key in list(SAMPLES)[:64]])
+            wait_until(lambda heard=heard: reads_heard(proxy) == heard, "each object is a read")  # type: ignore[misc]
+
+
+def reads_heard(proxy: Proxy) -> int:
+    outlook = proxy.outrider.planner.registry.outlook()
+    return outlook.ordered_reads + outlook.set_reads + outlook.part_reads + outlook.free_reads
+
+
 # -- after a start ----------------------------------------------------------------------------------------------------
 
 
@@ -366,6 +389,23 @@ def test_blocks_that_a_start_found_are_verified_and_are_hits(proxy: Proxy, simul
     read = batch(proxy, reads)
     assert [entry.content for entry in read] == [OBJECTS[key] for key in (*SAMPLES, "large")]
     assert Counter(entry.cache for entry in read)["HIT"] >= len(reads) - 1
+
+
+def test_hits_whose_pages_are_not_in_memory_are_read_together(proxy: Proxy) -> None:
+    body = body_of([url(key) for key in SAMPLES])
+    post(proxy, body)
+    proxy.settle()
+    for path in (proxy.cache_dir / "v2").glob("*/*"):
+        drop_pages(path)
+    with RawConnection(proxy.address) as connection:
+        connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+        while connection.read_line().strip():
+            pass
+        sizes = []
+        while size := int(connection.read_line(), 16):
+            connection.makefile().read(size + 2)
+            sizes.append(size)
+    assert len(sizes) < 256 / 8, "many to a call of the socket"
 
 
 # -- clients that leave, and slow ones --------------------------------------------------------------------------------
@@ -405,10 +445,10 @@ def test_a_client_that_hangs_up_in_the_middle_is_counted_for_no_more_than_it_too
     assert memory_of(proxy).used_bytes == 0
 
 
-@pytest.mark.parametrize("policy", ["epoch", "none"])
-def test_a_slow_reader_holds_bounded_memory(bucket: Bucket, simulator: Simulator, policy: str) -> None:
+@pytest.mark.parametrize("cache_size", ["1GiB", "4KiB"])
+def test_a_slow_reader_holds_bounded_memory(bucket: Bucket, simulator: Simulator, cache_size: str) -> None:
     keys = [key for key in OBJECTS if key.startswith("mib/")]
-    with Proxy(bucket, simulator.endpoint, buffer_bytes="32MiB", policy=policy) as proxy:
+    with Proxy(bucket, simulator.endpoint, buffer_bytes="32MiB", cache_size=cache_size) as proxy:
         memory = memory_of(proxy)
         with RawConnection(proxy.address) as connection:
             body = body_of([url(key) for key in keys])
@@ -432,7 +472,13 @@ def test_objects_that_wait_for_a_slow_reader_hold_no_connection_to_the_bucket(
     bucket: Bucket, simulator: Simulator
 ) -> None:
     keys = [key for key in OBJECTS if key.startswith("mib/")]
-    with Proxy(bucket, simulator.endpoint, policy="none", origin_connections="4", origin_timeout_s="10") as proxy:
+    with Proxy(
+        bucket, simulator.endpoint, policy="none", cache_size="4KiB", origin_connections="4", origin_timeout_s="5"
+    ) as proxy:
+        # Once their versions are known they are relayed.
+        batch(proxy, [url(key) for key in keys])
+        proxy.settle()
+        simulator.reset()
         with RawConnection(proxy.address) as connection:
             body = body_of([url(key) for key in keys])
             connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
