@@ -364,15 +364,13 @@ def test_the_planner_learns_the_order_of_batches(bucket: Bucket) -> None:
 
 
 def test_the_planner_hears_of_misses_and_of_hits(bucket: Bucket) -> None:
+    reads = [url(key) for key in list(SAMPLES)[:64]]
     with Proxy(bucket, prefetch="epoch") as proxy:
-        for heard in (64, 128):
-            batch(proxy, [url(key) for key in list(SAMPLES)[:64]])
-            wait_until(lambda heard=heard: reads_heard(proxy) == heard, "each object is a read")  # type: ignore[misc]
-
-
-def reads_heard(proxy: Proxy) -> int:
-    outlook = proxy.outrider.planner.registry.outlook()
-    return outlook.ordered_reads + outlook.set_reads + outlook.part_reads + outlook.free_reads
+        outlook = proxy.outrider.planner.registry.outlook
+        batch(proxy, reads)
+        wait_until(lambda: outlook().set_reads == 64, "64 misses")
+        batch(proxy, reads)
+        wait_until(lambda: outlook().ordered_reads == 64, "64 hits, in the same order")
 
 
 # -- after a start ----------------------------------------------------------------------------------------------------

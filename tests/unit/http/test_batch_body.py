@@ -22,7 +22,7 @@ def test_a_second_cancel_waits_for_reads_that_are_ending() -> None:
 
         reads = [asyncio.create_task(read()) for _ in range(3)]
         await asyncio.sleep(0)
-        ending = asyncio.create_task(_all_ended(reads))  # type: ignore[arg-type]
+        ending = asyncio.create_task(_all_ended(reads))
         await asyncio.sleep(0)
         ending.cancel()
         await asyncio.sleep(0)
