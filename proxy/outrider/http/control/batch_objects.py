@@ -72,7 +72,9 @@ class Opened:
     taken: list[Piece] = field(default_factory=list)
     error: S3Error | None = None
     """The refusal."""
-    has_asked: bool = False
+    asked: tuple[ObjectVersion, Extent] | None = None
+    """The bytes that are read; None: the object was not found, or comes past the cache."""
+    is_told: bool = False
     """The planner heard of the read."""
     sent: Sent = field(default_factory=Counter)
 
@@ -163,12 +165,11 @@ class BatchObjects:
     async def open(self, read: BatchRead) -> Opened:
         """As a GET of it alone. A failure is a refusal, and never raised. The caller calls `end`."""
         operation = _operation_of(read)
-        heard = False
+        heard: tuple[ObjectVersion, Extent] | None = None
 
         def asked(version: ObjectVersion, extent: Extent) -> None:
             nonlocal heard
-            heard = True
-            self._prefetch.asked(self._reader, version, extent, checksums=False)
+            heard = version, extent
 
         try:
             if (denied := self._denied(operation)) is not None:
@@ -181,7 +182,7 @@ class BatchObjects:
                 answer = await self._reads.get(read.ref, headers, asked)
             except (NotCacheable, InvalidRange, PreconditionFailed):
                 return await self._forwarded(read, operation, heard=heard)
-            return Opened(read, answer.status, answer.cache, answer.length, answer.body, has_asked=heard)
+            return Opened(read, answer.status, answer.cache, answer.length, answer.body, asked=heard)
         except S3Error as error:
             return _refused(read, error, heard=heard)
         except OriginRefused as refused:
@@ -190,11 +191,13 @@ class BatchObjects:
             log.exception("request failed", extra={"object": str(read.ref)})
             return _refused(read, InternalError(), heard=heard)
 
-    async def _forwarded(self, read: BatchRead, operation: Operation, *, heard: bool = False) -> Opened:
+    async def _forwarded(
+        self, read: BatchRead, operation: Operation, *, heard: tuple[ObjectVersion, Extent] | None = None
+    ) -> Opened:
         headers = () if read.asked_range is None else (("range", read.asked_range),)
         answer = await self._passthrough.send(operation, headers, Upload())
         if answer.status in (200, 206) and answer.length is not None:
-            return Opened(read, answer.status, answer.cache, answer.length, answer.body, has_asked=heard)
+            return Opened(read, answer.status, answer.cache, answer.length, answer.body, asked=heard)
         async with aclosing(answer.body):
             if answer.status in (200, 206):
                 # A tar tells the length of an entry before its bytes.
@@ -206,6 +209,12 @@ class BatchObjects:
                 if len(document) > _REFUSAL_BYTES_MAX:
                     break
         return _refused(read, Refusal(answer.status, *xml.error_in(bytes(document))), heard=heard)
+
+    def tell(self, opened: Opened) -> None:
+        """It is the turn of the object. The planner learns the order of the list, not that of the bucket's answers."""
+        if opened.asked is not None:
+            opened.is_told = True
+            self._prefetch.asked(self._reader, *opened.asked, checksums=False)
 
     async def receive(self, opened: Opened, bytes_max: int) -> bool:
         """Read ahead what is in no file yet, up to `bytes_max` bytes of it. False: it is longer, and comes past the
@@ -225,14 +234,14 @@ class BatchObjects:
         """The read ended before its turn."""
         if opened.body is not None:
             await opened.body.aclose()
-        if opened.has_asked:
+        if opened.is_told:
             self._prefetch.sent(self._reader, opened.read.ref)
 
     async def end(self, opened: Opened) -> None:
         """The read has ended; it is counted."""
         await self.close(opened)
         ref, status, cache, sent = opened.read.ref, opened.status, opened.cache.value, opened.sent
-        if opened.has_asked and status < 400 and opened.cache is not CacheStatus.BYPASS:
+        if opened.asked is not None and status < 400 and opened.cache is not CacheStatus.BYPASS:
             self.counts.read(ref, status, cache, sent)
         elif opened.error is None or isinstance(opened.error, Refusal):
             self.counts.past(ref, status, cache, sent)
@@ -265,7 +274,7 @@ def _bytes_of(read: BatchRead, size: int) -> tuple[int, int]:
     return extent.start, extent.stop
 
 
-def _refused(read: BatchRead, error: S3Error, *, heard: bool) -> Opened:
+def _refused(read: BatchRead, error: S3Error, *, heard: tuple[ObjectVersion, Extent] | None) -> Opened:
     reason = json.dumps({"status": error.status, "code": error.code, "message": error.text}).encode() + b"\n"
     return Opened(read, error.status, CacheStatus.BYPASS, len(reason), None, [reason], error, heard)
 
