@@ -84,6 +84,7 @@ test-tools:
 SOAK ?= 30
 TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py \
 	tests/engine/cluster/test_histories.py tests/engine/cluster/test_identity.py \
+	tests/engine/read/test_versions_after_restarts.py tests/contract/test_receivers.py \
 	tests/server/test_bench.py tests/server/test_built_image.py tests/server/test_docs.py tests/server/test_fresh_clone.py \
 	tests/unit/ahead/order/test_same_order.py tests/unit/ahead/order/test_torch_sampler.py \
 	tests/unit/ahead/order/test_webdataset_shuffle.py tests/unit/ahead/order/test_order_search.py \

@@ -94,8 +94,9 @@ class ListTrust:
         return places
 
     def confirm(self, listed: Told) -> None:
-        """The object is as it was listed."""
-        self._proofs[_kind(listed)] += 1
+        """The object is as it was listed. One without a size or an ETag proves nothing of those that have them."""
+        if listed.size > 0 and listed.etag:
+            self._proofs[_kind(listed)] += 1
 
     def lose(self) -> None:
         self.is_lost = True

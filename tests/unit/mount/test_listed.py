@@ -51,7 +51,8 @@ def test_lists_are_believed_of_kinds_of_objects_that_were_as_listed(confirmed: l
     trust = ListTrust()
     for each in confirmed:
         trust.confirm(each)
-    like = [each for each in confirmed if ("-" in each.etag) == ("-" in told.etag) and each.size == told.size]
+    proofs = [each for each in confirmed if each.size > 0 and each.etag and ("-" in each.etag) == ("-" in told.etag)]
+    like = [each for each in proofs if each.size.bit_length() == told.size.bit_length()]
     if trust.believes(told):
         assert told.size > 0
         assert told.etag

@@ -10,7 +10,7 @@ _HALF_LIFE_S = 2.0
 _USUAL_HALF_LIFE_S = 60.0
 # A rate is known after so many seconds of waiting for bytes. Less is a matter of latency.
 _KNOWN_S = 0.5
-# What the bucket is taken to give until it was measured, in bytes per second: little, for a body from any bucket.
+# The bucket is taken to give so many bytes per second until it was measured: little, for a body from any bucket.
 _FLOOR = 1e6
 
 

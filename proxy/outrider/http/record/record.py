@@ -40,7 +40,9 @@ class BatchCounts:
         """An object was sent, or as much of it as the client took."""
         self.answered[status, cache] += 1
         self.sent.update(sent)
-        sums = Sums(1, int(cache == "HIT"), sent["disk"], sent["flight"] + sent["peer"], sent["origin"])
+        sums = Sums(
+            1, int(cache == "HIT"), sent["disk"], sent["flight"] + sent["peer"], sent["origin"], peer_bytes=sent["peer"]
+        )
         self._sums_of(ref).add(sums)
 
     def past(self, ref: ObjectRef, status: int, cache: str, sent: Sent) -> None:

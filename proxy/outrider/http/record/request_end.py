@@ -90,27 +90,17 @@ class RequestRecorder:
         elif end.operation is not None:
             self._count_usage(end, end.operation, seconds)
         if (end.status is not None and end.status >= 500) or end.cut not in (None, "client left", "stopped"):
-            target = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
-            error = f"answered {end.status}" if end.cut is None else f"cut: {end.cut}"
-            self._metrics.recent_errors.add(error, target, "error", time.time())
-            if end.method in ("GET", "HEAD"):
-                self._metrics.usage.failed()
-        facts: dict[str, object] = {
-            "request": end.request_id, "op": end.op, "method": end.method, "status": end.status, "cache": end.cache,
-            "bytes": end.sent.total(), "seconds": round(seconds, 6), "client": end.client,
-            "address": end.address, **app_said(end.app),
-        }  # fmt: skip
-        if end.operation is not None:
-            facts["bucket"], facts["key"] = end.operation.bucket, end.operation.key
-        if end.asked_range is not None:
-            facts["range"] = end.asked_range
-        if end.batch is not None:
-            facts |= end.batch.facts()
-        if end.cut is not None:
-            facts["cut"] = end.cut
-        self._access_log.request(facts)
+            self._count_failure(end)
+        self._access_log.request(_facts(end, seconds))
         if self._spans is not None:
             self._spans.ended(end, span)
+
+    def _count_failure(self, end: Ended) -> None:
+        target = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
+        error = f"answered {end.status}" if end.cut is None else f"cut: {end.cut}"
+        self._metrics.recent_errors.add(error, target, "error", time.time())
+        if end.method in ("GET", "HEAD"):
+            self._metrics.usage.failed()
 
     def _is_over(self) -> None:
         self.in_flight -= 1
@@ -127,6 +117,8 @@ class RequestRecorder:
             part = sums.requests / reads
             sums.wait_s = max(0.0, seconds - end.full_s) * part
             sums.away_s = (end.away_s + end.full_s) * part
+            # Hits wait for the misses before them in the list.
+            sums.miss_wait_s = sums.wait_s if sums.hits < sums.requests else 0.0
             usage.served(end.reader or "", dataset, sums)
         for (bucket, key), count in batch.passed_on:
             usage.passed_on((bucket, usage.templates.so_far(bucket, key)), count)
@@ -151,3 +143,21 @@ class RequestRecorder:
             Sums(1, int(is_hit), sent["disk"], sent["flight"] + sent["peer"], sent["origin"], wait_s,
                  end.away_s + end.full_s, sent["peer"], 0.0 if is_hit else wait_s),
         )  # fmt: skip
+
+
+def _facts(end: Ended, seconds: float) -> dict[str, object]:
+    """They stand in the line of the access log."""
+    facts: dict[str, object] = {
+        "request": end.request_id, "op": end.op, "method": end.method, "status": end.status, "cache": end.cache,
+        "bytes": end.sent.total(), "seconds": round(seconds, 6), "client": end.client,
+        "address": end.address, **app_said(end.app),
+    }  # fmt: skip
+    if end.operation is not None:
+        facts["bucket"], facts["key"] = end.operation.bucket, end.operation.key
+    if end.asked_range is not None:
+        facts["range"] = end.asked_range
+    if end.batch is not None:
+        facts |= end.batch.facts()
+    if end.cut is not None:
+        facts["cut"] = end.cut
+    return facts
