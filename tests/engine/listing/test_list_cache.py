@@ -7,10 +7,11 @@ from contextlib import aclosing
 import pytest
 
 from outrider.core.cache.memory_budget import MemoryBudget
-from outrider.core.model import Headers
+from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.operation import Forgets, Kind, Operation, classify
+from outrider.engine.listing import list_cache as list_cache_module
 from outrider.engine.listing.list_cache import ListCache
-from outrider.ports import Chunks
+from outrider.ports import Chunks, Name
 from tests.support.fakes import FakeClock
 
 PAGE = b"<ListBucketResult/>" * 10
@@ -38,13 +39,13 @@ async def chunks_of(body: bytes) -> Chunks:
 
 async def keep(
     list_cache: ListCache, operation: Operation, body: bytes = PAGE, headers: Headers = (), *,
-    write_meanwhile: bool = False,
+    written_meanwhile: Name | None = None,
 ) -> None:  # fmt: skip
     key = list_cache.key_of(operation, ())
     assert key is not None
     mark = list_cache.mark()
-    if write_meanwhile:
-        list_cache.forget("train")
+    if written_meanwhile is not None:
+        list_cache.forget(written_meanwhile)
     async with aclosing(list_cache.keeping(operation, key, mark, headers, chunks_of(body))) as chunks:
         assert b"".join([chunk async for chunk in chunks]) == body
 
@@ -87,9 +88,43 @@ async def test_a_write_to_the_bucket_forgets_its_pages_and_no_others(list_cache:
     assert found(list_cache, a_list()) is None
 
 
-async def test_a_page_that_a_write_overtook_is_not_cached(list_cache: ListCache) -> None:
-    await keep(list_cache, a_list(), write_meanwhile=True)
-    assert found(list_cache, a_list()) is None
+IN, OUTSIDE = ObjectRef("train", "a/1"), ObjectRef("train", "ckpt/a/1")
+
+
+@pytest.mark.parametrize(
+    ("written", "target", "is_dropped"),
+    [
+        ("train", "/train?prefix=a/", True), (IN, "/train?prefix=a/", True), (IN, "/train?prefix=a/1", True),
+        (IN, "/train", True), (IN, "/train?prefix=", True), (IN, "/train?prefix=b&prefix=a", True),
+        (IN, "/train?prefix=a/&start-after=a/2", True), (ObjectRef("tenant:train", "a/1"), "/train?prefix=a/", True),
+        (OUTSIDE, "/train?prefix=a/", False), (OUTSIDE, "/train?prefix=ckpt/b", False), (OUTSIDE, "/train", True),
+        (ObjectRef("other", "a/1"), "/train?prefix=a/", False), ("other", "/train?prefix=a/", False),
+    ],
+)  # fmt: skip
+async def test_a_write_drops_the_pages_that_could_show_it_also_those_on_their_way(
+    written: Name, target: str, is_dropped: bool, list_cache: ListCache
+) -> None:
+    expected = None if is_dropped else PAGE
+    await keep(list_cache, a_list(target), written_meanwhile=written)
+    assert found(list_cache, a_list(target)) == expected
+    await keep(list_cache, a_list(target))
+    list_cache.forget(written)
+    assert found(list_cache, a_list(target)) == expected
+    await keep(list_cache, a_list(target))
+    assert found(list_cache, a_list(target)) == PAGE
+
+
+async def test_a_page_that_many_writes_came_past_is_not_cached(list_cache: ListCache) -> None:
+    key = list_cache.key_of(a_list(), ())
+    assert key is not None
+    mark = list_cache.mark()
+    for number in range(list_cache_module._WRITES_MAX + 1):
+        list_cache.forget(ObjectRef("train", f"ckpt/{number}"))
+    async with aclosing(list_cache.keeping(a_list(), key, mark, (), chunks_of(PAGE))) as chunks:
+        assert b"".join([chunk async for chunk in chunks]) == PAGE
+    assert list_cache.get(key) is None
+    await keep(list_cache, a_list())
+    assert found(list_cache, a_list()) == PAGE
 
 
 async def test_a_compressed_page_is_not_cached(

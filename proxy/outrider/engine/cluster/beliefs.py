@@ -24,7 +24,7 @@ class Beliefs:
                 self._versions.forget_bucket(name)
             else:
                 self._versions.forget(name)
-            self._list_cache.forget(name if isinstance(name, str) else name.bucket)
+            self._list_cache.forget(name)
 
     def forget_all(self) -> None:
         self._versions.forget_all()

@@ -1,11 +1,13 @@
 """The LIST cache. Data loaders list the same 10^5 keys in each process and each epoch.
 
-It is off unless a rule of the settings names the prefix. A write to a bucket through the proxy drops all cached LISTs
-of that bucket. A write that bypasses the proxy shows when the LIST's time is up.
+It is off unless a rule of the settings names the prefix. A write of an object through the proxy drops the cached LISTs
+that could show it, and one of a bucket all of its LISTs. A write that bypasses the proxy shows when the LIST's time is
+up.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -13,15 +15,18 @@ from operator import itemgetter
 from cachetools import LRUCache
 
 from outrider.core.cache.memory_budget import MemoryBudget
-from outrider.core.model import Headers
+from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.headers import varies_with_clients
 from outrider.core.s3.operation import Operation, Query, is_plain_list, without_tenant
 from outrider.engine.read.forget_log import ForgetLog
 from outrider.engine.read.version_cache import Mark
-from outrider.ports import Chunks, Clock
+from outrider.ports import Chunks, Clock, Name
 
 # A page of 1,000 keys has some 300 KB of XML. With 1,000 keys of 1,024 escaped bytes each it has less than 4 MiB.
 _PAGE_BYTES_MAX = 4 * 1024 * 1024
+
+# Writes that a page on its way is compared with. A page that more writes came past is not cached.
+_WRITES_MAX = 1000
 
 ListingKey = tuple[str, Query]
 
@@ -50,6 +55,9 @@ class ListCache:
         self._memory = memory
         self._generation = 0
         self._forgotten = ForgetLog(10_000)
+        # The objects that were written of late, each with its generation; and the last one that is not here any more.
+        self._writes: deque[tuple[int, ObjectRef]] = deque()
+        self._writes_from = 0
 
     def key_of(self, operation: Operation, headers: Headers) -> ListingKey | None:
         """The key of a LIST. None: the request is no plain LIST, or no rule lets the cache keep it."""
@@ -72,13 +80,27 @@ class ListCache:
     def _believes(self, key: ListingKey, mark: Mark) -> bool:
         return self._forgotten.last(without_tenant(key[0])) <= mark.generation
 
+    def _was_passed(self, key: ListingKey, mark: Mark) -> bool:
+        """Whether an object that the page could show may have been written since its request."""
+        if mark.generation < self._writes_from:
+            return True
+        return any(generation > mark.generation and _may_show(key, name) for generation, name in self._writes)
+
     def mark(self) -> Mark:
         """The time and the generation of a request, to be taken before it is sent."""
         return Mark(self._generation, self._clock())
 
-    def forget(self, bucket: str) -> None:
+    def forget(self, name: Name) -> None:
+        """A write is about to change the object, or any of the bucket's, or has changed it."""
         self._generation += 1
-        self._forgotten.note(without_tenant(bucket), self._generation)
+        if isinstance(name, str):
+            self._forgotten.note(without_tenant(name), self._generation)
+            return
+        self._writes.append((self._generation, name))
+        if len(self._writes) > _WRITES_MAX:
+            self._writes_from, _ = self._writes.popleft()
+        for key in [key for key in self._pages if _may_show(key, name)]:
+            del self._pages[key]
 
     def forget_all(self) -> None:
         """Writes may have been missed."""
@@ -103,7 +125,15 @@ class ListCache:
                     body += chunk
                 yield chunk
             ttl_s = self._ttl(operation)
-            if whole and len(body) <= self._pages.maxsize and ttl_s is not None and self._believes(key, mark):
+            whole = whole and len(body) <= self._pages.maxsize
+            if whole and ttl_s is not None and self._believes(key, mark) and not self._was_passed(key, mark):
                 self._pages[key] = Listing(headers, bytes(body), mark, ttl_s)
         finally:
             self._memory.give_back(len(body))
+
+
+def _may_show(key: ListingKey, name: ObjectRef) -> bool:
+    bucket, query = key
+    prefixes = [value for field, value in query if field == "prefix"] or [""]
+    # A store may take either of two prefixes.
+    return without_tenant(bucket) == without_tenant(name.bucket) and any(map(name.key.startswith, prefixes))

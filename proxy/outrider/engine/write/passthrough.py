@@ -111,10 +111,10 @@ class Passthrough:
     """A write goes to the origin exactly once. A read without a body may be retried."""
 
     def __init__(
-        self, origin: Origin, origin_reader: OriginReader, versions: VersionCache, forget_lists: Callable[[str], None],
+        self, origin: Origin, origin_reader: OriginReader, versions: VersionCache, forget_lists: Callable[[Name], None],
         note: Callable[[Sequence[Name]], Awaitable[None]] = _note_nothing, elsewhere: Elsewhere | None = None,
     ) -> None:  # fmt: skip
-        """`forget_lists` drops the cached LISTs of a bucket.
+        """`forget_lists` drops the cached LISTs that may show an object, or all of a bucket.
 
         `note` keeps the names on disk, for a start after a crash, and never fails. It is called before a write is sent,
         and again before the answer is relayed: a read in between may have seen the object before the write changed it.
@@ -213,8 +213,7 @@ class Passthrough:
                 self._versions.forget_bucket(name)
             else:
                 self._versions.forget(name)
-        for bucket in {name if isinstance(name, str) else name.bucket for name in touched}:
-            self._forget_lists(bucket)
+            self._forget_lists(name)
 
 
 def _origin_request(operation: Operation, headers: Headers, upload: Upload) -> OriginRequest:
