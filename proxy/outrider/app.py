@@ -6,9 +6,8 @@ import asyncio
 import logging
 import os
 import socket
-import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -25,6 +24,8 @@ from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.origin.receivers import most_receivers
 from outrider.adapters.process.cpu_clock import cpu_times
 from outrider.adapters.process.listening import bind
+from outrider.adapters.process.port_tls import PortTls
+from outrider.adapters.process.read_again import follow
 from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import raise_open_files_limit, usable_cores
 from outrider.adapters.state import learned_file, warmup_file
@@ -122,18 +123,24 @@ async def running(
             machine, _peer_socket(settings, stack),
         )  # fmt: skip
         outrider, recovery = compose(settings, resources)
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            outrider.tls = PortTls(settings.tls_cert, settings.tls_key)
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
         endless = {
             tasks.spawn(_recover(outrider, recovery), "recovery"),
             tasks.spawn(_tick(outrider.prefetch, outrider.overview), "prefetch"),
             tasks.spawn(_upkeep(outrider), "upkeep"),
+            *(
+                tasks.spawn(follow(what, read, outrider.bell.sleep), f"changes of {what}")
+                for what, read in _read_again(outrider, origin)
+            ),
         }
         if waits:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_INDEX_WAIT_S):
                     await outrider.indexed.wait()
         if outrider.cluster is not None:
-            endless |= await outrider.cluster.begin(stack)
+            endless |= await outrider.cluster.begin(stack, outrider.bell.sleep)
             await outrider.cluster.settled()
         listener = await _serve(outrider, stack)
         log.info("ready", extra={"listen": outrider.listen, "admin": outrider.admin, "origin": origin.endpoint,
@@ -155,6 +162,16 @@ async def running(
             await recovery.save()
             await learned_file.save(directory, outrider.planner.registry, outrider.store.work)
             await warmup_file.save(directory.warmups, under_way, outrider.store.work)
+
+
+def _read_again(outrider: Outrider, origin: HttpOrigin) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """The files that may change while the proxy runs, by the settings that name them. See `follow`."""
+    if outrider.settings.auth == "sigv4":
+        yield "clients", outrider.senders.read
+    if outrider.tls is not None:
+        yield "tls_cert", outrider.tls.read
+    if (authority := origin.authority) is not None:
+        yield authority[0], origin.read_authority
 
 
 def _descriptors(settings: Settings) -> DescriptorBudget:
@@ -215,10 +232,11 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
     stack.callback(at_admin.close)
     stack.push_async_callback(_shut_down, outrider.server)
     listener: asyncio.Server | Listener
-    if (tls := _tls(settings)) is not None:
+    if outrider.tls is not None:
         listener = Listener(
             [bind(*_host_and_port(settings.listen))], outrider.server, outrider.metrics.refused_connections, port="s3",
-            connections_max=outrider.server.accepted_max, connected=lambda: outrider.server.connected, tls=tls,
+            connections_max=outrider.server.accepted_max, connected=lambda: outrider.server.connected,
+            tls=outrider.tls.context,
         )  # fmt: skip
         outrider.listen = f"{_host(settings.listen)}:{listener.number}"
         stack.callback(listener.abort)
@@ -263,17 +281,6 @@ def _host(address: str) -> str:
 
 def _host_and_port(address: str) -> tuple[str, int]:
     return _host(address).strip("[]"), int(address.rpartition(":")[2])
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingsError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}") from error
-    return context
 
 
 async def _drain(outrider: Outrider, hurry: asyncio.Event) -> None:

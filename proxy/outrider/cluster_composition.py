@@ -23,6 +23,7 @@ from outrider.adapters.cluster.peer_tls import PeerTls
 from outrider.adapters.cluster.sources import source_of
 from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.origin.receivers import Receivers, most_receivers
+from outrider.adapters.process.read_again import Sleep
 from outrider.adapters.process.system import usable_cores
 from outrider.adapters.state import members_file
 from outrider.adapters.state.members_file import MembersFile
@@ -122,7 +123,7 @@ class Cluster:
         self._transport = PeerClient(
             self._asker, lambda: self._key.accepted, metrics, time.time, boot=self._boot,
             tls=lambda: None if tls is None else tls.client,
-            receivers=Receivers(most, None, metrics, lambda: tls.identity) if tls is not None and most else None,
+            receivers=Receivers(most, metrics, lambda: tls.trust) if tls is not None and most else None,
         )  # fmt: skip
         self.remote_scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), clock)
         self.members: Members
@@ -249,8 +250,9 @@ class Cluster:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    async def begin(self, stack: AsyncExitStack) -> set[asyncio.Task[None]]:
-        """Listen, and get to know the members. Returns the tasks that never end, once it is known who is there."""
+    async def begin(self, stack: AsyncExitStack, sleep: Sleep) -> set[asyncio.Task[None]]:
+        """Listen, and get to know the members. Returns the tasks that never end, once it is known who is there.
+        `sleep`: between two looks at the files of keys."""
         await self._transport.open()
         stack.push_async_callback(self._transport.close)
         listener = Listener(
@@ -259,9 +261,9 @@ class Cluster:
             tls=None if self._tls is None else self._tls.server,
         )  # fmt: skip
         stack.push_async_callback(self._shut_down, listener)
-        endless = {*self.members.start(), self._tasks.spawn(self._key.follow(), "peer key")}
+        endless = {*self.members.start(), self._tasks.spawn(self._key.follow(sleep), "peer key")}
         if self._tls is not None:
-            endless.add(self._tasks.spawn(self._tls.follow(), "peer tls"))
+            endless.add(self._tasks.spawn(self._tls.follow(sleep), "peer tls"))
         return endless
 
     async def settled(self) -> None:

@@ -15,6 +15,8 @@ from outrider.adapters.disk.block_store import DiskBlockStore, Limits
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.process.port_tls import PortTls
+from outrider.adapters.process.read_again import Bell
 from outrider.adapters.state import learned_file, pin_file
 from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
@@ -58,7 +60,7 @@ from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.written_names import note_written
-from outrider.http.access import Access, Loopback, SigV4, reader_shown
+from outrider.http.access import Senders, reader_shown
 from outrider.http.control.batch_objects import BatchParts
 from outrider.http.control.batches import Batches
 from outrider.http.control.control_bucket import ControlBucket
@@ -98,7 +100,12 @@ class Outrider:
     origin_reader: OriginReader
     cluster: Cluster | None
     """None: the node is alone."""
+    senders: Senders
     status: StatusDocument = field(init=False)
+    tls: PortTls | None = None
+    """The certificate of the S3 port; None: it serves http."""
+    bell: Bell = field(default_factory=Bell)
+    """Has keys, certificates and grants read again at once."""
     listen: str = ""
     admin: str = ""
     ready: bool = False
@@ -200,7 +207,8 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         cluster.serve(source, versions, store, flights, contents, version_lookup)
     reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)
     hits = HitLookup(layout, versions, store, clock)
-    access = _access(settings)
+    senders = Senders(settings)
+    access = senders.access
     enumerator = Enumerator(origin_reader, memory, versions)
     fills = BackgroundFill(
         layout, versions, store, flights, contents, version_lookup, metrics,
@@ -244,13 +252,13 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         access, metrics, time.time,
     )  # fmt: skip
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
-    server = _s3_server(settings, resources, services, hits, access, control, memory)
+    server = _s3_server(settings, resources, services, hits, senders, control, memory)
     parts = Parts(resources.machine.cpu, resources.machine.is_short_of_connections, flights, scheduler)
     setup = replace(resources.machine.setup, capacity_bytes=limits.capacity_bytes)
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), clock,
         Verdicts(metrics, setup, parts),
-        capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, _names_of_keys(settings)),
+        capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, senders.names),
         oddities=resources.oddities, origin_wait=lambda: origin_reader.long_wait, contents=contents,
     )  # fmt: skip
     outrider = Outrider(
@@ -268,6 +276,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         overview,
         origin_reader,
         cluster,
+        senders,
     )
     outrider.status = StatusDocument(
         outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,
@@ -292,16 +301,16 @@ def _cluster(settings: Settings, resources: Resources, layout: BlockLayout, capa
 
 
 def _s3_server(
-    settings: Settings, resources: Resources, services: Services, hits: HitLookup, access: Access,
+    settings: Settings, resources: Resources, services: Services, hits: HitLookup, senders: Senders,
     control: ControlBucket, memory: MemoryBudget,
 ) -> S3Server:  # fmt: skip
-    metrics, spans = resources.metrics, _spans(settings, resources.traces)
+    metrics, spans = resources.metrics, _spans(senders, resources.traces)
     handler = S3Handler(
-        services, access, control, metrics, memory,
+        services, senders.access, control, metrics, memory,
         HandlerSettings(settings.domain, settings.requests, settings.client_timeout_s), spans,
     )  # fmt: skip
     fast_path = FastPath(
-        hits, access, services.prefetch.note, metrics, handler.access_log,
+        hits, senders.access, services.prefetch.note, metrics, handler.access_log,
         clock=resources.clock, domains=settings.domain, heads_bytes=resources.shares.heads_bytes, spans=spans,
     )  # fmt: skip
     server = S3Server(
@@ -337,30 +346,12 @@ def traced(origin: Origin, traces: Traces | None) -> Origin:
     return TracedOrigin(origin, traces.tracer)
 
 
-def _spans(settings: Settings, traces: Traces | None) -> ServerSpans | None:
+def _spans(senders: Senders, traces: Traces | None) -> ServerSpans | None:
     if traces is None:
         return None
     from outrider.http.record.server_spans import ServerSpans
 
-    return ServerSpans(traces.tracer, partial(reader_shown, _names_of_keys(settings)))
-
-
-def _access(settings: Settings) -> Access:
-    if settings.auth == "loopback":
-        return Loopback(settings.domain, cross_site=settings.cross_site)
-    known = settings.known_clients
-    return SigV4(
-        {client.access_key: client for client, _ in known},
-        {client.access_key: secret.get_secret_value() for client, secret in known},
-        time.time,
-        settings.anonymous_client,
-        cross_site=settings.cross_site,
-    )
-
-
-def _names_of_keys(settings: Settings) -> dict[str, str]:
-    known = settings.known_clients if settings.auth == "sigv4" else ()
-    return {client.access_key: client.name for client, _ in known}
+    return ServerSpans(traces.tracer, partial(reader_shown, senders.names))
 
 
 async def _save_pins(store: DiskBlockStore, saved: Sequence[SavedPin]) -> None:

@@ -351,7 +351,7 @@ def test_a_slow_disk_makes_no_receiver_look_dead(monkeypatch: pytest.MonkeyPatch
     """Here stands what takes its time: the answer comes late, and it is not stopped."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with subprocess.Popen(["sleep", "60"]) as process:
-        one = module._Receiver(process, control)
+        one = module._Receiver(process, control, module.Trust())
         theirs.send(b"1")
         assert one.hear()
         one.ask()
@@ -440,7 +440,7 @@ async def test_a_member_s_bytes_come_by_a_receiver_that_shows_who_it_is(
     service, metrics = FakeMember(hello_of("owner")), Metrics()
     version = service.put(REF, DATA)
     question = PeerRead(REF, Extent(0, len(DATA)), 0, Confirmed(version, 0.0), ReadClass.NEXT)
-    receivers = Receivers(1, None, metrics, lambda: edge.identity)
+    receivers = Receivers(1, metrics, lambda: edge.trust)
     sides = Side("owner", tls=owner.server), Side("edge", tls=edge.client)
     async with peer_wire(service, owner=sides[0], edge=sides[1], receivers=receivers) as wire:
         pids: list[int] = []

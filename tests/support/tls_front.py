@@ -56,6 +56,16 @@ class TlsFront:
         self._held_after = -1
         self._loop.call_soon_threadsafe(self._go_on.set)
 
+    def renew(self, certificate: Certificate) -> None:
+        """Show another certificate from now on, and cut the connections."""
+
+        async def renewed() -> None:
+            self._tls.load_cert_chain(certificate.chain, certificate.key)
+            for writer in self._writers:
+                writer.transport.abort()
+
+        asyncio.run_coroutine_threadsafe(renewed(), self._loop).result(60)
+
     def __enter__(self) -> Self:
         listening = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listening,))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trustme
 
-from outrider.adapters.cluster import read_again
+from outrider.adapters.process import read_again
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.ownership import Ring
 from outrider.core.model import ObjectRef

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 
 import typer
 
@@ -57,8 +58,15 @@ async def _serve(settings: Settings) -> int:
         if outrider is not None:
             end_within(last_acts_s(outrider) + (0.0 if hurry.is_set() else settings.drain_s), 1)
 
+    def read_again() -> None:
+        if outrider is not None:
+            outrider.bell.ring()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_or_hurry)
+    if not sys.stdin.isatty():
+        # A terminal sends it as it closes.
+        loop.add_signal_handler(signal.SIGHUP, read_again)
     try:
         async with running(settings, hurry) as outrider:
             finding = asyncio.create_task(outrider.credentials.find_early(), name="credentials")

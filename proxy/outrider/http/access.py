@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +20,8 @@ from outrider.core.s3.encoding import STORE_HEADERS
 from outrider.core.s3.form_fields import PostForm
 from outrider.core.s3.operation import Operation
 from outrider.ports import Clock
+from outrider.settings import Settings
+from outrider.settings.clients_file import Clients, read_clients
 
 # Presigned URLs whose signature need not be verified again: some 2 KiB each.
 _PROVED_MAX = 1024
@@ -151,18 +155,17 @@ class SigV4:
 
     is_open = False
 
-    def __init__(
-        self, clients: Mapping[str, Client], secrets: Mapping[str, str], clock: Clock,
-        anonymous: Client | None = None, *, cross_site: bool = False,
-    ) -> None:  # fmt: skip
-        """`anonymous` None: requests without a signature are refused. `cross_site`: web pages of any site may send
-        them."""
-        self._clients = clients
-        self._secrets = secrets
+    def __init__(self, clock: Clock, *, cross_site: bool = False) -> None:
+        """`cross_site`: web pages of any site may send requests that are not signed."""
         self._clock = clock
-        self._anonymous = anonymous
         self._cross_site = cross_site
         self._keys = SigningKeys()
+        self.renew({}, {}, None)
+
+    def renew(self, clients: Mapping[str, Client], secrets: Mapping[str, str], anonymous: Client | None) -> None:
+        """These are the clients from now on; requests that were identified before go on. By access key. `anonymous`
+        None: requests without a signature are refused."""
+        self._clients, self._secrets, self._anonymous = clients, secrets, anonymous
         # Presigned URLs that were verified: they are used again and again, each time for another range.
         self._proved: Memo[tuple[str, str, str, str], Who] = Memo(_PROVED_MAX)
 
@@ -229,3 +232,38 @@ class SigV4:
         for ref in refs:
             if not may_read(who.client, ref):
                 raise AccessDenied(f"No grant of this client key covers {ref}.")
+
+
+class Senders:
+    """Who may ask, and the names to show of them. With `auth = sigv4` from the last right content of the clients file.
+    On the running loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self.access: Access
+        self.names: dict[str, str] = {}
+        """The name to show for each access key."""
+        if settings.auth == "loopback":
+            self.access = Loopback(settings.domain, cross_site=settings.cross_site)
+        else:
+            self.access = self._sigv4 = SigV4(time.time, cross_site=settings.cross_site)
+            self._clients = settings.known_clients, settings.anonymous_client
+            self._renew(self._clients)
+
+    def read(self) -> bool:
+        """In any thread: whether the clients file has changed. Raises SettingsError."""
+        assert self._settings.clients is not None
+        clients = read_clients(self._settings.clients)
+        if clients == self._clients:
+            return False
+        self._clients = clients
+        self._loop.call_soon_threadsafe(self._renew, clients)
+        return True
+
+    def _renew(self, clients: Clients) -> None:
+        known, anonymous = clients
+        secrets = {client.access_key: secret.get_secret_value() for client, secret in known}
+        self._sigv4.renew({client.access_key: client for client, _ in known}, secrets, anonymous)
+        # Readers that were there before keep their names.
+        self.names |= {client.access_key: client.name for client, _ in known}

@@ -40,7 +40,9 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def door(clock: FakeClock) -> SigV4:
-    return SigV4({"AK": Client("team", "AK", ())}, {"AK": "secret"}, clock)
+    made = SigV4(clock)
+    made.renew({"AK": Client("team", "AK", ())}, {"AK": "secret"}, None)
+    return made
 
 
 def test_a_url_is_verified_once_for_all_its_ranges(

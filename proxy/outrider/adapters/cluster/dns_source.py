@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 from aiohttp.abc import AbstractResolver
 
-from outrider.adapters.cluster.member_lists import Outages, Sleep, SourceAway, polled
+from outrider.adapters.cluster.member_lists import Outages, SourceAway, polled
+from outrider.adapters.process.read_again import Sleep
 from outrider.core.cluster.member import Listed
 from outrider.settings.members import DnsPeers
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
-from outrider.adapters.cluster.member_lists import Outages, Sleep, SourceAway, polled
+from outrider.adapters.cluster.member_lists import Outages, SourceAway, polled
+from outrider.adapters.process.read_again import Sleep
 from outrider.core.cluster.member import Listed
 from outrider.core.origin.backoff import Backoff
 from outrider.settings.members import is_member_name, told_address

@@ -22,7 +22,8 @@ from lightkube.core.exceptions import ConfigError
 from lightkube.resources.discovery_v1 import EndpointSlice
 
 from outrider.adapters.cluster.endpoint_slices import NamedBy, members_of, named_by
-from outrider.adapters.cluster.member_lists import Outages, Sleep, in_order
+from outrider.adapters.cluster.member_lists import Outages, in_order
+from outrider.adapters.process.read_again import Sleep
 from outrider.core.cluster.member import Listed
 from outrider.settings import SettingsError
 from outrider.settings.members import KubernetesPeers

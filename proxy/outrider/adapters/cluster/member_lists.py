@@ -7,12 +7,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 
 from prometheus_client import Counter
 
+from outrider.adapters.process.read_again import Sleep
 from outrider.core.cluster.member import Listed
 from outrider.core.origin.backoff import Backoff
 
 log = logging.getLogger(__name__)
-
-Sleep = Callable[[float], Awaitable[object]]
 
 # A source that is back after an outage is noticed within half a minute.
 _BACKOFF = Backoff(base_s=1.0, cap_s=30.0)

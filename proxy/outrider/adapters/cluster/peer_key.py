@@ -11,8 +11,7 @@ import logging
 import stat
 from pathlib import Path
 
-from outrider.adapters.cluster.member_lists import Sleep
-from outrider.adapters.cluster.read_again import follow
+from outrider.adapters.process.read_again import Sleep, follow
 from outrider.settings import SettingsError
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,8 @@ import asyncio
 import ssl
 from pathlib import Path
 
-from outrider.adapters.cluster.member_lists import Sleep
-from outrider.adapters.cluster.read_again import follow
-from outrider.adapters.origin.receivers import Identity
+from outrider.adapters.origin.receivers import Trust
+from outrider.adapters.process.read_again import Sleep, follow
 from outrider.settings import Settings, SettingsError
 
 
@@ -33,7 +32,7 @@ class PeerTls:
 
     def __init__(self, cert: Path, key: Path, authority: Path) -> None:
         self._cert, self._key, self._authority = (path.expanduser() for path in (cert, key, authority))
-        self.identity = Identity(b"", b"", b"")
+        self.trust = Trust()
         self._read()
         # A server keeps the context with which it began: at each handshake this one gives way to that of now.
         self._entrance = self._context(ssl.PROTOCOL_TLS_SERVER)
@@ -60,14 +59,14 @@ class PeerTls:
         paths = (self._authority, self._cert, self._key)
         where = f"--peer-tls-cert {self._cert}, --peer-tls-key {self._key}, --peer-tls-ca {self._authority}"
         try:
-            identity = Identity(*(path.read_bytes() for path in paths))
-            if identity == self.identity:
+            trust = Trust(*(path.read_bytes() for path in paths))
+            if trust == self.trust:
                 return False
             outgoing, incoming = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
         except OSError as error:  # `ssl.SSLError` is one
             raise SettingsError(f"{where}: {error}") from error
         # Both at once: requests begin on another thread than this.
-        self._outgoing, self._incoming, self.identity = outgoing, incoming, identity
+        self._outgoing, self._incoming, self.trust = outgoing, incoming, trust
         return True
 
     def _context(self, side: int) -> ssl.SSLContext:

@@ -8,6 +8,7 @@ import logging
 import os
 import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Protocol
 
 from aiohttp.abc import AbstractResolver
@@ -17,7 +18,7 @@ from outrider.adapters.origin.aws_config import ca_bundle
 from outrider.adapters.origin.client import Client
 from outrider.adapters.origin.endpoint import Endpoint, moved
 from outrider.adapters.origin.http_reply import Reply
-from outrider.adapters.origin.receivers import Receivers
+from outrider.adapters.origin.receivers import Receivers, Trust
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.errors import OriginBroke, OriginBusy
@@ -85,17 +86,35 @@ class HttpOrigin:
         self.waiting = 0
         """How many requests wait for a free connection."""
         self._client: Client | None = None
+        self.authority: tuple[str, str] | None = None
+        """See `ca_bundle`."""
         self._tls: ssl.SSLContext | None = None
+        self._trust = Trust()
 
     async def open(self) -> None:
-        authority = ca_bundle(os.environ)
-        self._tls = None if authority is None else _trust(*authority)
+        self.authority = ca_bundle(os.environ)
+        if self.authority is not None:
+            self.read_authority()
         if self._receivers_max:
-            self._receivers = Receivers(self._receivers_max, None if authority is None else authority[1], self._metrics)
+            self._receivers = Receivers(self._receivers_max, self._metrics, lambda: self._trust)
         self._client = Client(
             self._metrics, self._oddities.note, threads=self._threads, connect_timeout_s=_CONNECT_TIMEOUT_S,
             resolver=self._resolver, receivers=self._receivers,
         )  # fmt: skip
+
+    def read_authority(self) -> bool:
+        """In any thread: whether the file of certificates to trust has changed. Raises SettingsError."""
+        assert self.authority is not None
+        name, path = self.authority
+        try:
+            trust = Trust(Path(path).read_bytes())
+            if trust == self._trust:
+                return False
+            tls = ssl.create_default_context(cafile=path)
+        except OSError as error:  # ssl.SSLError is one
+            raise SettingsError(f"{name}={path}: {error.strerror or error}. Name a PEM file, or unset it.") from error
+        self._tls, self._trust = tls, trust
+        return True
 
     async def close(self) -> None:
         if self._client is not None:
@@ -293,11 +312,3 @@ async def _after(head: bytes, body: AsyncIterator[Buffer]) -> AsyncIterator[Buff
     yield head
     async for piece in body:
         yield piece
-
-
-def _trust(name: str, bundle: str) -> ssl.SSLContext:
-    """The certificates that AWS tools trust. See `ca_bundle`."""
-    try:
-        return ssl.create_default_context(cafile=bundle)
-    except OSError as error:  # ssl.SSLError is one
-        raise SettingsError(f"{name}={bundle}: {error.strerror or error}. Name a PEM file, or unset it.") from error

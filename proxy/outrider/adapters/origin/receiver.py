@@ -22,10 +22,6 @@ import sys
 import time
 from contextlib import suppress
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 READY, REFUSED, UNTRUSTED = b"+", b"-", b"!"
 """A line begins with one of them: the handshake is done, or it failed, as the rest says. UNTRUSTED: it will fail
 again."""
@@ -52,7 +48,7 @@ _MESSAGE_BYTES = 4096
 class Loop:
     """Called on one thread."""
 
-    def __init__(self, authority: str, identity: Sequence[str] = ()) -> None:
+    def __init__(self, authority: str = "", *identity: str) -> None:
         """`authority`: a file of certificates; empty: those of the system are trusted. `identity`: the files of a
         certificate and its key to show, to servers whose names are not compared; empty: none is shown."""
         self._authority = authority
@@ -402,5 +398,5 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.path += sys.argv[2].split(os.pathsep)
-    Loop(sys.argv[3], sys.argv[4:]).run(socket.socket(fileno=int(sys.argv[1])))
+    Loop(*sys.argv[3:]).run(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)

@@ -48,26 +48,23 @@ def most_receivers(cores: int, setting: int | None = None) -> int:
     return min(4, cores) if setting is None else setting
 
 
-class Identity(NamedTuple):
-    """The content of PEM files: who is trusted, and the certificate and key that are shown."""
+class Trust(NamedTuple):
+    """The content of PEM files: who is trusted (empty: those whom the system trusts), and the certificate and key that
+    are shown to servers that ask for them; then names are not compared (empty: none is shown)."""
 
-    authority: bytes
-    cert: bytes
-    key: bytes
+    authority: bytes = b""
+    cert: bytes = b""
+    key: bytes = b""
 
 
 class Receivers:
     """Called on the event loop's thread. They are started when the first line is wanted, and end when idle."""
 
-    def __init__(
-        self, most: int, authority: str | None, metrics: Metrics, identity: Callable[[], Identity] | None = None
-    ) -> None:
-        """`authority`: a file of certificates; None: those of the system are trusted. `identity`: the one of now, for
-        servers that ask for it; then nothing else is trusted than it says. None: none is shown."""
+    def __init__(self, most: int, metrics: Metrics, trust: Callable[[], Trust]) -> None:
+        """`trust`: that of now. Receivers with another one get no new lines, and end without any."""
         self._most = most
         self._metrics = metrics
-        self._authority = authority or ""
-        self._identity = identity or _none
+        self._trust = trust
         self._environ = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self._running: list[_Receiver] = []
         self._may_start_at = float("-inf")
@@ -92,15 +89,15 @@ class Receivers:
         return bool(self._ready())
 
     def _ready(self) -> list[_Receiver]:
-        identity = self._identity()
-        return [each for each in self._running if each.is_ready and not each.is_overdue and each.identity == identity]
+        trust = self._trust()
+        return [each for each in self._running if each.is_ready and not each.is_overdue and each.trust == trust]
 
     def _start_one(self) -> None:
         loop = asyncio.get_running_loop()
         if len(self._running) >= self._most or self._closed or loop.time() < self._may_start_at:
             return
         try:
-            each = _started(self._authority, self._identity(), self._environ)
+            each = _started(self._trust(), self._environ)
         except OSError as error:
             self._may_start_at = loop.time() + _START_AGAIN_S
             log.warning("no receiver, the event loop receives", extra={"error": str(error)})
@@ -162,7 +159,7 @@ class Receivers:
                 each.is_overdue = True
                 if each.is_stopped() or each.asked_s() > (_PATIENCE_S if each.is_ready else _BOOT_S):
                     self._drop(each, "does not answer")
-            elif each.idle_s() > _IDLE_S or (not each.lines and each.identity != self._identity()):
+            elif each.idle_s() > _IDLE_S or (not each.lines and each.trust != self._trust()):
                 self._drop(each, "")
             else:
                 each.ask()
@@ -195,12 +192,10 @@ class Receivers:
 class _Receiver:
     """One process. `lines`: those that it has, as far as it is known."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], control: socket.socket, identity: Identity | None = None
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, trust: Trust) -> None:
         self.process = process
         self.control = control
-        self.identity = identity
+        self.trust = trust
         control.setblocking(False)
         self.lines = 0
         self.connections: WeakSet[ReceiverConnection] = WeakSet()
@@ -340,13 +335,13 @@ class ReceiverConnection(BlockingConnection):
             self.socket.shutdown(socket.SHUT_WR)
 
 
-def _started(authority: str, identity: Identity | None, environ: Mapping[str, str]) -> _Receiver:
+def _started(trust: Trust, environ: Mapping[str, str]) -> _Receiver:
     """Raises OSError."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, ExitStack() as files:
         try:
-            fds = [_in_memory(content, files) for content in identity or ()]
-            paths = [f"/proc/self/fd/{fd}" for fd in fds] or [authority]
+            fds = [_in_memory(content, files) for content in trust if content]
+            paths = [f"/proc/self/fd/{fd}" for fd in fds]
             argv = [sys.executable, "-I", "-S", receiver.__file__, str(theirs.fileno()), _libraries(), *paths]
             process = subprocess.Popen(
                 argv, pass_fds=(theirs.fileno(), *fds), env=dict(environ), stdin=subprocess.DEVNULL
@@ -354,19 +349,15 @@ def _started(authority: str, identity: Identity | None, environ: Mapping[str, st
         except BaseException:
             control.close()
             raise
-    return _Receiver(process, control, identity)
+    return _Receiver(process, control, trust)
 
 
 def _in_memory(content: bytes, files: ExitStack) -> int:
-    """The files of an identity change one after the other: a receiver gets what was read of all at once."""
-    fd = os.memfd_create("identity")
+    """Files change one after the other: a receiver gets what was read of all at once."""
+    fd = os.memfd_create("trust")
     files.callback(os.close, fd)
     os.write(fd, content)
     return fd
-
-
-def _none() -> None:
-    return None
 
 
 def _libraries() -> str:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Literal
 
+from outrider.core.auth.grants import Client
 from outrider.core.auth.sigv4 import SignedRequest
 from outrider.core.errors import InvalidRange, S3Error
 from outrider.core.insight.usage import AWAY_S_MAX, HitTally
@@ -89,8 +90,8 @@ class FastPath:
         self._copied = memoryview(bytearray(COPIED_BYTES))
         self._harmless_queries: Memo[bytes, bool] = Memo(_QUERIES_MAX)
         self._harmless_hosts: Memo[str, bool] = Memo(_HOSTS_MAX)
-        # Access keys and names that a grant covers. Grants do not change while the process runs.
-        self._granted: Memo[tuple[str, bytes], bool] = Memo(_GRANTED_MAX)
+        # Access keys and names that a grant covers, and the client with that grant: it may have others some time later.
+        self._granted: Memo[tuple[str, bytes], Client] = Memo(_GRANTED_MAX)
         # The last request that was classified, and its operation: also for the slow path.
         self._classified: tuple[PlainRequest | None, Operation | None] = (None, None)
         # The last request that the cache must not answer, because no grant covers it as a plain read or it is unsigned,
@@ -290,12 +291,12 @@ class FastPath:
             self._not_granted = read, known
             return None
         asks = known.client.access_key, name
-        if self._granted.get(asks) or self._is_granted(read, known, asks):
+        if self._granted.get(asks) is known.client or self._is_granted(read, known, known.client, asks):
             return known
         self._not_granted = read, known
         return None
 
-    def _is_granted(self, read: PlainRequest, who: Who, asks: tuple[str, bytes]) -> bool:
+    def _is_granted(self, read: PlainRequest, who: Who, client: Client, asks: tuple[str, bytes]) -> bool:
         operation = self._operation(read)
         try:
             if operation is None:
@@ -303,7 +304,7 @@ class FastPath:
             self._access.check(who, operation, None)
         except S3Error:
             return False
-        self._granted.put(asks, True)
+        self._granted.put(asks, client)
         return True
 
     def _operation(self, read: PlainRequest) -> Operation | None:

@@ -1,18 +1,36 @@
-"""Reads files again when they change."""
+"""Reads files again when they change: keys, certificates and grants need no restart."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-from outrider.adapters.cluster.member_lists import Sleep
 from outrider.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
+Sleep = Callable[[float], Awaitable[object]]
+
 # The kubelet needs a minute to renew a mounted Secret.
 _EVERY_S = 5.0
+
+
+class Bell:
+    """Wakes all who sleep by it at once: on SIGHUP, files are read again without a wait."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        rung, self._rung = self._rung, asyncio.Event()
+        rung.set()
+
+    async def sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._rung.wait()
 
 
 async def follow(what: str, read: Callable[[], bool], sleep: Sleep = asyncio.sleep) -> None:
