@@ -1,4 +1,4 @@
-"""Keys, certificates and grants change while the proxy runs, on SIGHUP or by themselves: no restart, and no request that
+"""Keys, certificates and grants change while the proxy runs, on SIGHUP or by themselves: no restart, and no request
 fails."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.bucket import Identity
 from tests.support.certificate import certify
 from tests.support.proxy import ServedProxy
 from tests.support.rawhttp import RawConnection
@@ -55,12 +56,17 @@ def test_clients_come_change_and_go_while_others_read(bucket: Bucket, tmp_path: 
         def status(keys: tuple[str, str], target: str = KEY) -> int:
             return asked(served, wire(served, keys, "GET", target)).status
 
+        signer = bucket.client(served.endpoint, Identity("team", *TEAM, ()), signature_version="s3v4")
+        url = signer.generate_presigned_url("get_object", {"Bucket": NAME, "Key": "team/x"})
+        presigned = f"GET {url.removeprefix(served.endpoint)} HTTP/1.1\r\nhost: {served.ready_line['listen']}\r\n\r\n"
+        signer.close()
         with RawConnection(served.address) as kept:
             signed = wire(served, TEAM, "GET", KEY)
             kept.send(signed)
             assert kept.read_answer("GET").status == 200
             # Once more, from the cache: its grant is remembered there.
             assert (status(TEAM), status(OTHER)) == (200, 403)
+            assert [asked(served, presigned.encode()).status for _ in range(2)] == [200, 200]
             with changed(served):
                 file.write_text(CLIENTS.replace('prefix = "other/"', 'prefix = ""'))
             assert (status(TEAM), status(OTHER)) == (200, 200)
@@ -75,6 +81,7 @@ def test_clients_come_change_and_go_while_others_read(bucket: Bucket, tmp_path: 
             with changed(served):
                 file.write_text(CLIENTS.replace(TEAM[1], "another/secret"))
             assert (status(TEAM), status((TEAM[0], "another/secret"))) == (403, 200)
+            assert asked(served, presigned.encode()).status == 403
         assert TEAM[1] not in served.log.read_text()
 
 
@@ -84,21 +91,21 @@ def test_the_certificate_of_the_port_is_renewed(bucket: Bucket, tmp_path: Path) 
     old, new = certify(tmp_path / "old"), certify(tmp_path / "new")
     chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
     put((chain, key), old)
-    with ServedProxy(bucket, tmp_path, tls_cert=str(chain), tls_key=str(key)) as served:
-        with secured(served, old) as kept:
-            assert kept.ask("GET", KEY).status == 200
-            with changed(served, "changed file is wrong, its last content counts"):
-                shutil.copy(new.chain, chain)
-            with secured(served, old):
-                pass
-            with changed(served):
-                shutil.copy(new.key, key)
-            with secured(served, new) as renewed:
-                assert renewed.ask("GET", KEY).body == BODY
-            with pytest.raises(ssl.SSLCertVerificationError), secured(served, old):
-                pass
-            # Whoever is connected stays so.
-            assert kept.ask("GET", KEY).status == 200
+    proxy = ServedProxy(bucket, tmp_path, tls_cert=str(chain), tls_key=str(key))
+    with proxy as served, secured(served, old) as kept:
+        assert kept.ask("GET", KEY).status == 200
+        with changed(served, "changed file is wrong, its last content counts"):
+            shutil.copy(new.chain, chain)
+        with secured(served, old):
+            pass
+        with changed(served):
+            shutil.copy(new.key, key)
+        with secured(served, new) as renewed:
+            assert renewed.ask("GET", KEY).body == BODY
+        with pytest.raises(ssl.SSLCertVerificationError), secured(served, old):
+            pass
+        # A connection that was there goes on.
+        assert kept.ask("GET", KEY).status == 200
 
 
 def test_the_bucket_s_certificate_may_come_from_another_authority(bucket: Bucket, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ environment variables.
 {rules}
 ## The clients file
 
-With `auth = "sigv4"` the clients file lists the client keys and their grants. It is read at the start only. A grant
+With `auth = "sigv4"` the clients file lists the client keys and their grants. It is read again when it changes. A grant
 without a prefix is for the whole bucket; `write` includes `read`. [Security](security.md) says what a grant covers,
 [Operations](operations.md#several-tenants) shows how to give out keys.
 

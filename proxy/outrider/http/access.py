@@ -235,8 +235,8 @@ class SigV4:
 
 
 class Senders:
-    """Who may ask, and the names to show of them. With `auth = sigv4` from the last right content of the clients file.
-    On the running loop."""
+    """Has the access of the settings, and the names to show of senders. With `auth = sigv4` they are of the last right
+    content of the clients file. On the running loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

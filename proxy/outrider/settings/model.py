@@ -107,7 +107,10 @@ class Settings(BaseModel):
     auth: Literal["loopback", "sigv4"] = Field(
         "loopback", description="Access control: anybody on loopback, or signed requests of known clients."
     )
-    clients: File | None = Field(None, description="TOML file with the keys and grants of clients, for `auth = sigv4`.")
+    clients: File | None = Field(
+        None,
+        description="TOML file with the keys and grants of clients, for `auth = sigv4`; read again when it changes.",
+    )
     cross_site: bool = Field(
         False,
         description="Answer unsigned requests of web pages of other sites, as a bucket's CORS rules allow; "
@@ -116,7 +119,9 @@ class Settings(BaseModel):
     domain: Annotated[tuple[str, ...], BeforeValidator(comma_list)] = Field(
         (), description="Domain for virtual-host style requests to BUCKET.DOMAIN."
     )
-    tls_cert: File | None = Field(None, description="Certificate chain; the S3 port then serves https.")
+    tls_cert: File | None = Field(
+        None, description="Certificate chain; the S3 port then serves https. Read again when it changes, as its key."
+    )
     tls_key: File | None = Field(None, description="Private key of the certificate.")
     peers: Annotated[str, AfterValidator(members.peers)] | None = Field(
         None,

@@ -68,7 +68,7 @@ def test_a_key_that_all_users_can_read_is_warned_of(mode: int, warns: bool, tmp_
 
 async def test_a_changed_file_counts_and_a_wrong_one_does_not(tmp_path: Path) -> None:
     key = PeerKey(key_file(tmp_path, OLD))
-    with logged("outrider.adapters.cluster") as records:
+    with logged("outrider.adapters.process") as records:
         async with following(key.follow) as once:
             key_file(tmp_path, f"{OLD}\n{NEW}")
             await once()
