@@ -72,6 +72,7 @@ class Uncached(Enum):
     REFUSED = "the origin refused a HEAD, and the read was forwarded for its reason"
     EMPTY = "the object has no byte to keep"
     RANGE_FORM = "the Range has a form that stores read differently"
+    NO_STORE = "its Cache-Control says no-store"
     CONTENT = "the bytes did not match the bucket's checksum, twice"
 
     @property

@@ -60,6 +60,16 @@ def varies_with_clients(headers: Headers) -> bool:
     )
 
 
+def forbids_storing(headers: Headers) -> bool:
+    """Whether the reply's Cache-Control says `no-store`: no cache may keep it.
+
+    The other directives say for how long it may be kept, which is the matter of `freshness`, or for whom: that is the
+    matter of grants. Google's buckets say `private` of each object. Source: RFC 9111 section 5.2.2.
+    """
+    said = (part for name, value in headers if name == "cache-control" for part in value.split(","))
+    return any(part.strip().lower() == "no-store" for part in said)
+
+
 def passed_down(headers: Headers) -> Headers:
     """The headers of an origin's reply that go to the client of a forwarded request."""
     return tuple([pair for pair in headers if pair[0] not in _NOT_PASSED_DOWN])

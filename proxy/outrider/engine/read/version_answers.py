@@ -20,7 +20,7 @@ from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, Versi
 from outrider.core.origin.oddities import HEAD_TELLS_NOTHING, Oddity, Uncached, sentence
 from outrider.core.origin.quirks import UncachedNames
 from outrider.core.origin.witnesses import Told, Witnesses, is_of_nothing
-from outrider.core.s3.headers import replayable, varies_with_clients, without_checksums
+from outrider.core.s3.headers import forbids_storing, replayable, varies_with_clients, without_checksums
 from outrider.core.s3.ranges import parse_empty_range
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
@@ -131,6 +131,8 @@ class VersionAnswers:
             return odd
         if varies_with_clients(reply.headers):
             return Oddity.VARIES
+        if forbids_storing(reply.headers):
+            raise self.refuse(ref, Uncached.NO_STORE)
         return Oddity.HEAD_WITHOUT_SIZE if reply.content_length is None else None
 
     async def _by_first_byte(
@@ -170,6 +172,8 @@ class VersionAnswers:
             raise self.refuse(ref, odd)
         if varies_with_clients(reply.headers):
             raise self.refuse(ref, Oddity.VARIES)
+        if forbids_storing(reply.headers):
+            raise self.refuse(ref, Uncached.NO_STORE)
         if body.size is None:
             body = await self._body_by_head(ref, reply, body, asked)
         answer = _answer(ref, reply, body, whole=asked is None)
