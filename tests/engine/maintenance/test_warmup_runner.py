@@ -62,7 +62,7 @@ async def warmed(room: Engine, refs: list[ObjectRef] = REFS) -> Warmup:
 
 async def test_each_byte_is_filled_once_and_counted(making: Making) -> None:
     with making() as room:
-        await room.range(BLOCK, BLOCK + 9, REFS[0])
+        await room.range(BLOCK, BLOCK + 999, REFS[0])
         reading = asyncio.create_task(room.get(REFS[1]))
         warm_up = await warmed(room)
         await reading

@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from outrider.core.memo import Memo
+from outrider.core.model import BlockKey, Extent
+
 # Four 8 MiB blocks at once: one connection to S3 gives 40-90 MB/s, and a loader worker reads faster than that.
 FIRST_BLOCKS = 4
 # With more than two readers, each gets its first block sooner if fewer blocks are requested beside it. This holds only
@@ -26,6 +29,11 @@ _GETS_OF_FEW, _GETS_OF_MANY = 8, 4
 # the line half empty beside them (a cold epoch of 100 MB shards with 4 readers: 0.17 s of 3.3 with two connections, in
 # one run of two). The next two blocks are never coalesced: the second would arrive after blocks that are needed later.
 _NEAR = 2
+
+# A read of at most this part of a block, amid an object of several, may be the only one there: 64 KiB of 8 MiB.
+_GLANCE_SHARE = 128
+# So many of them in one block, and it is worth a fill. Blocks of which that is remembered.
+_GLANCES_OF_A_BLOCK, _GLANCED_MAX = 16, 4096
 
 # 1/32 of a block, 256 KiB of 8 MiB, arrives within a few round trips. To skip less is not worth a second GET.
 _SKIP_SHARE = 32
@@ -80,6 +88,28 @@ def runs_ahead(
             runs.append(BlockRun(index, count))
         index += count
     return runs
+
+
+class Glances:
+    """Small reads here and there in large objects, such as of columns in a table. They are not worth the fill of a
+    block, which would bring a hundred times their bytes, before they are repeated, go on, or become many."""
+
+    def __init__(self) -> None:
+        self._at: Memo[BlockKey, tuple[Extent, ...]] = Memo(_GLANCED_MAX)
+
+    @staticmethod
+    def may_be(extent: Extent, size: int, block_bytes: int) -> bool:
+        """Whether a read of `extent`, of an object of `size` bytes, may be one by its form. One that begins the object
+        is most likely followed by the next."""
+        return extent.start > 0 and extent.length * _GLANCE_SHARE <= block_bytes < size
+
+    def is_one(self, block: BlockKey, extent: Extent) -> bool:
+        """Whether the read of `extent`, in a block that is not here, is one. It is remembered."""
+        before = self._at.get(block) or ()
+        if len(before) >= _GLANCES_OF_A_BLOCK or any(each.start <= extent.start <= each.stop for each in before):
+            return False
+        self._at.put(block, (*before, extent))
+        return True
 
 
 def fill_start(wanted: int, block_bytes: int) -> int:

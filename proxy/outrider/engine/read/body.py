@@ -7,10 +7,10 @@ straight from the source, past the cache, are relayed.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, BlockRun, runs_ahead, window_blocks
+from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, BlockRun, Glances, runs_ahead, window_blocks
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.engine.fill.block_source import BlockSource, Part
@@ -41,6 +41,7 @@ class BodyParts:
     contents: ContentVerification
     readers: ReaderCount
     metrics: Metrics
+    glances: Glances = field(default_factory=Glances)
 
 
 OnWrong = Callable[[VersionChanged | Unproved, bool], None]
@@ -320,11 +321,20 @@ class BodyRead:
     # -- read-ahead -------------------------------------------------------------------------------------------------
 
     def _begin_fills(self) -> bool:
-        """Fill ahead, if the disk admits fills; else False."""
-        if self._relaying or self._lagged or not self._flights.admits():
+        """Fill ahead, if the disk admits fills and this is no glance; else False."""
+        if self._relaying or self._lagged or not self._flights.admits() or self._is_glance():
             return False
         self._fill_ahead()
         return True
+
+    def _is_glance(self) -> bool:
+        """Whether this small read is not worth the fill of its block: see `Glances`."""
+        if not Glances.may_be(self._extent, self._version.size, self._layout.block_bytes):
+            return False
+        wanted, key = self._flights.wanted, self._key
+        if not (wanted(key) and wanted(BlockKey(self._version_id, key.index - 1))):
+            return False
+        return self._parts.glances.is_one(key, self._extent)
 
     def _fill_further_ahead(self) -> None:
         """Widen the window while a block arrives."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.block_layout import BlockLayout
+from outrider.core.cache.readahead import Glances
 from outrider.core.errors import (
     OriginBroke,
     PreconditionFailed,
@@ -184,7 +185,7 @@ class ObjectReads:
             asks = asks_checksums(headers)
             self._readers.beginning += 1
             try:
-                first_byte = _first_byte(headers, span)
+                first_byte = _first_byte(headers, span, self._layout.block_bytes)
                 if by_get and first_byte is None:
                     first_byte = 0
                 if self._contents.relays(ref):
@@ -247,13 +248,19 @@ def _range_of(headers: Mapping[str, str]) -> RangeSpec | None:
     return ranges.parse(headers["range"]) if "range" in headers else None
 
 
-def _first_byte(headers: Mapping[str, str], span: RangeSpec | None) -> int | None:
-    """Where a read of an unknown object begins; None: only its size can tell, or a condition may end it first."""
+def _first_byte(headers: Mapping[str, str], span: RangeSpec | None, block_bytes: int) -> int | None:
+    """Where a read of an unknown object begins; None: only its size can tell, or whether it is worth a block, or a
+    condition may end it first."""
     if not CONDITIONALS.isdisjoint(headers):
         return None
     if "range" not in headers:
         return 0
-    return None if span is None else span.first
+    if span is None or span.first is None:
+        return None
+    if span.last is None:
+        return span.first
+    is_glance = Glances.may_be(Extent(span.first, span.last + 1), block_bytes + 1, block_bytes)
+    return None if is_glance else span.first
 
 
 def _extent_of(headers: Mapping[str, str], span: RangeSpec | None, version: ObjectVersion) -> Extent | None:
