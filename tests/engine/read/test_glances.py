@@ -94,7 +94,7 @@ async def test_an_object_of_one_block_is_filled_at_once(room: Engine) -> None:
 
 
 async def test_a_member_that_owns_the_block_fills_it(tmp_path: Path) -> None:
-    """What comes from its disk later costs the bucket nothing."""
+    """Later its disk gives the bytes, and the bucket none."""
     with cluster(tmp_path, "ab") as nodes:
         nodes.origin.put(REF, DATA)
         await nodes.meet()
