@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outrider.core.model import ObjectRef
 
 RANKS = 10
-FEW, MANY = 400, 4000
+FEW, MANY = 250, 2500
 
 
 def epochs(store: PlannedStore) -> Iterator[tuple[ObjectRef, str]]:
