@@ -189,7 +189,7 @@ def test_a_refusal_names_the_keys_that_were_used(bucket: Bucket, tmp_path: Path)
         command.environ.update(AWS_ACCESS_KEY_ID=TEAM[0], AWS_SECRET_ACCESS_KEY=TEAM[1])
         done = command.run("warm", f"s3://{NAME}/other/")
         assert done.returncode == 1
-        assert f"AccessDenied: No grant of this client key covers s3://{NAME}/other/" in done.stderr
+        assert f"AccessDenied: No grant of this client covers s3://{NAME}/other/" in done.stderr
         assert f"Signed with {TEAM[0]} (env)" in done.stderr
         assert TEAM[1] not in done.stderr
         command.without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")

@@ -187,7 +187,7 @@ def test_where_signatures_are_required_the_keys_of_the_environment_sign(guarded:
     assert client.warm(["s3://sdk/train-001.tar", "s3://sdk/of/ä b+c%.tar"], rate="1GB").failures == {}
     client.plan("s3://sdk/of/ä b+c%.tar", name="of ä/b+c%~'(")
     assert [(piece.client, piece.urls) for piece in plans.pieces] == [("127.0.0.1 SDKKEY", ("s3://sdk/of/ä b+c%.tar",))]
-    with pytest.raises(ProxyRefused, match="403 AccessDenied: No grant of this client key covers s3://else/where"):
+    with pytest.raises(ProxyRefused, match="403 AccessDenied: No grant of this client covers s3://else/where"):
         client.plan(["s3://sdk/a", "s3://else/where"])
 
 

@@ -105,6 +105,25 @@ def test_an_invalid_value_is_named_from_each_source(source: str, name: str, valu
     assert f"OUTRIDER_{name.upper()}" in str(refused.value)
 
 
+@pytest.mark.parametrize("path", ["/train", "/train/", "/train/2026/"])
+def test_an_origin_with_a_path_is_refused_with_the_endpoint_to_write(path: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load({"origin": f"https://s3.example.com:8333{path}"}, None, {})
+    told = str(refused.value)
+    assert "write https://s3.example.com:8333" in told
+    assert "s3://train/" in told
+    assert "\n" not in told
+    assert load({"origin": "http://h/"}, None, {}).origin == "http://h"
+
+
+def test_an_endpoint_of_the_aws_environment_is_refused_by_its_own_name(capsys: pytest.CaptureFixture[str]) -> None:
+    flags: dict[str, object] = {"origin": None, "listen": None}
+    with pytest.raises(typer.Exit) as refused:
+        load_settings.load_with_origin(flags, None, {}, {"AWS_ENDPOINT_URL": "http://h/train"})
+    assert refused.value.exit_code == 2
+    assert capsys.readouterr().err.startswith("outrider: AWS_ENDPOINT_URL: 'http://h/train' has a path")
+
+
 @pytest.mark.parametrize(("name", "value"), [("block_size", 0), ("cache_dir", ""), ("admin", "")])
 def test_a_flag_with_an_empty_value_counts_as_given(
     name: str, value: object, capsys: pytest.CaptureFixture[str]

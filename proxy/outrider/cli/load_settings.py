@@ -20,16 +20,24 @@ from outrider.settings import Settings, SettingsError
 _PORTS = {"http": 80, "https": 443}
 _EVERYWHERE = {"0.0.0.0", "::"}  # noqa: S104 - to compare with
 _NO_DEFAULTS: Mapping[str, object] = {}
+_NO_NAMES: Mapping[str, str] = {}
 
 
-def load(flags: Mapping[str, object], config: Path | None, defaults: Mapping[str, object] = _NO_DEFAULTS) -> Settings:
-    """`defaults` hold where flags, environment and file set nothing. Wrong settings end the command."""
+def load(
+    flags: Mapping[str, object], config: Path | None, defaults: Mapping[str, object] = _NO_DEFAULTS,
+    named_by: Mapping[str, str] = _NO_NAMES,
+) -> Settings:  # fmt: skip
+    """`defaults` hold where flags, environment and file set nothing. Wrong settings end the command. `named_by`: the
+    names by which the user knows settings that the user did not set, by the names in messages."""
     try:
         loaded = settings.load(flags, config)
         unset = {name: value for name, value in defaults.items() if name not in loaded.model_fields_set}
         return settings.load({**flags, **unset}, config) if unset else loaded
     except SettingsError as error:
-        raise refused(error) from error
+        text = str(error)
+        for name, known_as in named_by.items():
+            text = text.replace(name, known_as)
+        raise refused(SettingsError(text)) from error
 
 
 def load_with_origin(
@@ -47,7 +55,7 @@ def load_with_origin(
         named = (aws_environment.endpoint_in(environ), aws_environment.endpoint_in_profile(environ))
         for name, endpoint in filter(None, named):
             if not leads_to(endpoint, loaded.listen):
-                return load({**flags, "origin": endpoint}, config, defaults), name
+                return load({**flags, "origin": endpoint}, config, defaults, {"--origin (OUTRIDER_ORIGIN)": name}), name
     return loaded, None
 
 

@@ -225,13 +225,13 @@ class SigV4:
         assert who.client is not None
         missing = missing_grant(who.client, operation, keys_in_body)
         if missing is not None:
-            raise AccessDenied(missing or None)
+            raise AccessDenied(missing)
 
     def check_reads(self, who: Who, refs: Iterable[ObjectRef]) -> None:
         assert who.client is not None
         for ref in refs:
             if not may_read(who.client, ref):
-                raise AccessDenied(f"No grant of this client key covers {ref}.")
+                raise AccessDenied(f"No grant of this client covers {ref}.")
 
 
 class Senders:

@@ -74,7 +74,7 @@ def parse_bytes(text: str) -> int:
 
 
 def endpoint(value: str) -> str:
-    """A URL without a path's last slash."""
+    """A URL without a path."""
     try:
         parts = urlsplit(value)
         # Reading `port` raises for an invalid one.
@@ -83,6 +83,13 @@ def endpoint(value: str) -> str:
         wrong = True
     if wrong or not _IN_URL.fullmatch(value) or "@" in parts.netloc:
         raise PydanticCustomError("endpoint", "must be http://HOST[:PORT] or https://HOST[:PORT]")
+    if path := parts.path.strip("/"):
+        # A bucket there would be a part of each request's path, and the bucket of the request a part of its key.
+        raise PydanticCustomError(
+            "endpoint",
+            "{value} has a path, and a bucket is named by each read: write {url} here, and read s3://{path}/KEY",
+            {"value": repr(value), "url": f"{parts.scheme}://{parts.netloc}", "path": path},
+        )
     return value.rstrip("/")
 
 

@@ -29,6 +29,26 @@ def test_no_grant_lets_nothing_through() -> None:
     assert not may("HEAD", "/bkt")
 
 
+@pytest.mark.parametrize(
+    ("method", "target", "headers", "names"),
+    [
+        ("GET", "/bkt/k", (), "to read s3://bkt/k"),
+        ("PUT", "/bkt/k", (), "to write s3://bkt/k"),
+        ("GET", "/bkt?list-type=2&prefix=other%2F", (), "to read s3://bkt/other/"),
+        ("GET", "/bkt?list-type=2", (), "to read s3://bkt/"),
+        ("HEAD", "/bkt", (), "to read the bucket bkt"),
+        ("PUT", "/bkt", (), "to write the whole bucket bkt"),
+        ("GET", "/", (), "to read all buckets"),
+        ("PUT", "/train/shards/k", ((COPY_FROM, "/bkt/k"),), "to read s3://bkt/k"),
+        ("PUT", "/train/shards/k", ((COPY_FROM, "arn:aws:s3:::bkt/k"),), "to read all buckets"),
+    ],
+)
+def test_a_refusal_names_the_missing_grant(method: str, target: str, headers: Headers, names: str) -> None:
+    operation = classify(method, target, headers)
+    told = missing_grant(Client("c", "AK", (WRITE_SHARDS,)), operation)
+    assert told == f"No grant of this client covers the request: it takes a grant {names}."
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_read_lets_reads_through_and_no_write(method: str) -> None:
     assert may(method, "/bkt/k", READ_ALL)

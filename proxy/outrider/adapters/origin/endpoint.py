@@ -37,7 +37,6 @@ class Endpoint:
     # Computed once: each request needs them.
     base: str = field(init=False, compare=False)
     host: str = field(init=False, compare=False)
-    _path: str = field(init=False, compare=False, repr=False)
     key: str = field(init=False, compare=False, repr=False)
     """The same for all endpoints to which the same connections lead."""
 
@@ -49,8 +48,7 @@ class Endpoint:
         parts = urlsplit(self.url)
         base = f"{parts.scheme}://{parts.netloc}"
         for name, value in (
-            ("host", parts.netloc), ("base", base), ("_path", parts.path.rstrip("/") + "/"),
-            ("key", f"{base} {self.proxy.url or ''}"),
+            ("host", parts.netloc), ("base", base), ("key", f"{base} {self.proxy.url or ''}"),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
@@ -60,7 +58,7 @@ class Endpoint:
         return self.base.startswith("http:") and (self.proxy.url is None or self.proxy.url.scheme == "http")
 
     def path_of(self, request: OriginRequest) -> str:
-        path = self._path
+        path = "/"
         if request.bucket is not None:
             path += encode_path(request.bucket)
             if request.key or not request.bare:

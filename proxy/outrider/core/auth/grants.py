@@ -121,32 +121,40 @@ def may_read(client: Client, ref: ObjectRef) -> bool:
 
 def missing_grant(client: Client, operation: Operation, keys_in_body: Sequence[str] | None = None) -> str | None:
     """Why the grants of `client` do not cover all objects and buckets that `operation` touches, in a sentence for the
-    client; empty: there is no more to say than that access is denied. None: they cover all.
+    client. None: they cover all.
 
     The sentence depends on the request and the grants alone, never on what the bucket has.
 
     `keys_in_body`: the keys of a DeleteObjects. None: they are not known, so it takes a grant on the whole bucket.
     """
     grants = client.grants
-    if not all(_covers_source(grants, source, operation) for source in operation.sources):
-        return ""
+    for source in operation.sources:
+        if (needed := _needed_for_source(grants, source, operation)) is not None:
+            return _missing(needed)
     access = AccessLevel.READ if operation.method in ("GET", "HEAD") else AccessLevel.WRITE
     bucket = operation.bucket
     if operation.reach is not Reach.NAMED:
         return _missing_beyond_names(grants, access, operation)
     if bucket is None:
-        return None if any(grant.covers_service() for grant in grants) else ""
+        return None if any(grant.covers_service() for grant in grants) else _missing("read all buckets")
     if operation.key:
         return _missing_for_keys(grants, access, bucket, [operation.key])
     if operation.forgets is Forgets.KEYS_IN_BODY and keys_in_body is not None:
         return _missing_for_keys(grants, access, bucket, keys_in_body)
     names = {name for name, _ in operation.query}
     if access is AccessLevel.READ and names <= {"location"} and (operation.method == "HEAD" or names):
-        return None if any(grant.touches_bucket(bucket) for grant in grants) else ""
+        is_covered, needed = any(grant.touches_bucket(bucket) for grant in grants), f"read the bucket {bucket}"
+        return None if is_covered else _missing(needed)
     if access is AccessLevel.READ and names <= LIST_QUERY:
         prefixes = [value for name, value in operation.query if name == "prefix"] or [""]
         return _missing_for_keys(grants, access, bucket, prefixes)
-    return None if any(grant.covers_bucket(access, bucket) for grant in grants) else ""
+    if any(grant.covers_bucket(access, bucket) for grant in grants):
+        return None
+    return _missing(f"{access.value} the whole bucket {bucket}")
+
+
+def _missing(needed: str) -> str:
+    return f"No grant of this client covers the request: it takes a grant to {needed}."
 
 
 def _missing_beyond_names(grants: Sequence[Grant], access: AccessLevel, operation: Operation) -> str | None:
@@ -165,14 +173,17 @@ def _missing_for_keys(grants: Sequence[Grant], access: AccessLevel, bucket: str,
         if any(grant.covers_key(access, bucket, key) for grant in grants):
             continue
         if not any(grant.covers_key_as_written(access, bucket, key) for grant in grants):
-            return ""
+            return _missing(f"{access.value} {ObjectRef(bucket, key)}")
         return "Servers differ in how they resolve the dots in a key, and no grant covers each key that may result."
     return None
 
 
-def _covers_source(grants: Sequence[Grant], source: ObjectRef, operation: Operation) -> bool:
+def _needed_for_source(grants: Sequence[Grant], source: ObjectRef, operation: Operation) -> str | None:
+    """The access that copying from `source` takes beyond `grants`; None: none."""
     access = AccessLevel.WRITE if operation.renames else AccessLevel.READ
     if not is_bucket_name(source.bucket):
         # `arn:...`, `//bucket`: only the origin knows which objects such a name means.
-        return any(grant.covers_service() and grant.access in (access, AccessLevel.WRITE) for grant in grants)
-    return any(grant.covers_key(access, source.bucket, source.key) for grant in grants)
+        is_covered = any(grant.covers_service() and grant.access in (access, AccessLevel.WRITE) for grant in grants)
+        return None if is_covered else f"{access.value} all buckets"
+    is_covered = any(grant.covers_key(access, source.bucket, source.key) for grant in grants)
+    return None if is_covered else f"{access.value} {source}"
