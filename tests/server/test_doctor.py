@@ -21,10 +21,12 @@ from outrider.cli.doctor.machine_checks import check_open_files, check_room, jud
 from outrider.cli.doctor.origin_checks import Answer, check_answer, check_clock, masked
 from outrider.core.auth.sigv4 import Credentials
 from outrider.settings import load
+from tests.support.certificate import certify
 from tests.support.child import free_ports
 from tests.support.command import Command
 from tests.support.proxy import ServedProxy
 from tests.support.recorder import Recorder
+from tests.support.tls_front import TlsFront
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,6 +116,21 @@ def test_certificates_that_cannot_be_read_are_named_as_such(command: Command, tm
     assert status == 1
     assert found["origin"].text == f"AWS_CA_BUNDLE={tmp_path}/nothing.pem: No such file or directory"
     assert found["origin"].do == "Name a PEM file, or unset it."
+
+
+@pytest.mark.parametrize("bundle", [False, True], ids=["the system's", "another bundle"])
+def test_a_certificate_that_is_not_trusted_is_told_with_the_variable_to_set(
+    command: Command, bucket: Bucket, tmp_path: Path, bundle: bool
+) -> None:
+    if bundle:
+        (tmp_path / "other").mkdir()
+        command.environ["AWS_CA_BUNDLE"] = str(certify(tmp_path / "other").authority)
+    with TlsFront(bucket.address, certify(tmp_path)) as front:
+        status, found = findings(command, "--origin", front.endpoint)
+    assert (status, found["origin"].level) == (1, Level.FAIL)
+    assert "certificate" in found["origin"].text
+    assert "Set AWS_CA_BUNDLE to a PEM file" in found["origin"].do
+    assert (str(tmp_path / "other") in found["origin"].do) is bundle
 
 
 def test_a_key_that_the_origin_does_not_know_is_named_as_such(command: Command) -> None:
@@ -235,6 +252,9 @@ def answer(status: int, body: str = "", date: str | None = None, server: str = "
     return Answer(status, body, date, 1000.0, 1000.2, server)
 
 
+LISTED = '<?xml version="1.0"?><ListAllMyBucketsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"/>'
+
+
 def refused(code: str, *, status: int = 403, server: str = "outrider") -> Answer:
     return answer(status, f"<Error><Code>{code}</Code></Error>", server=server)
 
@@ -242,7 +262,7 @@ def refused(code: str, *, status: int = 403, server: str = "outrider") -> Answer
 @pytest.mark.parametrize(
     ("told", "keys", "level", "do"),
     [
-        (answer(200, server="outrider"), KEYS, Level.OK, ""),
+        (answer(200, LISTED, server="outrider"), KEYS, Level.OK, ""),
         # The key may not list buckets; the unsigned request of a test without a key is refused.
         (refused("AccessDenied"), KEYS, Level.OK, ""),
         (refused("AccessDenied"), None, Level.OK, ""),
@@ -285,9 +305,29 @@ async def test_an_address_where_nothing_listens_is_told_with_the_way_to_find_out
 def test_each_answer_to_a_signed_list_gives_its_finding(
     status: int, code: str, keys: Credentials | None, level: Level
 ) -> None:
-    found = check_answer(answer(status, f"<Error><Code>{code}</Code></Error>"), "http://origin", keys)
+    body = LISTED if status == 200 else f"<Error><Code>{code}</Code></Error>"
+    found = check_answer(answer(status, body), "http://origin", keys)
     assert found.level is level
     assert bool(found.do) == (level is not Level.OK)
+
+
+@pytest.mark.parametrize("body", ["", "<html><body>Welcome to nginx!</body></html>", '{"status": "ok"}'])
+def test_a_server_that_lists_no_buckets_is_no_s3(body: str) -> None:
+    found = check_answer(answer(200, body, server="nginx/1.27"), "http://origin", KEYS)
+    assert found.level is Level.FAIL
+    assert "no S3" in found.text
+    assert "nginx/1.27" in found.text
+    assert "--origin" in found.do
+
+
+def test_the_message_of_the_origin_is_passed_on_without_what_only_the_signer_may_see() -> None:
+    body = (
+        "<Error><Code>InvalidAccessKeyId</Code><Message>The key &lt;x&gt; is\n locked until noon.</Message>"
+        "<AWSAccessKeyId>AKIAIOSFODNN7EXAMPLE</AWSAccessKeyId></Error>"
+    )
+    text = check_answer(answer(403, body), "http://origin", KEYS).text
+    assert "InvalidAccessKeyId: The key <x> is locked until noon." in text
+    assert KEYS.access_key not in text
 
 
 def test_the_region_that_the_origin_names_is_reported() -> None:

@@ -72,6 +72,14 @@ async def test_a_bucket_without_objects_has_nothing_to_look_at() -> None:
     assert finding.level is Level.WARN
 
 
+async def test_a_bucket_that_is_not_there_is_told_in_the_stores_own_words(bucket: Bucket) -> None:
+    async with opened(bucket.endpoint, REGION, Credentials(bucket.access_key, bucket.secret_key)) as asked:
+        (finding,) = [finding async for finding in bucket_findings(asked, "s3://no-such-bucket/train/")]
+    assert finding.level is Level.FAIL
+    assert "404 NoSuchBucket: The specified bucket does not exist" in finding.text
+    assert "name of the bucket" in finding.do
+
+
 async def test_a_real_bucket_is_well(bucket: Bucket) -> None:
     bucket.make_bucket("looked-at")
     bucket.client().put_object(Bucket="looked-at", Key="a.bin", Body=bytes(5000))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from email.utils import formatdate
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outrider.core.origin.error_causes import blames_credentials, clock_offset, code_of, without_signers
+from outrider.core.origin.error_causes import blames_credentials, clock_offset, code_of, message_of, without_signers
 
 NOW = 1_750_000_000.0
 SKEWED = "RequestTimeTooSkewed"
@@ -23,6 +25,18 @@ def date(seconds: float) -> str:
 )  # fmt: skip
 def test_the_code_of_an_error_document(body: bytes, code: str | None) -> None:
     assert code_of(body) == code
+
+
+@given(st.binary() | st.text().map(lambda text: f"<Message>{text}</Message>".encode("utf-8", "surrogatepass")))
+def test_the_message_of_any_document_is_one_short_line_that_can_be_shown(body: bytes) -> None:
+    message = message_of(body)
+    assert len(message) <= 300
+    assert message.isprintable()
+
+
+def test_the_message_of_an_error_document() -> None:
+    assert message_of(b"<Code>A</Code><Message>\n No &quot;b&quot;\n  here </Message>") == 'No "b" here'
+    assert message_of(b"<html>") == ""
 
 
 @pytest.mark.parametrize(

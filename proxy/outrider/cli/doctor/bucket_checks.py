@@ -21,12 +21,14 @@ from outrider.core.errors import OriginBroke, S3Error, Signal
 from outrider.core.model import Extent, ObjectRef
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.error_causes import code_of, message_of
 from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity, Uncached, sentence
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
+from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.read.version_answers import CHECKSUMS, NotCacheable, VersionAnswers
@@ -37,6 +39,7 @@ from outrider.ports import OriginRequest
 _TIMEOUT_S = 30.0
 # Two objects are enough to see one ETag for both.
 _OBJECTS = 3
+_CHECK = "Check the name of the bucket, and the key's rights."
 _PAGE = 'See "Odd origins" in docs/s3-compatibility.md.'
 
 
@@ -51,10 +54,12 @@ async def bucket_findings(origin: HttpOrigin, url: str) -> AsyncIterator[Finding
             if looked_at.largest is not None and looked_at.largest.size >= LARGE_BYTES:
                 ref = ObjectRef(bucket, looked_at.largest.key)
                 yield await line_finding(origin, ref, looked_at.largest.size, usable_cores())
+    except OriginRefused as error:
+        code = code_of(error.body)
+        said = ": ".join(filter(None, (f"{error.status} {code}" if code else str(error), message_of(error.body))))
+        yield fail("bucket", f"{url}: {said}", _CHECK)
     except (Signal, S3Error, TimeoutError) as error:
-        yield fail(
-            "bucket", f"{url}: {str(error) or 'timed out'}", "Check the name of the bucket, and the key's rights."
-        )
+        yield fail("bucket", f"{url}: {str(error) or 'timed out'}", _CHECK)
 
 
 class _Bucket:

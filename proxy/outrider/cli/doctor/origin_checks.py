@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
+from outrider.adapters.origin.aws_config import ca_bundle
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.forward_proxy import forward_proxy_to
@@ -22,6 +23,7 @@ from outrider.cli.doctor.bucket_checks import bucket_findings
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
+from outrider.core.origin.error_causes import message_of
 from outrider.core.s3.conditions import parse_http_date
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
@@ -45,6 +47,7 @@ _DO_ON_CODE = {
     "RequestTimeTooSkewed": "Set the clock of this machine (chrony or ntpd).",
     "AuthorizationHeaderMalformed": "Set --region to the region that the origin names.",
 }
+_NO_S3_DO = "Give the S3 endpoint of the store as --origin: another port, or another host, as a rule."
 _UNSIGNED_DO = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; public buckets need none."
 
 
@@ -74,7 +77,7 @@ async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIt
             answer = await ask(endpoint, region, found)
     except (OriginBroke, TimeoutError) as error:
         why = str(error) or "timed out"
-        yield fail("origin", f"{endpoint}: {why}", "Check --origin (http or https?), proxies and certificates.")
+        yield fail("origin", f"{endpoint}: {why}", _on_no_reply(why))
         return
     except SettingsError as error:
         # The proxy would not start.
@@ -87,6 +90,14 @@ async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIt
         async with opened(endpoint, region, found) as origin:
             async for finding in bucket_findings(origin, url):
                 yield finding
+
+
+def _on_no_reply(why: str) -> str:
+    if "certificate verify failed" not in why:
+        return "Check --origin (http or https?), proxies and certificates."
+    bundle = ca_bundle(os.environ)
+    trusted = f"{bundle[0]} names {bundle[1]}, which does not have it." if bundle else "The system does not know it."
+    return f"Set AWS_CA_BUNDLE to a PEM file with the authority that signed the certificate. {trusted}"
 
 
 @asynccontextmanager
@@ -177,21 +188,28 @@ async def ask(endpoint: str, region: str, credentials: Credentials | None) -> An
 def check_answer(answer: Answer, endpoint: str, credentials: Credentials | None) -> Finding:
     took = f"{1000 * (answer.answered_at - answer.asked_at):.0f} ms"
     code = _of_xml("Code", answer.body) or f"status {answer.status}"
+    if answer.status == 200 and "<ListAllMyBucketsResult" not in answer.body:
+        by = f", by {answer.server}" if answer.server else ""
+        return fail(
+            "origin", f"{endpoint}: answers in {took}{by}, and is no S3: its reply is no list of buckets", _NO_S3_DO
+        )
     if answer.status == 200:
         return ok("origin", f"{endpoint}: answers in {took}" + (", signature accepted" if credentials else ""))
     if code == "AccessDenied" and credentials is None:
         return warn("origin", f"{endpoint}: answers in {took}, refuses unsigned requests for its list", _UNSIGNED_DO)
     if code == "AccessDenied":
         return ok("origin", f"{endpoint}: answers in {took}, knows the key (which may not list all buckets)")
+    message = message_of(answer.body.encode())
+    said = f"{code}: {message}" if message else code
     if code in _DO_ON_CODE:
-        return fail("origin", f"{endpoint}: {code}{_named_region(answer.body)}", _DO_ON_CODE[code])
+        return fail("origin", f"{endpoint}: {said}{_named_region(answer.body)}", _DO_ON_CODE[code])
     if answer.status in (301, 302, 307, 308):
         return fail(
             "origin", f"{endpoint}: redirects elsewhere ({code})", "Give the endpoint it points to as --origin."
         )
     if answer.status in (500, 502, 503, 504):
-        return fail("origin", f"{endpoint}: {code}", "The origin is there, but not well. Try again; ask its operator.")
-    return fail("origin", f"{endpoint}: {code}: it is not as S3 answers", "Check that --origin is an S3 endpoint.")
+        return fail("origin", f"{endpoint}: {said}", "The origin is there, but not well. Try again; ask its operator.")
+    return fail("origin", f"{endpoint}: {said}: it is not as S3 answers", _NO_S3_DO)
 
 
 def check_clock(answer: Answer) -> Finding:

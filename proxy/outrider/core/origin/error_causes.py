@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from email.utils import parsedate_to_datetime
+from html import unescape
 
 STATUSES = (400, 403)
 
-_CODE = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_MESSAGE = re.compile(rb"<Message>(.*?)</Message>", re.DOTALL)
+_MESSAGE_CHARS_MAX = 300
 _CREDENTIAL_CODES = frozenset(
     ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId")
 )
@@ -29,6 +32,13 @@ _SKEW_MAX_S = 15 * 60
 def code_of(body: bytes) -> str | None:
     match = _CODE.search(body)
     return None if match is None else match[1].decode("ascii")
+
+
+def message_of(body: bytes) -> str:
+    """The store's own message in one line, or "" if the document has none."""
+    match = _MESSAGE.search(body)
+    text = "" if match is None else unescape(match[1].decode("utf-8", "replace"))
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))[:_MESSAGE_CHARS_MAX]
 
 
 def without_signers(body: bytes) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from itertools import takewhile
@@ -29,6 +28,7 @@ from outrider.core.maintenance.object_list import OBJECTS_MAX
 from outrider.core.maintenance.progress import State
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
+from outrider.core.origin.error_causes import code_of
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.fill_scheduler import Purpose
@@ -65,7 +65,6 @@ _PASSED_AT_ONCE = 256
 # A LIST costs as much as a dozen HEADs (AWS S3's price list), and takes longer.
 _LIST_FROM = 20
 _PAGE_KEYS = 1000
-_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 
 Act = Callable[[Item], Awaitable[None]]
 
@@ -424,8 +423,8 @@ def _buckets(items: Iterable[Item]) -> Iterable[tuple[str, dict[str, Item]]]:
 def reason_of(error: Exception) -> str:
     """Why an object was not warmed, in words for a person."""
     if isinstance(error, OriginRefused):
-        match = _CODE.search(error.body)
-        return f"{error.status} {match[1].decode()}" if match else f"the origin answered {error.status}"
+        code = code_of(error.body)
+        return f"{error.status} {code}" if code else str(error)
     if isinstance(error, VersionChanged):
         return "it is overwritten again and again"
     if isinstance(error, NotCacheable):
