@@ -18,12 +18,13 @@ from outrider import __version__
 from outrider.adapters.disk import memory_dir
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.recovery import Recovery
+from outrider.adapters.origin import aws_config
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.origin.receivers import most_receivers
 from outrider.adapters.process.cpu_clock import cpu_times
-from outrider.adapters.process.listening import bind
+from outrider.adapters.process.listening import bind, naming
 from outrider.adapters.process.port_tls import PortTls
 from outrider.adapters.process.read_again import follow
 from outrider.adapters.process.recent_errors import keep_recent_errors
@@ -89,6 +90,8 @@ async def running(
     """
     for name in settings.retired:
         log.warning("retired setting ignored", extra={"setting": name})
+    if (why := aws_config.missing_profile(os.environ)) is not None:
+        raise SettingsError(why)
     descriptors = _descriptors(settings)
     async with AsyncExitStack() as stack:
         metrics = Metrics()
@@ -108,6 +111,7 @@ async def running(
         origin = HttpOrigin(
             endpoint, region, credentials, metrics, wall_clock, connections=shares.exchanges, receivers=receivers,
             read_timeout_s=settings.origin_timeout_s, resolver=resolver, oddities=oddities,
+            refused=credentials.refused,
         )  # fmt: skip
         await origin.open()
         stack.push_async_callback(origin.close)
@@ -123,6 +127,7 @@ async def running(
             machine, _peer_socket(settings, stack),
         )  # fmt: skip
         outrider, recovery = compose(settings, resources)
+        outrider.region = region
         if settings.tls_cert is not None and settings.tls_key is not None:
             outrider.tls = PortTls(settings.tls_cert, settings.tls_key)
         waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
@@ -228,20 +233,24 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
         None if outrider.cluster is None else outrider.cluster.map.told,
     )  # fmt: skip
     stack.push_async_callback(_shut_down, admin)
-    at_admin, outrider.admin = await _listen(admin, settings.admin)
+    with naming("--admin", settings.admin):
+        at_admin, outrider.admin = await _listen(admin, settings.admin)
     stack.callback(at_admin.close)
     stack.push_async_callback(_shut_down, outrider.server)
     listener: asyncio.Server | Listener
     if outrider.tls is not None:
+        with naming("--listen", settings.listen):
+            bound = bind(*_host_and_port(settings.listen))
         listener = Listener(
-            [bind(*_host_and_port(settings.listen))], outrider.server, outrider.metrics.refused_connections, port="s3",
+            [bound], outrider.server, outrider.metrics.refused_connections, port="s3",
             connections_max=outrider.server.accepted_max, connected=lambda: outrider.server.connected,
             tls=outrider.tls.context,
         )  # fmt: skip
         outrider.listen = f"{_host(settings.listen)}:{listener.number}"
         stack.callback(listener.abort)
     else:
-        listener, outrider.listen = await _listen(outrider.server, settings.listen)
+        with naming("--listen", settings.listen):
+            listener, outrider.listen = await _listen(outrider.server, settings.listen)
     stack.callback(listener.close)
     outrider.ready = True
     return listener
@@ -252,7 +261,8 @@ def _peer_socket(settings: Settings, stack: AsyncExitStack) -> socket.socket | N
     is alone."""
     if settings.peer_listen_at is None:
         return None
-    return stack.enter_context(bind(*_host_and_port(settings.peer_listen_at)))
+    with naming("--peer-listen", settings.peer_listen_at):
+        return stack.enter_context(bind(*_host_and_port(settings.peer_listen_at)))
 
 
 async def _listen(server: Server, address: str) -> tuple[asyncio.Server, str]:

@@ -108,6 +108,8 @@ class Outrider:
     """Has keys, certificates and grants read again at once."""
     listen: str = ""
     admin: str = ""
+    region: str = ""
+    """The one that requests to the origin are signed for."""
     ready: bool = False
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     began: float = field(default_factory=time.monotonic)

@@ -495,7 +495,7 @@ def test_the_summary_counts_the_reads(command: Command) -> None:
     assert summary.pop("verdict")["text"] == "too early to say"
     assert summary == {
         "reads": 1, "served_bytes": len(RAMP), "origin_bytes": len(RAMP), "origin_requests": 1,
-        "hit_ratio": from_disk / len(RAMP), "saved_bytes": 0,
+        "hit_ratio": from_disk / len(RAMP), "saved_bytes": 0, "credentials_refused": None,
     }  # fmt: skip
     again = command.run("run", "--", *python(READ, "3"))
     assert len(set(again.stdout.splitlines())) == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from configparser import Error as ConfigParserError
 from configparser import RawConfigParser
 from pathlib import Path
@@ -27,6 +27,21 @@ def profile_of(environ: Mapping[str, str]) -> dict[str, str]:
     config = _sections(_CONFIG, environ)
     values = (config.get("default", {}) if name == "default" else {}) | _named("profile", name, config)
     return values | _sections(_CREDENTIALS, environ).get(name, {})
+
+
+def missing_profile(environ: Mapping[str, str]) -> str | None:
+    """Why the profile that `environ` names is none, and what to do; None: it is one, or no profile is named."""
+    variable = next((name for name in _PROFILE if environ.get(name)), None)
+    if variable is None:
+        return None
+    files = [_path(file, environ) for file in (_CONFIG, _CREDENTIALS)]
+    (config, config_is_whole), (credentials, credentials_are_whole) = map(_read, files)
+    known = {"default"} & config.keys() | credentials.keys() | _names("profile", config)
+    if environ[variable] in known or not (config_is_whole and credentials_are_whole):
+        return None
+    where = " and ".join(map(str, files))
+    do = f"Name one of {', '.join(sorted(known))}, or unset it." if known else "Unset it, or write that profile."
+    return f"{variable}={environ[variable]}: there is no such profile in {where}. {do}"
 
 
 def may_have_profiles(environ: Mapping[str, str]) -> bool:
@@ -76,21 +91,33 @@ def is_on(environ: Mapping[str, str], name: str) -> bool:
 
 
 def _named(kind: str, name: str, sections: Sections) -> dict[str, str]:
-    """The values of the section `[kind name]`, whose name may be in quotes."""
-    found: dict[str, str] = {}
-    for section, values in sections.items():
+    """The values of the section `[kind name]`."""
+    return next((sections[own] for own in reversed(sections) if _names(kind, [own]) == {name}), {})
+
+
+def _names(kind: str, sections: Iterable[str]) -> set[str]:
+    """The names in the sections `[kind name]`, where they may be in quotes."""
+    found: set[str] = set()
+    for section in sections:
         with contextlib.suppress(ValueError):
-            if section.startswith(kind) and shlex.split(section)[1:] == [name]:
-                found = values
+            if section.startswith(kind) and len(words := shlex.split(section)) == 2:
+                found.add(words[1])
     return found
 
 
 def _sections(file: tuple[str, str], environ: Mapping[str, str]) -> Sections:
-    config = RawConfigParser(strict=False)
-    # A broken file is reported by whoever needs it: botocore says more about it.
-    with contextlib.suppress(ConfigParserError, OSError, ValueError):
-        config.read(_path(file, environ))
-    return {name: dict(config.items(name)) for name in config.sections()}
+    return _read(_path(file, environ))[0]
+
+
+def _read(path: Path) -> tuple[Sections, bool]:
+    """The sections of a file, none if there is no such file; and whether all of it was read. A broken file is reported
+    by whoever needs it: botocore says more about it."""
+    config, is_whole = RawConfigParser(strict=False), True
+    try:
+        config.read(path)
+    except (ConfigParserError, OSError, ValueError):
+        is_whole = False
+    return {name: dict(config.items(name)) for name in config.sections()}, is_whole
 
 
 def _path(file: tuple[str, str], environ: Mapping[str, str]) -> Path:

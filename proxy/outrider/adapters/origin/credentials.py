@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from outrider.adapters.origin import aws_config
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
+from outrider.core.origin import error_causes
 from outrider.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class AwsCredentials:
         self._asked_at = 0.0
         self._renewed_at = -_RENEW_AGAIN_S
         self._logged = ""
+        # The access key, and the code.
+        self._refused = ("", "")
         self._lock = asyncio.Lock()
         self._renewing = asyncio.Lock()
 
@@ -94,6 +97,17 @@ class AwsCredentials:
             self._session, self._found = session, found
             log.info("credentials renewed", extra={"method": str(found.method)})
             return True
+
+    def refused(self, credentials: Credentials, code: str) -> None:
+        """The origin refuses `credentials`, and there are no others. One line for all requests that meet it."""
+        if (credentials.access_key, code) != self._refused:
+            self._refused = credentials.access_key, code
+            log.warning("the origin refuses the credentials", extra={"code": code, "do": error_causes.REMEDIES[code]})
+
+    @property
+    def refusal(self) -> str | None:
+        """The code with which the origin refused credentials last; None: it has not."""
+        return self._refused[1] or None
 
     async def find_early(self) -> None:
         """Walk the chain before the first request has to wait for it. That request will report a failure."""

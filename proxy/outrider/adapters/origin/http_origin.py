@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -60,9 +60,12 @@ class HttpOrigin:
         self, endpoint: str, region: str, credentials: CredentialSource, metrics: Metrics, clock: Clock,
         *, connections: int, threads: int = 64, receivers: int = 0, read_timeout_s: float = 30.0,
         resolver: AbstractResolver | None = None, oddities: OriginOddities | None = None,
+        refused: Callable[[Credentials, str], None] = lambda _, __: None,
     ) -> None:  # fmt: skip
         """`connections` bounds the open requests, `threads` those whose body a thread receives, and `receivers` the
         processes that speak TLS for these. `oddities` None: this one has a list of its own.
+
+        `refused` is called with the code of each refusal of the credentials that could not be repaired.
 
         `read_timeout_s` bounds the wait for a reply to a read, for its next bytes, and for a free connection.
         """
@@ -71,6 +74,7 @@ class HttpOrigin:
         self._elsewhere: LRUCache[str, Endpoint] = LRUCache(_ENDPOINTS_MAX)
         self.endpoint = endpoint
         self._credentials = credentials
+        self._refused = refused
         self._metrics = metrics
         self._clock = clock
         self._clock_offset_s = 0.0
@@ -215,6 +219,8 @@ class HttpOrigin:
             return "the clock of this machine was off by more than the origin tolerates"
         if error_causes.blames_credentials(reply.status, code) and await self._credentials.renew(credentials):
             return "the credentials had expired, and were renewed"
+        if (named := error_causes.refusal_of_credentials(reply.status, code)) is not None:
+            self._refused(credentials, named)
         return None
 
     def _now(self) -> float:

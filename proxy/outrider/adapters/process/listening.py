@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _EVERYWHERE = "::"
 
@@ -36,3 +38,23 @@ def bind(
         found.close()
         raise
     return found
+
+
+@contextmanager
+def naming(flag: str, address: str) -> Iterator[None]:
+    """An OSError of binding at `address` is raised anew, in words that name the flag that sets it."""
+    try:
+        yield
+    except OSError as error:
+        # Event loops put numbers and addresses into the text.
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise OSError(f"{flag} {address}: {why}. {remedy(flag, error.errno)}") from error
+
+
+def remedy(flag: str, code: int | None) -> str:
+    """What to do about an address that cannot be bound. `code`: the error number."""
+    if code == errno.EADDRINUSE:
+        return f"Something else listens there: stop it, or choose another address with {flag}."
+    if code in (errno.EACCES, errno.EPERM):
+        return f"Ports below 1024 need root: choose another one with {flag}."
+    return f"Choose an address of this machine with {flag}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import resource
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from outrider.adapters.disk import memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
-from outrider.adapters.process.listening import bind
+from outrider.adapters.process.listening import bind, remedy
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
 from outrider.core.text import in_words
 from outrider.settings import Settings
@@ -128,16 +127,8 @@ def check_port(flag: str, address: str, running: str | None) -> Finding:
     try:
         bind(host.strip("[]"), int(port)).close()
     except OSError as error:
-        return fail(name, f"{address}: {error.strerror}", _on_port(flag, error.errno))
+        return fail(name, f"{address}: {error.strerror}", remedy(flag, error.errno))
     return ok(name, f"{address}: free")
-
-
-def _on_port(flag: str, code: int | None) -> str:
-    if code == errno.EADDRINUSE:
-        return f"Something else listens there: stop it, or choose another address with {flag}."
-    if code in (errno.EACCES, errno.EPERM):
-        return f"Ports below 1024 need root: choose another one with {flag}."
-    return f"Choose an address of this machine with {flag}."
 
 
 def check_open_files(hard: int | None = None) -> Finding:

@@ -23,7 +23,7 @@ from outrider.cli.doctor.bucket_checks import bucket_findings
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
-from outrider.core.origin.error_causes import message_of
+from outrider.core.origin.error_causes import REMEDIES, message_of
 from outrider.core.s3.conditions import parse_http_date
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
@@ -38,12 +38,7 @@ _BODY_BYTES_MAX = 64 * 1024
 SKEW_WARN_S, SKEW_FAIL_S = 300.0, 900.0
 _PORTS = {"http": 80, "https": 443}
 
-_OTHER_KEY = "Give the right AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) to the proxy"
-_DO_ON_CODE = {
-    "InvalidAccessKeyId": f"{_OTHER_KEY}: the origin does not know this key.",
-    "SignatureDoesNotMatch": f"{_OTHER_KEY}: the secret does not belong to this key.",
-    "ExpiredToken": "Renew the temporary credentials (aws sso login, or export new ones).",
-    "InvalidToken": "Set the AWS_SESSION_TOKEN that belongs to the key, or unset it for a long-lived key.",
+_DO_ON_CODE = REMEDIES | {
     "RequestTimeTooSkewed": "Set the clock of this machine (chrony or ntpd).",
     "AuthorizationHeaderMalformed": "Set --region to the region that the origin names.",
 }

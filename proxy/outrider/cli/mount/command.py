@@ -34,7 +34,7 @@ from outrider.cli.mount.missing import CannotMount
 from outrider.cli.mount.running_proxy import There, Who, asked
 from outrider.cli.run import child_process
 from outrider.cli.run.child_environment import for_child
-from outrider.cli.run.own_proxy import environment_for, reachable, settings_of
+from outrider.cli.run.own_proxy import check_origin, environment_for, reachable, settings_of
 from outrider.cli.run.stderr import flush_stderr, say
 from outrider.cli.run.summary import Summary, SummaryForm, tell
 from outrider.cli.settings_flags import ALL, Config, Flags, with_settings
@@ -191,21 +191,20 @@ async def _of_its_own(settings: Settings, bucket: str, prefix: str, form: Summar
     try:
         async with running(settings) as outrider:
             # The AWS chain is walked while the client starts, so that the first read need not wait for it.
-            finding = asyncio.create_task(outrider.credentials.find_early(), name="credentials")
+            checking = asyncio.create_task(check_origin(outrider), name="origin")
             environ = await environment_for(outrider)
-            region = settings.region or await outrider.credentials.region() or DEFAULT_REGION
             believed_s = settings.freshness_under(bucket, prefix).ttl_s
             try:
-                yield Proxy(reachable(outrider.endpoint), region, environ, believed_s)
+                yield Proxy(reachable(outrider.endpoint), outrider.region, environ, believed_s)
             finally:
-                finding.cancel()
-                await asyncio.gather(finding, return_exceptions=True)
+                checking.cancel()
+                await asyncio.gather(checking, return_exceptions=True)
             end_within(settings.drain_s + last_acts_s(outrider), 1)
     except (UnusableCacheDir, SettingsError) as error:
         raise refused(error) from error
     except OSError as error:
         raise refused(OSError(f"cannot start: {error}")) from error
-    tell(Summary.of(outrider.metrics, outrider.overview.verdict_on_all()), form)
+    tell(Summary.of(outrider), form)
 
 
 async def _mounted(

@@ -18,7 +18,7 @@ from outrider.adapters.process.system import (
 from outrider.app import last_acts_s, running
 from outrider.cli.load_settings import refused
 from outrider.cli.run import child_process
-from outrider.cli.run.own_proxy import environment_for, settings_of
+from outrider.cli.run.own_proxy import check_origin, environment_for, settings_of
 from outrider.cli.run.stderr import flush_stderr, say
 from outrider.cli.run.summary import Summary, SummaryForm, tell
 from outrider.cli.settings_flags import ALL, Config, Flags, with_settings
@@ -70,7 +70,7 @@ async def _run(settings: Settings, command: list[str], form: SummaryForm) -> int
     finally:
         signals.remove()
     # Made after the drain, when reads that the child left unfinished are counted, too.
-    tell(Summary.of(outrider.metrics, outrider.overview.verdict_on_all()), form)
+    tell(Summary.of(outrider), form)
     return status
 
 
@@ -83,9 +83,9 @@ async def _run_child(outrider: Outrider, command: list[str], signals: child_proc
     signals.to(process)
     # The AWS chain is walked while the child starts, so that the first read need not wait for it. Its import takes half
     # a second: done earlier, it would delay the child.
-    finding = asyncio.create_task(outrider.credentials.find_early(), name="credentials")
+    checking = asyncio.create_task(check_origin(outrider), name="origin")
     try:
         return child_process.status_of(await child_process.ended(process))
     finally:
-        finding.cancel()
-        await asyncio.gather(finding, return_exceptions=True)
+        checking.cancel()
+        await asyncio.gather(checking, return_exceptions=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.cli import aws_environment
 from outrider.cli.admin_port import loopback_of
 from outrider.cli.load_settings import load_with_origin, refuse_itself
@@ -16,6 +19,8 @@ from outrider.cli.run.stderr import say
 from outrider.cli.settings_flags import Flags
 from outrider.composition import Outrider
 from outrider.core.errors import OriginBroke
+from outrider.metrics import Metrics
+from outrider.ports import OriginRequest
 from outrider.settings import Settings
 
 # Defaults that differ from those of `serve`: any free port, no log lines among the child's output, and no long wait for
@@ -23,6 +28,8 @@ from outrider.settings import Settings
 _DEFAULTS = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "log_level": "warning", "drain_s": 1.0}
 # The start of the child waits no longer than this for credentials: off EC2 the metadata service does not answer.
 _CREDENTIALS_WAIT_S = 1.0
+# A bucket answers in far less.
+_ORIGIN_WAIT_S = 4.0
 
 
 def settings_of(flags: Flags, config: Path | None) -> Settings:
@@ -34,6 +41,32 @@ def settings_of(flags: Flags, config: Path | None) -> Settings:
     # not there.
     refuse_itself(settings.origin or (found and found[1]), settings.listen)
     return settings
+
+
+async def check_origin(outrider: Outrider) -> None:
+    """Say if the bucket does not answer, or refuses the credentials, before the first read does."""
+    with suppress(OriginBroke):  # no credentials, as the log says
+        await outrider.credentials.current()
+        await tell_if_away(outrider.origin_reader.endpoint, outrider.region, outrider.credentials)
+
+
+async def tell_if_away(
+    endpoint: str, region: str, credentials: AwsCredentials, within_s: float = _ORIGIN_WAIT_S
+) -> None:
+    """By a request that counts for no reader."""
+    origin = HttpOrigin(endpoint, region, credentials, Metrics(), time.time, connections=1, refused=credentials.refused)
+    await origin.open()
+    try:
+        async with asyncio.timeout(within_s):
+            (await origin.ask(OriginRequest("GET", None, ""))).close()
+    except (OriginBroke, TimeoutError) as error:
+        why = str(error) or f"nothing came within {within_s:.0f} s"
+        say(
+            f"the bucket at {endpoint} does not answer: {why}. Reads are tried again; see that --origin is right, and "
+            "run `outrider doctor`."
+        )
+    finally:
+        await origin.close()
 
 
 async def environment_for(outrider: Outrider) -> dict[str, str]:

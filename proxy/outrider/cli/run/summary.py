@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from outrider.cli.run.stderr import say, write
+from outrider.composition import Outrider
+from outrider.core.origin.error_causes import REMEDIES
 from outrider.core.text import in_words
-from outrider.metrics import SOURCES, Metrics
+from outrider.metrics import SOURCES
 
 SummaryForm = Literal["text", "json", "none"]
 
@@ -17,7 +19,8 @@ SummaryForm = Literal["text", "json", "none"]
 @dataclass(frozen=True, slots=True)
 class Summary:
     """`cached_bytes` of the `served_bytes` came from the disk. `origin_bytes` came from the bucket in the same time.
-    `verdict` is that of the status document, on all reads; empty: none was made."""
+    `verdict` is that of the status document, on all reads; empty: none was made. `credentials_refused`: the code with
+    which the bucket refused the credentials."""
 
     reads: int
     served_bytes: int
@@ -25,9 +28,11 @@ class Summary:
     origin_bytes: int
     origin_requests: int
     verdict: Mapping[str, Any] = field(default_factory=dict)
+    credentials_refused: str | None = None
 
     @classmethod
-    def of(cls, metrics: Metrics, verdict: Mapping[str, Any]) -> Summary:
+    def of(cls, outrider: Outrider) -> Summary:
+        metrics = outrider.metrics
         served = {source: int(metrics.value("outrider_served_bytes_total", source=source)) for source in SOURCES}
         return cls(
             reads=int(sum(metrics.total("outrider_requests_total", op=op) for op in ("get", "head"))),
@@ -35,7 +40,8 @@ class Summary:
             cached_bytes=served["disk"],
             origin_bytes=int(metrics.value("outrider_origin_bytes_total")),
             origin_requests=int(metrics.total("outrider_origin_requests_total")),
-            verdict=verdict,
+            verdict=outrider.overview.verdict_on_all(),
+            credentials_refused=outrider.credentials.refusal,
         )
 
     @property
@@ -71,5 +77,7 @@ def tell(summary: Summary, form: SummaryForm) -> None:
         say(summary.text())
         if (why := summary.verdict_text()) is not None:
             say(why)
+        if (code := summary.credentials_refused) is not None:
+            say(f"the origin refuses the credentials: {code}. {REMEDIES[code]}")
     elif form == "json":
         write(summary.json())

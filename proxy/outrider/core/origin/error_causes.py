@@ -18,6 +18,14 @@ _MESSAGE_CHARS_MAX = 300
 _CREDENTIAL_CODES = frozenset(
     ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId")
 )
+_OTHER_KEY = "Give the right AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) to the proxy"
+REMEDIES = {
+    "InvalidAccessKeyId": f"{_OTHER_KEY}: the origin does not know this key.",
+    "SignatureDoesNotMatch": f"{_OTHER_KEY}: the secret does not belong to this key.",
+    "ExpiredToken": "Renew the temporary credentials (aws sso login, or export new ones).",
+    "InvalidToken": "Set the AWS_SESSION_TOKEN that belongs to the key, or unset it for a long-lived key.",
+}
+"""For each code of a refusal of the credentials, what a person can do."""
 # AWS repeats parts of the request in its errors: the token that has expired (ExpiredToken, InvalidToken), the unknown
 # access key, and all that was signed, with the session token, in clear and as hexadecimal bytes
 # (SignatureDoesNotMatch).
@@ -50,6 +58,13 @@ def blames_credentials(status: int, code: str | None) -> bool:
     """Whether the error is about the credentials. `code` None: the error has no body, as for a HEAD. S3 then answers
     400 for an expired token; a 403 may have any cause."""
     return status == 400 if code is None else code in _CREDENTIAL_CODES
+
+
+def refusal_of_credentials(status: int, code: str | None) -> str | None:
+    """The code in `REMEDIES` of a refusal of the credentials; None: its cause is another, or not known."""
+    if code in REMEDIES:
+        return code
+    return "ExpiredToken" if blames_credentials(status, code) else None
 
 
 def clock_offset(status: int, code: str | None, date: str | None, now: float, offset_s: float) -> float | None:

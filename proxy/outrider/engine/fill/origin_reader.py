@@ -51,6 +51,10 @@ class OriginReader:
         """Told of each reply that differs from AWS S3's."""
 
     @property
+    def endpoint(self) -> str:
+        return self._origin.endpoint
+
+    @property
     def patience_s(self) -> float:
         """For how long a client waits for the next byte while the origin is away."""
         return 0.0 if self.retries.are_stopped else self.patience.patience_s

@@ -1,0 +1,119 @@
+"""Mistakes at a start: each ends it, or is told at once, with a line that says what to do."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.cli.run.own_proxy import tell_if_away
+from tests.support.child import free_ports
+from tests.support.command import DEADLINE_S, Command, python
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.bucket import Bucket
+
+
+@pytest.fixture
+def command(bucket: Bucket, tmp_path: Path) -> Command:
+    made = Command(bucket, tmp_path)
+    made.environ |= {
+        "OUTRIDER_ORIGIN": bucket.endpoint,
+        "OUTRIDER_LISTEN": "127.0.0.1:0",
+        "OUTRIDER_ADMIN": "127.0.0.1:0",
+    }
+    return made
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--admin", "--peer-listen"])
+def test_a_port_in_use_is_told_with_the_flag_to_change(command: Command, tmp_path: Path, flag: str) -> None:
+    (tmp_path / "peers").write_text("127.0.0.1:1\n")
+    (tmp_path / "key").write_text("k" * 32)
+    (tmp_path / "key").chmod(0o600)
+    members = (
+        ("--peers", f"file:{tmp_path}/peers", "--peer-key-file", tmp_path / "key") if flag == "--peer-listen" else ()
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = command.run("run", flag, at, *members, "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"outrider: cannot start: {flag} {at}: Address already in use. Something else listens there: stop it, or "
+        f"choose another address with {flag}.\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"])
+def test_a_profile_that_does_not_exist_ends_the_start(command: Command, tmp_path: Path, name: str) -> None:
+    config, credentials = tmp_path / "config", tmp_path / "credentials"
+    config.write_text("[default]\nregion = r\n[profile lab]\nregion = r\n[sso-session corp]\nsso_region = r\n")
+    credentials.write_text("[ci]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    command.environ |= {"AWS_CONFIG_FILE": str(config), "AWS_SHARED_CREDENTIALS_FILE": str(credentials), name: "lap"}
+    done = command.run("run", "--region", "r", "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"outrider: {name}=lap: there is no such profile in {config} and {credentials}. Name one of ci, default, lab, "
+        "or unset it.\n"
+    )
+    for known in ("ci", "lab"):
+        command.environ[name] = known
+        assert command.run("run", "--region", "r", "--", "true").returncode == 0
+
+
+GET_AND_HEAD = """
+import os, urllib.request, urllib.error
+for method in ("HEAD", "GET"):
+    request = urllib.request.Request(os.environ["AWS_ENDPOINT_URL"] + "/mistakes/key", method=method)
+    try:
+        urllib.request.urlopen(request).close()
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "do"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "not-the-secret", "SignatureDoesNotMatch", "the secret does not belong to this key"),
+        ("AWS_ACCESS_KEY_ID", "NOBODYKNOWSTHISKEY", "InvalidAccessKeyId", "the origin does not know this key"),
+    ],
+)
+def test_refused_credentials_are_told_once_and_in_the_summary(
+    command: Command, name: str, value: str, code: str, do: str
+) -> None:
+    command.environ[name] = value
+    done = command.run("run", "--", *python(GET_AND_HEAD))
+    assert done.stdout == "403\n403\n"
+    logged, *summary = done.stderr.splitlines()
+    assert json.loads(logged)["event"] == "the origin refuses the credentials"
+    assert json.loads(logged)["code"] == code
+    assert do in json.loads(logged)["do"]
+    assert [line for line in summary if code in line] == [
+        f"outrider: the origin refuses the credentials: {code}. {json.loads(logged)['do']}"
+    ]
+    told = command.run("run", "--summary", "json", "--", *python(GET_AND_HEAD))
+    assert json.loads(told.stderr.splitlines()[-1])["credentials_refused"] == code
+
+
+def test_an_origin_that_is_not_reached_is_told_while_the_command_runs(command: Command) -> None:
+    (port,) = free_ports(1)
+    with command.start("run", "--origin", f"http://127.0.0.1:{port}", "--", "cat", stdin=-1) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == (
+            f"outrider: the bucket at http://127.0.0.1:{port} does not answer: cannot connect: Connection refused. "
+            "Reads are tried again; see that --origin is right, and run `outrider doctor`.\n"
+        )
+        out, _ = process.communicate("read on\n", timeout=DEADLINE_S)
+    assert (process.returncode, out) == (0, "read on\n")
+
+
+async def test_an_origin_that_says_nothing_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        await tell_if_away(endpoint, "r", AwsCredentials(), within_s=0.01)
+    assert f"the bucket at {endpoint} does not answer: nothing came within" in capsys.readouterr().err
