@@ -94,6 +94,36 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
     assert not is_mounted(str(place))
 
 
+@pytest.mark.skipif(complaint(facts()) is not None, reason=str(complaint(facts())))
+@pytest.mark.parametrize(
+    ("at", "told"),
+    [
+        ("", ""),
+        ("train/", ""),
+        ("train/dgo/2026/", "outrider: s3://{name}/train/dgo/2026/ holds no object; s3://{name}/train/ does.\n"),
+        ("trian/", "outrider: s3://{name}/trian/ holds no object; s3://{name}/ does.\n"),
+        (
+            "other/",
+            "outrider: s3://{name}/other/ is not listed: there is no bucket {name}: check its name, and the proxy's --origin\n",
+        ),
+    ],
+)
+def test_a_mount_of_nothing_is_told_with_the_nearest_prefix_that_has_objects(
+    bucket: Bucket, tmp_path: Path, at: str, told: str
+) -> None:
+    name = bucket.make_bucket("mounted-prefixes")
+    client = bucket.client()
+    client.put_object(Bucket=name, Key="train/cat/0.jpg", Body=IMAGE)
+    client.close()
+    if at == "other/":
+        name = "no-such-bucket"
+    command = Command(bucket, tmp_path)
+    command.environ["OUTRIDER_ORIGIN"] = bucket.endpoint
+    (tmp_path / "mount").mkdir()
+    done = command.run("mount", "--summary", "none", f"s3://{name}/{at}", tmp_path / "mount", "--", "true")
+    assert (done.returncode, done.stderr) == (0, told.format(name=name))
+
+
 @contextlib.contextmanager
 def mounted(bucket: Bucket, origin: OddOrigin, directory: Path) -> Iterator[Path]:
     place = directory / "mount"

@@ -34,6 +34,7 @@ from outrider.mount.plain_gets import PlainGets
 _CONNECTIONS = 128
 # The proxy itself waits for a minute where the bucket is away, and knows better than its clients for how long.
 _REPLY_S = 120.0
+_TELL_S = 1.0
 # Source: linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 
@@ -51,6 +52,7 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
     if at.base.startswith("http:") and at.proxy.url is None:
         plain = PlainGets(at, told["bucket"], connections=_CONNECTIONS, reply_s=_REPLY_S)
     files: FileSystem | None = None
+    telling: asyncio.Task[None] | None = None
     try:
         await proxy.open()
         bucket = Bucket(proxy, told["bucket"], plain=plain)
@@ -64,14 +66,25 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
             asyncio.get_running_loop().add_signal_handler(number, stop, files.ended)
         files.start()
         device.read_ahead(directory, READ_BYTES_MAX)
+        telling = asyncio.create_task(_tell_of_nothing(bucket, told["prefix"]), name="prefix")
         await files.ended.wait()
+        # A command may end at once for want of files.
+        await asyncio.wait([telling], timeout=_TELL_S)
     finally:
+        if telling is not None:
+            telling.cancel()
         if files is not None:
             await files.stop()
         os.close(fd)
         if plain is not None:
             plain.close()
         await proxy.close()
+
+
+async def _tell_of_nothing(bucket: Bucket, prefix: str) -> None:
+    if (why := await bucket.complaint_about(prefix)) is not None:
+        sys.stderr.write(f"outrider: {why}\n")
+        sys.stderr.flush()
 
 
 def main() -> None:

@@ -72,6 +72,24 @@ class Bucket:
         page = await self._patiently(partial(self._page, prefix, (("max-keys", "1"),)))
         return bool(page.objects or page.groups)
 
+    async def complaint_about(self, prefix: str) -> str | None:
+        """Why a mount of `prefix` shows nothing, and the nearest prefix above it that has objects; None: it has some.
+
+        A LIST of one key for each level.
+        """
+        shown = f"s3://{self._name}/"
+        try:
+            if await self.has_any(prefix):
+                return None
+            above = prefix
+            while above:
+                above = above[: above.rstrip("/").rfind("/") + 1]
+                if await self.has_any(above):
+                    return f"{shown}{prefix} holds no object; {shown}{above} does."
+        except OSError as error:
+            return f"{shown}{prefix} is not listed: {error.strerror}"
+        return f"{shown} holds no object."
+
     async def head(self, key: str) -> Told | None:
         """None: there is no such object."""
         return await self._patiently(partial(self._head, key))
