@@ -31,6 +31,7 @@ from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import raise_open_files_limit, usable_cores
 from outrider.adapters.state import learned_file, warmup_file
 from outrider.composition import Machine, Outrider, Resources, compose, make_traces, traced
+from outrider.core.block_layout import BLOCKS_FEW
 from outrider.core.cache.descriptor_budget import DescriptorBudget, TooFewDescriptors
 from outrider.core.cache.memory_budget import Shares
 from outrider.core.cache.scrub_pace import ROUND_S, ScrubPace
@@ -126,6 +127,7 @@ async def running(
             traces, clock, wall_clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s),
             machine, _peer_socket(settings, stack),
         )  # fmt: skip
+        _warn_of_few_blocks(settings, directory.total_bytes())
         outrider, recovery = compose(settings, resources)
         outrider.region = region
         if settings.tls_cert is not None and settings.tls_key is not None:
@@ -187,6 +189,13 @@ def _descriptors(settings: Settings) -> DescriptorBudget:
         )  # fmt: skip
     except TooFewDescriptors as error:
         raise SettingsError(f"{error}. Raise it: ulimit -n, LimitNOFILE=.") from error
+
+
+def _warn_of_few_blocks(settings: Settings, disk_bytes: int) -> None:
+    least = BLOCKS_FEW * settings.block_size
+    if settings.policy != "none" and settings.cache_size.of(disk_bytes) < least:
+        do = f"set --cache-size to {least // 1024}KiB or more, or make --block-size smaller"
+        log.warning("the cache has room for fewer than four blocks", extra={"do": do})
 
 
 def _limit_of_connections(settings: Settings, descriptors: DescriptorBudget, shares: Shares) -> str:

@@ -399,6 +399,8 @@ def test_a_low_limit_of_open_files_is_reported() -> None:
         ({"cache_size": "1MiB"}, Level.FAIL),
         ({"cache_size": "900TiB"}, Level.WARN),
         ({"min_free": "100%"}, Level.FAIL),
+        ({"cache_size": "15MiB", "min_free": "0"}, Level.FAIL),
+        ({"cache_size": "31MiB", "min_free": "0"}, Level.WARN),
         ({"cache_size": "64MiB", "min_free": "0"}, Level.OK),
     ],
 )

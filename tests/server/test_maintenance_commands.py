@@ -70,6 +70,25 @@ def test_failed_objects_are_listed_and_the_exit_code_is_1(command: Command, tmp_
     assert f"s3://{BUCKET}/none: 404 NoSuchKey" in done.stderr
 
 
+def test_a_warm_up_of_nothing_counts_no_objects(command: Command) -> None:
+    done = command.run("warm", f"s3://{BUCKET}/shrad/", "--name", "typo")
+    assert done.returncode == 1
+    assert done.stdout.startswith("failed: no object, in ")
+    assert done.stderr == f"outrider: s3://{BUCKET}/shrad/: there is no object whose key begins so\n"
+    assert "typo  failed  no object\n" in command.run("warm").stdout
+
+
+@pytest.mark.parametrize("words", [["evict"], ["verify"]], ids=["evict", "verify"])
+def test_a_command_for_the_cache_that_matches_nothing_says_so(command: Command, words: list[str]) -> None:
+    command.run("warm", SHARDS)
+    done = command.run(*words, f"s3://{BUCKET}/shrad-000.tar")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "outrider: no block of these objects is in the cache; `outrider ls` shows the datasets\n"
+    as_json = command.run(*words, f"s3://{BUCKET}/shrad-000.tar", "--json")
+    assert (as_json.returncode, isinstance(json.loads(as_json.stdout), dict)) == (1, True)
+    assert command.run(*words, SHARDS).returncode == 0
+
+
 def test_an_interrupted_warm_up_goes_on_in_the_proxy_and_can_be_cancelled_by_name(
     command: Command, proxy: Proxy
 ) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.cli.run.own_proxy import tell_if_away
+from outrider.cli.stats import view
 from tests.support.child import free_ports
 from tests.support.command import DEADLINE_S, Command, python
+from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +67,34 @@ def test_a_profile_that_does_not_exist_ends_the_start(command: Command, tmp_path
     for known in ("ci", "lab"):
         command.environ[name] = known
         assert command.run("run", "--region", "r", "--", "true").returncode == 0
+
+
+def test_a_cache_of_fewer_than_four_blocks_is_told(command: Command) -> None:
+    done = command.run("run", "--cache-size", "31MiB", "--summary", "none", "--", "true")
+    assert done.returncode == 0
+    told = json.loads(done.stderr)
+    assert told["event"] == "the cache has room for fewer than four blocks"
+    assert told["do"] == "set --cache-size to 32768KiB or more, or make --block-size smaller"
+    for flags in (("--cache-size", "32MiB"), ("--cache-size", "4KiB", "--policy", "none")):
+        assert command.run("run", *flags, "--summary", "none", "--", "true").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("gets", "egress_bytes", "text"),
+    [
+        (-14, 0, "saved       0 B, and 14 GETs and HEADs more than readers asked for\n"),
+        (1400, 5000, "saved       5.0 kB, 1,400 GETs and HEADs\n"),
+    ],
+)
+def test_requests_beyond_those_of_readers_are_not_saved(
+    bucket: Bucket, gets: int, egress_bytes: int, text: str
+) -> None:
+    with Proxy(bucket) as proxy:
+        status = json.loads(json.dumps(proxy.status()))
+    status["saved"] |= {"gets": gets, "egress_bytes": egress_bytes}
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(view(status))
+    assert text in "".join(f"{line.rstrip()}\n" for line in console.export_text().splitlines())
 
 
 GET_AND_HEAD = """

@@ -104,7 +104,8 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
         ("trian/", "outrider: s3://{name}/trian/ holds no object; s3://{name}/ does.\n"),
         (
             "other/",
-            "outrider: s3://{name}/other/ is not listed: there is no bucket {name}: check its name, and the proxy's --origin\n",
+            "outrider: s3://{name}/other/ is not listed: there is no bucket {name}: check its name, and the proxy's "
+            "--origin\n",
         ),
     ],
 )

@@ -220,6 +220,8 @@ def show(job: dict[str, Any], as_json: bool) -> None:
     typer.echo(
         f"{job['name']}  {job['state']}  {objects['on_disk']} of {counted(objects['wanted'], 'object')}, "
         f"{in_words(size['on_disk'])} of {in_words(size['wanted'])}{reserved}"
+        if objects["wanted"]
+        else f"{job['name']}  {job['state']}  no object"
     )
 
 
@@ -270,9 +272,18 @@ def conclude(report: dict[str, Any], as_json: bool) -> NoReturn:
         typer.echo(
             f"{report['state']}: {objects['on_disk']} of {counted(objects['wanted'], 'object')} on disk, "
             f"{in_words(size['on_disk'])} ({in_words(max(0, here))} were here), in {report['elapsed_s']:.1f} s"
+            if objects["wanted"]
+            else f"{report['state']}: no object, in {report['elapsed_s']:.1f} s"
         )
     tell_failures(report)
     raise typer.Exit(0 if report["state"] == "done" else 1)
+
+
+def nothing_matches(report: dict[str, Any], as_json: bool) -> NoReturn:
+    """As `warm`, `pin` and `unpin` do for a list that names nothing, the command fails."""
+    if as_json:
+        show_json(report)
+    failed("no block of these objects is in the cache; `outrider ls` shows the datasets")
 
 
 def tell_failures(report: dict[str, Any]) -> None:

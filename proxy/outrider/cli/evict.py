@@ -18,6 +18,8 @@ def evict(
 ) -> None:
     """Drop the blocks of these objects from the cache. Blocks in use go when their reads end; pinned blocks stay.
 
+    Exits with 1 if there are no such blocks.
+
     \b
     outrider evict s3://bucket/old-run/
     """
@@ -26,6 +28,8 @@ def evict(
     key = f"evict/{control_client.name_of(None, body)}"
     proxy.put(key, body)
     report = proxy.get(key)
+    if not any(report[count] for count in ("blocks", "in_use_blocks", "pinned_blocks")):
+        control_client.nothing_matches(report, as_json)
     if as_json:
         control_client.show_json(report)
         return

@@ -126,7 +126,10 @@ def _facts(status: status_client.Status) -> Table:
     )
     table.add_row("hits", hits)
     size = saved.get("spent") or in_words(saved["egress_bytes"])
-    table.add_row("saved", f"{size}, {saved['gets']:,} GETs and HEADs{money}")
+    gets = f"{saved['gets']:,} GETs and HEADs"
+    if saved["gets"] < 0:
+        gets = f"and {-saved['gets']:,} GETs and HEADs more than readers asked for"
+    table.add_row("saved", f"{size}, {gets}{money}")
     table.add_row("disk", f"{in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}")
     table.add_row(
         "ahead",

@@ -31,7 +31,7 @@ def verify(
 ) -> None:
     """Verify the checksums of all blocks in the cache, or of those of these objects.
 
-    Bad blocks are dropped and listed, and the exit status is 1.
+    Bad blocks are dropped and listed, and the exit status is 1. So it is if there are no blocks of these objects.
 
     Without a running proxy, or with --cache-dir, the command reads the cache directory itself.
 
@@ -52,6 +52,8 @@ def verify(
     if report is None:
         settings = load(flags, config)
         report = _offline(settings.cache_dir.expanduser(), quiet=as_json)
+    if body and not report["blocks"]["wanted"]:
+        control_client.nothing_matches(report, as_json)
     if as_json:
         control_client.show_json(report)
     else:

@@ -13,6 +13,10 @@ from outrider.core.model import BlockKey, Extent, ObjectVersion
 # Results of `version_id` that a layout remembers: one read asks some eight times, in different modules.
 _IDS_MAX = 256
 
+# One block is read, one is written, and two come ahead of the reader.
+BLOCKS_FEW = 4
+"""A cache with room for fewer blocks is hardly one."""
+
 
 def block_count(size: int, block_bytes: int) -> int:
     """How many blocks an object of `size` bytes has; an empty one has none."""

@@ -15,6 +15,7 @@ from outrider.adapters.disk import memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.process.listening import bind, remedy
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
+from outrider.core.block_layout import BLOCKS_FEW
 from outrider.core.text import in_words
 from outrider.settings import Settings
 
@@ -70,6 +71,8 @@ def check_room(settings: Settings, existing: Path, used_bytes: int) -> Finding:
     do = "Free some space, choose another disk with --cache-dir, or lower --min-free."
     if room < 2 * settings.block_size:
         return fail("disk space", f"{text}: nothing can be kept", do)
+    if room < BLOCKS_FEW * settings.block_size:
+        return warn("disk space", f"{text}: fewer than {BLOCKS_FEW} blocks", f"{do} Or make --block-size smaller.")
     # A share of the disk is only an upper bound. A number of bytes is relied on, so less room is worth a warning.
     if room < budget and (settings.cache_size.amount_bytes or room < _ROOM_LITTLE_BYTES):
         return warn("disk space", f"{text}, not the {in_words(budget)} of --cache-size", do)
