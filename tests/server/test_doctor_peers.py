@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -155,13 +156,14 @@ def answer(told: Hello | None, *, why: str = "", skew_s: float | None = 0.0, ent
         (answer(hello(), skew_s=90.0), Level.WARN, "90 s ahead of this one's", "chrony"),
         (answer(hello(), skew_s=-90.0), Level.WARN, "90 s behind this one's", "chrony"),
         (answer(None, why="refused", skew_s=-400.0), Level.FAIL, "its clock is 400 s behind", "chrony"),
-        (answer(None, why="refused", skew_s=200.0), Level.FAIL, "another key", "--peer-key-file"),
-        (answer(None, why="refused", skew_s=None), Level.FAIL, "another key", "--peer-key-file"),
+        (answer(None, why="refused", skew_s=200.0), Level.FAIL, "another key than /run/key here", "Copy /run/key"),
+        (answer(None, why="refused", skew_s=None), Level.FAIL, "another key than /run/key here", "--peer-key-file"),
         (answer(None, why="connect", skew_s=None), Level.FAIL, "no answer to a hello: connect", "TCP port 9482"),
+        (answer(None, why="late", skew_s=None), Level.FAIL, "no answer to a hello: late", "the key in /run/key"),
     ],
 )  # fmt: skip
 def test_an_answer_says_what_is_wrong_and_what_to_do(given: PeerAnswer, level: Level, text: str, do: str) -> None:
-    finding = check_answer(given, ME)
+    finding = check_answer(given, ME, Path("/run/key"))
     assert finding.level is level
     assert text in finding.text
     assert do in finding.do

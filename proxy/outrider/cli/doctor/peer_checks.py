@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from outrider.adapters.cluster.own_account import own_address, own_name
@@ -80,7 +81,7 @@ async def peer_findings(
     for finding in check_names(me, answers, is_running=is_running):
         yield finding
     for answer in answers:
-        yield check_answer(answer, me)
+        yield check_answer(answer, me, settings.peer_key_file)
 
 
 class _NoListError(Exception):
@@ -182,10 +183,11 @@ def _skew_of(address: str, tls: ssl.SSLContext | None) -> float | None:
         connection.close()
 
 
-def check_answer(answer: PeerAnswer, me: Member) -> Finding:
+def check_answer(answer: PeerAnswer, me: Member, key: Path) -> Finding:
+    """`key`: the file with the key that this node signs with."""
     where = f"{answer.entry.name} at {answer.entry.address}" if answer.entry.name else answer.entry.address
     if answer.hello is None:
-        return _refusal(where, answer)
+        return _refusal(where, answer, key)
     hello, member = answer.hello, answer.hello.member
     where = f"{member.name} at {answer.entry.address}"
     if answer.entry.name not in ("", member.name):
@@ -213,13 +215,14 @@ def check_answer(answer: PeerAnswer, me: Member) -> Finding:
     return ok("member", f"{where}: answers, zone {member.zone or 'none'}")
 
 
-def _refusal(where: str, answer: PeerAnswer) -> Finding:
+def _refusal(where: str, answer: PeerAnswer, key: Path) -> Finding:
     error, port = answer.failed, answer.entry.address.rpartition(":")[2]
     assert error is not None
     if error.why != "refused":
         return fail(
             "member", f"{where}: no answer to a hello: {error}",
-            f"See that Outrider runs there with --peers, and that TCP port {port} is open between the nodes.",
+            f"See that Outrider runs there with --peers and the key in {key}, and that TCP port {port} is open between "
+            "the nodes (its --peer-listen).",
         )  # fmt: skip
     if answer.skew_s is not None and abs(answer.skew_s) > SKEW_S:
         return fail(
@@ -227,8 +230,8 @@ def _refusal(where: str, answer: PeerAnswer) -> Finding:
             "Set the clocks of both machines (chrony or ntpd).",
         )  # fmt: skip
     return fail(
-        "member", f"{where}: refuses this node: it has another key",
-        "Put the same key into --peer-key-file of all members; it is read again within seconds.",
+        "member", f"{where}: refuses this node: it has another key than {key} here",
+        f"Copy {key} to the --peer-key-file of all members; it is read again within seconds.",
     )  # fmt: skip
 
 
