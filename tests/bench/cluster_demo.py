@@ -17,10 +17,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tests.bench.cluster_world import Data, EpochReport, run_epoch
+from tests.bench.demo import Steps
 from tests.support.bucket import Bucket
 from tests.support.child import scratch_directory
 from tests.support.nodes import Nodes
@@ -56,14 +56,12 @@ class Row:
 def run(directory: Path, data: Data, bucket: Bucket, console: Console) -> list[Row]:
     """Both runs. The job deals its shards anew over the nodes in each epoch."""
     rows: list[Row] = []
-    with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
-    ) as progress:
-        task = progress.add_task("writing objects to the bucket", total=data.count)
+    with Steps(console) as progress:
+        task = progress.begin("writing objects to the bucket", total=data.count)
         data.upload(bucket, lambda done: progress.update(task, completed=done))
         for together in (False, True):
             name = "one cache" if together else "each by itself"
-            task = progress.add_task(name, total=EPOCHS + together)
+            task = progress.begin(name, total=EPOCHS + together)
             rows += _job(name, directory, data, bucket, together, lambda task=task: progress.advance(task))  # type: ignore[misc]
     return rows
 
@@ -132,6 +130,7 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupted)
+    console.print("starting an S3 server")
     data = Data(chosen.shards, chosen.shard_mib * 2**20)
     try:
         with scratch_directory("outrider-cluster-demo-") as directory, Bucket() as bucket:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from tests.bench import demo_real
 from tests.bench.table import Row, footnotes, table
@@ -104,8 +104,8 @@ class Demo:
         written = write_shards(
             self._directory / "shards", self.plan.shards, self.plan.samples_per_shard, os.cpu_count() or 1
         )
-        with contextlib.closing(client), _progress(self._console) as progress:
-            task = progress.add_task("writing JPEG images into shards, uploading", total=self.plan.shards)
+        with contextlib.closing(client), Steps(self._console) as progress:
+            task = progress.begin("writing JPEG images into shards, uploading", total=self.plan.shards)
             for shard in written:
                 client.upload_file(str(shard.path), BUCKET, shard.path.name)
                 self._shards.append(shard)
@@ -132,9 +132,9 @@ class Demo:
         simulator.reset()
         child = Child(argv, log=self._directory / f"{run}.log", env=env, cwd=self._directory)
         try:
-            with _progress(self._console) as progress:
+            with Steps(self._console) as progress:
                 for number, name in enumerate(epochs):
-                    task = progress.add_task(name, total=None)
+                    task = progress.begin(name)
                     reported = self._wait_for_line(report, number, child, run, simulator)
                     rows.append(_row(name, reported, simulator))
                     progress.update(task, total=1, completed=1)
@@ -234,9 +234,17 @@ def _ready_line(log: Path) -> dict[str, str]:
     return {}
 
 
-def _progress(console: Console) -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
+class Steps(Progress):
+    """Bars on a terminal. Elsewhere each step is a line, printed as it begins: bars would be printed at their end."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+
+    def begin(self, description: str, total: float | None = None) -> TaskID:
+        if self.disable:
+            self.console.print(description, highlight=False)
+        return self.add_task(description, total=total)
 
 
 def run_all(demo: Demo, directory: Path, bucket: Bucket) -> list[Row]:
@@ -300,6 +308,7 @@ def main() -> int:
     # processes with Ctrl-C ignored.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupted)
+    console.print("starting an S3 server")
     try:
         with _directory(console, keep=chosen.keep) as directory, Bucket() as bucket:
             if chosen.real:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +16,7 @@ from rich.console import Console
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.cli.run.own_proxy import tell_if_away
 from outrider.cli.stats import view
-from tests.support.child import free_ports
+from tests.support.child import clean_environment, free_ports
 from tests.support.command import DEADLINE_S, Command, python
 from tests.support.proxy import Proxy
 
@@ -149,3 +152,35 @@ async def test_an_origin_that_says_nothing_is_not_waited_for(capsys: pytest.Capt
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         await tell_if_away(endpoint, "r", AwsCredentials(), within_s=0.01)
     assert f"the bucket at {endpoint} does not answer: nothing came within" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "heading"),
+    [(("--shards", "100000"), "cache  policy"), (("--nodes", "64", "--shards", "100000"), "cache        way")],
+    ids=["one", "nodes"],
+)
+def test_a_simulation_on_a_pipe_begins_to_print_before_it_has_a_result(
+    command: Command, words: tuple[str, ...], heading: str
+) -> None:
+    with command.start("simulate", *words) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(heading)
+        assert process.poll() is None
+        process.kill()
+
+
+@pytest.mark.parametrize("module", ["tests.bench.demo", "tests.bench.cluster_demo"])
+def test_a_demo_on_a_pipe_says_each_step_as_it_begins(module: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", module]
+    with subprocess.Popen(
+        argv, env=clean_environment() | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "starting an S3 server\n"
+            assert process.stdout.readline().startswith("writing ")
+        finally:
+            process.terminate()
+            process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130

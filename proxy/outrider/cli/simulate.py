@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -152,10 +151,7 @@ def simulate(
                 Shards(shards, _bytes("--size", size), "train"), kind, epochs, seed, told, machine,
                 simulate_cluster.parse_rate("--link", link), simulate_cluster.parse_rate("--connection", connection),
             )  # fmt: skip
-            found = [row for part in caches for row in simulate_cluster.rows_of(asked, part)]
-            typer.echo(json.dumps([asdict(row) for row in found]) if as_json else simulate_cluster.table(found))
-            if plot is not None:
-                simulate_cluster.plot(found, plot)
+            simulate_cluster.answer(asked, caches, as_json, plot)
             return
         readers = readers or 8
         if log is not None:
@@ -174,8 +170,9 @@ def simulate(
             question = Question(made_up, [], data, rate, latency, block_bytes, listing, prefetch)
     except (ValueError, OSError) as error:
         raise refused(error) from error
-    rows = [row for part in caches for name in policies for row in rows_of(question, part, name)]
-    typer.echo(json.dumps([asdict(row) for row in rows]) if as_json else table(rows))
+    widest = ("100%", max(policies, key=len), max(["log", *(job.name for job in question.jobs)], key=len))
+    found_rows = (row for part in caches for name in policies for row in rows_of(question, part, name))
+    rows = simulate_cluster.printed(found_rows, None if as_json else (_HEADINGS, widest, _words))
     if plot is not None:
         _plot(rows, plot)
 
@@ -306,13 +303,9 @@ def _optimal(run: Simulation, epochs: list[EpochResult], machine: Machine, cache
     return rows
 
 
-def table(rows: list[Row]) -> str:
-    lines: list[tuple[str, ...]] = [_HEADINGS]
-    for row in rows:
-        numbers = ("" if value is None else f"{value:.3f}" for value in (row.hits, row.traffic, row.stall, row.waste))
-        lines.append((f"{row.cache:.0%}", row.policy, row.job, str(row.epoch), *numbers))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADINGS))]
-    return "\n".join("  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)) for line in lines)
+def _words(row: Row) -> tuple[str, ...]:
+    numbers = ("" if value is None else f"{value:.3f}" for value in (row.hits, row.traffic, row.stall, row.waste))
+    return f"{row.cache:.0%}", row.policy, row.job, str(row.epoch), *numbers
 
 
 def _plot(rows: list[Row], file: Path) -> None:

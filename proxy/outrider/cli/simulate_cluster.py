@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
 
 from outrider.cli.load_settings import refused
 from outrider.simulator.cluster import WAYS, ClusterSimulation, Nodes, Way
 from outrider.simulator.run import Machine
 from outrider.simulator.scenarios import JobSpec, OrderKind, Shards, order_of
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Row = TypeVar("Row", bound="DataclassInstance")
 _HEADINGS: tuple[str, ...] = ("cache", "way", "epoch", "GPU", "seconds", "bucket", "peers", "speed")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(Ki|Mi|Gi|Ti|k|K|M|G|T|)(bit|B)(?:/s)?", re.ASCII)
 _TIMES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
@@ -78,24 +88,54 @@ def parse_rate(option: str, text: str) -> float:
     return found
 
 
-def rows_of(question: ClusterQuestion, cache: float) -> list[ClusterRow]:
-    """The epochs of all ways. Raises ValueError."""
+def rows_of(question: ClusterQuestion, cache: float) -> Iterator[ClusterRow]:
+    """The epochs of all ways, those of each way once it is simulated. Raises ValueError."""
     nodes, job = question.nodes_of(cache), question.job()
-    epochs = {way: ClusterSimulation(nodes, way, job).run() for way in WAYS}
-    return [
-        ClusterRow(
-            cache, way, epoch.read.number, epoch.utilisation, epoch.read.took_s, epoch.read.traffic,
-            epoch.peer_traffic, direct.read.took_s / epoch.read.took_s,
-        )
-        for way in WAYS
-        for epoch, direct in zip(epochs[way], epochs["direct"], strict=True)
-    ]  # fmt: skip
+    directly = ClusterSimulation(nodes, "direct", job).run()
+    for way in WAYS:
+        epochs = directly if way == "direct" else ClusterSimulation(nodes, way, job).run()
+        for epoch, direct in zip(epochs, directly, strict=True):
+            yield ClusterRow(
+                cache, way, epoch.read.number, epoch.utilisation, epoch.read.took_s, epoch.read.traffic,
+                epoch.peer_traffic, direct.read.took_s / epoch.read.took_s,
+            )  # fmt: skip
 
 
-def table(rows: list[ClusterRow]) -> str:
-    lines = [_HEADINGS, *map(_words, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADINGS))]
-    return "\n".join("  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)) for line in lines)
+def answer(question: ClusterQuestion, caches: Sequence[float], as_json: bool, file: Path | None) -> None:
+    """Print the rows, and plot them in `file`. Raises ValueError."""
+    for cache in caches:
+        question.nodes_of(cache)  # before anything is printed
+    rows = (row for cache in caches for row in rows_of(question, cache))
+    found = printed(rows, None if as_json else (_HEADINGS, ("100%", max(WAYS, key=len)), _words))
+    if file is not None:
+        plot(found, file)
+
+
+def printed(
+    rows: Iterable[Row], form: tuple[Sequence[str], Sequence[str], Callable[[Row], Sequence[str]]] | None
+) -> list[Row]:
+    """Print `rows` as a table: the headings at once, and each row when it is known, since a simulation may take
+    minutes. Returns the rows.
+
+    `form`: the headings, a word as wide as any in each of the first columns, whose other headings are wide enough, and
+    the words of a row. None: JSON, once all are known.
+    """
+    if form is None:
+        found = list(rows)
+        typer.echo(json.dumps([asdict(row) for row in found]))
+        return found
+    headings, widest, words_of = form
+    widths = [max(map(len, words)) for words in zip_longest(headings, widest, fillvalue="")]
+
+    def show(words: Sequence[str]) -> None:
+        typer.echo("  ".join(word.rjust(width) for word, width in zip(words, widths, strict=True)))
+
+    show(headings)
+    found = []
+    for row in rows:
+        show(words_of(row))
+        found.append(row)
+    return found
 
 
 def _words(row: ClusterRow) -> tuple[str, ...]:
