@@ -197,7 +197,8 @@ bench-tools:
 # What the documentation needs.
 .PHONY: playground playground-stop chart docs metrics-page settings-page sizing-page
 
-# A real S3 server on loopback with a small dataset, for whoever has no bucket at hand; then `. ./playground.env`.
+# A real S3 server on loopback with a small dataset, for whoever has no bucket at hand; then `. ./playground.env`;
+# `eval "$(make playground-stop)"` ends it, and unsets what the file has set.
 playground: install
 	@$(BIN)/python -m tests.support.playground start
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -21,14 +22,20 @@ def playground(word: str, directory: Path) -> str:
     return subprocess.run(
         [sys.executable, "-m", "tests.support.playground", word], cwd=directory, timeout=DEADLINE_S, check=True,
         env={**clean_environment(), "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
+        stderr=None if word == "stop" else subprocess.STDOUT, text=True,
     ).stdout  # fmt: skip
 
 
 def test_a_pipe_behind_the_playground_ends_while_its_server_goes_on(tmp_path: Path) -> None:
     try:
         assert str(ENVIRONMENT) in playground("start", tmp_path)
-        assert "export OUTRIDER_ORIGIN=" in (tmp_path / ENVIRONMENT).read_text()
+        written = (tmp_path / ENVIRONMENT).read_text()
+        assert "export OUTRIDER_ORIGIN=" in written
     finally:
-        assert playground("stop", tmp_path) == "stopped\n"
+        said = playground("stop", tmp_path)
     assert not list(tmp_path.iterdir())
+    # `make` cannot change the shell that has sourced the file: it prints the line that does.
+    shell = f"{written}{said}env"
+    left = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True, env={"PATH": os.defpath})
+    assert not [line for line in left.stdout.splitlines() if line.startswith(("AWS_", "OUTRIDER_"))]
+    assert playground("stop", tmp_path) == ""

@@ -1,6 +1,7 @@
 """A real S3 server on loopback with a small dataset, for users who have no bucket at hand: `make playground`.
 
-`start` leaves it running and writes `playground.env`, which names it to the AWS tools and to Outrider; `stop` ends it.
+`start` leaves it running and writes `playground.env`, which names it to the AWS tools and to Outrider; `stop` ends it,
+and prints the line that unsets these variables.
 The server writes to `playground.log`, and holds nothing of the terminal or pipe from which it was started.
 """
 
@@ -11,6 +12,7 @@ import contextlib
 import io
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -91,17 +93,21 @@ def start() -> str:
             raise SystemExit(f"the playground's S3 server did not start:\n{LOG.read_text(errors='replace')}")
     return (
         f"s3://{BUCKET}/train/ has {SHARDS} shards, {{000000..{SHARDS - 1:06}}}.tar. For its keys and address:\n"
-        f". ./{ENVIRONMENT}\n`make playground-stop` ends it."
+        f". ./{ENVIRONMENT}\n`eval \"$(make playground-stop)\"` ends it, and unsets them.\n"
     )
 
 
 def stop() -> str:
+    """Returns the line by which a shell forgets what it has sourced; empty: there was no playground."""
     pid = _pid()
     if pid is None:
-        return "no playground runs here"
+        print("no playground runs here", file=sys.stderr)
+        return ""
+    names = re.findall(r"^export (\w+)=", ENVIRONMENT.read_text(), re.MULTILINE)
     os.kill(pid, signal.SIGTERM)
     _wait_until(lambda: not ENVIRONMENT.exists())
-    return "stopped"
+    print("stopped; this line is for the shells that have its variables:", file=sys.stderr)
+    return f"unset {' '.join(names)}\n"
 
 
 def _pid() -> int | None:
@@ -124,4 +130,4 @@ if __name__ == "__main__":
     if word == "serve":
         serve()
     else:
-        print({"start": start, "stop": stop}[word]())
+        print({"start": start, "stop": stop}[word](), end="")

@@ -52,7 +52,7 @@ def naming(flag: str, address: str) -> Iterator[None]:
 
 
 def remedy(flag: str, code: int | None) -> str:
-    """What to do about an address that cannot be bound. `code`: the error number."""
+    """The remedy for an address that cannot be bound. `code`: the error number."""
     if code == errno.EADDRINUSE:
         return f"Something else listens there: stop it, or choose another address with {flag}."
     if code in (errno.EACCES, errno.EPERM):

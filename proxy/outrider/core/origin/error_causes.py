@@ -13,7 +13,6 @@ from html import unescape
 STATUSES = (400, 403)
 
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
-_MESSAGE = re.compile(rb"<Message>(.*?)</Message>", re.DOTALL)
 _MESSAGE_CHARS_MAX = 300
 _CREDENTIAL_CODES = frozenset(
     ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId")
@@ -44,8 +43,8 @@ def code_of(body: bytes) -> str | None:
 
 def message_of(body: bytes) -> str:
     """The store's own message in one line, or "" if the document has none."""
-    match = _MESSAGE.search(body)
-    text = "" if match is None else unescape(match[1].decode("utf-8", "replace"))
+    message, end, _ = body.partition(b"<Message>")[2].partition(b"</Message>")
+    text = unescape(message.decode("utf-8", "replace")) if end else ""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))[:_MESSAGE_CHARS_MAX]
 
 
