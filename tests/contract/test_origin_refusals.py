@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -21,15 +22,44 @@ REFUSAL = b"<Error><Code>ExpiredToken</Code><Token-0>%b</Token-0><HostId>h</Host
 class Rotating:
     """Credentials that are renewed each time, and never accepted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, renews: bool = True) -> None:
         self.renewed = 0
+        self._renews = renews
 
     async def current(self) -> Credentials:
         return Credentials("AKID", "secret", f"{TOKEN.decode()}-{self.renewed}")
 
     async def renew(self, refused: Credentials) -> bool:
         self.renewed += 1
-        return True
+        return self._renews
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(("method", "renews", "told"), [("GET", False, 1), ("HEAD", False, 1), ("GET", True, 0)])
+async def test_credentials_that_cannot_be_renewed_are_reported(method: str, renews: bool, told: int) -> None:
+    source, refused = Rotating(renews=renews), []
+
+    async def refuse(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=400, body=REFUSAL)
+
+    async with serving(refuse) as endpoint:
+        origin = HttpOrigin(
+            endpoint, "us-east-1", source, Metrics(), time.time, connections=2,
+            refused=lambda credentials, code: refused.append((credentials.access_key, code)),
+        )  # fmt: skip
+        await origin.open()
+        async with asked(origin, OriginRequest(method, "bucket", "key")) as reply:
+            assert reply.status == 400
+        await origin.close()
+    assert refused == [("AKID", "ExpiredToken")] * told
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
@@ -40,20 +70,14 @@ async def test_the_last_of_several_refusals_holds_nothing_about_the_signer(metho
         methods.append(request.method)
         return web.Response(status=400, body=REFUSAL)
 
-    runner = web.ServerRunner(web.Server(refuse))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    origin = HttpOrigin(endpoint, "us-east-1", Rotating(), Metrics(), time.time, connections=2)
-    await origin.open()
-    try:
+    async with serving(refuse) as endpoint:
+        origin = HttpOrigin(endpoint, "us-east-1", Rotating(), Metrics(), time.time, connections=2)
+        await origin.open()
         async with asked(origin, OriginRequest(method, "bucket", "key")) as reply, aclosing(pieces_of(reply)) as chunks:
             body = b"".join([chunk async for chunk in chunks])
             assert reply.status == 400
             assert reply.content_length == len(body)
-    finally:
         await origin.close()
-        await runner.cleanup()
     assert methods == [method] * 4
     assert TOKEN not in body
     assert body.endswith(b"<HostId>h</HostId></Error>")

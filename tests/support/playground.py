@@ -93,7 +93,7 @@ def start() -> str:
             raise SystemExit(f"the playground's S3 server did not start:\n{LOG.read_text(errors='replace')}")
     return (
         f"s3://{BUCKET}/train/ has {SHARDS} shards, {{000000..{SHARDS - 1:06}}}.tar. For its keys and address:\n"
-        f". ./{ENVIRONMENT}\n`eval \"$(make playground-stop)\"` ends it, and unsets them.\n"
+        f'. ./{ENVIRONMENT}\n`eval "$(make playground-stop)"` ends it, and unsets them.\n'
     )
 
 

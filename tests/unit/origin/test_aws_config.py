@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from outrider.adapters.origin.aws_config import ca_bundle, in_profile, is_on
+from outrider.adapters.origin.aws_config import ca_bundle, in_profile, is_on, missing_profile
 from outrider.adapters.origin.credentials import AwsCredentials, _make_session
 from outrider.adapters.origin.endpoint import aws_url
 from outrider.cli.aws_environment import endpoint_in, endpoint_in_profile, ignores_endpoints
@@ -141,8 +141,11 @@ async def test_every_setting_is_read_as_botocore_reads_it(home: Path, environ: d
         only(patch, home, environ)
         session = get_session()
         known = session.get_config_variable("profile")
-        if known is not None and known not in session.available_profiles:
-            return  # botocore refuses a profile that is missing
+        # botocore refuses a profile that is missing.
+        is_missing = known is not None and known not in session.available_profiles
+        assert (missing_profile(os.environ) is not None) is is_missing
+        if is_missing:
+            return
         wanted = of_botocore(session)
         assert await ours() == wanted
         assert ignores_endpoints(os.environ) == bool(session.get_config_variable("ignore_configured_endpoint_urls"))
@@ -201,3 +204,23 @@ def test_the_proxys_own_address_in_the_profile_is_asked_for_no_role(
     only(monkeypatch, tmp_path, {"AWS_CONFIG_FILE": str(tmp_path / "config")})
     assert _make_session(listen).get_config_variable("ignore_configured_endpoint_urls") is True
     assert not _make_session("127.0.0.1:1").get_config_variable("ignore_configured_endpoint_urls")
+
+
+def test_a_profile_is_not_called_missing_where_a_file_cannot_be_read(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("[profile lab]\nregion = r\n")
+    environ = {
+        "AWS_CONFIG_FILE": str(config),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_PROFILE": "x",
+    }
+    assert "Name one of lab" in (missing_profile(environ) or "")
+    assert missing_profile({**environ, "AWS_PROFILE": "lab"}) is None
+    config.write_text("no section\n[profile x]\nregion = r\n")
+    assert missing_profile(environ) is None
+
+
+def test_a_profile_in_quotes_is_one(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text('[profile "my lab"]\nregion = r\n[profile "broken]\nregion = r\n')
+    environ = {"AWS_CONFIG_FILE": f"{tmp_path}/config", "AWS_SHARED_CREDENTIALS_FILE": "/none", "AWS_PROFILE": "my lab"}
+    assert missing_profile(environ) is None

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.origin.error_causes import blames_credentials, clock_offset, code_of, message_of, without_signers
+from outrider.core.origin.error_causes import (
+    REMEDIES,
+    blames_credentials,
+    clock_offset,
+    code_of,
+    message_of,
+    refusal_of_credentials,
+    without_signers,
+)
 
 NOW = 1_750_000_000.0
 SKEWED = "RequestTimeTooSkewed"
@@ -25,6 +33,17 @@ def date(seconds: float) -> str:
 )  # fmt: skip
 def test_the_code_of_an_error_document(body: bytes, code: str | None) -> None:
     assert code_of(body) == code
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "named"),
+    [(403, "SignatureDoesNotMatch", "SignatureDoesNotMatch"), (400, "ExpiredToken", "ExpiredToken"),
+     (400, "TokenRefreshRequired", "ExpiredToken"), (400, None, "ExpiredToken"), (403, None, None),
+     (403, "AccessDenied", None), (400, "InvalidArgument", None)],
+)  # fmt: skip
+def test_a_refusal_of_the_credentials_has_a_remedy(status: int, code: str | None, named: str | None) -> None:
+    assert refusal_of_credentials(status, code) == named
+    assert named is None or named in REMEDIES
 
 
 @given(st.binary() | st.text().map(lambda text: f"<Message>{text}</Message>".encode("utf-8", "surrogatepass")))
