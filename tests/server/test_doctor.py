@@ -125,7 +125,7 @@ def test_a_certificate_that_is_not_trusted_is_told_with_the_variable_to_set(
     if bundle:
         (tmp_path / "other").mkdir()
         command.environ["AWS_CA_BUNDLE"] = str(certify(tmp_path / "other").authority)
-    with TlsFront(bucket.address, certify(tmp_path)) as front:
+    with TlsFront(("127.0.0.1", int(bucket.address.rpartition(":")[2])), certify(tmp_path)) as front:
         status, found = findings(command, "--origin", front.endpoint)
     assert (status, found["origin"].level) == (1, Level.FAIL)
     assert "certificate" in found["origin"].text
