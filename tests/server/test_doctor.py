@@ -227,6 +227,12 @@ def test_a_clock_that_is_not_the_origins(command: Command, offset_s: float, leve
         assert "chrony" in found["clock"].do
 
 
+def test_a_bucket_is_no_part_of_a_proxys_address(command: Command) -> None:
+    done = command.run("doctor", "--endpoint", "http://127.0.0.1:1/train")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "must be http://HOST:PORT" in " ".join(done.stderr.split())
+
+
 def test_wrong_settings_end_with_status_2(command: Command) -> None:
     done = command.run("doctor", "--listen", "0.0.0.0:9480")
     assert (done.returncode, done.stdout) == (2, "")

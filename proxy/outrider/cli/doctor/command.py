@@ -59,7 +59,7 @@ def doctor(
     if probe is not None:
         raise typer.Exit(_probe(probe))
     if endpoint is not None:
-        if not _is_http(endpoint):
+        if not _is_http(endpoint) or urlsplit(endpoint).path.strip("/"):
             raise typer.BadParameter(f"--endpoint {endpoint}: must be http://HOST:PORT of the S3 port.")
         raise typer.Exit(_report(asyncio.run(_collected(endpoint_findings(endpoint))), as_json))
     if health:
