@@ -265,10 +265,15 @@ def run_real(directory: Path, bucket: Bucket, console: Console) -> None:
     with SimulatorProcess(
         bucket.address, ttfb_s=TTFB_S, connection_bytes_s=CONNECTION_BYTES_S, total_bytes_s=TOTAL_BYTES_S
     ) as simulator:
-        rows = training.run("(a) bucket", simulator.endpoint, simulator)
+
+        def trained(name: str, endpoint: str | None) -> list[demo_real.Trained]:
+            console.print(name)
+            return training.run(name, endpoint, simulator)
+
+        rows = trained("(a) bucket", simulator.endpoint)
         with outrider(simulator.endpoint, directory, bucket.environment()) as (endpoint, _):
-            rows += training.run("(b) Outrider", endpoint, simulator)
-        rows += training.run("(c) local disk", None, simulator)
+            rows += trained("(b) Outrider", endpoint)
+        rows += trained("(c) local disk", None)
     console.print(demo_real.table(rows))
     if not demo_real.same(rows):
         raise DemoError("the losses differ")

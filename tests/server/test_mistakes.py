@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from outrider.adapters.origin.credentials import AwsCredentials
-from outrider.cli.run.own_proxy import tell_if_away
+from outrider.cli.run.own_proxy import report_if_unreachable
 from outrider.cli.stats import view
 from tests.support.child import clean_environment, free_ports
 from tests.support.command import DEADLINE_S, Command, python
@@ -150,7 +150,7 @@ def test_an_origin_that_is_not_reached_is_told_while_the_command_runs(command: C
 async def test_an_origin_that_says_nothing_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        await tell_if_away(endpoint, "r", AwsCredentials(), within_s=0.01)
+        await report_if_unreachable(endpoint, "r", AwsCredentials(), within_s=0.01)
     assert f"the bucket at {endpoint} does not answer: nothing came within" in capsys.readouterr().err
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.endpoint import Endpoint
@@ -34,7 +35,7 @@ from outrider.mount.plain_gets import PlainGets
 _CONNECTIONS = 128
 # The proxy itself waits for a minute where the bucket is away, and knows better than its clients for how long.
 _REPLY_S = 120.0
-_TELL_S = 1.0
+_REPORT_S = 1.0
 # Source: linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 
@@ -52,7 +53,7 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
     if at.base.startswith("http:") and at.proxy.url is None:
         plain = PlainGets(at, told["bucket"], connections=_CONNECTIONS, reply_s=_REPLY_S)
     files: FileSystem | None = None
-    telling: asyncio.Task[None] | None = None
+    reporting: asyncio.Task[None] | None = None
     try:
         await proxy.open()
         bucket = Bucket(proxy, told["bucket"], plain=plain)
@@ -66,13 +67,13 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
             asyncio.get_running_loop().add_signal_handler(number, stop, files.ended)
         files.start()
         device.read_ahead(directory, READ_BYTES_MAX)
-        telling = asyncio.create_task(_tell_of_nothing(bucket, told["prefix"]), name="prefix")
+        reporting = asyncio.create_task(_report_if_empty(bucket, told["prefix"]), name="prefix")
         await files.ended.wait()
         # A command may end at once for want of files.
-        await asyncio.wait([telling], timeout=_TELL_S)
+        await asyncio.wait([reporting], timeout=_REPORT_S)
     finally:
-        if telling is not None:
-            telling.cancel()
+        if reporting is not None:
+            reporting.cancel()
         if files is not None:
             await files.stop()
         os.close(fd)
@@ -81,10 +82,11 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
         await proxy.close()
 
 
-async def _tell_of_nothing(bucket: Bucket, prefix: str) -> None:
+async def _report_if_empty(bucket: Bucket, prefix: str) -> None:
     if (why := await bucket.complaint_about(prefix)) is not None:
-        sys.stderr.write(f"outrider: {why}\n")
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stderr.write(f"outrider: {why}\n")
+            sys.stderr.flush()
 
 
 def main() -> None:

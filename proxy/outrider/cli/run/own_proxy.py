@@ -47,10 +47,10 @@ async def check_origin(outrider: Outrider) -> None:
     """Say if the bucket does not answer, or refuses the credentials, before the first read does."""
     with suppress(OriginBroke):  # no credentials, as the log says
         await outrider.credentials.current()
-        await tell_if_away(outrider.origin_reader.endpoint, outrider.region, outrider.credentials)
+        await report_if_unreachable(outrider.origin_reader.endpoint, outrider.region, outrider.credentials)
 
 
-async def tell_if_away(
+async def report_if_unreachable(
     endpoint: str, region: str, credentials: AwsCredentials, within_s: float = _ORIGIN_WAIT_S
 ) -> None:
     """By a request that counts for no reader."""
