@@ -161,7 +161,7 @@ def test_commands_are_listed_and_shown_in_the_status(proxy: Proxy) -> None:
     wait_for_end(s3, "pin/of mine")
     status = read_json(s3, "status.json")
     assert [command["name"] for command in status["warmups"]] == ["of mine"]
-    assert [(command["reserved_bytes"], command["bytes"]["on_disk"]) for command in status["pins"]] == [(8192, 1)]
+    assert [(command["reserved_bytes"], command["bytes"]["on_disk"]) for command in status["pins"]] == [(4096, 1)]
     assert proxy.status()["warmups"] == status["warmups"]
 
 

@@ -703,7 +703,7 @@ def test_the_examples_of_the_readme_run(bucket: Bucket, proxy: Proxy, tmp_path: 
     blocks = (ROOT / "sdk/README.md").read_text().split("```python\n")[1:]
     program = "\n".join(block.partition("```")[0] for block in blocks)
     program = program.replace("s3://bucket/train-{000000..001281}.tar", f"s3://{NAME}/train-{{000..011}}.tar")
-    program = program.replace("s3://bucket/samples/", f"s3://{NAME}/samples/")
+    program = program.replace("s3://bucket/samples/", f"s3://{NAME}/samples/").replace('("bucket", ', f'("{NAME}", ')
     path = tmp_path / "readme.py"
     path.write_text(program)
     door = {**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint, "OUTRIDER_STATUS_URL": proxy.admin}

@@ -94,7 +94,7 @@ def test_stats_shows_waiting_times_and_savings(proxy: Proxy, command: Command) -
     assert any(re.match(r"disk: hits .*/s +400 kB", line) for line in lines), done.stdout
     assert any(re.match(r"out of the bucket .*/s +500 kB", line) for line in lines), done.stdout
     assert any("saved" in line and "400 kB, 4 GETs and HEADs, $0.04" in line for line in lines)
-    assert any(re.search(r"cache size +known from the second epoch on", line) for line in lines)
+    assert any(re.search(r"cache size +would hit: 537 MB \d+ %", line) for line in lines), done.stdout
     assert "s3://look/train-{}.tar" in done.stdout
     assert "\x1b" not in done.stdout
     stats = json.loads(command.run("stats", "--json", "--admin", proxy.outrider.admin).stdout)
