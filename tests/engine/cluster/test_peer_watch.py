@@ -156,6 +156,31 @@ async def test_an_owner_whose_disk_hangs_costs_one_short_wait(tmp_path: Path, mo
         assert store.leases() == 0
 
 
+async def test_a_peer_that_leaves_as_its_block_is_opened_leaves_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block with a lease is never evicted."""
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        await time.run(nodes.settle())
+        store = owner.engine.store
+        lease = store.lease
+
+        async def leaves(block: BlockKey) -> FileLease | None:
+            opened = await lease(block)
+            reading.cancel()
+            return opened
+
+        monkeypatch.setattr(store, "lease_open", lambda block: None)
+        monkeypatch.setattr(store, "lease", leaves)
+        reading = asyncio.ensure_future(owner.service.read(PeerRead(REF, Extent(0, 1000)), edge.name))
+        with pytest.raises(asyncio.CancelledError):
+            await time.run(asyncio.wait_for(reading, None))
+        await time.turns()
+        assert not any(slot.in_use for slot in store._slots.values())
+
+
 @pytest.mark.parametrize("on_disk", [False, True])
 async def test_an_owner_on_a_broken_link_is_passed_by_though_the_bucket_was_never_measured(
     on_disk: bool, tmp_path: Path

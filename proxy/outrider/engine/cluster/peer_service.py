@@ -189,6 +189,8 @@ class PeerService:
             await asyncio.wait([leasing, bound], return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             leasing.cancel()
+            # It may have been opened in this moment.
+            leasing.add_done_callback(_unused)
             raise
         finally:
             bound.cancel()
@@ -200,12 +202,17 @@ class PeerService:
         raise SlowDown
 
     def _was_late(self, leasing: asyncio.Future[Lease | None]) -> None:
-        heard(leasing)
-        if not leasing.cancelled() and leasing.exception() is None and (lease := leasing.result()) is not None:
-            lease.release()
+        _unused(leasing)
         self._late -= 1
         if not self._late:
             self._members.disk_answers(True)
+
+
+def _unused(leasing: asyncio.Future[Lease | None]) -> None:
+    """A callback: nobody reads from the lease."""
+    heard(leasing)
+    if not leasing.cancelled() and leasing.exception() is None and (lease := leasing.result()) is not None:
+        lease.release()
 
 
 class _PeerRead(BodyRead):
