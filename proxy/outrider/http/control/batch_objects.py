@@ -196,12 +196,14 @@ class BatchObjects:
     ) -> Opened:
         headers = () if read.asked_range is None else (("range", read.asked_range),)
         answer = await self._passthrough.send(operation, headers, Upload())
-        if answer.status in (200, 206) and answer.length is not None:
+        status = 206 if read.span is not None else 200
+        if answer.status == status and answer.length is not None:
             return Opened(read, answer.status, answer.cache, answer.length, answer.body, asked=heard)
         async with aclosing(answer.body):
             if answer.status in (200, 206):
-                # A tar tells the length of an entry before its bytes.
-                text = "The bucket does not tell how long the object is: read it by a GET of its own."
+                # A tar tells the length of an entry before its bytes, and not which bytes of the object they are.
+                lacks = "tell how long the object is" if answer.status == status else "answer a range with its bytes"
+                text = f"The bucket does not {lacks}: read the object by a GET of its own."
                 return _refused(read, Refusal(501, "NotImplemented", text), heard=heard)
             document = bytearray()
             async for piece in answer.body:
