@@ -70,9 +70,12 @@ class Batches:
         """The objects in order, in runs: all that have come are one run.
 
         Raises:
+            ValueError: a key is empty, or a range is.
             BatchRefused: the proxy refuses the request.
             OSError, http.client.HTTPException: the server does not answer, or breaks off again and again.
         """
+        for key in keys:
+            _check(key)
         for first in range(0, len(keys), _READS_MAX):
             part = keys[first : first + _READS_MAX]
             if self.has_batches is not False:
@@ -156,6 +159,8 @@ class Batches:
                     raise
             else:
                 self._idle.append(port)
+                if reply.status == 200 and not isinstance(key, str):
+                    return key, said[key[1] : key[2]]  # a store that ignores Range
                 if reply.status in (200, 206):
                     return key, said
                 if reply.status < 500 or not left:
@@ -196,6 +201,13 @@ def _body(bucket: str, keys: Sequence[Key]) -> bytes:
         else {"url": f"s3://{bucket}/{key[0]}", "range": _range(key)}
         for key in keys
     ]}).encode()  # fmt: skip
+
+
+def _check(key: Key) -> None:
+    """A plain GET of no key is a LIST, and one of no range is a GET of all bytes."""
+    name, start, stop = (key, 0, 1) if isinstance(key, str) else key
+    if not name or not 0 <= start < stop:
+        raise ValueError(f"{key!r} is no key, and no (key, start, stop) with 0 <= start < stop")
 
 
 def _range(key: tuple[str, int, int]) -> str:

@@ -218,6 +218,7 @@ class Client:
         plain GETs, side by side. Closing the iterator ends the request.
 
         Raises:
+            ValueError: a key is empty, or a range is.
             ProxyNotFound: no server answers, or it breaks off again and again.
             ProxyRefused: the proxy refuses the request.
         """

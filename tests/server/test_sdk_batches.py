@@ -13,6 +13,8 @@ from outrider_sdk.samples import BatchedObjects
 from outrider_sdk.torch import AnnouncingSampler
 from tests.support.child import free_ports
 from tests.support.door import HAS_TORCH
+from tests.support.odd_origin import OddOrigin
+from tests.support.oddities import Oddities
 from tests.support.proxy import Proxy
 from tests.support.simulator import Simulator
 from tests.support.weather import Fault, FaultKind
@@ -91,6 +93,20 @@ def test_contents_come_in_order_with_ranges_and_errors(proxy: Proxy, line: Simul
         assert isinstance(beyond[1], ObjectError)
         assert (beyond[1].key, beyond[1].status) == (("0007", 20_000, 20_001), 416)
         assert last == (KEYS[0], OBJECTS[KEYS[0]])
+
+
+@pytest.mark.parametrize("key", ["", ("", 0, 1), ("large", 0, 0), ("large", 5, 3), ("large", -5, 3)])
+def test_no_key_and_no_range_are_refused_in_words_by_whomever(proxy: Proxy, line: Simulator, key: Key) -> None:
+    """A plain GET would bring a LIST, or all bytes."""
+    for client in (Client(proxy.endpoint), Client(line.endpoint)):
+        with pytest.raises(ValueError, match="start < stop"):
+            read(client, ["0001", key])
+
+
+def test_a_bucket_that_ignores_ranges_is_read_by_ranges() -> None:
+    with OddOrigin(Oddities(ignores_range=True)).on_thread() as origin:
+        origin.put(NAME, "large", RAMP)
+        assert read(Client(origin.endpoint), [("large", 5, 700)]) == [(("large", 5, 700), RAMP[5:700])]
 
 
 def test_a_batch_is_one_request(front: Simulator) -> None:
