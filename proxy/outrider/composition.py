@@ -68,6 +68,7 @@ from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handler import HandlerSettings, S3Handler, Services
 from outrider.http.s3.server import S3Server
+from outrider.http.wire.disk_readers import READERS, DiskReaders
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
 from outrider.ports import Clock, Origin
@@ -248,13 +249,16 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     if cluster is not None:
         cluster.obey(commands)
     plans = prefetch if cluster is None else cluster.plans_of_all(prefetch, fills)
+    readers = DiskReaders(READERS, "outrider-read", metrics.disk_wait_s.inc)
     control = ControlBucket(
         lambda owner: outrider.status.for_client(owner), plans, commands,
-        Batches(BatchParts(hits, reads, passthrough, prefetch, access, clock), memory, metrics.usage.dataset_of),
+        Batches(
+            BatchParts(hits, reads, passthrough, prefetch, access, clock, readers), memory, metrics.usage.dataset_of
+        ),
         access, metrics, time.time,
     )  # fmt: skip
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
-    server = _s3_server(settings, resources, services, hits, senders, control, memory)
+    server = _s3_server(settings, resources, services, hits, senders, control, memory, readers)
     parts = Parts(resources.machine.cpu, resources.machine.is_short_of_connections, flights, scheduler)
     setup = replace(resources.machine.setup, capacity_bytes=limits.capacity_bytes)
     overview = Overview(
@@ -304,7 +308,7 @@ def _cluster(settings: Settings, resources: Resources, layout: BlockLayout, capa
 
 def _s3_server(
     settings: Settings, resources: Resources, services: Services, hits: HitLookup, senders: Senders,
-    control: ControlBucket, memory: MemoryBudget,
+    control: ControlBucket, memory: MemoryBudget, readers: DiskReaders,
 ) -> S3Server:  # fmt: skip
     metrics, spans = resources.metrics, _spans(senders, resources.traces)
     handler = S3Handler(
@@ -319,7 +323,7 @@ def _s3_server(
         handler, fast_path,
         connections_max=resources.descriptors.clients, turned_away_max=resources.descriptors.turned_away,
         client_timeout_s=settings.client_timeout_s, client_idle_s=settings.client_idle_s,
-        disk_waited=metrics.disk_wait_s.inc,
+        readers=readers,
     )  # fmt: skip
     resources.stack.push_async_callback(server.stop)
     return server

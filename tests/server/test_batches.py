@@ -414,6 +414,7 @@ def test_hits_whose_pages_are_not_in_memory_are_read_together(proxy: Proxy) -> N
     proxy.settle()
     for path in (proxy.cache_dir / "v2").glob("*/*"):
         drop_pages(path)
+    before = set(threading.enumerate())
     with RawConnection(proxy.address) as connection:
         connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
         while connection.read_line().strip():
@@ -423,6 +424,8 @@ def test_hits_whose_pages_are_not_in_memory_are_read_together(proxy: Proxy) -> N
             connection.makefile().read(size + 2)
             sizes.append(size)
     assert len(sizes) < 256 / 8, "many to a call of the socket"
+    # A disk that hangs must not hold the threads that read credentials, and waits for the others are not measured.
+    assert {thread.name.partition("_")[0] for thread in set(threading.enumerate()) - before} <= {"outrider-read"}
 
 
 # -- clients that leave, and slow ones --------------------------------------------------------------------------------

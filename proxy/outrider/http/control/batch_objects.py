@@ -6,10 +6,11 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Executor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from outrider.core.errors import InternalError, InvalidRange, PreconditionFailed, S3Error
 from outrider.core.model import Extent, ObjectVersion
@@ -37,7 +38,8 @@ _DISK_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BatchParts:
-    """The parts of the engine that batches are answered by. `clock`: that of `hits`."""
+    """The parts of the engine that batches are answered by. `clock`: that of `hits`. `readers`: the threads for block
+    files whose pages are not in memory. A disk that hangs holds them alone, and each wait for them is measured."""
 
     hits: HitLookup
     reads: ObjectReads
@@ -45,6 +47,7 @@ class BatchParts:
     prefetch: Prefetch
     access: Access
     clock: Clock
+    readers: Executor
 
 
 class Found(NamedTuple):
@@ -103,6 +106,7 @@ class BatchObjects:
         self._prefetch = parts.prefetch
         self._access = parts.access
         self._clock = parts.clock
+        self._readers = parts.readers
         self._who = who
         self._reader = reader
         self.counts = counts
@@ -145,7 +149,7 @@ class BatchObjects:
         """Bring the pages of these hits into memory, by one thread, and verify those that were not since the start. May
         fail for some."""
         pages: list[Callable[[], None]] = []
-        works: list[Coroutine[Any, Any, None]] = []
+        works: list[Awaitable[None]] = []
         for known, start, stop in found:
             if start == stop:
                 continue
@@ -155,7 +159,7 @@ class BatchObjects:
             elif callable(prepare := self._hits.prepare(known, extent)):
                 works.append(prepare())
         if pages:
-            works.append(asyncio.to_thread(_call_all, pages))
+            works.append(asyncio.get_running_loop().run_in_executor(self._readers, _call_all, pages))
         with suppress(TimeoutError):
             async with asyncio.timeout(_DISK_WAIT_S):
                 await asyncio.gather(*works)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -16,7 +15,6 @@ from aiohttp.web_server import Server
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handler import S3Handler
-from outrider.http.wire.disk_readers import DiskReaders
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +23,6 @@ _LINE_BYTES_MAX = 32 * 1024
 _FIELD_BYTES_MAX = 16 * 1024
 # S3 allows 2 KB of user metadata, which may be some 700 headers.
 _HEADERS_MAX = 1024
-# Threads that wait for the disk, so that no loop does. More threads do not make one disk faster.
-_READERS = 8
 # After a refusal the rest of the body is read and dropped for so long: a reset could lose the refusal.
 _LINGER_S = 2.0
 # The parser holds up to twice this, and one read of the socket, of a body that is not read yet.
@@ -43,14 +39,14 @@ class S3Server(Server):
     def __init__(
         self, handler: S3Handler, fast_path: FastPath, *,
         connections_max: int, turned_away_max: int, client_timeout_s: float, client_idle_s: float,
-        disk_waited: Callable[[float], None] = lambda _: None,
+        readers: ThreadPoolExecutor,
     ) -> None:  # fmt: skip
         """`turned_away_max`: so many connections beyond `connections_max` are refused with a reply; more are cut.
-        `disk_waited`: see `DiskReaders`."""
+        `readers`: the threads for block files whose pages are not in memory; `stop` ends them."""
         super().__init__(handler.handle)
         self.handler = handler
         self.client_timeout_s = client_timeout_s
-        self.readers: ThreadPoolExecutor = DiskReaders(_READERS, "outrider-read", disk_waited)
+        self.readers = readers
         self.fast_path = fast_path
         self._connections_max = connections_max
         self.turned_away_max = turned_away_max

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+READERS = 8
+"""Threads that wait for the disk, so that no loop does. More threads do not make one disk faster."""
 # Pages that are in memory after all are read within this time: a wait for the processor, and not for the disk.
 _IN_MEMORY_S = 0.001
 
