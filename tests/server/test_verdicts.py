@@ -12,6 +12,7 @@ from outrider.cli.run.summary import Summary
 from outrider.cli.stats import view
 from outrider.http.s3.connection import Connection
 from tests.server.test_stalls import MovedClock
+from tests.support.batches import TARGET, batch, body_of, entries_in
 from tests.support.fakes import no_wait_patience
 from tests.support.nodes import until
 from tests.support.proxy import Proxy
@@ -79,6 +80,28 @@ def test_a_reader_whose_first_read_waits_is_waiting_and_judged(
     assert (reader["requests"], reader["reads_under_way"], reader["waiting_s"]) == (1, 0, None)
 
 
+def test_a_batch_under_way_is_a_read_that_waits(
+    proxy: Proxy, simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovedClock(monkeypatch)
+    simulator.weather.faults = [Fault(FaultKind.LATE, times=None)]
+    body = body_of([f"s3://{NAME}/train/shard-{number:06d}.tar" for number in range(6)])
+    with RawConnection(proxy.address) as connection:
+        connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+        until(lambda: simulator.counts().requests, "the request to the bucket")
+        clock.push(30.0)
+        reader = only_reader(proxy)
+        assert (reader["dataset"], reader["requests"], reader["reads_under_way"]) == ("train/shard-{}.tar", 0, 1)
+        assert 30 <= reader["waiting_s"] < 60
+        assert reader["slow"] == "bucket"
+        simulator.weather.faults = []
+        simulator.release()
+        assert [entry.content for entry in entries_in(connection.read_answer("POST").body)] == [BODY] * 6
+    proxy.settle()
+    reader = only_reader(proxy)
+    assert (reader["requests"], reader["reads_under_way"], reader["waiting_s"]) == (6, 0, None)
+
+
 def test_a_reader_that_takes_no_bytes_does_not_wait(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = MovedClock(monkeypatch)
     with RawConnection(proxy.address) as connection:
@@ -101,9 +124,10 @@ def test_reads_that_fail_are_told_for_a_minute_and_stand_among_the_last_errors(
         assert proxy.status()["verdict"]["alerts"] == []
         for number in (0, 1):
             assert ask(proxy.address, "GET", f"/{NAME}/train/shard-{number:06d}.tar").status >= 500
+        batch(proxy, [f"s3://{NAME}/train/shard-{number:06d}.tar" for number in range(3)])
         proxy.settle()
         status = proxy.status()
-        assert status["verdict"]["alerts"] == ["2 reads failed in the last minute"]
+        assert status["verdict"]["alerts"] == ["5 reads failed in the last minute"]
         assert any(error["detail"].startswith("GET /verdicts/train/") for error in status["errors"])
 
 

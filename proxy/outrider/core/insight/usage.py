@@ -202,9 +202,9 @@ class Usage:
             each.wanted += 1
             each.wanted_bytes += count
 
-    def failed(self) -> None:
-        """A read failed: it was answered with 5xx, or its reply was cut."""
-        self._failed_reads += 1
+    def failed(self, count: int = 1) -> None:
+        """`count` reads failed: they were answered with 5xx, or their reply was cut."""
+        self._failed_reads += count
 
     @property
     def failed_reads(self) -> int:

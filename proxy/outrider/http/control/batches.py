@@ -32,9 +32,8 @@ class Batches:
         self._dataset_of = dataset_of
 
     async def answer(self, request: ControlRequest) -> ControlAnswer:
-        """Raises S3Error."""
+        """The caller begins the body. Raises S3Error."""
         batch = parse_batch(await request.body(BODY_BYTES_MAX))
-        objects = BatchObjects(self._parts, request.who, request.client, BatchCounts(self._dataset_of))
-        body = BatchBody(batch, objects, self._memory)
-        await body.begin()
-        return ControlAnswer(200, _HEADERS, batch=body)
+        counts = BatchCounts(self._dataset_of, batch.reads[0].ref if batch.reads else None)
+        objects = BatchObjects(self._parts, request.who, request.client, counts)
+        return ControlAnswer(200, _HEADERS, batch=BatchBody(batch, objects, self._memory))

@@ -16,9 +16,11 @@ Sent = Counter[str]
 
 @dataclass(slots=True)
 class BatchCounts:
-    """The objects that one batch has read. `dataset_of`: the dataset of a bucket and a key."""
+    """The objects that one batch has read. `dataset_of`: the dataset of a bucket and a key. `first`: the first object
+    of the list; while the batch is under way, its dataset stands for those of all. None: the list is empty."""
 
     dataset_of: Callable[[str, str], DatasetName]
+    first: ObjectRef | None = None
     answered: Counter[tuple[int, str]] = field(default_factory=Counter)
     """By status and `x-cache`."""
     sent: Sent = field(default_factory=Counter)

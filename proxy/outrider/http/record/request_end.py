@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.core.insight.usage import ReadUnderWay, Sums
+from outrider.core.model import ObjectRef
 from outrider.core.s3.operation import Kind, Operation
+from outrider.core.text import counted
 from outrider.http.record.access_log import AccessLog, app_said
 from outrider.http.record.record import BatchCounts, Ended
 from outrider.metrics import Metrics
@@ -25,8 +27,10 @@ class Reading(Protocol):
     id: str
     started: float
     """On `time.perf_counter`."""
-    operation: Operation | None
     asker: str | None
+
+    @property
+    def ref(self) -> ObjectRef | None: ...
 
     @property
     def is_hit(self) -> bool: ...
@@ -69,12 +73,11 @@ class RequestRecorder:
     def _reads_under_way(self) -> Iterator[ReadUnderWay]:
         now, templates = time.perf_counter(), self._metrics.usage.templates
         for read in self._reads.values():
-            if read.asker is None or read.operation is None or not read.operation.bucket or not read.operation.key:
+            if read.asker is None or (ref := read.ref) is None:
                 continue
             full_s = read.full_now_s
-            bucket, key = read.operation.bucket, read.operation.key
             yield ReadUnderWay(
-                read.asker, (bucket, templates.so_far(bucket, key)), read.is_hit, not read.is_full,
+                read.asker, (ref.bucket, templates.so_far(*ref)), read.is_hit, not read.is_full,
                 max(0.0, now - read.started - full_s), full_s,
             )  # fmt: skip
 
@@ -99,7 +102,8 @@ class RequestRecorder:
         target = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
         error = f"answered {end.status}" if end.cut is None else f"cut: {end.cut}"
         self._metrics.recent_errors.add(error, target, "error", time.time())
-        if end.method in ("GET", "HEAD"):
+        # Of a batch that was refused because of one object, that one has been counted.
+        if end.method in ("GET", "HEAD") or (end.batch is not None and (end.cut or not end.batch.answered)):
             self._metrics.usage.failed()
 
     def _is_over(self) -> None:
@@ -112,6 +116,10 @@ class RequestRecorder:
         """Each object counts as the GET that it stands for; the time of the batch is shared out among them."""
         for (status, cache), count in batch.answered.items():
             self._metrics.requests.labels("get", str(status), cache).inc(count)
+            if status >= 500:
+                self._metrics.usage.failed(count)
+                text = f"{counted(count, 'object')} of a batch answered {status}"
+                self._metrics.recent_errors.add(text, "", "error", time.time())
         usage, reads = self._metrics.usage, sum(sums.requests for sums in batch.served.values())
         for dataset, sums in batch.served.items():
             part = sums.requests / reads

@@ -11,7 +11,7 @@ from aiohttp import hdrs
 from aiohttp.web_request import BaseRequest
 
 from outrider.core.auth.sigv4 import SignedRequest
-from outrider.core.model import Headers
+from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3 import operation as operations
 from outrider.core.s3.operation import Kind, Operation
 from outrider.engine.read.object_read import CacheStatus
@@ -61,6 +61,16 @@ class Exchange:
         """The connection ends with this request. aiohttp 3.14 loses the bytes of a packet that follow an Upgrade which
         nobody takes up, so the rest of a request behind it would be read as another request."""
         return hdrs.UPGRADE in self.request.headers
+
+    @property
+    def ref(self) -> ObjectRef | None:
+        """The object that is read, or the first one of a batch."""
+        if self.batch is not None:
+            return self.batch.first
+        operation = self.operation
+        if operation is None or not operation.bucket or not operation.key:
+            return None
+        return ObjectRef(operation.bucket, operation.key)
 
     @property
     def is_hit(self) -> bool:

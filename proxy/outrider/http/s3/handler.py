@@ -261,6 +261,8 @@ class S3Handler:
         answer = await self._control.answer(ControlRequest(operation, exchange.headers, who, client, read_body))
         if answer.batch is not None:
             exchange.batch = answer.batch.counts
+            self._recorder.reading(exchange)
+            await answer.batch.begin()
         return self._reply(exchange, answer.status, answer.headers, answer.batch or answer.body, None)
 
     def _on_asked(self, exchange: Exchange, headers: dict[str, str]) -> OnAsked:
