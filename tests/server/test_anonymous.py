@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.areas import parts
 from tests.support.awschunked import checksum
+from tests.support.batches import TARGET, body_of
 from tests.support.forms import encoded, post
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import TIMEOUT_S, Answer, RawConnection, ask
@@ -365,6 +366,9 @@ def test_the_control_bucket_and_warm_ups_are_closed_to_unsigned_requests(proxy: 
     for method, target in (("GET", "/_outrider/status.json"), ("PUT", "/_outrider/warm/w"), ("GET", "/_outrider")):
         headers = [("content-length", "0")] if method == "PUT" else []
         assert ask(proxy.address, method, target, headers).code == "AccessDenied"
+    # The proxy would sign for the objects of a batch, and answer from the cache.
+    body = body_of([f"s3://{SHUT}/k"])
+    assert ask(proxy.address, "POST", TARGET, [("content-length", str(len(body)))], body).code == "AccessDenied"
     assert ask(proxy.address, "HEAD", f"/{OPEN}/cold", [("range", "bytes=0-0")]).status in (200, 206)
     proxy.settle()
     first = tenant.get_object(Bucket=OPEN, Key="cold")

@@ -102,7 +102,7 @@ class RequestRecorder:
         target = "" if end.operation is None else f"{end.method} /{end.operation.bucket or ''}/{end.operation.key}"
         error = f"answered {end.status}" if end.cut is None else f"cut: {end.cut}"
         self._metrics.recent_errors.add(error, target, "error", time.time())
-        # Of a batch that was refused because of one object, that one has been counted.
+        # A batch that was refused because of one object has been counted by that object.
         if end.method in ("GET", "HEAD") or (end.batch is not None and (end.cut or not end.batch.answered)):
             self._metrics.usage.failed()
 
