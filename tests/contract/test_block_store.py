@@ -1859,6 +1859,17 @@ async def test_written_names_are_kept_for_blocks_that_a_start_could_not_read(roo
     disk.close()
 
 
+def test_a_block_that_is_dropped_while_a_snapshot_is_written_is_not_in_it() -> None:
+    """Nor does the rest become useless: the next start would scan."""
+    first, dropped, last = metas = [meta_of(index) for index in range(3)]
+    sizes = {meta.key: block_file.Header(meta).disk_bytes for meta in metas} | {dropped.key: 0}
+    facts = index_snapshot.Facts(
+        lambda: 1.5e9, lambda _, version: Belief(version), disk_bytes=lambda meta: sizes[meta.key]
+    )  # fmt: skip
+    saved = index_snapshot.decode(b"".join(index_snapshot.encode(metas, facts)))
+    assert [meta for meta, *_ in saved] == [first, last]
+
+
 async def test_a_snapshot_overtaken_by_a_write_is_not_put_in_place(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(root)
     touched, recovery = noting(disk)

@@ -96,6 +96,9 @@ def _lines(blocks: Iterable[BlockMeta], facts: Facts) -> Iterator[bytes]:
     yield json_line({"saved_at": facts.now(), "doubts": doubts})
     numbers: dict[tuple[BlockLayout, ObjectVersion], int] = {}
     for meta in blocks:
+        pages = facts.disk_bytes(meta) // PAGE_BYTES
+        if not pages:
+            continue  # dropped since the save began
         version = meta.version
         # The headers are part of the identity: they determine the length of a block's file, and two fills of one
         # version may have received different headers.
@@ -114,7 +117,7 @@ def _lines(blocks: Iterable[BlockMeta], facts: Facts) -> Iterator[bytes]:
                 [*version.ref, layout.origin, version.etag, version.size, layout.block_bytes, version.headers,
                  belief.vouched, facts.content(layout, version), version.whole_headers, confirmed_at, newer]
             )  # fmt: skip
-        yield json_line([number, meta.index, facts.disk_bytes(meta) // PAGE_BYTES])
+        yield json_line([number, meta.index, pages])
 
 
 def decode(raw: bytes) -> Snapshot:
