@@ -16,7 +16,7 @@ from rich.console import Console
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.cli.run.own_proxy import report_if_unreachable
 from outrider.cli.stats import view
-from tests.support.child import clean_environment, free_ports
+from tests.support.child import clean_environment, free_ports, scratch_directory
 from tests.support.command import DEADLINE_S, Command, python
 from tests.support.proxy import Proxy
 
@@ -170,12 +170,16 @@ def test_a_simulation_on_a_pipe_begins_to_print_before_it_has_a_result(
 
 
 @pytest.mark.parametrize("module", ["tests.bench.demo", "tests.bench.cluster_demo"])
-def test_a_demo_on_a_pipe_says_each_step_as_it_begins(module: str, tmp_path: Path) -> None:
+def test_a_demo_on_a_pipe_says_each_step_as_it_begins(module: str) -> None:
     argv = [sys.executable, "-m", module]
-    with subprocess.Popen(
-        argv, env=clean_environment() | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as process:  # fmt: skip
+    with (
+        # Its S3 server has sockets there, whose paths must be short.
+        scratch_directory("demo-") as directory,
+        subprocess.Popen(
+            argv, env=clean_environment() | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(directory)},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ) as process,
+    ):  # fmt: skip
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "starting an S3 server\n"
