@@ -175,8 +175,8 @@ class PeerMetrics:
         )
         self.forgets = Counter(
             "outrider_peer_forgets",
-            "Messages about names that a write makes doubtful; `result`: acknowledged by a member, late (after the "
-            "write went on), unacknowledged, received, or missed.",
+            "Forgets of names that a write makes doubtful, at each member; `result`: acknowledged by it, late (after "
+            "the write went on), or unacknowledged; received (messages of one forget or more), or missed (gaps).",
             ["result"],
             registry=registry,
         )

@@ -328,11 +328,11 @@ async def test_a_member_of_a_later_version_is_greeted() -> None:
 
 async def test_an_older_member_is_asked_in_its_own_version() -> None:
     service = member_with(ramp(SMALL))
-    async with peer_wire(service, edge=Side("edge", wire=2)) as wire:
+    async with peer_wire(service, edge=Side("edge", wire=3)) as wire:
         assert await read_whole(wire, SMALL) == ramp(SMALL)
         await wire.client.forget(wire.member, Forget("edge", 1, 1, ("b",)))
         assert (len(service.forgets), refusals(wire)) == (1, {})
-        both = replace(wire.member, wire=(1, 2))
+        both = replace(wire.member, wire=(1, 3))
         assert await why(wire, SMALL, both) == "refused", "it is asked in the newest version that both speak"
 
 

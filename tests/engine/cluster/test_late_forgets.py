@@ -12,7 +12,7 @@ import pytest
 from outrider.core.cluster.peer_messages import PeerFailed
 from tests.engine.cluster.test_writes import write
 from tests.support.engine import REF
-from tests.support.fakes import RAMP
+from tests.support.fakes import RAMP, Fault
 from tests.support.members import Cluster, Node, Time, cluster
 
 OLD, NEW = RAMP[:1000], RAMP[:2000]
@@ -140,8 +140,13 @@ async def test_a_member_that_takes_no_connection_gets_each_message_once_and_then
     with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
         late, writer, _ = await time.run(known_to_all(nodes, time))
         writer.wire.services = {at: each for at, each in writer.wire.services.items() if at != late.address}
-        began = time()
-        await time.run(write(writer, "PUT", body=NEW))
+        began, gate = time(), asyncio.Event()
+        nodes.origin.faults.append(Fault(method="PUT", gate=gate))
+        writing = asyncio.ensure_future(write(writer, "PUT", body=NEW))
+        await time.turns()
+        gate.set()
+        await time.turns()
+        assert writing.done()
         assert time() == began
         assert [name for name, _ in writer.wire.forgets].count(late.name) == 1
         await time.run(nodes.settle())

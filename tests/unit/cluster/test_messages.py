@@ -43,7 +43,7 @@ from outrider.core.model import ObjectRef, VersionIdentity
 DAY = "Thu, 01 Jan 2026 00:00:00 GMT"
 REF, OTHER = ObjectRef("bucket", "key\udcff/é"), ObjectRef("b", "k")
 
-# As members of 0.2 write them.
+# As members of 0.2 write them, but for fields that are younger: `modified` of a page, `first` of a forget.
 GOLDEN: dict[Any, bytes] = {
     Hello(
         Member("n-1", "[fe80::1%eth0]:1", "zone", 10**12, "c:1", (1, 2)), 7, "ring", 3, 1.8e9, is_ready=False,
@@ -51,7 +51,8 @@ GOLDEN: dict[Any, bytes] = {
     ): b'{"name":"n-1","address":"[fe80::1%eth0]:1","zone":"zone","weight":1000000000000,"cluster":"c:1","wire":[1,2],'
        b'"boot":7,"ring":"ring","forgets":3,"clock":1800000000.0,"ready":false,"leaving":true}',
     Forget("n", 1, 2, (REF, "bucket"), in_doubt=True):
-        b'{"from":"n","boot":1,"number":2,"names":[["bucket","key\\udcff/\\u00e9"],"bucket"],"doubt":true}',
+        b'{"from":"n","boot":1,"number":2,"names":[["bucket","key\\udcff/\\u00e9"],"bucket"],"doubt":true,'
+        b'"first":null}',
     Command("n", "put", "warm", "o\udcff", "a", b"s3://b/\xff\n", 1.5, 2.0):
         b'{"from":"n","verb":"put","folder":"warm","owner":"o\\udcff","name":"a","list":"czM6Ly9iL/8K","rate":1.5,'
         b'"at":2}',
@@ -104,7 +105,8 @@ MESSAGES: tuple[st.SearchStrategy[Any], ...] = (
         ),
         numbers, words | st.just(""), numbers, seconds, st.booleans(), st.booleans(),
     ),
-    st.builds(Forget, words, numbers, numbers, st.lists(from_wire | refs).map(tuple), st.booleans()),
+    st.builds(Forget, words, numbers, numbers, st.lists(from_wire | refs).map(tuple), st.booleans(),
+              st.none() | numbers),
     st.builds(
         Command, words, st.sampled_from(("put", "get", "cancel", "delete", "begin", "list", "objects")),
         st.sampled_from(("warm", "pin", "evict", "verify", "plan")), from_wire, from_wire, st.binary(), seconds,
@@ -187,7 +189,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "ring": NO_WORD, "forgets": NO_NUMBER, "clock": NO_TIME, "ready": NO_TRUTH, "leaving": NO_TRUTH,
     },
     Forget: {
-        "from": NO_NAME, "boot": NO_NUMBER, "number": NO_NUMBER, "doubt": NO_TRUTH,
+        "from": NO_NAME, "boot": NO_NUMBER, "number": NO_NUMBER, "doubt": NO_TRUTH, "first": NO_NUMBER[1:],
         "names": (None, "b", {}, {"b": 1}, [1], [None], [""], [[]], [["b"]], [["b", ""]], [["", "k"]],
                   [["b", "k", "x"]], [["b", 1]], [["b", None]], [["\ud800", "k"]], ["\ud800"], ["b", {"b": 1, "k": 2}]),
     },
@@ -245,7 +247,7 @@ def test_a_message_of_another_form_is_refused(kind: type, field: str) -> None:
         "fields of a later version are ignored"
     )
     wrongs = [fields | {field: value} for value in BAD[kind][field]]
-    if field not in ("total", "told", "modified"):
+    if field not in ("total", "told", "modified", "first"):
         wrongs.append({name: its for name, its in fields.items() if name != field})
     for wrong in wrongs:
         with pytest.raises(WireError):
@@ -259,6 +261,16 @@ def test_a_page_of_a_member_before_0_3_has_no_dates() -> None:
     fields["objects"] = [["b", "k", "e", 1]] * (OBJECTS_MAX + 1)
     with pytest.raises(WireError):
         decode(PinPage, json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers"), [("", range(7, 8)), (',"first":null', range(7, 8)), (',"first":3', range(3, 8)),
+                            (',"first":9', range(7, 8))],
+)  # fmt: skip
+def test_a_message_has_one_forget_unless_it_tells_the_first_one(fields: str, numbers: range) -> None:
+    """Members of 0.2 do not tell it."""
+    body = f'{{"from":"n","boot":1,"number":7,"names":["b"],"doubt":false{fields}}}'
+    assert decode(Forget, body.encode()).numbers == numbers
 
 
 def test_names_too_many_for_one_forget_become_their_buckets() -> None:

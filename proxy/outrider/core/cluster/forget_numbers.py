@@ -54,17 +54,13 @@ class ReceivedForgets:
         """When `passed` is to be called; None: no number is missing."""
         return min((each.lost_at for each in self._senders.values() if each.lost_at is not None), default=None)
 
-    def came(self, sender: str, boot: int, number: int, now: float) -> bool:
-        """A forget came, for the first time or again. Returns whether there is a gap before it."""
-        known, is_gap = self._sender(sender, boot)
-        if number > known.done:
-            known.ahead.add(number)
-        return self._told(known, number, now) or is_gap
+    def came(self, sender: str, boot: int, numbers: range, now: float) -> bool:
+        """Forgets came in one message, for the first time or again. Returns whether there is a gap before them."""
+        return self._told(sender, boot, numbers, now)
 
     def told(self, sender: str, boot: int, last: int, now: float) -> bool:
         """A hello tells the number of the last forget. Returns whether there is a gap."""
-        known, is_gap = self._sender(sender, boot)
-        return self._told(known, last, now) or is_gap
+        return self._told(sender, boot, range(last + 1, last + 1), now)
 
     def passed(self, now: float) -> bool:
         """Returns whether a number that was missing counts as lost now."""
@@ -85,9 +81,16 @@ class ReceivedForgets:
         self._senders[sender, boot] = known
         return known, is_other
 
-    def _told(self, known: _Sender, number: int, now: float) -> bool:
-        before = known.done
-        known.highest = max(known.highest, number)
+    def _told(self, sender: str, boot: int, numbers: range, now: float) -> bool:
+        """`numbers` came, and all before them were sent."""
+        known, is_gap = self._sender(sender, boot)
+        before, last = known.done, numbers.stop - 1
+        known.highest = max(known.highest, last)
+        if numbers.start <= before + 1:
+            known.done = max(before, last)
+            known.ahead = {number for number in known.ahead if number > known.done}
+        elif known.highest - before <= _MISSING_MAX:
+            known.ahead.update(numbers)
         while known.done + 1 in known.ahead:
             known.done += 1
             known.ahead.remove(known.done)
@@ -98,7 +101,7 @@ class ReceivedForgets:
             return True
         elif known.lost_at is None or known.done != before:
             known.lost_at = now + REORDER_S
-        return False
+        return is_gap
 
 
 def _give_up(known: _Sender) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from outrider.core.cluster.wire_forms import Name, Number, Word
 
-WIRE_VERSIONS = (1, 1)
+WIRE_VERSIONS = (1, 2)
 """The lowest and the highest version of the wire that this code speaks."""
 
 

@@ -41,6 +41,8 @@ COMMAND_BYTES_MAX = 6 * 1024 * 1024
 READS_MAX = REFS_MAX = OBJECTS_MAX = 1000
 """Reads in one message; objects in one of an order, for which the planner takes about 10 ms; those in a page of a pin.
 """
+FORGETS_MERGED_WIRE = 2
+"""The version of the wire from which on a message may have several forgets."""
 SHARES_MAX = 64
 """Datasets in one answer: with the longest names they fill half of the longest body."""
 
@@ -92,14 +94,22 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A write is about to change these names (bucket alone: all of its objects), or has changed them. `number` counts
-    up by one from 1 within a `boot` of the sender. `in_doubt`: the write ended without an answer."""
+    """Writes are about to change these names (bucket alone: all of its objects), or have changed them. `number`: of the
+    last of these forgets; each has one, counted up by one from 1 within a `boot` of the sender. `in_doubt`: the writes
+    ended without an answer. `first`: the number of the first one; None: there is one alone, as in all messages of
+    members before 0.3."""
 
     sender: _Sender
     boot: Number
     number: Number
     names: Annotated[tuple[Annotated[ObjectRef | str, PlainValidator(_ref_or_bucket)], ...], FailFast()]
     in_doubt: Annotated[Truth, Field(alias="doubt")] = False
+    first: Number | None = None
+
+    @property
+    def numbers(self) -> range:
+        first = self.number if self.first is None else min(self.first, self.number)
+        return range(first, self.number + 1)
 
 
 def forget_body(message: Forget) -> bytes:

@@ -1,23 +1,27 @@
 """Forgets: a write through any member makes all members that answer forget the name, before it is sent and after its
 answer.
 
-The messages of a member are numbered. A member that notices a gap missed a write, so that each version that it knows of
-is asked about again. A write goes on without a member that has not confirmed its message in time. Such a member may
-serve the old version to its own clients until the message comes, or until a hello tells it of the gap. A member that
-cannot be reached is bounded by the time to live of versions, and notices the gap once it is reached again.
+Each member has a queue, and one message to it is under way at a time: forgets that are queued meanwhile go in one
+message. Else a write would cost each member two signed requests, and the hellos would starve.
+
+Forgets are numbered. A member that notices a gap missed a write, so that each version that it knows of is asked about
+again. A write goes on without a member that has not confirmed it in time. Such a member may serve the old version to
+its own clients until the message comes, or until a hello tells it of the gap. A member that cannot be reached is
+bounded by the time to live of versions, and notices the gap once it is reached again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.core.cluster.forget_numbers import ReceivedForgets, SentForgets
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import Forget, Hello
+from outrider.core.cluster.messages import FORGETS_MERGED_WIRE, Forget, Hello
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.engine.tasks.runtime import Runtime, within
@@ -30,6 +34,8 @@ WAIT_S = 0.25
 """A write waits no longer for the members."""
 # A message that was not answered by then is given up.
 _PATIENCE_S = 2.0
+# Names in one message, unless one write has more: the receiver forgets them in a few milliseconds.
+_NAMES_MAX = 1000
 # A connection that was kept may break under the message, and so may the next one that was kept.
 _TRIES = 3
 
@@ -53,6 +59,47 @@ class Sender:
     view: Callable[[], View]
 
 
+@dataclass(slots=True)
+class _Queued:
+    """A forget that some members have not confirmed. `queued_at`: monotonic seconds. `unsettled`: how many members have
+    neither confirmed it nor were given up. `settled`: set when none is left."""
+
+    number: int
+    names: Sequence[Name]
+    in_doubt: bool
+    queued_at: float
+    unsettled: int
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def settle(self) -> None:
+        self.unsettled -= 1
+        if not self.unsettled:
+            self.settled.set()
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The forgets that a member has not confirmed, those of the message under way included. `member`: as it was when
+    the last one was queued."""
+
+    member: Member
+    forgets: deque[_Queued] = field(default_factory=deque)
+
+    def batch(self) -> Sequence[_Queued]:
+        """Those that go in the next message: the numbers of a message have no gap. A member of 0.2 takes one at a
+        time."""
+        names_max = _NAMES_MAX if self.member.wire[1] >= FORGETS_MERGED_WIRE else 1
+        first, names = self.forgets[0], 0
+        batch: list[_Queued] = []
+        for each in self.forgets:
+            names += len(each.names)
+            follows = each.number == first.number + len(batch) and each.in_doubt == first.in_doubt
+            if batch and (names > names_max or not follows):
+                break
+            batch.append(each)
+        return batch
+
+
 class Forgets:
     """Sends forgets to all members that answer, and receives theirs."""
 
@@ -65,6 +112,8 @@ class Forgets:
         self._runtime = runtime
         self._metrics = metrics
         self._sent = SentForgets()
+        # By the member's name. A queue is there while a task sends what is in it.
+        self._queues: dict[str, _Queue] = {}
         self._received = ReceivedForgets()
         self._looks = False
         self.unheard: Callable[[Member], None] = lambda member: None
@@ -83,40 +132,51 @@ class Forgets:
         if not names:
             return
         # Also where nobody answers: a member that comes back notices the gap.
-        message = Forget(self._sender.name, self._sender.boot, self._sent.next(), tuple(names), in_doubt)
-        members = self._sender.view().answering
+        number, members = self._sent.next(), self._sender.view().answering
         if not members:
             return
-        acknowledged = asyncio.Event()
-        left = len(members)
-
-        def done(_: object) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                acknowledged.set()
-
+        queued = _Queued(number, names, in_doubt, self._runtime.clock(), len(members))
         for member in members:
-            task = self._runtime.spawn(self._send(member, message), f"forget at {member.name}")
-            task.add_done_callback(done)
-        await within(asyncio.ensure_future(acknowledged.wait()), WAIT_S, self._runtime)
+            queue = self._queues.get(member.name)
+            if queue is None:
+                queue = self._queues[member.name] = _Queue(member)
+                self._runtime.spawn(self._send_all(queue), f"forgets to {member.name}")
+            queue.member = member
+            queue.forgets.append(queued)
+        await within(asyncio.ensure_future(queued.settled.wait()), WAIT_S, self._runtime)
 
-    async def _send(self, member: Member, message: Forget) -> None:
-        began = self._runtime.clock()
+    async def _send_all(self, queue: _Queue) -> None:
+        """One message after the other, until the queue is empty or a message is given up."""
         try:
-            sending = asyncio.ensure_future(self._delivered(member, message))
-            if not await within(sending, _PATIENCE_S, self._runtime):
-                raise PeerFailed("late")
-            sending.result()
-        except (PeerFailed, asyncio.CancelledError) as error:
-            self._metrics.peers.forgets.labels("unacknowledged").inc()
-            log.debug("a member did not acknowledge a forget", extra={"peer": member.name, "error": repr(error)})
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            self.unheard(member)
-        else:
-            is_late = self._runtime.clock() - began > WAIT_S
-            self._metrics.peers.forgets.labels("late" if is_late else "acknowledged").inc()
+            while queue.forgets:
+                batch = queue.batch()
+                await self._send(queue.member, batch)
+                for each in batch:
+                    is_late = self._runtime.clock() - each.queued_at > WAIT_S
+                    self._metrics.peers.forgets.labels("late" if is_late else "acknowledged").inc()
+                    queue.forgets.popleft().settle()
+        except PeerFailed as error:
+            log.debug("a member did not acknowledge a forget", extra={"peer": queue.member.name, "error": repr(error)})
+            self.unheard(queue.member)
+        finally:
+            # All that are queued are given up with it: the hello tells the last number.
+            del self._queues[queue.member.name]
+            self._metrics.peers.forgets.labels("unacknowledged").inc(len(queue.forgets))
+            for each in queue.forgets:
+                each.settle()
+
+    async def _send(self, member: Member, batch: Sequence[_Queued]) -> None:
+        """Raises PeerFailed."""
+        first, last = batch[0], batch[-1]
+        names = tuple(dict.fromkeys(name for each in batch for name in each.names))
+        message = Forget(
+            self._sender.name, self._sender.boot, last.number, names, first.in_doubt,
+            None if first is last else first.number,
+        )  # fmt: skip
+        sending = asyncio.ensure_future(self._delivered(member, message))
+        if not await within(sending, _PATIENCE_S, self._runtime):
+            raise PeerFailed("late")
+        sending.result()
 
     async def _delivered(self, member: Member, message: Forget) -> None:
         """Raises PeerFailed."""
@@ -136,12 +196,9 @@ class Forgets:
         names are forgotten in any case."""
         self._forgetter.forget(message.names, in_doubt=message.in_doubt)
         self._metrics.peers.forgets.labels("received").inc()
-        if not counts:
-            return
-        self._heed(
-            message.sender,
-            is_gap=self._received.came(message.sender, message.boot, message.number, self._runtime.clock()),
-        )
+        if counts:
+            is_gap = self._received.came(message.sender, message.boot, message.numbers, self._runtime.clock())
+            self._heed(message.sender, is_gap=is_gap)
 
     def heard(self, hello: Hello) -> None:
         """A member told the number of its last forget."""

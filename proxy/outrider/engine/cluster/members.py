@@ -174,7 +174,8 @@ class Members:
 
     def _missed_a_forget(self, member: Member) -> None:
         # The hello tells the number of the last forget, so that the member notices the gap; or it shows that the member
-        # is away, so that writes do not wait for it.
+        # is away, so that writes do not wait for it. A hello under way tells an older number: another one follows it.
+        self._due[member.address] = self._runtime.clock()
         self._greet_soon(member.address)
 
     async def _keep(self) -> None:
