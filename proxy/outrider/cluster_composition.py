@@ -77,7 +77,8 @@ from outrider.metrics import Metrics
 from outrider.ports import Clock
 from outrider.settings import Settings
 
-# More connections are turned away. Each holds a socket, its duplicate for `sendfile`, and a block.
+# Each holds a socket, its duplicate for `sendfile`, and a block. A member of 200 has one of each other one, for hellos,
+# and those of the reads. Of more, idle ones make room.
 _CONNECTIONS_MAX = 512
 _READS_MAX = 256
 # Blocks are judged anew in such steps when the ring has changed: one takes a few milliseconds.
@@ -258,6 +259,7 @@ class Cluster:
         listener = Listener(
             [self.socket], self.server, self._metrics.refused_connections, port="peer",
             connections_max=_CONNECTIONS_MAX, connected=lambda: len(self.server.connections),
+            make_room=self.server.make_room,
             tls=None if self._tls is None else self._tls.server,
         )  # fmt: skip
         stack.push_async_callback(self._shut_down, listener)

@@ -549,8 +549,8 @@ async def test_reads_beyond_the_limit_are_told_to_ask_elsewhere(size: int) -> No
         assert refusals(wire) == {"busy": 1}
 
 
-async def test_connections_to_a_peer_are_limited() -> None:
-    async with peer_wire(member_with(ramp(SMALL)), connections_per_peer=1) as wire:
+async def test_reads_of_a_peer_are_limited() -> None:
+    async with peer_wire(member_with(ramp(SMALL)), reads_per_peer=1) as wire:
         async with wire.client.read(wire.member, PeerRead(REF, Extent(0, SMALL))):
             assert await why(wire, SMALL) == "busy"
         assert await read_whole(wire, SMALL) == ramp(SMALL)

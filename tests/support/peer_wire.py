@@ -73,8 +73,8 @@ class PeerWire:
 @asynccontextmanager
 async def peer_wire(
     service: PeerService, *, owner: Side | None = None, edge: Side | None = None, reads_max: int = 64,
-    connections_max: int = 64, connections_per_peer: int = 64, threads: int = 64, handshake_timeout_s: float = 5.0,
-    receivers: Receivers | None = None,
+    connections_max: int = 64, reads_per_peer: int = 64, client_reads_max: int = 64, threads: int = 64,
+    handshake_timeout_s: float = 5.0, receivers: Receivers | None = None,
 ) -> AsyncIterator[PeerWire]:  # fmt: skip
     owner, edge = owner or Side("owner"), edge or Side("edge")
     gatekeeper = Gatekeeper(owner.name, lambda: owner.secrets, ReplayGuard(), owner.clock)
@@ -84,12 +84,13 @@ async def peer_wire(
     server = PeerServer(handler)
     client = PeerClient(
         edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1, tls=lambda: edge.tls,
-        connections_per_peer=connections_per_peer, threads=threads, receivers=receivers,
+        reads_per_peer=reads_per_peer, reads_max=client_reads_max, threads=threads, receivers=receivers,
     )  # fmt: skip
     async with AsyncExitStack() as stack:
         listener = Listener(
             [bind("127.0.0.1", 0)], server, owner.metrics.refused_connections, port="peer",
-            connections_max=connections_max, connected=lambda: len(server.connections), tls=owner.tls,
+            connections_max=connections_max, connected=lambda: len(server.connections), make_room=server.make_room,
+            tls=owner.tls,
             handshake_timeout_s=handshake_timeout_s,
         )  # fmt: skip
         stack.callback(listener.abort)

@@ -45,6 +45,8 @@ from outrider.metrics import Metrics
 from outrider.ports import Buffer, ByteSink, Clock
 
 _CONNECT_TIMEOUT_S = 0.25
+# Idle connections to all members together. Each member of 200 keeps one for hellos.
+_IDLE_MAX = 256
 # A read waits as long for a connection, where as many as allowed are in use: then another source is asked.
 _FREE_TIMEOUT_S = 0.25
 # A hello and a forget are answered from memory.
@@ -67,21 +69,23 @@ class PeerClient:
 
     def __init__(
         self, asker: Callable[[], Asker], secrets: Callable[[], Sequence[str]], metrics: Metrics, clock: Clock,
-        *, boot: int, connections_per_peer: int = 64, threads: int = 128, read_timeout_s: float = 30.0,
+        *, boot: int, reads_per_peer: int = 64, reads_max: int = 256, threads: int = 128, read_timeout_s: float = 30.0,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None, receivers: Receivers | None = None,
     ) -> None:  # fmt: skip
         """`asker`: this member. `secrets`: the keys of the cluster, of which the first one signs. `clock`: the wall
-        clock. `boot`: see `Hello`. `threads`: how many bodies they receive at once; more than from one peer, so
-        that one that hangs leaves some for the others. `read_timeout_s` bounds the wait for a head, and for the next
-        bytes. `receivers`: see `BulkClient`."""
+        clock. `boot`: see `Hello`. `reads_max`: reads under way, each on a connection of its own.
+        `threads`: how many bodies they receive at once. Both are more than from one peer, so that one that hangs leaves
+        some for the others. All that is not a read waits for none of them. `read_timeout_s` bounds the wait for a head,
+        and for the next bytes. `receivers`: see `BulkClient`."""
         self._asker = asker
         self._secrets = secrets
         self._metrics = metrics.peers
         self._clock = clock
         self._boot = boot
         self._numbers = itertools.count(1)
-        self._connections_per_peer = connections_per_peer
+        self._reads_per_peer = reads_per_peer
         self._free: dict[str, asyncio.Semaphore] = {}
+        self._free_of_all = asyncio.Semaphore(reads_max)
         self._threads = threads
         self._read_timeout_s = read_timeout_s
         self._tls = tls
@@ -92,7 +96,7 @@ class PeerClient:
     async def open(self) -> None:
         self._client = Client(
             _NotCounted(), lambda kind, name: None, threads=self._threads, connect_timeout_s=_CONNECT_TIMEOUT_S,
-            small_bytes=_SMALL_BYTES, receivers=self._receivers,
+            small_bytes=_SMALL_BYTES, receivers=self._receivers, idle_max=_IDLE_MAX,
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -103,8 +107,9 @@ class PeerClient:
     async def read(self, member: Member, read: PeerRead) -> AsyncIterator[ReadReply]:
         label = self._metrics.label(member.name)
         begun = time.perf_counter()
+        free = self._free.setdefault(member.name, asyncio.Semaphore(self._reads_per_peer))
         try:
-            connection = await self._connection(member)
+            await _acquire(free, self._free_of_all)
         except PeerFailed as failed:
             self._metrics.requests.labels(label, failed.why).inc()
             raise
@@ -122,7 +127,8 @@ class PeerClient:
             finally:
                 reply.close()
         finally:
-            connection.release()
+            free.release()
+            self._free_of_all.release()
 
     async def hello(self, address: str, mine: Hello, name: str = "") -> Hello:
         body = await self._post(address, messages.HELLO_PATH, encode(mine), replace(self._asker(), receiver=name), name)
@@ -158,19 +164,6 @@ class PeerClient:
         """This member, in the newest version that both speak."""
         asker = self._asker()
         return replace(asker, wire=min(asker.wire, member.wire[1]), receiver=member.name)
-
-    async def _connection(self, member: Member) -> asyncio.Semaphore:
-        """The right to one connection, to be released. Raises PeerFailed: none came free."""
-        free = self._free.setdefault(member.name, asyncio.Semaphore(self._connections_per_peer))
-        if not free.locked():
-            await free.acquire()
-            return free
-        try:
-            async with asyncio.timeout(_FREE_TIMEOUT_S):
-                await free.acquire()
-        except TimeoutError as error:
-            raise PeerFailed("busy", "no connection to it became free in time") from error
-        return free
 
     async def _answered(self, member: Member, read: PeerRead) -> tuple[Reply, str]:
         """The reply with its head, and the `authorization` of the request. Raises PeerFailed."""
@@ -311,6 +304,26 @@ def _not_believed(status: int) -> PeerFailed:
 
 def _failed(error: OriginBroke) -> PeerFailed:
     return PeerFailed(_WHY[error.cause], str(error))
+
+
+async def _acquire(*semaphores: asyncio.Semaphore) -> None:
+    """Raises PeerFailed: one of them did not come free."""
+    if not any(each.locked() for each in semaphores):
+        for each in semaphores:
+            await each.acquire()
+        return
+    acquired = []
+    try:
+        async with asyncio.timeout(_FREE_TIMEOUT_S):
+            for each in semaphores:
+                await each.acquire()
+                acquired.append(each)
+    except BaseException as error:
+        for each in acquired:
+            each.release()
+        if isinstance(error, TimeoutError):
+            raise PeerFailed("busy", "no connection became free in time") from error
+        raise
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:

@@ -12,6 +12,7 @@ the receiving path). So processes of their own speak TLS, and here their lines a
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -44,7 +45,7 @@ class BulkClient:
 
     def __init__(
         self, threads: int, connector: Connector, counts: Counts, *, small_bytes: int = 0,
-        receivers: Receivers | None = None,
+        receivers: Receivers | None = None, idle_max: int = sys.maxsize,
     ) -> None:  # fmt: skip
         """`threads`: how many requests may be under way. One more is refused, and never waits for a thread.
         `small_bytes`: bodies up to this size are received with the head of their reply, by one hop to a thread.
@@ -57,7 +58,7 @@ class BulkClient:
         self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix="outrider-send")
         self._senders_free = _SENDERS
         self._small_bytes = small_bytes
-        self.idle: IdleConnections[BlockingConnection] = IdleConnections()
+        self.idle: IdleConnections[BlockingConnection] = IdleConnections(most=idle_max)
         self.receiving = 0
         """Bodies that are being received."""
 

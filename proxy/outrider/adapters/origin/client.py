@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp.abc import AbstractResolver
@@ -27,14 +28,17 @@ class Client:
 
     def __init__(
         self, counts: Counts, note: Note, *, threads: int, connect_timeout_s: float, small_bytes: int = 0,
-        resolver: AbstractResolver | None = None, receivers: Receivers | None = None,
+        resolver: AbstractResolver | None = None, receivers: Receivers | None = None, idle_max: int = sys.maxsize,
     ) -> None:  # fmt: skip
-        """`threads`, `small_bytes`, `receivers`: see `BulkClient`. `receivers` trust whom each `tls` of `ask` does."""
+        """`threads`, `small_bytes`, `receivers`: see `BulkClient`. `receivers` trust whom each `tls` of `ask` does.
+        `idle_max`: of the connections without a request, those of the loop and those of threads, so many each."""
         self._counts = counts
         self._note = note
         self._connector = Connector(connect_timeout_s, resolver)
-        self._idle: IdleConnections[Connection] = IdleConnections()
-        self.bulk = BulkClient(threads, self._connector, counts, small_bytes=small_bytes, receivers=receivers)
+        self._idle: IdleConnections[Connection] = IdleConnections(most=idle_max)
+        self.bulk = BulkClient(
+            threads, self._connector, counts, small_bytes=small_bytes, receivers=receivers, idle_max=idle_max
+        )
 
     async def ask(
         self, target: Endpoint, method: str, path: str, headers: Mapping[str, str], timeout_s: float,

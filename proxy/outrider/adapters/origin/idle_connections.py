@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
@@ -22,10 +23,12 @@ C = TypeVar("C", bound=Keepable)
 
 
 class IdleConnections(Generic[C]):
-    """Called on the event loop's thread. A connection is used again within `idle_s`, and closed within twice that."""
+    """Called on the event loop's thread. A connection is used again within `idle_s`, and closed within twice that. Of
+    more than `most`, the one that is idle for longest is closed."""
 
-    def __init__(self, idle_s: float = IDLE_S) -> None:
+    def __init__(self, idle_s: float = IDLE_S, most: int = sys.maxsize) -> None:
         self._idle_s = idle_s
+        self._most = most
         self._idle: dict[Hashable, list[tuple[C, float]]] = {}
         self._closing: asyncio.TimerHandle | None = None
         self._closed = False
@@ -48,6 +51,9 @@ class IdleConnections(Generic[C]):
             connection.close()
             return
         self._idle.setdefault(key, []).append((connection, time.monotonic()))
+        if len(self) > self._most:
+            oldest = min(filter(None, self._idle.values()), key=lambda idle: idle[0][1])
+            oldest.pop(0)[0].close()
         if self._closing is None:
             self._closing = asyncio.get_running_loop().call_later(self._idle_s, self._close_old)
 

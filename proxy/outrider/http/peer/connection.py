@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from concurrent.futures import Executor
 from typing import Any, Protocol, cast
 
@@ -49,7 +50,7 @@ class ConnectionPort(Protocol):
 class PeerConnection(BoundedHeads):
     """Owned by aiohttp's server. `wire` sends on it, as long as it is open."""
 
-    __slots__ = ("closed", "introduced", "is_ending", "port", "wire")
+    __slots__ = ("asked_at", "closed", "introduced", "is_ending", "port", "wire")
 
     def __init__(self, server: Server, port: ConnectionPort) -> None:
         options: dict[str, Any] = {
@@ -64,6 +65,8 @@ class PeerConnection(BoundedHeads):
         """Set once a request had the signature of a member, and when the connection is lost."""
         self.is_ending = False
         """The request that is under way is the last one."""
+        self.asked_at = time.monotonic()
+        """When the last request came, in monotonic seconds; before the first one, when the connection was made."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.is_ending = self.port.is_ending
@@ -76,6 +79,11 @@ class PeerConnection(BoundedHeads):
         self.closed.set()
         self.introduced.set()
         super().connection_lost(exc)
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is under way, and none begins to come."""
+        return not (self.is_ending or self._has_request() or self._head_bytes)
 
     def end(self) -> None:
         """The request that is under way is the last one. Without one, the connection is closed."""

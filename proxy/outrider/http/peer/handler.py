@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
@@ -71,6 +72,8 @@ class OnPort(Protocol):
     wire: Sender
     introduced: asyncio.Event
     """To be set once a request had the signature of a member."""
+    asked_at: float
+    """To be set by each such request: monotonic seconds."""
 
 
 class PeerHandler:
@@ -103,6 +106,7 @@ class PeerHandler:
         try:
             asker, headers, body_hash = self._gatekeeper.admit(request)
             connection.introduced.set()
+            connection.asked_at = time.monotonic()
             if request.method == "POST":
                 return await self._control(request, wire, asker, headers, body_hash)
             return await self._read(request, wire, asker, headers)

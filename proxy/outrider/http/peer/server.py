@@ -40,6 +40,14 @@ class PeerServer(Server):
             if isinstance(connection, PeerConnection):
                 connection.end()
 
+    def make_room(self) -> bool:
+        """Closes the connection that is idle for longest. False: none is."""
+        open_ones = (each for each in self.connections if isinstance(each, PeerConnection))
+        oldest = min((each for each in open_ones if each.is_idle), key=lambda each: each.asked_at, default=None)
+        if oldest is not None:
+            oldest.end()
+        return oldest is not None
+
     async def idle(self) -> None:
         """Returns once no read is under way."""
         await self.handler.idle()

@@ -140,16 +140,19 @@ class Listener:
     def __init__(
         self, listening: Sequence[socket.socket], new_protocol: Callable[[], asyncio.Protocol],
         refused: prometheus_client.Counter, *, port: str, connections_max: int, connected: Callable[[], int],
-        tls: ssl.SSLContext | None = None, handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        make_room: Callable[[], bool] = lambda: False, tls: ssl.SSLContext | None = None,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:  # fmt: skip
         """On the running loop. `listening`: bound sockets. `port`: its label in `refused`. `connections_max`: how many
         connections there may be, handshakes included. `connected`: how many there are whose handshake is over; for a
-        turn of the loop such a connection counts twice."""
+        turn of the loop such a connection counts twice. `make_room`: closes a connection that is idle, for one that
+        would be too many; False: there is none. It is not called while strangers have half of the room."""
         self._new_protocol = new_protocol
         self._refused = refused
         self._port = port
         self._connections_max = connections_max
         self._connected = connected
+        self._make_room = make_room
         self._tls = tls
         self._handshake_timeout_s = handshake_timeout_s
         self._arrivals = Arrivals(connections_max // 2)
@@ -181,10 +184,12 @@ class Listener:
 
     def _take(self, client: socket.socket, address: str) -> None:
         network = network_of(address)
-        if self._connected() + self._shaking_hands >= self._connections_max:
-            self._turn_away(client, "full", address)
-        elif not self._arrivals.enter(network):
+        is_full = self._connected() + self._shaking_hands >= self._connections_max
+        if not self._arrivals.enter(network):
             self._turn_away(client, "address", address)
+        elif is_full and (len(self._arrivals) > self._connections_max // 2 or not self._make_room()):
+            self._arrivals.leave(network)
+            self._turn_away(client, "full", address)
         else:
             self._shaking_hands += 1
             task = self._loop.create_task(self._serve(client, network, address), name=f"{self._port} connection")

@@ -1,0 +1,76 @@
+"""Connections between many members: all of a node together are bounded, at both ends, and idle ones make room."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from outrider.adapters.cluster import peer_client
+from outrider.core.cluster.messages import Forget
+from outrider.core.cluster.peer_messages import PeerRead
+from outrider.core.model import Extent
+from tests.server.test_peer_port import REF, SIZES, SMALL, member_with, read_whole, refusals, why
+from tests.server.test_silent_clients import turns_until
+from tests.support.asked import pieces_of
+from tests.support.fakes import ramp
+from tests.support.peer_wire import Side, hello_of, peer_wire
+
+ROOM = 4
+
+
+async def test_reads_of_all_peers_together_are_limited_and_nothing_else_waits_for_them() -> None:
+    other = member_with(ramp(SMALL))
+    async with (
+        peer_wire(member_with(ramp(SMALL)), reads_per_peer=1, client_reads_max=1) as wire,
+        peer_wire(other, owner=Side("other")) as second,
+    ):  # fmt: skip
+        for _ in range(2):
+            async with wire.client.read(wire.member, PeerRead(REF, Extent(0, SMALL))):
+                assert await why(wire, SMALL, second.member) == "busy"
+                assert await wire.client.hello(second.member.address, hello_of("edge")) == other.mine
+                await wire.client.forget(second.member, Forget("edge", 1, 1, ("bucket",)))
+        for member in (second.member, wire.member, second.member):
+            assert await read_whole(wire, SMALL, member) == ramp(SMALL)
+
+
+@SIZES
+async def test_idle_connections_to_all_peers_together_are_limited(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_client, "_IDLE_MAX", 2)
+    async with AsyncExitStack() as stack:
+        wires = [
+            await stack.enter_async_context(peer_wire(member_with(ramp(size)), owner=Side(name))) for name in "abcd"
+        ]
+        for wire in wires:
+            assert await read_whole(wires[0], size, wire.member) == ramp(size)
+        await turns_until(lambda: [len(wire.server.connections) for wire in wires] == [0, 0, 1, 1])
+
+
+@SIZES
+async def test_the_connection_that_is_idle_for_longest_makes_room_for_another_one(size: int) -> None:
+    """As in a cluster of many members, each of which keeps one for hellos. One with a read is not cut."""
+    service = member_with(ramp(size))
+    service.body_gate = asyncio.Event()
+    async with peer_wire(service, connections_max=ROOM) as wire, AsyncExitStack() as stack:
+        clients = {
+            name: (await stack.enter_async_context(peer_wire(member_with(b""), edge=Side(name)))).client
+            for name in "abcde"
+        }
+
+        async def greets(name: str) -> None:
+            await clients[name].hello(wire.member.address, hello_of(name))
+
+        reading = clients["a"].read(wire.member, PeerRead(REF, Extent(0, size)))
+        reply = await stack.enter_async_context(reading)
+        for name in "bcd":
+            await greets(name)
+        there = [*wire.server.connections]
+        assert len(there) == ROOM
+        await greets("b")
+        await greets("e")
+        assert [each.is_ending for each in there] == [False, False, True, False], "the one of c"  # type: ignore[attr-defined]
+        await turns_until(lambda: len(wire.server.connections) == ROOM)
+        service.body_gate.set()
+        assert b"".join([chunk async for chunk in pieces_of(reply)]) == ramp(size)
+        assert refusals(wire) == {}
