@@ -14,6 +14,7 @@ from outrider.core.cache.near_blocks import NearBlocks
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Listed, Member
 from outrider.core.cluster.membership import Domain, Membership
+from outrider.core.cluster.messages import Hello
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
@@ -30,7 +31,7 @@ from outrider.engine.status.cluster_map import ClusterMap, OwnShares
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
 from tests.support.engine import REF, Engine, Joined, engine, taken
-from tests.support.fake_peers import Answering, FakePeers
+from tests.support.fake_peers import Answering, FakeMember, FakePeers
 from tests.support.fakes import AtOnce, FakeClock, FakeOrigin
 from tests.support.virtual_time import VirtualTime
 
@@ -194,6 +195,15 @@ class Cluster:
         return next(
             ref for ref in (ObjectRef("train", f"{i}.tar") for i in range(1000)) if ring.owner(ref, index).name == name
         )
+
+
+async def joined_by(node: Node, count: int) -> None:
+    """The node knows so many other members, which answer from memory."""
+    for number in range(count):
+        me = Member(f"m{number}", f"m{number}:9482", "", GIB, "cluster")
+        node.wire.services[me.address] = FakeMember(Hello(me, 1, "ring", 0, 0.0))
+    node.members.ready()
+    await node.list([node.name, *(f"m{number}" for number in range(count))])
 
 
 @contextmanager

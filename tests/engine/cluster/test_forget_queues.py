@@ -16,21 +16,11 @@ from tests.engine.cluster.test_late_forgets import forgets, known_to_all, never,
 from tests.engine.cluster.test_writes import write
 from tests.support.fake_peers import FakeMember
 from tests.support.fakes import RAMP
-from tests.support.members import Cluster, Node, Time, cluster
+from tests.support.members import Cluster, Node, Time, cluster, joined_by
 from tests.support.peer_wire import hello_of
 
 MEMBERS, WRITES = 50, 32
 OLD, NEW = RAMP[:1000], RAMP[:2000]
-
-
-async def joined_by(node: Node, count: int) -> None:
-    """The node knows so many other members, which answer from memory."""
-    for number in range(count):
-        at = f"m{number}:9482"
-        mine = replace(hello_of(f"m{number}", at), forgets=0)
-        node.wire.services[at] = FakeMember(replace(mine, member=replace(mine.member, zone="")))
-    node.members.ready()
-    await node.list([node.name, *(f"m{number}" for number in range(count))])
 
 
 async def puts(node: Node, keys: list[str]) -> None:

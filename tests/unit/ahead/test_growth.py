@@ -3,17 +3,16 @@ lines that run."""
 
 from __future__ import annotations
 
-import sys
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.executed_lines import lines_of
 from tests.support.planned import PlannedStore, shuffled, think
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
     from outrider.core.model import ObjectRef
 
@@ -66,20 +65,3 @@ def read(count: int, reads: Callable[[PlannedStore], Iterator[tuple[ObjectRef, s
             while store.planner.step():
                 pass
             think(store)
-
-
-def lines_of(act: Callable[[], object]) -> int:
-    """How many lines of Python run."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    sys.settrace(trace)
-    try:
-        act()
-    finally:
-        sys.settrace(None)
-    return count

@@ -194,7 +194,7 @@ class Membership:
         that are still in the ring."""
         addresses = {entry.address: None for entry in self._list.entries}
         addresses.update({known.member.address: None for known in self._known.values()})
-        mine = self._me.addresses | {self._me.member.address}
+        mine = self._my_addresses
         return [address for address in addresses if address not in mine]
 
     @property
@@ -322,7 +322,7 @@ class Membership:
             ring=ring,
             takers=takers,
             alive={name: known.member for name, known in self._known.items() if known.is_alive},
-            states=tuple(self._state(known, known in mine) for _, known in sorted(self._known.items())),
+            states=tuple(self._state(known, self._is_of_ring(known, me)) for _, known in sorted(self._known.items())),
             left_out=tuple(left_out for _, left_out in sorted(self._left_out.items())),
             is_listed=entry is not None,
             previous=self._previous_rings(takers, me, now),
@@ -332,11 +332,14 @@ class Membership:
 
     def _silent(self) -> Sequence[Listed]:
         """The listed addresses of which nothing is known but that they are listed."""
-        known = {known.member.address for known in self._known.values()}
-        mine = self._me.addresses | {self._me.member.address}
-        others = [entry for entry in self._list.entries if entry.address not in mine | known | self._left_out.keys()]
+        heard = {known.member.address for known in self._known.values()} | self._my_addresses | self._left_out.keys()
+        others = [entry for entry in self._list.entries if entry.address not in heard]
         # A name that is known has answered elsewhere.
         return tuple(entry for entry in others if entry.name not in self._known and entry.name != self._me.member.name)
+
+    @property
+    def _my_addresses(self) -> set[str]:
+        return self._me.addresses | {self._me.member.address}
 
     def _own_entry(self) -> Listed | None:
         me = self._me.member

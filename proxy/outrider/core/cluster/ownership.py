@@ -34,14 +34,15 @@ class Ring:
     random variables via integer arithmetic without primes" (1996).
     """
 
-    __slots__ = ("_drawers", "_memo", "digest", "members")
+    __slots__ = ("_drawers", "_memo", "_names", "digest", "members")
 
     def __init__(self, members: Iterable[Member]) -> None:
         self.members: Sequence[Member] = tuple(sorted(members, key=lambda member: member.name))
         """By name."""
         if not self.members:
             raise ValueError("a ring has a member")
-        if len({member.name for member in self.members}) < len(self.members):
+        self._names = frozenset(member.name for member in self.members)
+        if len(self._names) < len(self.members):
             raise ValueError("two members of a ring have the same name")
         # A weight of 0 is that of a member that did not tell its size: it owns next to nothing.
         self._drawers = [
@@ -62,7 +63,7 @@ class Ring:
         return f"Ring({', '.join(member.name for member in self.members)})"
 
     def __contains__(self, name: str) -> bool:
-        return any(member.name == name for member in self.members)
+        return name in self._names
 
     @property
     def _placed_by(self) -> list[tuple[str, int]]:
