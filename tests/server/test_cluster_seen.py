@@ -132,7 +132,12 @@ def test_a_name_that_is_used_twice_is_said_loudly(
                 "twin is the name of several" in command.run("stats", "--once", "--admin", proxy.outrider.admin).stdout
             )
     said = [vars(record) for record in caplog.records if record.message == "members changed"]
-    assert [(each["change"], each["peer"]) for each in said] == [("name used twice", "twin")] * 2
+    assert [(each["levelname"], each["change"], each["peer"]) for each in said] == [
+        ("ERROR", "name used twice", "twin")
+    ] * 2
+    for each in said:
+        assert all(address in each["detail"] for address in at)
+        assert "--peer-name" in each["detail"]
 
 
 def test_the_owners_of_an_object_are_the_same_at_each_member(nodes: Nodes, command: Command) -> None:

@@ -89,6 +89,21 @@ async def test_a_name_that_is_used_twice_is_said_once_and_costs_no_questions(
         assert (said["levelname"], said["change"], said["peer"]) == ("ERROR", "name used twice", name)
 
 
+@pytest.mark.parametrize(("cluster_id", "is_said"), [("cluster", True), ("another", False)])
+async def test_a_node_that_others_refuse_for_its_name_learns_it_from_their_greetings(
+    cluster_id: str, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It began first: who has heard of the others refuses it, whatever it asks."""
+    caplog.set_level(logging.ERROR)
+    async with knowing(tmp_path) as (_, node, time):
+        for _ in range(ROUNDS):
+            node.service.hello(process("a", "other:9482", 2, cluster_id).mine)
+            await time.until(time() + 5)
+        assert ("a" in node.membership.view.names_used_twice) is is_said
+        said = [vars(record)["detail"] for record in caplog.records if record.message == "members changed"]
+        assert said == ["other:9482 and a:9482: give each its own --peer-name"] * is_said
+
+
 @pytest.mark.parametrize("name", ["a", "b", "z"])
 async def test_a_member_of_another_cluster_costs_no_questions(name: str, tmp_path: Path) -> None:
     """Its writes are told to its own members alone."""

@@ -645,6 +645,8 @@ def test_a_process_makes_a_node_doubt_its_versions_once_at_most(
         elif act == "greeted" or fits:
             if act == "greeted":
                 node.hears(said)
+            elif each.name == "a":
+                node.membership.met_namesake(said, node.now)
             if node.membership.counts(each.name, each.boot):
                 gaps += forgets.told(each.name, each.boot, each.number, node.now)
         node.now += 1
@@ -653,6 +655,51 @@ def test_a_process_makes_a_node_doubt_its_versions_once_at_most(
         assert named == set(node.membership.view.names_used_twice)
         assert all(len(at) > 1 for at in node.membership.view.names_used_twice.values())
     assert gaps <= len(there)
+
+
+def namesake(address: str, boot: int) -> Hello:
+    return hello(under(member("a"), address), boot)
+
+
+def test_a_process_of_this_nodes_name_that_greets_it_is_said_once_with_its_address() -> None:
+    """Members that know of a process that began later refuse this one, so that it hears of nobody."""
+    node = Node()
+    node.lists("a", "b")
+    for _ in range(3):
+        node.membership.met_namesake(namesake("10.0.0.9:1", 200), node.now)
+        node.passes(5)
+    (change,) = node.membership.changes()
+    assert (change.event, change.name) == ("name used twice", "a")
+    assert "10.0.0.9:1 and a:9482" in change.detail
+    assert "--peer-name" in change.detail
+    assert node.membership.view.names_used_twice == {"a": ["10.0.0.9:1", "a:9482"]}
+    node.passes(31)
+    assert node.membership.view.names_used_twice == {}, "it has its own name, or has ended"
+
+
+def test_a_listed_process_of_this_nodes_name_is_left_out_once_whichever_side_greets_first() -> None:
+    for turns in ("heard met", "met heard"):
+        node = Node()
+        node.lists("a", Listed("node-2.local:1"), Listed("x:1"))
+        for turn in turns.split():
+            for address, boot in (("10.0.0.2:1", 200), ("x:1", 300)):
+                if turn == "met":
+                    node.membership.met_namesake(namesake(address, boot), node.now)
+                else:
+                    listed_at = "node-2.local:1" if boot == 200 else address
+                    node.hears(namesake(address, boot), at=listed_at)
+        for _ in range(7):
+            node.passes(5)
+            node.membership.met_namesake(namesake("10.0.0.2:1", 200), node.now)
+        assert node.left_out == [("a", "duplicate name")] * 2
+        assert node.membership.view.names_used_twice == {"a": ["a:9482", "node-2.local:1", "x:1"]}
+
+
+def test_this_process_and_the_one_before_it_at_its_address_are_no_namesakes() -> None:
+    node = Node()
+    node.membership.met_namesake(namesake("10.0.0.9:1", 100), node.now)
+    node.membership.met_namesake(namesake("a:9482", 50), node.now)
+    assert node.left_out == []
 
 
 @given(st.lists(events, max_size=25))

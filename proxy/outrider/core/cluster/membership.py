@@ -19,6 +19,8 @@ PREVIOUS_S = 3600.0
 """For so long after a change, the previous owner of a block is asked before the bucket."""
 # A ring that comes and goes is remembered once; a lookup goes through all of them.
 _PREVIOUS_MAX = 8
+# A process that has this node's name counts as there for so long after it greeted: it may be listed elsewhere.
+_NAMESAKE_S = 30.0
 # A member that does not answer its first hello does not hold up the start for longer.
 _SETTLE_S = 10.0
 
@@ -87,6 +89,8 @@ class Membership:
         self._domain = domain
         self._known: dict[str, _Known] = {}
         self._left_out: dict[str, LeftOut] = {}
+        # Until when a process that has this node's name, and greeted it, is left out, by its address.
+        self._namesakes: dict[str, float] = {}
         # Addresses that answered or failed at least once, until the node is settled.
         self._tried: set[str] = set()
         self._previous: list[_Previous] = []
@@ -126,10 +130,20 @@ class Membership:
         if misfit is None:
             self._left_out.pop(address, None)
             self._learn(address, hello, now, wall_s)
-        elif self._left_out.get(address) != misfit:
-            self._left_out[address] = misfit
-            event = "name used twice" if misfit.why is Why.DUPLICATE else "left out"
-            self._changes.append(Change(event, misfit.name, f"{misfit.why}: {misfit.detail}"))
+        else:
+            self._leave_out(misfit)
+        self._renew(now)
+
+    def met_namesake(self, hello: Hello, now: float) -> None:
+        """Another process of this node's name greeted it. It may be the one way to learn that the name is taken: other
+        members refuse this node once they have heard of a process of its name that began later."""
+        address = hello.member.address
+        is_known = any(left.boot == hello.boot for at, left in self._left_out.items() if at != address)
+        # At this node's own address it is the process before, which has ended.
+        if hello.boot == self._me.boot or is_known or address in self._my_addresses:
+            return
+        self._namesakes[address] = now + _NAMESAKE_S
+        self._leave_out(LeftOut(address, hello.member.name, Why.DUPLICATE, self._me.member.address, hello.boot))
         self._renew(now)
 
     def unheard(self, address: str, now: float) -> None:
@@ -233,6 +247,16 @@ class Membership:
             return LeftOut(address, member.name, Why.DUPLICATE, known.member.address, hello.boot)
         return None
 
+    def _leave_out(self, misfit: LeftOut) -> None:
+        if self._left_out.get(misfit.address) == misfit:
+            return
+        self._left_out[misfit.address] = misfit
+        if misfit.why is Why.DUPLICATE:
+            detail = f"{misfit.address} and {misfit.detail}: give each its own --peer-name"
+            self._changes.append(Change("name used twice", misfit.name, detail))
+        else:
+            self._changes.append(Change("left out", misfit.name, f"{misfit.why}: {misfit.detail}"))
+
     def _learn(self, address: str, hello: Hello, now: float, wall_s: float) -> None:
         """A member that fits answered."""
         name = hello.member.name
@@ -259,7 +283,10 @@ class Membership:
                 known.answers = False
 
     def _apply_list(self, now: float) -> None:
-        self._left_out = {at: left_out for at, left_out in self._left_out.items() if self._list.at(at) is not None}
+        self._namesakes = {at: until for at, until in self._namesakes.items() if until > now}
+        self._left_out = {
+            at: left for at, left in self._left_out.items() if at in self._namesakes or self._list.at(at) is not None
+        }
         self._renew(now)
 
     def _renew(self, now: float) -> None:

@@ -213,7 +213,12 @@ class Members:
         )  # fmt: skip
 
     def met(self, theirs: Hello) -> Hello:
-        if theirs.member.cluster_id == self.view.me.cluster_id and theirs.member.name != self.view.me.name:
+        if theirs.member.cluster_id != self.view.me.cluster_id:
+            return self.mine()
+        if theirs.member.name == self.view.me.name:
+            self._membership.met_namesake(theirs, self._runtime.clock())
+            self._changed()
+        else:
             if theirs.is_leaving:
                 self._membership.leaves(theirs.member.name, theirs.boot, self._runtime.clock())
                 self._changed()

@@ -156,7 +156,7 @@ function showCluster(cluster, served, total) {
   put("cluster-sub", `as ${cluster.name} sees it; members from ${cluster.source}, ring ${cluster.ring}`);
   const twice = Object.entries(cluster.names_used_twice);
   $("cluster-wrong").hidden = !twice.length;
-  put("cluster-wrong", twice.map(([name, at]) => `${name} is the name of several members: ${at.join(", ")}. Only the one that began last is asked.`).join(" "));
+  put("cluster-wrong", twice.map(([name, at]) => `${name} is the name of several members: ${at.join(", ")}. Give each its own --peer-name: only the one that began last is asked.`).join(" "));
   put("cluster-share", total ? percent(served.peer / total) : "–", total ? served.peer / total : 0);
   put("cluster-note", ["of the bytes served came from other members as they arrived",
     `${bytes(cluster.near_bytes)} of their blocks are kept here`,
