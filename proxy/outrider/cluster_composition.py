@@ -78,7 +78,7 @@ from outrider.ports import Clock
 from outrider.settings import Settings
 
 # Each holds a socket, its duplicate for `sendfile`, and a block. A member of 200 has one of each other one, for hellos,
-# and those of the reads. Of more, idle ones make room.
+# and those of the reads. Idle ones make room for more.
 _CONNECTIONS_MAX = 512
 _READS_MAX = 256
 # Blocks are judged anew in such steps when the ring has changed: one takes a few milliseconds.

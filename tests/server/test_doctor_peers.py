@@ -152,7 +152,7 @@ def answer(told: Hello | None, *, why: str = "", skew_s: float | None = 0.0, ent
         (answer(replace(hello(), is_ready=False)), Level.OK, "reads its index", ""),
         (answer(replace(hello(), is_leaving=True)), Level.OK, "is about to stop", ""),
         (answer(hello("c")), Level.FAIL, "listed as b, and c answers", "--peer-name"),
-        (answer(replace(hello(), member=replace(ME, name="b", wire=(2, 3)))), Level.FAIL, "versions 2 to 3", "next"),
+        (answer(replace(hello(), member=replace(ME, name="b", wire=(3, 4)))), Level.FAIL, "versions 3 to 4", "next"),
         (answer(hello(), skew_s=90.0), Level.WARN, "90 s ahead of this one's", "chrony"),
         (answer(hello(), skew_s=-90.0), Level.WARN, "90 s behind this one's", "chrony"),
         (answer(None, why="refused", skew_s=-400.0), Level.FAIL, "its clock is 400 s behind", "chrony"),

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,17 @@ def get(node: Node, key: str) -> bytes:
     return answer.body
 
 
+def put(node: Node, key: str, data: bytes) -> None:
+    answer = ask(node.address, "PUT", f"/{NAME}/{key}", (("content-length", str(len(data))),), data)
+    assert answer.status == 200, answer
+
+
+def metric(node: Node, sample: str) -> float:
+    with urllib.request.urlopen(f"{node.admin}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return float(next((line.rpartition(" ")[2] for line in lines if line.startswith(f"{sample} ")), 0))
+
+
 def seen_by(node: Node, name: str) -> dict[str, Any]:
     """The member `name` as `node` sees it; empty if it does not."""
     return next((member for member in node.cluster["members"] if member["name"] == name), {})
@@ -168,7 +180,7 @@ def test_a_member_that_speaks_another_version_of_the_wire(
     world: World, fourth: Node, versions: tuple[int, int], is_understood: bool
 ) -> None:  # fmt: skip
     """One that speaks this version, too, is a member as any other. One that does not is left out, and told why."""
-    objects = world.held(f"version-{versions[1]}")
+    objects = world.held("version-{}-{}".format(*versions))
     fourth.argv = [sys.executable, "-c", _OTHER_VERSION.format(versions=versions), *fourth.argv[3:]]
     fourth.forked = False
     world.nodes.list_members([*world.nodes.running, fourth])
@@ -185,6 +197,14 @@ def test_a_member_that_speaks_another_version_of_the_wire(
     asked = seen_by(world.nodes[0], fourth.name)["requests"] + seen_by(fourth, "node-1").get("requests", 0)
     assert (asked > 0) == is_understood
     assert (world.fetched() == 0) == is_understood
+    if not is_understood:
+        return
+    new = {key: world.rng.randbytes(BLOCK) for key in objects}
+    with ThreadPoolExecutor(COUNT) as pool:
+        list(pool.map(lambda key: put(world.nodes[0], key, new[key]), new))
+    assert {key: get(fourth, key) for key in new} == new
+    received = metric(fourth, 'outrider_peer_forgets_total{result="received"}')
+    assert received == 2 * COUNT if versions == (1, 1) else received <= 2 * COUNT, "one message for each write"
 
 
 def test_a_member_that_comes_back_with_an_old_disk(world: World) -> None:
@@ -196,8 +216,7 @@ def test_a_member_that_comes_back_with_an_old_disk(world: World) -> None:
     back.stop()
     new = {key: world.rng.randbytes(BLOCK) for key in old}
     for key, data in new.items():
-        put = ask(writer.address, "PUT", f"/{NAME}/{key}", (("content-length", str(BLOCK)),), data)
-        assert put.status == 200
+        put(writer, key, data)
     back.start()
     world.nodes.wait_for_all()
     for node in (back, reader, writer):

@@ -35,13 +35,13 @@ def status(node: Node) -> None:
 
 
 def second(node: Node) -> None:
-    """What is done each second."""
+    """The work of each second."""
     node.membership.passed(node.clock())
     node.members._probe()
 
 
 def owner(node: Node) -> None:
-    """Of a block that nobody asked for yet."""
+    """A block that nobody asked for yet has an owner."""
     node.membership.view.taker(ObjectRef("train", f"{next(NUMBERS)}"), 0)
 
 

@@ -1,4 +1,4 @@
-"""Of more idle connections than may be kept, the one that is idle for longest is closed, whichever server it is to."""
+"""Where more idle connections would be kept than may be, the oldest one is closed, whichever server it is to."""
 
 from __future__ import annotations
 

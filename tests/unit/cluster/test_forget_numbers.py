@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core.cluster.forget_numbers import REORDER_S, ReceivedForgets, SentForgets
+from outrider.core.cluster.forget_numbers import REORDER_S, ReceivedForgets
 
 if TYPE_CHECKING:
     from random import Random
@@ -26,12 +26,6 @@ def received(*numbers: int) -> ReceivedForgets:
     for number in numbers:
         assert not forgets.came("b", 1, one(number), 0.0)
     return forgets
-
-
-def test_a_sender_counts_up_from_one() -> None:
-    sent = SentForgets()
-    assert sent.last == 0
-    assert [sent.next(), sent.next(), sent.last] == [1, 2, 2]
 
 
 def test_numbers_in_order_leave_no_gap() -> None:

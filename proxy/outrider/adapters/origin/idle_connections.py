@@ -23,8 +23,8 @@ C = TypeVar("C", bound=Keepable)
 
 
 class IdleConnections(Generic[C]):
-    """Called on the event loop's thread. A connection is used again within `idle_s`, and closed within twice that. Of
-    more than `most`, the one that is idle for longest is closed."""
+    """Called on the event loop's thread. A connection is used again within `idle_s`, and closed within twice that. The
+    one that is idle for longest is closed where there would be more than `most`."""
 
     def __init__(self, idle_s: float = IDLE_S, most: int = sys.maxsize) -> None:
         self._idle_s = idle_s

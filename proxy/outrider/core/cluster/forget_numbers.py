@@ -12,18 +12,6 @@ _MISSING_MAX = 4096
 _SENDERS_MAX = 1024
 
 
-class SentForgets:
-    """The sender's side: numbers from 1 within one process, the same ones for all receivers."""
-
-    def __init__(self) -> None:
-        self.last = 0
-        """The number of the last forget; 0: none yet. A hello tells it."""
-
-    def next(self) -> int:
-        self.last += 1
-        return self.last
-
-
 @dataclass(slots=True)
 class _Sender:
     # All numbers up to `done` came; of those up to `highest`, the `ahead` came.

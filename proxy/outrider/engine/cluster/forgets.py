@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.core.cluster.forget_numbers import ReceivedForgets, SentForgets
+from outrider.core.cluster.forget_numbers import ReceivedForgets
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import FORGETS_MERGED_WIRE, Forget, Hello
 from outrider.core.cluster.peer_messages import PeerFailed
@@ -111,7 +111,8 @@ class Forgets:
         self._forgetter = forgetter
         self._runtime = runtime
         self._metrics = metrics
-        self._sent = SentForgets()
+        self.last = 0
+        """The number of the last forget that was sent, the same one for all members. The first one has number 1."""
         # By the member's name. A queue is there while a task sends what is in it.
         self._queues: dict[str, _Queue] = {}
         self._received = ReceivedForgets()
@@ -121,21 +122,17 @@ class Forgets:
 
     # -- sent ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def last(self) -> int:
-        """The number of the last forget that was sent."""
-        return self._sent.last
-
     async def tell(self, names: Sequence[Name], *, in_doubt: bool = False) -> None:
         """Make all members that answer forget the names. Returns when they have, or after a while. `in_doubt`: see
         `Forget`."""
         if not names:
             return
         # Also where nobody answers: a member that comes back notices the gap.
-        number, members = self._sent.next(), self._sender.view().answering
+        self.last += 1
+        members = self._sender.view().answering
         if not members:
             return
-        queued = _Queued(number, names, in_doubt, self._runtime.clock(), len(members))
+        queued = _Queued(self.last, names, in_doubt, self._runtime.clock(), len(members))
         for member in members:
             queue = self._queues.get(member.name)
             if queue is None:
