@@ -45,6 +45,38 @@ async def test_writes_that_come_together_cost_each_member_few_messages(tmp_path:
         assert forgets(node) == {"acknowledged": 2 * WRITES * MEMBERS, "late": 0, "unacknowledged": 0}
 
 
+async def test_while_many_write_the_messages_to_a_member_are_apart_and_alone_they_are_not(tmp_path: Path) -> None:
+    """Else each answer of a member would be followed by a message with the few forgets of that moment."""
+    time = Time()
+    with cluster(tmp_path, "a", clock=time, sleep=time.sleep) as nodes:
+        node = nodes["a"]
+        await time.run(joined_by(node, MEMBERS))
+
+        async def takes_5_ms(_: str) -> None:
+            await time.sleep(0.005)
+
+        node.wire.forgets_way = takes_5_ms
+
+        async def after(seconds: float, key: str) -> None:
+            await time.sleep(seconds)
+            await write(node, "PUT", f"/train/{key}", NEW)
+
+        async def many() -> None:
+            await asyncio.gather(*(after(0.002 * number, f"{number}.tar") for number in range(100)))
+
+        began = time()
+        await time.run(many())
+        sent = Counter(name for name, _ in node.wire.forgets)
+        assert max(sent.values()) <= 3 + (time() - began) / 0.05, "200 forgets, and 5 ms for a message"
+        assert forgets(node) == {"acknowledged": 200 * MEMBERS, "late": 0, "unacknowledged": 0}
+        await time.until(time() + 1)
+        for _ in range(2):
+            began = time()
+            await time.run(write(node, "PUT", "/train/alone", NEW))
+            assert time() - began == pytest.approx(0.01)
+        await time.run(nodes.settle())
+
+
 async def test_one_message_to_a_member_is_under_way_at_a_time_and_no_hello_waits_for_it(tmp_path: Path) -> None:
     time = Time()
     with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
