@@ -66,16 +66,18 @@ class Loop:
 
     @property
     def tls(self) -> ssl.SSLContext:
-        if self._tls is None:
-            if not self._identity:
-                self._tls = ssl.create_default_context(cafile=self._authority or None)
-            else:
-                # As `PeerTls` has it.
-                self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
-                self._tls.check_hostname = False
-                self._tls.load_cert_chain(*self._identity)
-                self._tls.load_verify_locations(self._authority)
+        return self._tls or self.read_trust()
+
+    def read_trust(self) -> ssl.SSLContext:
+        if not self._identity:
+            self._tls = ssl.create_default_context(cafile=self._authority or None)
+            return self._tls
+        # As `PeerTls` has it.
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._tls.check_hostname = False
+        self._tls.load_cert_chain(*self._identity)
+        self._tls.load_verify_locations(self._authority)
         return self._tls
 
     def watch(self, line: Line, fd: int, events: int) -> None:
@@ -94,18 +96,28 @@ class Loop:
         self._epoll.register(control, select.EPOLLIN)
         # `recv_fds` heeds no flags (Python 3.11).
         control.setblocking(False)
-        with suppress(OSError):
-            while True:
-                wait_s = 0.0 if self.unfinished else _TELL_S if self.untold else None
-                for fd, events in self._epoll.poll(wait_s):
-                    if (line := self._by_fd.get(fd)) is not None:
-                        line.step(is_left=bool(events & _LEFT) and fd == line.near.fileno())
-                again, self.unfinished = self.unfinished, set()
-                for line in again | {line for line in self.untold if line.is_due()}:
-                    line.step()
-                # After the lines: a new one may have the number of a descriptor that has just been closed.
-                if not self._obeyed(control):
-                    return
+        try:
+            with suppress(OSError):
+                self._serve(control)
+        finally:
+            for line in list(self.lines.values()):
+                line.end()
+            self._epoll.close()
+            control.close()
+
+    def _serve(self, control: socket.socket) -> None:
+        """Raises OSError: the control broke."""
+        while True:
+            wait_s = 0.0 if self.unfinished else _TELL_S if self.untold else None
+            for fd, events in self._epoll.poll(wait_s):
+                if (line := self._by_fd.get(fd)) is not None:
+                    line.step(is_left=bool(events & _LEFT) and fd == line.near.fileno())
+            again, self.unfinished = self.unfinished, set()
+            for line in again | {line for line in self.untold if line.is_due()}:
+                line.step()
+            # After the lines: a new one may have the number of a descriptor that has just been closed.
+            if not self._obeyed(control):
+                return
 
     def _obeyed(self, control: socket.socket) -> bool:
         """Do all that the proxy has asked for. False: it has ended. Raises OSError then, too."""
