@@ -67,11 +67,13 @@ def main() -> None:
 def measured(count: int, *, busy: int) -> Iterator[tuple[str, float]]:
     with ExitStack() as stack:
         directory = stack.enter_context(scratch_directory("outrider-samples-"))
-        keys = [f"n{number % 1000:08d}/n{number % 1000:08d}_{number}.JPEG" for number in range(count)]
+        # About as many in a folder as ImageNet has.
+        folders = max(1, count // 1000)
+        keys = [f"n{number % folders:08d}/n{number % folders:08d}_{number}.JPEG" for number in range(count)]
         random.Random(1).shuffle(keys)
         origin = stack.enter_context(_origin(directory, keys))
         bucket = stack.enter_context(Bucket())
-        proxy = ServedProxy(bucket, directory, origin, cache_size=str(count * 40_000))
+        proxy = ServedProxy(bucket, directory, origin, cache_size=str(count * 40_000), freshness="immutable")
         proxy.forked = False
         cores = sorted(os.sched_getaffinity(0))
         proxy.argv = [str(program("taskset")), "--cpu-list", str(cores[0]), *proxy.argv]
