@@ -153,17 +153,17 @@ def test_large_bodies_come_by_receivers_and_are_served_from_their_files(proxy: P
 def test_where_python_has_no_lock_threads_receive(
     proxy: Proxy, front: TlsFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_has_lock", lambda: False)
-    for key in ("before", "k"):
-        assert read(proxy, key) == DATA
-    proxy.settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_has_lock", lambda: False)
+        for key in ("before", "k"):
+            assert read(proxy, key) == DATA
+        proxy.settle()
     assert receivers_of(os.getpid()) == []
     ours = [thread for thread in threading.enumerate() if thread.name == "outrider-receiver"]
     assert len(ours) == proxy.metric("outrider_receivers") in (1, 2)
     before = proxy.metric("outrider_origin_requests_total", method="GET")
     assert read(proxy) == DATA
     assert proxy.metric("outrider_origin_requests_total", method="GET") == before
-    monkeypatch.undo()
     # The block checksums are right, and the threads end with their proxy.
     proxy.restart()
     assert read(proxy) == DATA
