@@ -24,7 +24,7 @@ from tests.support.weather import Counts, Request, Tally, Weather
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-JOIN_S = 5.0
+JOIN_S = 60.0
 
 
 class Simulator:

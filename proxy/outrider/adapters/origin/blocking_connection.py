@@ -49,7 +49,15 @@ class BlockingConnection:
         self, request: bytes, timeout_s: float, *, body: BodyInThread | None = None, small_bytes: int = 0
     ) -> None:  # fmt: skip
         """Send a request, and read the head of its reply. `small_bytes`: the body of the reply, up to this size, is
-        received with the head if it comes at once."""
+        received with the head if it comes at once. Where that fails, the connection is closed."""
+        try:
+            self._ask(request, timeout_s, body, small_bytes)
+        except BaseException:
+            # Here, since perhaps nobody waits for this thread any more.
+            self.close()
+            raise
+
+    def _ask(self, request: bytes, timeout_s: float, body: BodyInThread | None, small_bytes: int) -> None:
         self.reader = ReplyReader()
         self._pieces.clear()
         try:
