@@ -133,11 +133,19 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_large_bodies_come_by_receivers_and_are_served_from_their_files(proxy: Proxy, front: TlsFront) -> None:
-    assert read(proxy) == DATA
-    proxy.settle()
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_large_bodies_come_by_receivers_and_are_served_from_their_files(
+    has_lock: bool, proxy: Proxy, front: TlsFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are threads where Python has no lock."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_has_lock", lambda: has_lock)
+        assert read(proxy) == DATA
+        proxy.settle()
     pids = receivers_of(os.getpid())
-    assert len(pids) == proxy.metric("outrider_receivers") in (1, 2)
+    threads = [thread for thread in threading.enumerate() if thread.name == "outrider-receiver"]
+    assert len(pids if has_lock else threads) == proxy.metric("outrider_receivers") in (1, 2)
+    assert (threads if has_lock else pids) == []
     asked_before = proxy.metric("outrider_origin_requests_total", method="GET")
     assert read(proxy) == DATA
     assert proxy.metric("outrider_origin_requests_total", method="GET") == asked_before
@@ -148,27 +156,7 @@ def test_large_bodies_come_by_receivers_and_are_served_from_their_files(proxy: P
     for pid in pids:
         while not is_gone(pid):
             time.sleep(0.01)
-
-
-def test_where_python_has_no_lock_threads_receive(
-    proxy: Proxy, front: TlsFront, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_has_lock", lambda: False)
-        for key in ("before", "k"):
-            assert read(proxy, key) == DATA
-        proxy.settle()
-    assert receivers_of(os.getpid()) == []
-    ours = [thread for thread in threading.enumerate() if thread.name == "outrider-receiver"]
-    assert len(ours) == proxy.metric("outrider_receivers") in (1, 2)
-    before = proxy.metric("outrider_origin_requests_total", method="GET")
-    assert read(proxy) == DATA
-    assert proxy.metric("outrider_origin_requests_total", method="GET") == before
-    # The block checksums are right, and the threads end with their proxy.
-    proxy.restart()
-    assert read(proxy) == DATA
-    assert proxy.metric("outrider_bad_blocks_total") == 0
-    for thread in ours:
+    for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
 
