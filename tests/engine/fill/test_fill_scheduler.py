@@ -362,6 +362,60 @@ async def test_a_warm_up_goes_on_beside_the_demand_that_guesses_wait_for() -> No
     await here.drain()
 
 
+async def on_a_line_of_its_own(*, awaited: bool = False, large: bool = True) -> Queue:
+    """Demand has just ended there."""
+    queue = Queue(16, background_limit=4)
+    await queue.add("before")
+    if large:
+        queue.scheduler.flowed(MB, lambda: awaited)
+        queue.clock.advance(0.25)
+        queue.scheduler.flowed(MB, lambda: awaited)
+    await queue.end("before")
+    return queue
+
+
+async def test_large_guesses_of_a_node_by_itself_begin_once_nobody_has_waited_for_a_while() -> None:
+    queue = await on_a_line_of_its_own()
+    await queue.add("p1", "p2", purpose=Purpose.GUESS)
+    queue.clock.advance(0.09)
+    queue.scheduler.tick()
+    await queue.add("a")
+    await queue.end("a")
+    queue.clock.advance(0.09)
+    queue.scheduler.tick()
+    await queue.settle()
+    assert queue.order == ["before", "a"]
+    queue.clock.advance(0.02)
+    with queue.scheduler.question():
+        queue.scheduler.tick()
+        await queue.settle()
+        assert queue.order == ["before", "a"]
+    queue.scheduler.tick()
+    await queue.settle()
+    assert queue.order == ["before", "a", "p1", "p2"]
+    await queue.drain()
+
+
+async def test_small_guesses_go_on_beside_demand() -> None:
+    """A reader of samples waits for a round trip at a time, and leaves the line to others meanwhile."""
+    queue = await on_a_line_of_its_own(large=False)
+    await queue.add("a")
+    await queue.add("p1", purpose=Purpose.GUESS)
+    assert queue.order == ["before", "a", "p1"]
+    await queue.drain()
+
+
+async def test_guesses_begin_though_a_reader_waited_when_bytes_came_last() -> None:
+    """No byte comes after it, by which it would be seen that the reader waits no more."""
+    queue = await on_a_line_of_its_own(awaited=True)
+    await queue.add("p1", purpose=Purpose.GUESS)
+    queue.clock.advance(0.11)
+    queue.scheduler.tick()
+    await queue.settle()
+    assert queue.order == ["before", "p1"]
+    await queue.drain()
+
+
 async def test_prefetch_of_one_scheduler_never_waits_for_prefetch_of_the_other_on_its_line() -> None:
     """The prefetch of two members could wait for each other."""
     here, remote = await two_on_one_line(background_limit=1)

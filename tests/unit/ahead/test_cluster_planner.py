@@ -203,7 +203,7 @@ def test_before_the_first_read_of_orders_that_several_tell_only_their_first_obje
     assert set(wanted(planner, 40.0, free_bytes=0)) == {REFS[0]}
 
 
-def test_objects_of_an_unknown_order_are_guesses_of_a_member() -> None:
+def test_objects_of_an_unknown_order_are_guesses() -> None:
     member, alone, told = planner_of(), Planner(1_000_000, BLOCK), planner_of()
     alone.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
     told.told("a", REFS, 0.0, total=COUNT)
@@ -211,7 +211,19 @@ def test_objects_of_an_unknown_order_are_guesses_of_a_member() -> None:
         for number, place in enumerate((5, 60, 17)):
             read_here(planner, REFS[number if planner is told else place], float(number))
     guesses = [{want.is_guess for want in planner.wants(3.0, 1_000_000, 1000)} for planner in (member, alone, told)]
-    assert guesses == [{True}, {False}, {False}]
+    assert guesses == [{True}, {True}, {False}]
+
+
+def test_a_job_that_was_seen_to_read_all_is_fetched_ahead_of_without_guessing() -> None:
+    """Its order is new in each epoch. What it will read is known, and not when."""
+    planner = Planner(COUNT // 2 * SIZE, BLOCK)
+    planner.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    orders = [Random(seed).sample(REFS, COUNT) for seed in (1, 2)]
+    for at, ref in enumerate([*orders[0], *orders[1][:20]]):
+        read_here(planner, ref, float(at))
+    wants = planner.wants(COUNT + 20.0, COUNT // 2 * SIZE, 1000)
+    assert wants
+    assert not any(want.is_guess for want in wants)
 
 
 def test_prefetch_of_a_known_order_does_not_wait_for_guesses() -> None:

@@ -48,7 +48,8 @@ _TICK_S = 0.05
 class Want(NamedTuple):
     """Fill these blocks of an object, first to last. `size` -1: not known. Then `blocks` has block 0 alone, and
     `Planner.blocks` returns them all. `is_shared`: only blocks that this node owns are wanted. `is_guess`:
-    they are of an epoch whose order is not known, in a cluster, whose members all guess."""
+    they are of an epoch whose order is not known, and perhaps of no use: the job's first one, or any in a cluster, whose
+    members all guess."""
 
     ref: ObjectRef
     size: int
@@ -320,7 +321,8 @@ class Candidates:
         _, until, dataset, epoch, index = candidate
         if epoch.order_known and until * epoch.size > self._window(epoch, self._now - epoch.last):
             return None
-        is_guess = self.mine is not None and not epoch.order_known
+        # In its first epoch a job that is alone may read all objects, or an eighth of them that a sampler deals anew.
+        is_guess = not epoch.order_known and (self.mine is not None or epoch.number == 0)
         if is_guess and self._outstanding.guessed >= self.guessed_max:
             return None
         size = dataset.names.sizes[index]

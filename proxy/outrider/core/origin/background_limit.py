@@ -123,9 +123,14 @@ class BackgroundLimit:
         if count >= _LARGE_BYTES:
             self.body_bytes_s = max(self.body_bytes_s, count / after_s)
 
+    @property
+    def is_large(self) -> bool:
+        """Bodies came of late that are large enough to have a rate."""
+        return self._bytes_at is not None
+
     def bodies(self, body_bytes_s: float) -> int | None:
         """How many bodies, each at this rate, the line brings at once. None: not known, as where all are small."""
-        return round(self._best_bytes_s / body_bytes_s) if self._bytes_at is not None and body_bytes_s else None
+        return round(self._best_bytes_s / body_bytes_s) if self.is_large and body_bytes_s else None
 
     def came_small(self, after_s: float) -> None:
         """A small body came `after_s` seconds after its request: that is the latency and the time in a queue."""

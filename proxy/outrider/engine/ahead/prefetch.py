@@ -245,6 +245,7 @@ class Prefetch:
                 await asyncio.sleep(0)
                 begun = self._clock()
         with self._harmless():
+            self._scheduler.tick()
             self.think()
         return not (self._untold or self._hits or self._elsewhere)
 

@@ -19,6 +19,9 @@ READS_ON_S = 0.003
 """A loop that reads one small object after the other asks for the next one within this time. Work that can wait would
 hold that request up for a millisecond of its sixty, so it is done later, while the bucket takes its time."""
 
+# A reader that goes on asks for its next object within this time.
+_QUIET_S = 0.1
+
 
 class Purpose(IntEnum):
     """The purpose of a prefetch. Lower ones go first."""
@@ -28,7 +31,8 @@ class Purpose(IntEnum):
     COMMAND = 1
     """A warm-up or a pin wants them."""
     GUESS = 2
-    """A member of a cluster guesses that a reader may want them, as all members do. It waits for all demand."""
+    """A guess that a reader may want them: in a job's first epoch, or by a member of a cluster, as all members guess. It
+    waits for all demand."""
 
 
 class FillSlot:
@@ -137,6 +141,8 @@ class FillScheduler:
         # no slot.
         self._awaited = False
         self._questions = 0
+        # When demand last gave a slot back.
+        self._demand_at = float("-inf")
         # How many fills of the demand that holds slots have a reader that is about to ask for more.
         self._expecting_more = 0
         # The schedulers whose fills share a line, this one included.
@@ -302,7 +308,14 @@ class FillScheduler:
     def returned(self, slot: FillSlot) -> None:
         slot.held = False
         self._count(slot, -1)
+        if slot.demand:
+            self._demand_at = self._clock()
         self._admit_all()
+
+    def tick(self) -> None:
+        """Called some times a second: guesses wait until nobody has waited for a while."""
+        if self._prefetch:
+            self._admit()
 
     def _count(self, slot: FillSlot, sign: int) -> None:
         """Add `slot` to the sums over the slots that are held, or take it out of them if `sign` is negative."""
@@ -367,21 +380,38 @@ class FillScheduler:
 
     def _prefetch_limits(self, limit: int, for_prefetch: int) -> tuple[int, int]:
         """How many prefetches may hold slots now: by the AIMD limit, and by the background limit."""
-        demand = self._demand_held
-        if not (self._awaited or demand > 0 or self._asking):
-            return for_prefetch, self._background_limit.alone
-        slots, most = self._limits_beside(demand, limit, for_prefetch)
-        return slots, min(most, self._bodies_left(most)) if self._prefetch[0].purpose is Purpose.GUESS else most
+        if self._waits:
+            slots, most = self._limits_beside(self._demand_held, limit, for_prefetch)
+        else:
+            slots, most = for_prefetch, self._background_limit.alone
+        return slots, self._guesses(most) if self._prefetch[0].purpose is Purpose.GUESS else most
+
+    @property
+    def _waits(self) -> bool:
+        """A reader waits, or demand is under way."""
+        return self._awaited or self.is_awaited
+
+    def _guesses(self, most: int) -> int:
+        """How many guesses may hold slots now, of the `most` prefetches.
+
+        A node by itself does not know who else asks the bucket. Eight of them, each dealt an eighth of the data, each
+        with one guess beside its demand, had half of the bucket's bandwidth for what they never read (`make papers`).
+        So large guesses use the line where nobody has waited for a while. Small ones cost a round trip, not bandwidth.
+        """
+        if len(self._line) > 1:
+            return most if not self._waits else min(most, self._bodies_left(most))
+        # `_awaited` is judged as bytes come: with no fill under way it would stay as it is.
+        waits = self.is_awaited or (self._awaited and self._held[False] > 0)
+        is_quiet = not waits and self._clock() - self._demand_at >= _QUIET_S
+        return most if is_quiet or not self._background_limit.is_large else 0
 
     def _bodies_left(self, most: int) -> int:
         """How many more bodies than those of demand the line brings, each at the rate of one alone; `most` where nobody
-        knows, or where only readers of this process wait.
+        knows.
 
         A member of a cluster brings bytes for the readers of all members. One prefetch beside each of their waits took
         a third of a line that a single body fills: readers of a cold dataset got less than without prefetch.
         """
-        if len(self._line) == 1:
-            return most
         bodies = self._background_limit.bodies(
             max(scheduler._background_limit.body_bytes_s for scheduler in self._line)
         )  # fmt: skip
