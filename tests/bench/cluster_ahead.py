@@ -55,6 +55,8 @@ _WITH_ROOM = 1.5
 _QUARTER_BLOCK = MIB
 # All data once, one copy more of what each node reads, and some of the owners have more than others.
 _TWICE = 2.2
+# Room for six tenths more than a node owns, of which it reads another copy.
+_TIGHT = 1.6
 _EIGHT = 8
 _EIGHT_BUCKET_BYTES_S = 120e6
 # Slow enough that four nodes at once leave this machine some CPU.
@@ -92,6 +94,22 @@ def fresh(directory: Path, scale: float) -> list[Measured]:
     return _from_bucket("fresh", "a new order each epoch", reports, data, 0.80)
 
 
+def quarter(directory: Path, scale: float) -> list[Measured]:
+    """The same, by readers that are as fast as they can be: there is no time to fetch ahead, so that it is eviction
+    alone that keeps what the epoch has not read yet."""
+    data = Data(max(8, int(64 * scale)), 8 * MIB)
+    with ExitStack() as stack:
+        size = data.cache_bytes(_QUARTER, _NODES, BLOCK)
+        simulator, nodes = world(stack, directory, data, _NODES, size)
+        places = [node.endpoint for node in nodes.all]
+        reports = [checked(run_epoch(simulator, data, places, data.dealt(epoch, _NODES))) for epoch in _EPOCHS]
+    return [
+        Measured("quarter", "readers at full speed, epoch 1: bytes from the bucket / data",
+                 reports[0].bucket_bytes / data.total_bytes, 1.03),
+        *_from_bucket("quarter", "a new order each epoch, readers at full speed", reports, data, 0.82),
+    ]  # fmt: skip
+
+
 def known(row: str, directory: Path, scale: float) -> list[Measured]:
     """The same, where the order is the same in each epoch, or each rank tells its own as the epoch begins."""
     data, is_told = _quarter_data(scale), row == "told"
@@ -123,11 +141,12 @@ def near(directory: Path, scale: float) -> list[Measured]:
     return [_share_here("near", served)]
 
 
-def static(directory: Path, scale: float) -> list[Measured]:
-    """Each node reads the same quarter in each epoch. There is room for all data, and for one copy of it."""
+def static(row: str, held: float, most: float, directory: Path, scale: float) -> list[Measured]:
+    """Each node reads the same quarter in each epoch. There is room for `held` times the data in all; from the second
+    epoch on, `most` times the data may go between nodes."""
     data = Data(max(8, int(64 * scale)), 8 * MIB)
     with ExitStack() as stack:
-        simulator, nodes = world(stack, directory, data, _NODES, data.cache_bytes(_TWICE, _NODES, BLOCK))
+        simulator, nodes = world(stack, directory, data, _NODES, data.cache_bytes(held, _NODES, BLOCK))
         places = [node.endpoint for node in nodes.all]
         reports, between = [], []
         for _ in _EPOCHS:
@@ -137,12 +156,13 @@ def static(directory: Path, scale: float) -> list[Measured]:
     shares = [count / data.total_bytes for count in between]
     return [
         Measured(
-            "static", "each node its own part, epoch 3: bytes from the bucket / data",
+            row, f"each node its own part, room for {held} x, epoch 3: bytes from the bucket / data",
             reports[-1].bucket_bytes / data.total_bytes, 0.0,
             detail=f"epochs 1 to 3: {_all(report.bucket_bytes / data.total_bytes for report in reports)}",
         ),
         Measured(
-            "static", "epoch 3: bytes between nodes / data", shares[-1], 0.10, detail=f"epochs 1 to 3: {_all(shares)}"
+            row, "epochs 2 and 3: bytes between nodes / data", max(shares[1:]), most,
+            detail=f"epochs 1 to 3: {_all(shares)}",
         ),
     ]  # fmt: skip
 
@@ -343,10 +363,12 @@ def _all(values: Iterable[float]) -> str:
 
 ROWS: dict[str, Row] = {
     "fresh": fresh,
+    "quarter": quarter,
     "repeated": partial(known, "repeated"),
     "told": partial(known, "told"),
     "near": near,
-    "static": static,
+    "static": partial(static, "static", _TWICE, 0.10),
+    "static-tight": partial(static, "static-tight", _TIGHT, 0.30),
     "eight": eight,
     "warm": warm,
 }

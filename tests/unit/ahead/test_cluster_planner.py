@@ -215,7 +215,7 @@ def test_objects_of_an_unknown_order_are_guesses() -> None:
 
 
 def test_a_job_that_was_seen_to_read_all_is_fetched_ahead_of_without_guessing() -> None:
-    """Its order is new in each epoch. What it will read is known, and not when."""
+    """Its order is new in each epoch. Its objects are known, and not when each is read."""
     planner = Planner(COUNT // 2 * SIZE, BLOCK)
     planner.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
     orders = [Random(seed).sample(REFS, COUNT) for seed in (1, 2)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +42,50 @@ def test_a_near_block_displaces_near_blocks_alone() -> None:
     blocks.removed(key(0))
     assert blocks.bytes == 1 << 3
     assert [block.index for block in blocks.victims(key(5), VERSION)] == [3]
+
+
+class Farthest:
+    """The other policy, which knows what is needed last: the highest number first."""
+
+    def __init__(self) -> None:
+        self._blocks: set[int] = set()
+        self.shown = 0
+
+    def added(self, block: BlockKey, version: ObjectVersion) -> None:
+        self._blocks.add(block.index)
+
+    def read(self, block: BlockKey) -> None:
+        pass
+
+    def removed(self, block: BlockKey) -> None:
+        self._blocks.discard(block.index)
+
+    def victims(
+        self, incoming: BlockKey | None = None, version: ObjectVersion | None = None
+    ) -> Iterator[BlockKey]:  # fmt: skip
+        for index in sorted(self._blocks, reverse=True):
+            self.shown += 1
+            yield key(index)
+
+
+def test_of_the_near_blocks_that_goes_which_is_needed_last() -> None:
+    near = {1, 3, 5}
+    blocks = NearBlocks(Farthest(), lambda version, index: index in near)
+    for index in range(6):
+        blocks.added(key(index), VERSION)
+    assert [block.index for block in blocks.victims(key(1), VERSION)] == [5, 3, 1]
+    assert [block.index for block in blocks.victims()] == [5, 3, 1, 4, 2, 0]
+
+
+def test_near_blocks_that_are_hard_to_find_go_by_their_last_read() -> None:
+    """An eviction looks at a bounded number of blocks, and every block is offered once."""
+    other, near = Farthest(), {0, 1, 2, 999}
+    blocks = NearBlocks(other, lambda version, index: index in near)
+    for index in (1, 0, 2, *range(3, 1000)):
+        blocks.added(key(index), VERSION)
+    assert [block.index for block in blocks.victims(key(1), VERSION)] == [999, 1, 0, 2]
+    assert other.shown < 300
+    assert [block.index for block in blocks.victims()] == [999, 1, 0, 2, *range(998, 2, -1)]
 
 
 @given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))

@@ -320,3 +320,14 @@ def test_a_told_order_reaches_all_members_and_nothing_stays_on_its_way() -> None
     for node in sims[1].members.values():
         assert node.planner is not None
         assert node.planner.blocks_coming == 0
+
+
+def test_a_node_keeps_what_it_reads_again_soonest_of_others_blocks() -> None:
+    """Each of four nodes reads its own quarter in each epoch, in the same order, and has room for six tenths more than
+    it owns: the row `static-tight` of `make bench-cluster`."""
+    nodes = Nodes(4, Machine(int(0.4 * 256 * MIB), 1e9, 0.05, MIB), 1e9, 1e9)
+    epochs = run(nodes, "cluster", JobSpec(
+        "train", Shards(256, MIB), order_of("repeated", list(range(256)), 4, 1), 3, 100.0 * MIB
+    )).epochs  # fmt: skip
+    assert max(epoch.peer_traffic for epoch in epochs[1:]) <= 0.30
+    assert sum(epoch.read.origin_bytes for epoch in epochs[1:]) == 0

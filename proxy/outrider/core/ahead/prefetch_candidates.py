@@ -48,8 +48,8 @@ _TICK_S = 0.05
 class Want(NamedTuple):
     """Fill these blocks of an object, first to last. `size` -1: not known. Then `blocks` has block 0 alone, and
     `Planner.blocks` returns them all. `is_shared`: only blocks that this node owns are wanted. `is_guess`:
-    they are of an epoch whose order is not known, and perhaps of no use: the job's first one, or any in a cluster, whose
-    members all guess."""
+    they are of an epoch whose order is not known, and perhaps of no use: the job's first one, or any in a cluster,
+    whose members all guess."""
 
     ref: ObjectRef
     size: int

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectVersion
 
+# The other policy's order is looked at until so many owned blocks were passed by. After that the least recently read
+# near blocks go first: an eviction takes no longer than that.
+_PASSED = 256
+
 
 class NearBlocks:
-    """An eviction policy around another one. Near blocks go first, the least recently read of them before the others.
-    A near block that comes in displaces near blocks alone: its owner has the bytes too, and nobody else has those of
-    the blocks that this node owns."""
+    """An eviction policy around another one. Near blocks go first, in the order of the other one: where each node reads
+    the same part in each epoch, the least recently read of them would be the next one that it needs. A near block that
+    comes in displaces near blocks alone: its owner has the bytes too, and nobody else has those of the blocks that this
+    node owns."""
 
     def __init__(
         self, policy: EvictionPolicy, is_near: Callable[[ObjectVersion, int], bool],
@@ -46,12 +52,19 @@ class NearBlocks:
         self._policy.removed(block)
 
     def victims(self, incoming: BlockKey | None = None, version: ObjectVersion | None = None) -> Iterator[BlockKey]:
-        yield from self._near
+        order = self._policy.victims(incoming, version)
+        passed: list[BlockKey] = []
+        found: set[BlockKey] = set()
+        while len(passed) < _PASSED and len(found) < len(self._near) and (block := next(order, None)) is not None:
+            if block in self._near:
+                found.add(block)
+                yield block
+            else:
+                passed.append(block)
+        yield from (block for block in self._near if block not in found)
         if incoming is not None and version is not None and self._is_near(version, incoming.index):
             return
-        for block in self._policy.victims(incoming, version):
-            if block not in self._near:
-                yield block
+        yield from (block for block in chain(passed, order) if block not in self._near)
 
     def judge(self, blocks: Iterable[tuple[BlockKey, ObjectVersion]]) -> None:
         """The ring has changed: judge these blocks, all of which are here, anew."""

@@ -31,8 +31,8 @@ class Purpose(IntEnum):
     COMMAND = 1
     """A warm-up or a pin wants them."""
     GUESS = 2
-    """A guess that a reader may want them: in a job's first epoch, or by a member of a cluster, as all members guess. It
-    waits for all demand."""
+    """A guess that a reader may want them: in a job's first epoch, or by a member of a cluster, as all members guess.
+    It waits for all demand."""
 
 
 class FillSlot:
