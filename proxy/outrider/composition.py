@@ -240,6 +240,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     passthrough = Passthrough(
         origin, origin_reader, versions, list_cache.forget, note,
         elsewhere=None if cluster is None else cluster.forgets,
+        created=lambda ref: warmup_runner.hint(ref) if settings.warms(ref) else None,
     )  # fmt: skip
     warmups = Book()
     together = None if cluster is None else cluster.maintain(warmups, warmup_runner, pinning, apart)

@@ -16,6 +16,7 @@ from botocore.exceptions import ClientError
 
 from tests.support import awschunked
 from tests.support.awschunked import Chunked, checksum, chunk_signing, signed_head
+from tests.support.maintenance_commands import wait_until
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import Answer, RawConnection, ask
 
@@ -45,7 +46,7 @@ def direct(bucket: Bucket) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def proxy(bucket: Bucket) -> Iterator[Proxy]:
     # The proxy sends no needless request to the bucket: it learns of new content from the writes alone.
-    with Proxy(bucket, freshness="immutable") as running:
+    with Proxy(bucket, freshness="immutable", warm_writes=(f"{NAME}/warm/*",)) as running:
         yield running
 
 
@@ -145,7 +146,13 @@ def test_a_read_during_a_write_does_not_outlive_it(proxy: Proxy, direct: Any) ->
 def test_a_form_upload_makes_the_next_read_revalidate(proxy: Proxy, direct: Any) -> None:
     direct.put_object(Bucket=NAME, Key="form", Body=b"old")
     assert read(proxy, "form") == b"old"
-    post = direct.generate_presigned_post(NAME, "form", ExpiresIn=600)
+    answer = upload_form(proxy, direct, "form")
+    assert answer.status in (200, 204), answer.body
+    assert read(proxy, "form") == b"new"
+
+
+def upload_form(proxy: Proxy, direct: Any, key: str) -> Answer:
+    post = direct.generate_presigned_post(NAME, key, ExpiresIn=600)
     lines = [
         f'--XX\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
         for name, value in post["fields"].items()
@@ -153,9 +160,47 @@ def test_a_form_upload_makes_the_next_read_revalidate(proxy: Proxy, direct: Any)
     lines.append('--XX\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nnew\r\n--XX--\r\n')
     body = "".join(lines).encode()
     head = [("content-type", "multipart/form-data; boundary=XX"), ("content-length", str(len(body)))]
-    answer = ask(proxy.address, "POST", f"/{NAME}", head, body)
-    assert answer.status in (200, 204), answer.body
-    assert read(proxy, "form") == b"new"
+    return ask(proxy.address, "POST", f"/{NAME}", head, body)
+
+
+@pytest.mark.parametrize("way", ["put", "copy", "multipart", "form"])
+def test_what_is_written_where_a_rule_says_so_is_read_from_the_cache(proxy: Proxy, direct: Any, way: str) -> None:
+    client, key = proxy.client(), f"warm/{way}"
+    before = proxy.status()["blocks"]
+    if way == "put":
+        client.put_object(Bucket=NAME, Key="cold/put", Body=b"new")
+        client.put_object(Bucket=NAME, Key=key, Body=b"new")
+    elif way == "copy":
+        client.copy_object(Bucket=NAME, Key=key, CopySource={"Bucket": NAME, "Key": "warm/put"})
+    elif way == "multipart":
+        upload = client.create_multipart_upload(Bucket=NAME, Key=key)["UploadId"]
+        etag = client.upload_part(Bucket=NAME, Key=key, UploadId=upload, PartNumber=1, Body=b"new")["ETag"]
+        parts = {"Parts": [{"ETag": etag, "PartNumber": 1}]}
+        client.complete_multipart_upload(Bucket=NAME, Key=key, UploadId=upload, MultipartUpload=parts)
+    else:
+        assert upload_form(proxy, direct, key).status in (200, 204)
+    wait_until(lambda: proxy.status()["blocks"] > before)
+    proxy.settle()
+    assert proxy.status()["blocks"] == before + 1, "nothing else was fetched"
+    asked = proxy.metric("outrider_origin_requests_total")
+    answer = client.get_object(Bucket=NAME, Key=key)
+    assert (answer["Body"].read(), answer["ResponseMetadata"]["HTTPHeaders"]["x-cache"]) == (b"new", "HIT")
+    assert proxy.metric("outrider_origin_requests_total") == asked
+
+
+def test_a_write_that_fails_and_one_that_makes_nothing_warm_nothing(proxy: Proxy, direct: Any) -> None:
+    client, before = proxy.client(), proxy.status()["blocks"]
+    for key in ("kept", "gone"):
+        direct.put_object(Bucket=NAME, Key=f"warm/{key}", Body=b"old")
+    client.delete_object(Bucket=NAME, Key="warm/gone")
+    client.put_object_tagging(Bucket=NAME, Key="warm/kept", Tagging={"TagSet": [{"Key": "k", "Value": "v"}]})
+    upload = client.create_multipart_upload(Bucket=NAME, Key="warm/kept")["UploadId"]
+    client.upload_part(Bucket=NAME, Key="warm/kept", UploadId=upload, PartNumber=1, Body=b"new")
+    client.abort_multipart_upload(Bucket=NAME, Key="warm/kept", UploadId=upload)
+    with pytest.raises(ClientError):
+        client.copy_object(Bucket=NAME, Key="warm/kept", CopySource={"Bucket": NAME, "Key": "no such"})
+    proxy.settle()
+    assert proxy.status()["blocks"] == before
 
 
 def test_the_transfer_manager_stores_the_exact_bytes(proxy: Proxy, direct: Any) -> None:

@@ -178,6 +178,9 @@ class Settings(BaseModel):
         "Default: epoch with the policy epoch, else object.",
     )
     prefetch_rules: tuple[PrefetchRule, ...] = Field((), description="Prefetch per bucket/key glob, first match.")
+    warm_writes: Annotated[tuple[str, ...], BeforeValidator(comma_list)] = Field(
+        (), description="Objects to fetch into the cache once they were written, as bucket/key globs."
+    )
     prefetch_bytes: Annotated[int, BeforeValidator(plain_bytes)] = Field(
         256 * 2**20,
         ge=2**20,
@@ -317,6 +320,9 @@ class Settings(BaseModel):
                 return rule.prefetch
         return self.prefetch or ("epoch" if self.policy == "epoch" else "object")
 
+    def warms(self, written: ObjectRef) -> bool:
+        return any(fnmatchcase(f"{written.bucket}/{written.key}", objects) for objects in self.warm_writes)
+
     def list_ttl_of(self, prefix: str) -> float | None:
         """For how many seconds a LIST of `bucket/prefix` is cached; None: not at all."""
         return next((rule.ttl_s for rule in self.list_cache if fnmatchcase(prefix, rule.prefixes)), None)
@@ -343,6 +349,11 @@ class Settings(BaseModel):
             wrong.append("--clients FILE needs --auth sigv4: without it everybody is let in, whatever the file says.")
         if not is_loopback(self.admin) and self.admin_token is None:
             wrong.append(f"--admin {self.admin}: off loopback it needs OUTRIDER_ADMIN_TOKEN.")
+        wrong += [
+            f'warm_writes "{objects}": it matches no object. Write the bucket and a glob of its keys, as in '
+            f'"{objects}/*".'
+            for objects in self.warm_writes if "/" not in objects and "*" not in objects
+        ]  # fmt: skip
         if (self.tls_cert is None) != (self.tls_key is None):
             wrong.append("--tls-cert and --tls-key go together.")
         wrong += self._wrong_about_peers()

@@ -312,6 +312,16 @@ async def test_objects_whose_size_a_head_told_are_filled_once(making: Making) ->
         assert len(room.store) == 4
 
 
+async def test_an_object_that_is_larger_than_the_cache_is_not_warmed(making: Making) -> None:
+    """Its end would evict its beginning, and all else."""
+    with making(capacity_bytes=3 * BLOCK) as room:
+        await room.get(OTHER)
+        room.warmup_runner.hint(REFS[0])
+        await room.tasks.settle()
+        assert len(room.store) == 2, "the answer to the question for its version brings the first block"
+        assert room.store.blocks_of(lambda ref: ref == OTHER)
+
+
 async def nothing(_: object) -> None:
     pass
 

@@ -416,3 +416,13 @@ def test_a_header_that_would_go_up_as_something_else_than_was_signed_is_refused_
 )  # fmt: skip
 def test_aws_chunked_is_undone_in_the_encoding(sent: str, stored: str) -> None:
     assert without_aws_chunked(sent) == stored
+
+
+@pytest.mark.parametrize(("request_line", "creates"), [
+    ("PUT /bkt/k", True), ("POST /bkt/k?uploadId=u", True), ("PUT /bkt/k?x-id=PutObject", True),
+    ("PUT /bkt/k?partNumber=1&uploadId=u", False), ("POST /bkt/k?uploads", False), ("PUT /bkt/k?tagging", False),
+    ("DELETE /bkt/k", False), ("GET /bkt/k", False), ("POST /bkt?delete", False), ("PUT /bkt", False),
+])  # fmt: skip
+def test_which_writes_make_an_object(request_line: str, creates: bool) -> None:
+    method, target = request_line.split()
+    assert classify(method, target, (("host", "h"),)).creates is creates

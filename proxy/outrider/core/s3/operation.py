@@ -63,6 +63,13 @@ class Operation:
     OPTIONS)."""
 
     @property
+    def creates(self) -> bool:
+        """Whether it makes the object `ref`, once the origin answers that it has: PutObject and CopyObject, the upload
+        of a form, CompleteMultipartUpload, a rename."""
+        is_write = self.forgets is Forgets.KEY and self.method in ("PUT", "POST")
+        return is_write and {name for name, _ in self.query} <= _CREATING_QUERY
+
+    @property
     def ref(self) -> ObjectRef:
         assert self.bucket is not None
         return ObjectRef(self.bucket, self.key)
@@ -85,6 +92,9 @@ _SIGV4_MARK, _SIGV2_MARK = "x-amz-signature", "awsaccesskeyid"
 
 # rclone and other clients with an SDK v2 name the operation in the query, which has no effect.
 MEANINGLESS_QUERY = frozenset(("x-id",))
+
+# A PUT with `partNumber`, too, makes a part; any other query, as `tagging`, changes what is there.
+_CREATING_QUERY = frozenset(("uploadId", "renameObject", "x-id"))
 
 # Headers of a GET that do not change its answer. A GET with any other x-amz-* header is not plain.
 _PLAIN_AMZ = frozenset(

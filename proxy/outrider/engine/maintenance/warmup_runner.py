@@ -55,7 +55,7 @@ _OBJECTS_AT_ONCE = 16
 _PAUSES_S = (0.5, 2.0, 5.0)
 # Pauses while the origin is away: a minute in all, for as long as a client would wait.
 _AWAY_PAUSES_S = (0.5, 2.0, 5.0, 10.0, 20.0, 20.0)
-# Objects that HEADs asked to warm and that are not here yet. A HEAD beyond that warms nothing.
+# Objects that HEADs asked to warm, or that were written, and that are not here yet. One more is not warmed.
 _HINTS_MAX = 1000
 # Tokens are spent before the size of an object is known, and the excess is given back when it is. So a warm-up that
 # waits for tokens looks this often whether there are some.
@@ -324,6 +324,8 @@ class WarmupRunner:
                     self._spend(warmup, came_bytes - first_bytes)
         vid = self.version_id(version)
         if warmup is None:
+            if self._view is None and self.pins.disk_bytes(version.size) > await self.store.most_bytes():
+                raise _NoRoomError("it is larger than the cache")
             item.is_now(version, vid)
         else:
             self._check_room(warmup, item, version.size, room_bytes)

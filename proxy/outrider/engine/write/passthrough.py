@@ -92,6 +92,8 @@ class _Outcome:
 
     def __init__(self) -> None:
         self.in_doubt = self.by_head = True
+        self.created: ObjectRef | None = None
+        """The object that was made, if it was."""
 
 
 class Elsewhere(Protocol):
@@ -107,12 +109,17 @@ async def _note_nothing(names: Sequence[Name]) -> None:
     pass
 
 
+def _warm_nothing(ref: ObjectRef) -> None:
+    pass
+
+
 class Passthrough:
     """A write goes to the origin exactly once. A read without a body may be retried."""
 
     def __init__(
         self, origin: Origin, origin_reader: OriginReader, versions: VersionCache, forget_lists: Callable[[Name], None],
         note: Callable[[Sequence[Name]], Awaitable[None]] = _note_nothing, elsewhere: Elsewhere | None = None,
+        created: Callable[[ObjectRef], None] = _warm_nothing,
     ) -> None:  # fmt: skip
         """`forget_lists` drops the cached LISTs that may show an object, or all of a bucket.
 
@@ -120,6 +127,9 @@ class Passthrough:
         and again before the answer is relayed: a read in between may have seen the object before the write changed it.
 
         `elsewhere`: hears of the names at the same moments; None: the node is alone.
+
+        `created` is called with each object that the origin says it has made, after the names are forgotten for the
+        last time: what is fetched from then on is not older than the write.
         """
         self._origin = origin
         self._origin_reader = origin_reader
@@ -127,6 +137,7 @@ class Passthrough:
         self._forget_lists = forget_lists
         self._note = note
         self._elsewhere = elsewhere
+        self._created = created
         self._under_way: Counter[Name] = Counter()
 
     @property
@@ -166,6 +177,8 @@ class Passthrough:
             await self._note(touched)
             await self._tell(touched)
             outcome.in_doubt = outcome.by_head = reply.status in RETRYABLE_STATUSES
+            if operation.creates and 200 <= reply.status < 300:
+                outcome.created = operation.ref
             tells = self._elsewhere is not None and operation.forgets is not Forgets.NOTHING
             before_last = partial(self._carried_out, touched) if tells else None
             body = _ReplyBody(reply, stack.pop_all(), outcome, before_last)
@@ -203,6 +216,8 @@ class Passthrough:
         self._forget(touched, in_doubt=outcome.in_doubt)
         if outcome.in_doubt:
             await self._tell(touched, in_doubt=True)
+        elif outcome.created is not None:
+            self._created(outcome.created)
 
     def _forget(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
         """`in_doubt`: it is not known whether and when the origin carries the write out."""
