@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -74,14 +73,17 @@ def complaints() -> list[str]:
 def opened(chromium: Browser, complaints: list[str]) -> Iterator[Callable[..., Page]]:
     contexts = []
 
-    def open_page(proxy: Shown, width: int = 1280, **options: Any) -> Page:
-        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
+    def open_page(proxy: Shown, shown: dict[str, Any] | None = None) -> Page:
+        """`shown`: the status that the page gets; None: that of the proxy."""
+        context = chromium.new_context(viewport={"width": 1280, "height": 900})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(WAIT_MS)
         page.on("console", lambda said: complaints.append(said.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: dismissed(dialog, complaints))
+        if shown is not None:
+            page.route("**/status", lambda route: route.fulfill(json=shown))
         page.goto(f"{proxy.admin}/")
         return page
 
@@ -187,23 +189,23 @@ def test_all_can_be_reached_by_keyboard(proxy: Proxy, opened: Callable[..., Page
     page.locator("#readout:empty").wait_for(state="attached")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_and_has_two_themes(
-    proxy: Proxy, opened: Callable[..., Page], complaints: list[str], width: int, scheme: str
-) -> None:
+def test_the_page_fits_and_has_two_themes(proxy: Proxy, opened: Callable[..., Page], complaints: list[str]) -> None:
     read(proxy, *shards(8), *shards(8), f"{HOSTILE}/a.tar")
-    page = opened(proxy, width, color_scheme=scheme)
+    page = opened(proxy)
     page.locator(".dataset h3").first.wait_for()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(
-        "[...document.querySelectorAll('section, .tiles > div')].every(one => one.scrollWidth <= one.clientWidth)"
-    )
-    ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-    lightness = sum(int(part) for part in re.findall(r"\d+", ground)[:3])
-    assert (lightness < 150) == (scheme == "dark")
-    for selector in ("body", ".sub", ".verdict", ".tiles dt", ".dataset p"):
-        assert contrast(page, selector) >= 4.5, selector
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(
+            "[...document.querySelectorAll('section, .tiles > div')].every(one => one.scrollWidth <= one.clientWidth)"
+        )
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        lightness = sum(int(part) for part in re.findall(r"\d+", ground)[:3])
+        assert (lightness < 150) == (scheme == "dark")
+        for selector in ("body", ".sub", ".verdict", ".tiles dt", ".dataset p"):
+            assert contrast(page, selector) >= 4.5, selector
     assert complaints == []
 
 
@@ -309,8 +311,7 @@ def test_a_running_warmup_shows_its_rate_and_its_end(proxy: Proxy, opened: Calla
         "name": "val", "state": "running", "objects": {"wanted": 50, "on_disk": 20, "failed": 1},
         "bytes": {"wanted": 1000, "on_disk": 400}, "rate_bytes_per_s": 100, "eta_s": 6.0,
     }]  # fmt: skip
-    page = opened(proxy)
-    page.route("**/status", lambda route: route.fulfill(json=json.loads(json.dumps(told))))
+    page = opened(proxy, told)
     page.locator(".job", has_text="20 of 50 objects, 400 B of 1.0 kB, 1 failed, 100 B/s, 6 s left").wait_for()
 
 
@@ -319,10 +320,7 @@ def shows(proxy: Proxy, opened: Callable[..., Page]) -> Callable[[dict[str, Any]
     """A page that shows the status of the proxy with some fields changed."""
 
     def show(changes: dict[str, Any]) -> Page:
-        told = {**json.loads(json.dumps(proxy.status())), **changes}
-        page = opened(proxy)
-        page.route("**/status", lambda route: route.fulfill(json=told))
-        return page
+        return opened(proxy, {**proxy.status(), **changes})
 
     return show
 
@@ -386,30 +384,25 @@ def test_amber_is_for_what_is_slower_than_it_could_be_alone(shows: Callable[[dic
     assert users == {".verdict.slower", ".member-state.left_out::before", ".bar.much > i"}
 
 
-@pytest.mark.parametrize(
-    ("silent_s", "under_way", "waiting_s", "text"),
-    [
-        (1.0, 0, None, "GPU-bound"),
-        (1.0, 1, 31.0, "waiting for 31 s"),
-        (31.0, 1, 31.0, "waiting for 31 s"),
-        (31.0, 1, None, "reading at its own pace"),
-        (31.0, 0, None, "silent for 31 s"),
-    ],
-)
-def test_a_reader_that_waits_is_not_silent(
-    proxy: Proxy,
-    shows: Callable[[dict[str, Any]], Page],
-    silent_s: float,
-    under_way: int,
-    waiting_s: float | None,
-    text: str,
-) -> None:
+def test_a_reader_that_waits_is_not_silent(proxy: Proxy, shows: Callable[[dict[str, Any]], Page]) -> None:
     read(proxy, *shards(1))
-    (reader,) = json.loads(json.dumps(proxy.status()))["readers"]
-    reader |= {"silent_s": silent_s, "reads_under_way": under_way, "waiting_s": waiting_s, "verdict": "GPU-bound"}
-    row = shows({"readers": [reader]}).locator("#readers tr")
-    row.locator("td", has_text=text).wait_for()
-    assert ("quiet" in (row.get_attribute("class") or "")) == text.startswith("silent")
+    (reader,) = proxy.status()["readers"]
+    texts = {
+        (1.0, 0, None): "GPU-bound",
+        (1.0, 1, 31.0): "waiting for 31 s",
+        (31.0, 1, 31.0): "waiting for 31 s",
+        (31.0, 1, None): "reading at its own pace",
+        (31.0, 0, None): "silent for 31 s",
+    }
+    names = ("silent_s", "reads_under_way", "waiting_s")
+    page = shows({"readers": [
+        reader | dict(zip(names, facts, strict=True)) | {"client": f"client {number}", "verdict": "GPU-bound"}
+        for number, facts in enumerate(texts)
+    ]})  # fmt: skip
+    for number, text in enumerate(texts.values()):
+        row = page.locator("#readers tr", has_text=f"client {number}")
+        row.locator("td", has_text=text).wait_for()
+        assert ("quiet" in (row.get_attribute("class") or "")) == text.startswith("silent")
 
 
 def test_the_cache_sizes_are_shown_in_bytes_and_only_if_they_are_known(shows: Callable[[dict[str, Any]], Page]) -> None:

@@ -82,7 +82,7 @@ def world(bucket: Bucket) -> Callable[[], str]:
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)
-@pytest.mark.parametrize("page", map(named, WITH_COMMANDS))
+@pytest.mark.parametrize("page", [named(page) for page in WITH_COMMANDS])
 def test_the_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path, world: Callable[[], str]) -> None:
     ran = run(page, tmp_path, world=None if page in FROM_NOTHING else world())
     assert ran == {block for block in shell_blocks(page) if possible(block)}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.forkserver import REPOSITORY, Process, is_forkable
+from tests.support.forkserver import REPOSITORY, Process, is_forkable, shell_command, usual_server
 
 MODULE = "tests.support.forked_example"
 DEADLINE_S = 60.0
@@ -104,3 +104,25 @@ def test_a_child_holds_no_stream_of_another() -> None:
 def test_variables_that_only_a_new_interpreter_follows_get_one(words: tuple[str, ...], how: dict[str, Any]) -> None:
     assert is_forkable([sys.executable, "-m", "outrider"])
     assert not is_forkable([sys.executable, *words], **how)
+
+
+@pytest.mark.parametrize(("words", "status"), [(("exit", "7"), 7), (("exit", "raise"), 1)])
+def test_a_command_of_a_shell_has_the_streams_and_the_status_of_its_child(words: tuple[str, ...], status: int) -> None:
+    done = subprocess.run(
+        [*shell_command(usual_server(), MODULE), *words], capture_output=True, text=True, cwd=REPOSITORY,
+        timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (status, "at exit\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_a_command_of_a_shell_ends_its_child(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [*shell_command(usual_server(), MODULE), "wait"], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "waits\n"
+        command.send_signal(number)
+        # The child holds the other end.
+        assert command.stdout.read() == ""
+        assert command.wait(DEADLINE_S) == -number

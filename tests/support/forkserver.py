@@ -4,7 +4,7 @@ An import of Outrider takes half a second of CPU, and the tests start hundreds o
 `subprocess.Popen`. The server is started with the first child, has one thread, and ends with the process that started
 it. Tests that start other heavy programs have a `Server` of their own, with the libraries of these. A request is one
 message on a socket: a JSON object, the child's standard streams, and one end of a socket pair. On that pair the child
-sends its pid, and the server later sends how the child ended.
+sends its pid, and the server later sends how the child ended. A child whose other end is closed before that is killed.
 
 A child runs its module through `runpy`, as `python -m` does, and its interpreter ends as usual. Four things differ from
 a real start: `/proc/PID/cmdline` and `/proc/PID/environ` are the server's, memory that the imports take is shared, all
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[2]
 PRELOADED = ("outrider.cli", "outrider.app", "aiobotocore.session", "aiofiles.os", "uvloop")
+_AWS = ("awscli.clidriver", "awscli.handlers", "awscli.customizations.s3.subcommands")
+_COMMAND = Path(__file__).parent / "forked_command.py"
 _REQUEST_BYTES_MAX = 128 * 1024
 _STATUS_BYTES_MAX = 64
 _STREAMS = ((0, "r"), (1, "w"), (2, "w"))
@@ -99,7 +101,7 @@ class Process(subprocess.Popen[Any]):
         try:
             self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                server = self._server or _usual_server()
+                server = self._server or usual_server()
                 socket.send_fds(server.control, [json.dumps(request).encode()], [*streams, theirs.fileno()])
             word, _, number = self._status.recv(_STATUS_BYTES_MAX).decode().partition(" ")
             if word != "pid":
@@ -147,11 +149,15 @@ class Server:
 
     def __init__(self, *preloaded: str) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            argv = [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno()), *preloaded]
-            self._process = subprocess.Popen(
-                argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
-            )  # fmt: skip
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind("")  # the kernel chooses an abstract name
+        listener.listen()
+        self.name = bytes(listener.getsockname()[1:]).decode()
+        """The socket for commands of a shell (`shell_command`), in the abstract namespace."""
+        with theirs, listener:
+            given = (theirs.fileno(), listener.fileno())
+            argv = [sys.executable, "-m", "tests.support.forkserver", *map(str, given), *preloaded]
+            self._process = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, pass_fds=given)
 
     def close(self) -> None:
         self.control.close()
@@ -168,32 +174,47 @@ _STARTING = threading.Lock()
 
 
 @cache
-def _started() -> Server:
-    server = Server(*PRELOADED)
+def _started(*preloaded: str) -> Server:
+    server = Server(*preloaded)
     atexit.register(server.close)
     return server
 
 
-def _usual_server() -> Server:
+def usual_server() -> Server:
     with _STARTING:
-        return _started()
+        return _started(*PRELOADED)
+
+
+def server_with_aws() -> Server:
+    """Has imported Outrider and the command `aws` (`tests.support.aws`), two thirds of whose time are its imports."""
+    with _STARTING:
+        return _started(*PRELOADED, *_AWS)
+
+
+def shell_command(server: Server, module: str) -> list[str]:
+    """The words by which a shell runs `module` in a child of `server`."""
+    return [sys.executable, "-SEs", str(_COMMAND), server.name, module]
 
 
 # -- in the server --------------------------------------------------------------------------------------------------
 
 
-def serve(control: socket.socket) -> str:
+def serve(control: socket.socket, listener: socket.socket) -> str:
     """Fork children until the other end of `control` closes. Returns in each child: the module that it is to run."""
     chosen = selectors.DefaultSelector()
     chosen.register(control, selectors.EVENT_READ)
+    chosen.register(listener, selectors.EVENT_READ)
     while True:
         for key, _ in chosen.select():
-            if key.fileobj is not control:
+            if key.data is not None:
                 # The child has ended, or the process that started it knows its status and has closed the socket.
                 _advance(chosen, key)
                 continue
-            data, fds, _, _ = socket.recv_fds(control, _REQUEST_BYTES_MAX, len(_STREAMS) + 1)
-            if not data:
+            requesting = control if key.fileobj is control else listener.accept()[0]
+            data, fds, _, _ = socket.recv_fds(requesting, _REQUEST_BYTES_MAX, len(_STREAMS) + 1)
+            if requesting is not control:
+                requesting.close()
+            elif not data:
                 os._exit(0)
             *streams, status = fds
             pid = os.fork()
@@ -202,32 +223,40 @@ def serve(control: socket.socket) -> str:
                 return _become(json.loads(data), streams, socket.socket(fileno=status))
             for stream in streams:
                 os.close(stream)
-            chosen.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, socket.socket(fileno=status)))
+            child = (pid, os.pidfd_open(pid), socket.socket(fileno=status))
+            for file in child[1:]:
+                chosen.register(file, selectors.EVENT_READ, child)
 
 
 def _advance(chosen: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-    pid, status = key.data
+    if chosen.get_map().get(key.fileobj) is not key:
+        return  # closed with the other one of this child
+    pid, pidfd, status = key.data
     chosen.unregister(key.fileobj)
-    if isinstance(key.fileobj, int):
-        ended = os.waitid(os.P_PIDFD, key.fileobj, os.WEXITED | os.WNOWAIT)
+    if key.fileobj == pidfd:
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
         assert ended is not None
-        os.close(key.fileobj)
+        os.close(pidfd)
         # The status as `os.waitpid` returns it.
         told = ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
         with contextlib.suppress(OSError):
             status.send(f"end {told}".encode())
-        chosen.register(status, selectors.EVENT_READ, key.data)
-    else:
-        status.close()
-        os.waitpid(pid, 0)
+        return
+    status.close()
+    if pidfd in chosen.get_map():
+        # Nobody is left who waits for it.
+        chosen.unregister(pidfd)
+        os.close(pidfd)
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def _close_all(chosen: selectors.BaseSelector) -> None:
     """Close, in a new child, the descriptors of the server and of the other children."""
     for key in list(chosen.get_map().values()):
         os.close(key.fd)
-        if key.data is not None and key.data[1].fileno() != key.fd:
-            key.data[1].close()
+        if isinstance(key.fileobj, socket.socket):
+            key.fileobj.detach()
     chosen.close()
 
 
@@ -269,14 +298,15 @@ def main() -> None:
     # Ctrl-C is for the children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own = {str(REPOSITORY), *(os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep))}
-    control, *preloaded = sys.argv[1:]
+    control, listener, *preloaded = sys.argv[1:]
     for name in preloaded:
         importlib.import_module(name)
     sys.path[:] = [path for path in sys.path if path not in own]
     gc.collect()
     gc.freeze()
     assert threading.active_count() == 1, "a thread would be missing in each child"
-    runpy.run_module(serve(socket.socket(fileno=int(control))), run_name="__main__", alter_sys=True)
+    module = serve(*(socket.socket(fileno=int(number)) for number in (control, listener)))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

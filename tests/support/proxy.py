@@ -23,6 +23,8 @@ from outrider import settings as outrider_settings
 from outrider.adapters.process.system import new_event_loop
 from outrider.app import running
 from outrider.composition import Outrider
+from outrider.core.origin.backoff import Backoff
+from outrider.engine.fill.patience import Patience
 from tests.support.bucket import REGION
 from tests.support.child import Child
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
     from aiohttp.abc import AbstractResolver
 
-    from outrider.engine.fill.patience import Patience
     from tests.support.bucket import Bucket
 
 # Upper bounds for operations that hang, however slow the machine is.
@@ -43,6 +44,8 @@ STOP_DEADLINE_S = 60.0
 _TURNS = 5
 # Large enough for every test, small beside the disk of any machine that runs them.
 CACHE_SIZE = "1GiB"
+# As many tries as usual. `tests/engine` holds the waits between them, in virtual time.
+SHORT_WAITS = Backoff(base_s=0.01, cap_s=0.1)
 
 Keys = tuple[str, str]
 ANY_KEYS: Keys = ("anybody", "anything")
@@ -70,7 +73,7 @@ class Proxy:
         patience: Patience | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         """`environment` None: that with the bucket's keys. `wall_clock` and `resolver`: the machine's own. `patience`
-        None: that of a proxy."""
+        None: that of a proxy, with shorter waits between tries."""
         self.environment = bucket.environment() if environment is None else environment
         self._wall_clock = wall_clock
         self._resolver = resolver
@@ -215,8 +218,9 @@ class Proxy:
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         async with running(
-            settings, wall_clock=self._wall_clock, resolver=self._resolver, patience=self._patience
-        ) as self._outrider:
+            settings, wall_clock=self._wall_clock, resolver=self._resolver,
+            patience=self._patience or Patience(SHORT_WAITS, patience_s=settings.origin_patience_s),
+        ) as self._outrider:  # fmt: skip
             # The credentials are looked up now, while this thread's environment has them.
             await self._outrider.credentials.current()
             async with asyncio.timeout(START_DEADLINE_S):

@@ -75,8 +75,9 @@ class Sampled:
         for number in numbers:
             epoch = dataset.epochs()[-1] if dataset.epochs() else None
             if epoch is not None and epoch.order_known:
-                unread = (numbers_of[key] for key in epoch.agenda if epoch.unread(key))
-                foreseen += number in set(islice(unread, within))
+                done = epoch.done
+                unread = (key for key in epoch.agenda if done[key] < 0)
+                foreseen += number in {numbers_of[key] for key in islice(unread, within)}
             self.read([number])
             for _ in self.steps():
                 pass

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.support import cluster, playground
 from tests.support.child import clean_environment, free_ports
+from tests.support.forkserver import server_with_aws, shell_command
 from tests.support.pages import ROOT, Block, blocks_of
 
 SHELLS = ("sh", "console")
@@ -214,18 +215,25 @@ def _run_shell(directory: Path, tree: Path, ports: dict[str, str]) -> None:
 
 
 def _tree(tree: Path) -> Path:
-    """A tree like a clone after `make install`. Files that commands write there stay there."""
+    """A tree like a clone after `make install`. Files that commands write there stay there. `outrider` and `aws` are
+    forked: half of the time of a page would be their imports."""
     commands = tree / ".venv" / "bin"
     commands.mkdir(parents=True)
     for path in ROOT.iterdir():
         if not path.name.startswith("."):
             (tree / path.name).symlink_to(path)
     for path in Path(sys.executable).parent.iterdir():
-        if not path.name.startswith(("python", "outrider", "activate")):
+        if not path.name.startswith(("python", "outrider", "aws", "activate")):
             (commands / path.name).symlink_to(path)
-    python = shlex.quote(sys.executable)
-    for name, words in (("python", python), ("python3", python), ("outrider", f"{python} -m outrider")):
-        (commands / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    server = server_with_aws()
+    programs = {
+        "python": [sys.executable],
+        "python3": [sys.executable],
+        "outrider": shell_command(server, "outrider"),
+        "aws": shell_command(server, "tests.support.aws"),
+    }
+    for name, words in programs.items():
+        (commands / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         (commands / name).chmod(0o755)
     (commands / "activate").write_text(f"PATH={shlex.quote(str(commands))}:$PATH\n")
     (tree / ".venv" / "installed").touch()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import sys
-from functools import cache
 
 from tests.support.bucket import REGION
 from tests.support.child import program
 from tests.support.door import S3Client, run
-from tests.support.forkserver import Server
+from tests.support.forkserver import server_with_aws
 from tests.support.libraries import Presigned
 
 
@@ -133,15 +131,7 @@ class AwsCp(S3Client):
         self.command("s3", "rm", "--only-show-errors", f"s3://{bucket}/{key}")
 
     def command(self, *words: str) -> bytes:
-        return run(self.door, sys.executable, "-m", "tests.support.aws", *words, server=_aws_server())
-
-
-@cache
-def _aws_server() -> Server:
-    """Two thirds of the time of an `aws` are its imports."""
-    server = Server("awscli.clidriver", "awscli.handlers", "awscli.customizations.s3.subcommands")
-    atexit.register(server.close)
-    return server
+        return run(self.door, sys.executable, "-m", "tests.support.aws", *words, server=server_with_aws())
 
 
 TOOLS: tuple[type[S3Client], ...] = (Curl, S5Cmd, S5CmdCopy, Rclone, AwsCp)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from outrider.core.ahead.hints import Hint
+from outrider.core.ahead.order import order_search
 from outrider.core.ahead.order.order_search import OrderSearch
-from outrider.core.ahead.order.torch_sampler import Draw, at_once, in_batches, order_at_once
+from outrider.core.ahead.order.torch_sampler import Draw, Seeds, at_once, in_batches, order_at_once
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import EpochResult, Machine, Simulation
@@ -416,8 +417,9 @@ def test_a_hint_that_replaces_a_withdrawn_one_during_the_search_for_workers_hold
 # -- what it costs -------------------------------------------------------------------------------------------------
 
 
-def test_the_search_runs_in_small_steps() -> None:
+def test_the_search_runs_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes about 0.1 ms. Longer steps would hold up readers."""
+    monkeypatch.setattr(order_search, "Seeds", Seeds)
     count = 50_000
     read = Sampled(count)
     order = drawn_order(Draw(3000), count)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from outrider.core.ahead.order.torch_sampler import (
     Draw,
-    Seeds,
     at_once,
     batches_of,
     following,
@@ -26,13 +25,13 @@ from outrider.core.ahead.order.torch_sampler import (
 )
 from tests.support.sampled import beside_each_other
 from tests.support.trials import rounds
+from tests.unit.ahead.conftest import SEEDS
 
 COUNT = 5000
 TORCH_0 = [4, 1, 7, 5, 3, 9, 0, 8, 6, 2]
 TORCH_42 = [2, 6, 1, 8, 4, 5, 0, 9, 3, 7]
 TORCH_42_AGAIN = [3, 5, 8, 9, 4, 6, 1, 0, 7, 2]
 TORCH_42_LOADER = [6, 5, 4, 0, 8, 9, 2, 1, 3, 7]
-SEEDS = Seeds()
 
 
 def drawn(draw: Draw, count: int = COUNT) -> list[int]:
