@@ -42,8 +42,9 @@ test: install
 # all.
 PYTHON_TESTS := $(filter-out $(addprefix tests/unit/,ahead auth bench cache chart cli cluster insight maintenance mount \
 	operator origin project simulator __%),$(wildcard tests/unit/*)) \
-	tests/unit/ahead/order/test_webdataset_draws.py tests/engine --ignore tests/engine/test_cancellations.py \
-	--ignore tests/engine/cluster/test_histories.py --ignore tests/unit/http/test_any_pod.py \
+	tests/unit/ahead/order/test_webdataset_draws.py tests/engine $(addprefix --ignore tests/,engine/test_cancellations.py \
+	engine/cluster/test_histories.py engine/cluster/test_identity.py engine/read/test_object_read.py \
+	engine/read/test_versions_after_restarts.py unit/http/test_any_pod.py) \
 	tests/contract tests/server/test_imports.py
 test-python: install
 	OUTRIDER_TEST_EXAMPLES=20 $(MAKE) test PYTEST="$(PYTHON_TESTS)"

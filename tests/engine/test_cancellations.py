@@ -104,12 +104,12 @@ CASES = [
     or not (warm or ahead)
     or (act is reads and not (warm and ahead) and kind in ("room for all", "no room"))
 ]
-# The short form takes two of the three ways to receive for each case, in turn.
+# The short form takes one of the three ways to receive for each case, in turn.
 RECEIVED = [
     (*case, buffer_bytes)
     for number, case in enumerate(CASES)
     for turn, buffer_bytes in enumerate((as_large, as_small, by_threads))
-    if SCALE > 1 or (number + turn) % 3
+    if SCALE > 1 or (number + turn) % 3 == 0
 ]
 
 

@@ -396,11 +396,11 @@ def test_a_reader_that_waits_is_not_silent(proxy: Proxy, shows: Callable[[dict[s
     }
     names = ("silent_s", "reads_under_way", "waiting_s")
     page = shows({"readers": [
-        reader | dict(zip(names, facts, strict=True)) | {"client": f"client {number}", "verdict": "GPU-bound"}
+        reader | dict(zip(names, facts, strict=True)) | {"name": f"reader {number}", "verdict": "GPU-bound"}
         for number, facts in enumerate(texts)
     ]})  # fmt: skip
     for number, text in enumerate(texts.values()):
-        row = page.locator("#readers tr", has_text=f"client {number}")
+        row = page.locator("#readers tr", has_text=f"reader {number}")
         row.locator("td", has_text=text).wait_for()
         assert ("quiet" in (row.get_attribute("class") or "")) == text.startswith("silent")
 

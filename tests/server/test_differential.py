@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tests.support.rawhttp import Answer
 
 # 400 take 15 s on two cores, histories and all; 10,000 take four minutes.
-EXAMPLES = int(os.environ.get("OUTRIDER_DIFFERENTIAL", "400"))
+EXAMPLES = int(os.environ.get("OUTRIDER_DIFFERENTIAL", "200"))
 SEED = int(os.environ.get("OUTRIDER_DIFFERENTIAL_SEED", "20261121"))
 # One request in five is about a bucket: those are forwarded, so less can go wrong.
 BUCKET_EXAMPLES = max(1, EXAMPLES // 5)

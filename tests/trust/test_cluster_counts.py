@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.trials import rounds
+from tests.support.trials import SCALE, rounds
 from tests.trust.cluster import WAIT_S, Stored, World, body, extent_of, metric, put
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
     from tests.support.nodes import Node
 
-BLOCK, BLOCKS, OBJECTS, EPOCHS = 64 * 1024, 3, 48, 3
+BLOCK, BLOCKS, OBJECTS, EPOCHS = 64 * 1024, 3, 48 if SCALE > 1 else 24, 3
 # A multiple of the data. A late reply of a member may be left for the bucket; see `Excused`.
 SHARE_MAX = 1.005
 # Blocks that a member was not asked for, because it had not answered in time before, are excused up to this share.
@@ -124,7 +124,7 @@ def test_a_write_is_read_through_all_other_nodes(world: World) -> None:
         for node in nodes:
             assert put(node, stored) == 200
             assert body(node, stored.key) == stored.data
-    for number in range(rounds(100)):
+    for number in range(rounds(40)):
         new = Stored(written[number % len(written)].key, world.rng.randbytes(64))
         through = nodes[number % len(nodes)]
         began = time.perf_counter()
