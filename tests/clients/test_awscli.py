@@ -5,9 +5,9 @@ from __future__ import annotations
 import filecmp
 from typing import TYPE_CHECKING
 
-from tests.support.child import program
 from tests.support.door import Door, require, run
 from tests.support.proxy import ANY_KEYS, Proxy
+from tests.support.tools import aws
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ def test_directories_listings_and_presigned_urls_are_the_same_both_ways(bucket: 
         through = Door(proxy.endpoint, ANY_KEYS, tmp_path)
 
         def s3(door: Door, *words: str) -> str:
-            return run(door, program("aws"), "s3", *words).decode()
+            return aws(door, "s3", *words).decode()
 
         for writer, reader, prefix, files in (
             (direct, through, "theirs", FILES),

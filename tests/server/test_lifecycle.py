@@ -19,6 +19,7 @@ import pytest
 
 from outrider.adapters.process.listening import bind
 from outrider.http.s3.connection import Connection
+from tests.support import forkserver
 from tests.support.logs import logged
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask
@@ -49,12 +50,10 @@ def objects(bucket: Bucket) -> None:
 
 def refused(served: ServedProxy) -> str:
     """The text on stderr of a start that must fail."""
-    done = subprocess.run(
-        served.argv, env=served.environment, capture_output=True, text=True, timeout=START_DEADLINE_S, check=False
-    )
+    done = forkserver.run(served.argv, env=served.environment, text=True)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    return done.stderr
+    return str(done.stderr)
 
 
 def _has_ipv6() -> bool:

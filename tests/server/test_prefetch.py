@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NAME = "ahead"
 SHARDS = 40
-SHARD = bytes(range(256)) * 1024  # 256 KiB
+SHARD = bytes(range(256)) * 512  # 128 KiB
 KEYS = [f"train/shard-{number:06d}.tar" for number in range(SHARDS)]
 
 
@@ -52,7 +52,7 @@ def proxies(bucket: Bucket, simulator: Simulator) -> Iterator[Callable[..., Prox
     def make(**settings: Any) -> Proxy:
         given: dict[str, Any] = {
             "block_size": "64KiB",
-            "cache_size": "2750KiB",
+            "cache_size": "1375KiB",
             "freshness": "immutable",
             "prefetch": "epoch",
             # It sends HEADs in the background, and tests here count those that confirm versions.

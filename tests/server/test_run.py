@@ -503,10 +503,12 @@ def test_the_summary_counts_the_reads(command: Command) -> None:
     assert again.stderr == "outrider: 3 reads, 100 % from the cache, 0 B from the bucket, 9.4 MB saved\n"
 
 
-@pytest.mark.parametrize("form", ["text", "json", "none"])
-@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-", "<&- 2>&-"])
+@pytest.mark.parametrize(
+    ("form", "stderr"),
+    [*(("text", stderr) for stderr in ("2>/dev/full", "2>&-", "<&- 2>&-")), ("json", "2>/dev/full"), ("none", "2>&-")],
+)
 def test_a_closed_or_full_stderr_does_not_change_a_successful_exit(
-    command: Command, bucket: Bucket, stderr: str, form: str
+    command: Command, bucket: Bucket, form: str, stderr: str
 ) -> None:
     command.without("OUTRIDER_ORIGIN")
     command.environ["AWS_ENDPOINT_URL"] = bucket.endpoint  # the command logs a line about it before the child starts

@@ -7,7 +7,7 @@ import sys
 
 from tests.support.bucket import REGION
 from tests.support.child import program
-from tests.support.door import S3Client, run
+from tests.support.door import Door, S3Client, run
 from tests.support.forkserver import server_with_aws
 from tests.support.libraries import Presigned
 
@@ -131,7 +131,11 @@ class AwsCp(S3Client):
         self.command("s3", "rm", "--only-show-errors", f"s3://{bucket}/{key}")
 
     def command(self, *words: str) -> bytes:
-        return run(self.door, sys.executable, "-m", "tests.support.aws", *words, server=server_with_aws())
+        return aws(self.door, *words)
+
+
+def aws(door: Door, *words: str) -> bytes:
+    return run(door, sys.executable, "-m", "tests.support.aws", *words, server=server_with_aws())
 
 
 TOOLS: tuple[type[S3Client], ...] = (Curl, S5Cmd, S5CmdCopy, Rclone, AwsCp)

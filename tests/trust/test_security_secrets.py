@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ import pytest
 from outrider import settings
 from outrider.adapters.disk.block_dir import UnusableCacheDir
 from outrider.settings import SettingsError
+from tests.support import forkserver
 from tests.support.awschunked import SIGNED_TRAILER, Chunked, checksum, chunk_signing, signed_head
 from tests.support.proxy import Proxy, ServedProxy, s3_client, serving_environment
 from tests.support.rawhttp import RawConnection, ask
@@ -273,21 +273,9 @@ WRONG = {
 
 
 def run_serve(bucket: Bucket, tmp_path: Path, *flags: str, **environment: str) -> tuple[int, bytes]:
-    argv = [
-        sys.executable,
-        "-m",
-        "outrider",
-        "serve",
-        "--cache-dir",
-        str(tmp_path / "c"),
-        "--listen",
-        "127.0.0.1:0",
-        "--admin",
-        "127.0.0.1:0",
-        *flags,
-    ]
-    given = serving_environment(bucket) | environment
-    done = subprocess.run(argv, env=given, capture_output=True, timeout=60, check=False)
+    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    argv = [sys.executable, "-m", "outrider", "serve", "--cache-dir", str(tmp_path / "c"), *ports, *flags]
+    done = forkserver.run(argv, env=serving_environment(bucket) | environment)
     return done.returncode, done.stdout + done.stderr
 
 
