@@ -42,5 +42,7 @@ def mixture(seed: int) -> tuple[list[JobSpec], Machine]:
 
 def hit_ratio(seed: int, policy: str) -> float:
     jobs, machine = mixture(seed)
-    epochs = Simulation(machine, policy, jobs).run()
+    run = Simulation(machine, policy, jobs)
+    epochs = run.run()
+    assert 0 < run.store.used_bytes_max <= machine.capacity_bytes, "the store exceeds its budget"
     return sum(epoch.hits for epoch in epochs) / sum(epoch.opened for epoch in epochs)

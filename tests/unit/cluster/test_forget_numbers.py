@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.cluster.forget_numbers import REORDER_S, ReceivedForgets
@@ -190,7 +190,6 @@ def test_a_message_of_many_forgets_does_not_hide_the_gap_before_it() -> None:
 
 
 @given(st.integers(0, 12), st.sets(st.integers(1, 12)), st.sets(st.integers(1, 12)), st.randoms(use_true_random=False))
-@settings(max_examples=100)
 def test_a_gap_is_seen_exactly_if_a_number_is_missing(
     sent: int, lost: set[int], begins: set[int], chance: Random
 ) -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.cluster.forget_numbers import ReceivedForgets
@@ -624,7 +624,6 @@ processes = st.lists(
     processes,
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["greeted", "greets", "writes", "silent"])), max_size=60),
 )
-@settings(max_examples=150, deadline=None)
 def test_a_process_makes_a_node_doubt_its_versions_once_at_most(
     there: list[Process], acts: list[tuple[int, str]]
 ) -> None:
@@ -703,7 +702,6 @@ def test_this_process_and_the_one_before_it_at_its_address_are_no_namesakes() ->
 
 
 @given(st.lists(events, max_size=25))
-@settings(max_examples=150, deadline=None)
 def test_invariants_hold_after_any_events_and_all_nodes_agree_in_the_end(
     happened: list[tuple[str, object, object]],
 ) -> None:

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.cluster.member import Member
@@ -101,7 +101,6 @@ def test_a_member_without_a_size_owns_nothing_beside_one_with_a_size() -> None:
 
 
 @given(some_members, st.lists(blocks, min_size=1, max_size=20), st.data())
-@settings(max_examples=60)
 def test_a_member_that_leaves_moves_its_own_blocks_only(
     members: list[Member], asked: list[Block], data: st.DataObject
 ) -> None:
@@ -115,7 +114,6 @@ def test_a_member_that_leaves_moves_its_own_blocks_only(
 
 
 @given(some_members, weights, st.lists(blocks, min_size=1, max_size=20))
-@settings(max_examples=60)
 def test_a_member_that_grows_takes_blocks_and_moves_none_between_others(
     members: list[Member], more: int, asked: list[Block]
 ) -> None:
@@ -130,7 +128,6 @@ def test_a_member_that_grows_takes_blocks_and_moves_none_between_others(
 
 
 @given(some_members, st.randoms(use_true_random=False), st.lists(blocks, min_size=1, max_size=20))
-@settings(max_examples=60)
 def test_neither_the_order_of_the_list_nor_addresses_count(
     members: list[Member], chance: Random, asked: list[Block]
 ) -> None:
@@ -146,7 +143,6 @@ def test_neither_the_order_of_the_list_nor_addresses_count(
 
 
 @given(some_members, blocks)
-@settings(max_examples=60)
 def test_each_member_is_in_the_order_once(members: list[Member], block: Block) -> None:
     ring = Ring(members)
     owners = ring.owners(*block)

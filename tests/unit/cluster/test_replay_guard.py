@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.cluster.replay_guard import FORGET_S, WINDOW, ReplayGuard
@@ -85,7 +85,6 @@ steps = st.one_of(st.integers(-8, 8), st.integers(-WINDOW - 3, WINDOW + 3), st.i
 
 
 @given(st.lists(steps, max_size=60))
-@settings(max_examples=100, deadline=None)
 def test_it_is_a_set_of_the_last_numbers(walk: list[int]) -> None:
     guard = ReplayGuard()
     came: set[int] = set()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # A question may begin with these words; a statement may not.
 _NAMELESS = re.compile(r"(?:^|[.!:]\s+)(?:What|Who|Whose|Whom|Whoever|Whatever|Of)\b(?![^.!?]*\?)[^.!?]*")
+# Only a text with one of these words takes the time of a parser.
+_SUSPECT = re.compile(r"\b(?:What|Who|Whose|Whom|Whoever|Whatever|Of|he|him|his)\b")
 # A program is "it".
 _PERSON = re.compile(r"\b(?:he|him|his)\b")
 
@@ -52,7 +54,8 @@ def test_each_sentence_names_its_subject(folder: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {riddle}"
         for path in files
-        for line, text in prose(path.read_text())
+        if _SUSPECT.search(source := path.read_text())
+        for line, text in prose(source)
         for riddle in riddles(text)
     ]
     assert found == []
