@@ -446,7 +446,6 @@ def test_single_names_are_prefetched_as_well_as_numbered_names(kind: OrderKind) 
         spec = JobSpec("train", shards, order_of(kind, list(range(shards.count)), 4, 1), 3, 50.0 * MIB, "10.0.0.1")
         return Simulation(Machine(shards.count * shards.size // 4, 1.3 * 4 * 50.0 * MIB), "epoch", [spec]).run()
 
-    count = 1000 if SCALE > 1 else 500
-    numbered, odd = epochs(Shards(count, 32 * MIB, "train")), epochs(OddShards(count, 32 * MIB, "train"))
+    numbered, odd = epochs(Shards(1000, 32 * MIB, "train")), epochs(OddShards(1000, 32 * MIB, "train"))
     for epoch, other in zip(numbered, odd, strict=True):
         assert other.hit_ratio >= epoch.hit_ratio - 0.02

@@ -153,7 +153,7 @@ def test_each_call_of_wants_asks_some_of_many_jobs_and_all_have_their_turn(monke
 
     monkeypatch.setattr(Candidates, "_candidate", counted)
     monkeypatch.setattr(Candidates, "wants", counted_call)
-    store = listed(80)
+    store = listed(160)
     orders = [shuffled(store, job) for job in range(20)]
     by_turns(store, orders)
     hits = by_turns(store, orders)
