@@ -83,7 +83,7 @@ def test_the_first_reads_of_all_workers_are_not_taken_for_a_share() -> None:
     assert at_once(SEEDS.found([order[16 * worker] for worker in range(16)], COUNT)) is None
 
 
-@settings(max_examples=rounds(30))
+@settings(max_examples=rounds(15))
 @given(st.randoms(use_true_random=False), st.sampled_from([200, 1000, 20_000]), st.sampled_from([16, 48, 144]))
 def test_no_seed_is_found_for_random_reads(chance: Random, count: int, reads: int) -> None:
     assert at_once(SEEDS.found(chance.sample(range(count), reads), count)) is None
