@@ -84,6 +84,7 @@ class Operator:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                await self._gates.close()
                 with suppress(KubeError):
                     await self._leader.release()
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from outrider.adapters.kubernetes.caches import S3Caches
 from outrider.core.operator.holdings import Held, NodeDatasets
-from outrider.core.operator.warm_gate import opening_of, progress_note, share_of
+from outrider.core.operator.warm_gate import ZoneWarmth, opening_of, progress_note, share_of
 from outrider.core.operator.wishes import Wishes
 from outrider.operator_ports import CacheError, CachePod, CacheRefusedError
 from tests.support.bucket import Bucket
@@ -91,9 +91,11 @@ async def test_a_warmup_that_the_cache_refuses_is_refused_in_its_words(proxy: Pr
 async def test_data_that_does_not_exist_opens_the_gate_with_the_reason(proxy: Proxy, url: str) -> None:
     async with S3Caches(proxy.endpoint, s3_port=1, admin_port=1, admin_token=None) as caches:
         await caches.warm("c", [url])
-        opening = opening_of(Wishes((url,), is_near=True, warm=0.9), 0.0, await ended(caches, "c"), None)
+        warmth = ZoneWarmth(None, await ended(caches, "c"))
+        opening = opening_of(Wishes((url,), is_near=True, warm=0.9), 0.0, [warmth])
         assert opening is not None
         assert opening.is_warning
+        assert url in opening.note
 
 
 async def test_a_cache_that_is_away_does_not_refuse() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -53,7 +53,10 @@ class FakeKube:
         if name == self.hangs:
             await asyncio.Event().wait()
         assert namespace == "team"
-        self.pods[name] = jsonpatch.JsonPatch(list(patch)).apply(self.pods[name])
+        try:
+            self.pods[name] = jsonpatch.JsonPatch(list(patch)).apply(self.pods[name])
+        except jsonpatch.JsonPatchTestFailed as error:
+            raise ConflictError(422, "Invalid") from error
 
     async def may(self, verb: str, group: str, resource: str, *, namespace: str = "", name: str = "") -> bool:
         raise AssertionError
@@ -89,6 +92,8 @@ class FakeCaches:
 
     on_disk: int = 0
     state: str = "running"
+    ended_s: float | None = None
+    failures: list[Manifest] = field(default_factory=list)
     begun: Counter[str] = field(default_factory=Counter)
     at: list[tuple[str, list[str]]] = field(default_factory=list)
     refuses: CacheError | None = None
@@ -102,7 +107,7 @@ class FakeCaches:
             self.at.append((at.node, list(urls)))
 
     async def progress(self, name: str) -> Manifest | None:
-        if name == self.hangs:
+        if self.hangs in (name, "all"):
             await asyncio.Event().wait()
         if self.refuses is not None:
             raise self.refuses
@@ -111,7 +116,7 @@ class FakeCaches:
         return {
             "state": self.state, "listing": False, "objects": {"wanted": 1, "on_disk": 0, "failed": 0, "unsized": 0},
             "bytes": {"wanted": 1000, "on_disk": self.on_disk, "fetched": 0}, "rate_bytes_per_s": 5, "eta_s": None,
-            "failures": [],
+            "failures": self.failures, "ended_s": self.ended_s,
         }  # fmt: skip
 
     async def datasets(self, cache: CachePod) -> Sequence[Manifest]:
@@ -138,8 +143,10 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    await made.gates.close()
 
 
 async def test_the_pods_of_a_job_are_warmed_once_and_opened_together_with_their_affinity(world: World) -> None:
@@ -196,6 +203,53 @@ async def test_a_warmup_that_a_restart_of_the_cache_ended_is_begun_again(world: 
     world.caches.begun.clear()
     await world.step()
     assert list(world.caches.begun.values()) == [1]
+
+
+async def test_an_ended_warmup_opens_the_gates_of_new_pods_only_while_it_proves_something(world: World) -> None:
+    world.caches.state, world.caches.on_disk, world.caches.ended_s = "done", 1000, 59
+    world.caches.begun[warmup_name([DATA])] = 1
+    world.kube.add(near(warm="0.9", name="early"))
+    await world.step()
+    assert (world.gated(), list(world.caches.begun.values())) == ([], [1])
+    world.kube.add(near(warm="0.9", name="late"))
+    world.caches.ended_s = 60
+    await world.step()
+    assert (world.gated(), list(world.caches.begun.values())) == (["late"], [2]), "the bucket is listed anew"
+    world.caches.ended_s = 0
+    await world.step()
+    assert world.gated() == []
+
+
+async def test_while_the_bucket_is_away_a_warmup_is_tried_again_with_growing_pauses(world: World) -> None:
+    world.caches.state, world.caches.begun[warmup_name([DATA])] = "failed", 1
+    world.caches.failures = [{"object": DATA, "error": "it does not answer", "passing": True}]
+    world.kube.add(near(warm="0.9"))
+    began: list[float] = []
+    ended = 0.0
+    for second in range(200):
+        world.caches.ended_s = second - ended
+        before = world.caches.begun.total()
+        await world.step()
+        if world.caches.begun.total() > before:
+            began.append(second - ended)
+            ended = second
+    assert began == [5, 10, 20, 40, 60, 60]
+    assert world.gated() == ["train-0"]
+    world.caches.state, world.caches.on_disk, world.caches.ended_s, world.caches.failures = "done", 1000, 0, []
+    await world.step()
+    assert world.kube.reasons()[-1] == ("train-0", "Warm")
+
+
+async def test_a_deadline_passes_on_time_when_the_caches_hang(world: World) -> None:
+    # More lists hang than are looked after at once.
+    for number in range(20):
+        world.kube.add(near(f"s3://hanging/{number}/", warm="0.9", name=f"train-{number}"))
+    world.caches.hangs = "all"
+    world.now = NOW + 898.5
+    assert await world.step() == 1.5, "the next round begins when the deadline passes"
+    world.now = NOW + 900
+    await world.step()
+    assert world.gated() == []
 
 
 async def test_a_dataset_that_does_not_exist_opens_the_gate_with_the_reason(world: World) -> None:

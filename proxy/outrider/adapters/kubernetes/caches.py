@@ -119,9 +119,14 @@ def _report(told: Any) -> Mapping[str, Any]:
     numbers += [told["objects"][name] for name in ("wanted", "unsized")]
     if told["eta_s"] is not None:
         numbers.append(told["eta_s"])
+    if told.get("ended_s") is not None:
+        numbers.append(told["ended_s"])
     if not all(isinstance(number, int | float) for number in numbers) or not isinstance(told["state"], str):
         raise ValueError("numbers are missing")
-    failures = [{"error": str(failure["error"])} for failure in told.get("failures") or ()]
+    failures = [
+        {"object": str(failure["object"]), "error": str(failure["error"]), "passing": failure.get("passing") is True}
+        for failure in told.get("failures") or ()
+    ]
     return {**told, "failures": failures}
 
 

@@ -41,6 +41,8 @@ class Progress:
     """Bytes fetched for this warm-up; the others were here."""
     failed: int = 0
     failures: dict[str, str] = field(default_factory=dict)
+    passing: set[str] = field(default_factory=set)
+    """The names among `failures` that may be there when they are tried again."""
     ended: float | None = None
     _bins: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -55,10 +57,13 @@ class Progress:
         while self._bins and now - self._bins[0][0] > _RATE_S:
             self._bins.popleft()
 
-    def fail(self, name: str, why: str) -> None:
+    def fail(self, name: str, why: str, *, is_passing: bool = False) -> None:
+        """`is_passing`: it may go well when it is tried again, such as when the origin did not answer."""
         self.failed += 1
         if len(self.failures) < FAILURES_TOLD_MAX:
             self.failures[name] = why
+            if is_passing:
+                self.passing.add(name)
 
     def end(self, now: float, state: State | None = None) -> None:
         """`state` None: `FAILED` if there were failures, else `DONE`."""
@@ -93,5 +98,9 @@ class Progress:
             "rate_bytes_per_s": round(self.rate_bytes_s(now)),
             "eta_s": None if eta_s is None else round(eta_s, 1),
             "elapsed_s": round((now if self.ended is None else self.ended) - self.started, 3),
-            "failures": [{"object": name, "error": why} for name, why in islice(self.failures.items(), failures_max)],
+            "ended_s": None if self.ended is None else round(now - self.ended, 3),
+            "failures": [
+                {"object": name, "error": why, "passing": name in self.passing}
+                for name, why in islice(self.failures.items(), failures_max)
+            ],
         }  # fmt: skip

@@ -18,7 +18,7 @@ def failed_part(member: str, why: str) -> Mapping[str, Any]:
     """The part of a member that did not take the command."""
     name = f"the part of {member}"
     return {
-        "state": State.FAILED.value, "objects": {"failed": 1}, "failures": [{"object": name, "error": why}],
+        "state": State.FAILED.value, "objects": {"failed": 1}, "failures": [{"object": name, "error": why, "passing": True}],
         "blocks": {}, "bad": [{"object": name, "block": 0, "error": why}],
     }  # fmt: skip
 
@@ -33,6 +33,7 @@ def warmup_sum(parts: Sequence[Mapping[str, Any]], *, under_way: bool = False) -
     objects["failed"] -= twice
     etas = [part.get("eta_s") for part in parts if part["state"] == State.RUNNING.value]
     known = [eta for eta in etas if eta is not None]
+    ended = [ended_s for part in parts if (ended_s := part.get("ended_s")) is not None]
     return {
         **parts[0],
         "state": state.value,
@@ -42,6 +43,7 @@ def warmup_sum(parts: Sequence[Mapping[str, Any]], *, under_way: bool = False) -
         "rate_bytes_per_s": sum(part.get("rate_bytes_per_s", 0) for part in parts),
         "eta_s": max(known) if known and len(known) == len(etas) else None,
         "elapsed_s": max(part.get("elapsed_s", 0.0) for part in parts),
+        "ended_s": min(ended) if ended and state is not State.RUNNING else None,
         "failures": list(failures.values()),
     }
 

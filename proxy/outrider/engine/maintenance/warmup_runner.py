@@ -140,7 +140,7 @@ class WarmupRunner:
             try:
                 await self._list(warmup, prefix)
             except (Signal, S3Error) as error:
-                warmup.progress.fail(str(prefix), reason_of(error))
+                warmup.progress.fail(str(prefix), reason_of(error), is_passing=_is_passing(error))
         warmup.progress.listing = False
 
     async def _list(self, warmup: Warmup, prefix: ObjectRef) -> None:
@@ -265,7 +265,7 @@ class WarmupRunner:
             warmup.completed(item)
         except (Signal, S3Error) as error:
             item.failed = True
-            warmup.progress.fail(str(item.ref), reason_of(error))
+            warmup.progress.fail(str(item.ref), reason_of(error), is_passing=_is_passing(error))
 
     async def _bring(self, warmup: Warmup | None, item: Item, room_bytes: int | None = None) -> None:
         """Raises Signal, S3Error: why the object is not here as a whole."""
@@ -287,7 +287,7 @@ class WarmupRunner:
     ) -> float | None:
         """How long to wait before the object is tried again; None: it has failed. The pauses are those that are
         left."""
-        if isinstance(error, VersionChanged | StoreUnavailable) and not isinstance(error, _NoRoomError):
+        if _is_passing(error) and not _is_away(error):
             return next(pauses_s, None)
         if not _is_away(error) or self._is_away_for_long:
             return None
@@ -405,6 +405,12 @@ def _is_away(error: Exception) -> bool:
     if isinstance(error, OriginRefused):
         return error.status in RETRYABLE_STATUSES
     return isinstance(error, OriginBroke | ServiceUnavailable | SlowDown)
+
+
+def _is_passing(error: Exception) -> bool:
+    """Another try may go well."""
+    is_ours = isinstance(error, VersionChanged | StoreUnavailable) and not isinstance(error, _NoRoomError)
+    return is_ours or _is_away(error)
 
 
 def _count(warmup: Warmup | None, item: Item, length: int, now: float, *, fetched: bool) -> None:

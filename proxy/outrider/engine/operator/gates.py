@@ -1,19 +1,32 @@
 """Warms the data that pods wait for, opens their gates, and tells the cache of a node what its next pods read.
 
-Nothing is remembered that the pods do not say themselves. So an operator that is started again, or another one, goes on
-where this one ended.
+Nothing is remembered that the pods and the caches do not say themselves, apart from the pauses between tries. So an
+operator that is started again, or another one, goes on where this one ended.
+
+Each list of data is looked after by a task of its own. A round waits for them for a moment and sees to the deadlines,
+which pass on time whatever the caches do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from math import inf
 
 from outrider.core.operator.pod_patch import is_gated, opened, wishes_in
-from outrider.core.operator.warm_gate import Opening, opening_of, progress_note, warmup_name
+from outrider.core.operator.warm_gate import (
+    Opening,
+    ZoneWarmth,
+    best_report,
+    opening_of,
+    progress_note,
+    warmup_name,
+    zone_to_begin,
+)
 from outrider.core.operator.wishes import INJECT, SCHEDULE, WishError, Wishes
 from outrider.engine.operator.event_writer import EventWriter
 from outrider.engine.operator.holdings import Holdings
@@ -33,6 +46,8 @@ log = logging.getLogger(__name__)
 STEP_S = 3.0
 # After a round that has begun a warm-up: that of data which is there already has ended by then.
 _SOON_S = 0.5
+# So long a round waits for the caches, and for the API server. The next one waits on.
+_ROUND_S = 2.0
 # Between two Events about the progress of a pod.
 _TELL_S = 60.0
 # All pods together get no more. The API server keeps each Event for an hour.
@@ -41,6 +56,9 @@ _EVENTS_PER_S = 10
 _AT_ONCE = 16
 # A pod whose data is warm waits no longer for the answers of slow caches.
 _LOOK_S = 10.0
+
+Data = tuple[str, ...]
+Waiting = Sequence[tuple[Manifest, Wishes]]
 
 
 class Gates:
@@ -63,6 +81,11 @@ class Gates:
         self._events = EventWriter(kube, me, clock, self._calling)
         self._tell_s = _TELL_S
         self._has_begun = False
+        self._waiting: dict[Data, Waiting] = {}
+        self._judges: dict[Data, asyncio.Task[None]] = {}
+        self._judging = asyncio.Semaphore(_AT_ONCE)
+        # How often in a row the warm-up of some data failed, and was begun anew.
+        self._tries: Counter[Data] = Counter()
 
     async def step(self) -> float:
         """One round over all pods. Returns the seconds until the next one. Raises KubeError: no pods were listed."""
@@ -72,7 +95,7 @@ class Gates:
         for kept in (self._invalid, self._followed):
             kept &= pods.keys()
         self._told = {uid: at for uid, at in self._told.items() if uid in pods}
-        waiting: dict[tuple[str, ...], list[tuple[Manifest, Wishes]]] = {}
+        waiting: dict[Data, list[tuple[Manifest, Wishes]]] = {}
         for uid, pod in pods.items():
             try:
                 wishes = wishes_in(pod)
@@ -87,15 +110,49 @@ class Gates:
         gated = sum(map(len, waiting.values()))
         self._metrics.gated.set(gated)
         self._tell_s = max(_TELL_S, gated / _EVENTS_PER_S)
-        limit = asyncio.Semaphore(_AT_ONCE)
+        self._waiting.clear()
+        self._waiting.update(waiting)
+        self._tries = Counter({data: tries for data, tries in self._tries.items() if data in waiting})
+        await self._judge_all()
+        left_s = await self._open_overdue()
+        return max(_SOON_S, min(_SOON_S if self._has_begun else STEP_S, left_s))
 
-        async def judge(data: Sequence[str], gated: Sequence[tuple[Manifest, Wishes]]) -> None:
-            async with limit:
-                await self._judge(data, gated)
+    async def close(self) -> None:
+        """Ends the tasks that still wait for caches."""
+        for task in self._judges.values():
+            task.cancel()
+        await asyncio.gather(*self._judges.values(), return_exceptions=True)
 
-        # At once: a cache that hangs over one list keeps no pod beyond its deadline that waits for another.
-        await asyncio.gather(*(judge(data, pods) for data, pods in waiting.items()))
-        return _SOON_S if self._has_begun else STEP_S
+    async def _judge_all(self) -> None:
+        """A cache that hangs over one list keeps no pod that waits for another."""
+        for data in self._waiting.keys() - self._judges.keys():
+            self._judges[data] = asyncio.create_task(self._judge(data), name="gates of the same data")
+        if self._judges:
+            left_s = min(map(self._left_s, self._waiting), default=_ROUND_S)
+            await asyncio.wait(self._judges.values(), timeout=max(_SOON_S, min(_ROUND_S, left_s)))
+        ended = {data: task for data, task in self._judges.items() if task.done()}
+        for data in ended:
+            del self._judges[data]
+        for task in ended.values():
+            task.result()
+
+    def _left_s(self, data: Data) -> float:
+        """Until the first of its pods has waited long enough; negative: since then."""
+        return min(wishes.deadline_s - self._waited_s(pod) for pod, wishes in self._waiting[data])
+
+    def _waited_s(self, pod: Manifest) -> float:
+        return self._clock() - datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
+
+    async def _open_overdue(self) -> float:
+        """Pods whose caches have not answered by their deadline. Returns the seconds until the next deadline."""
+        late = [
+            (pod, data, opening)
+            for data in self._waiting.keys() & self._judges.keys()
+            for pod, wishes in self._waiting[data]
+            if (opening := opening_of(wishes, self._waited_s(pod), ())) is not None
+        ]
+        await asyncio.gather(*(self._open(*each) for each in late))
+        return min((left_s for data in self._waiting if (left_s := self._left_s(data)) > 0), default=STEP_S)
 
     async def _tell_invalid(self, uid: str, pod: Manifest, why: str) -> None:
         if is_gated(pod):
@@ -114,25 +171,27 @@ class Gates:
             except CacheError as error:
                 log.info("a cache was not told of a pod", extra={"node": node, "why": str(error)})
 
-    async def _judge(self, data: Sequence[str], gated: Sequence[tuple[Manifest, Wishes]]) -> None:
+    async def _judge(self, data: Data) -> None:
         """Pods that wait for the same data, be they of one job or of several."""
-        report, refusal = await self._progress(data)
+        async with self._judging:
+            zones = await self._ask(data)
         now = self._clock()
         ready: list[tuple[Manifest, Opening]] = []
-        told: list[Manifest] = []
-        for pod, wishes in gated:
-            waited_s = now - datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
-            opening = opening_of(wishes, waited_s, report, refusal)
+        told: list[tuple[Manifest, str]] = []
+        # Those of now: the caches may have taken a while.
+        for pod, wishes in self._waiting.get(data, ()):
+            opening = opening_of(wishes, self._waited_s(pod), zones)
+            report = best_report(zones)
             if opening is not None:
                 ready.append((pod, opening))
             elif report is not None and now - self._told.get(uid := pod["metadata"]["uid"], -inf) >= self._tell_s:
                 self._told[uid] = now
-                told.append(pod)
-        if ready and report is not None:
+                told.append((pod, progress_note(report)))
+        if any(opening.reason == "Warm" for _, opening in ready):
             await self._look()
         await asyncio.gather(
             *(self._open(pod, data, opening) for pod, opening in ready),
-            *(self._events.emit(pod, "Warming", progress_note(report or {})) for pod in told),
+            *(self._events.emit(pod, "Warming", note) for pod, note in told),
         )
 
     async def _look(self) -> None:
@@ -143,21 +202,27 @@ class Gates:
         except (KubeError, TimeoutError) as error:
             log.info("the last answers of the caches count", extra={"why": repr(error)})
 
-    async def _progress(self, data: Sequence[str]) -> tuple[Manifest | None, str | None]:
-        """See `opening_of`. A warm-up that is not there is begun; so one that a restart of the cache ended, too."""
+    async def _ask(self, data: Data) -> Sequence[ZoneWarmth]:
+        """The warm-up, which is begun where it is due. Empty: the cache does not answer."""
         name = warmup_name(data)
+        warmth = ZoneWarmth(None)
         try:
-            report = await self._caches.progress(name)
-            if report is None:
+            warmth = replace(warmth, report=await self._caches.progress(name), tries=self._tries[data])
+            if zone_to_begin([warmth], self._wanted(data)) is not None:
+                self._tries[data] = self._tries[data] + 1 if warmth.has_failed else 0
                 await self._caches.warm(name, data)
                 self._has_begun = True
-                report = await self._caches.progress(name)
+                warmth = replace(warmth, report=await self._caches.progress(name))
         except CacheRefusedError as error:
-            return None, str(error)
+            return [replace(warmth, refusal=str(error))]
         except CacheError as error:
             log.warning("the cache does not answer", extra={"why": str(error)})
-            return None, None
-        return report, None
+            return []
+        return [warmth]
+
+    def _wanted(self, data: Data) -> float:
+        """The largest share that one of its pods waits for."""
+        return max((wishes.warm or 0.0 for _, wishes in self._waiting.get(data, ())), default=0.0)
 
     async def _open(self, pod: Manifest, data: Sequence[str], opening: Opening) -> None:
         metadata = pod["metadata"]
