@@ -38,16 +38,17 @@ _EVENTS_AT_ONCE = 4
 
 class Operator:
     """`cache`: namespace and name of the Service of the cache's pods. `name`: what the operator owns is called so.
-    `me`: this process."""
+    `me`: this process. `has_zones`: the caches of a zone are one, and not those of the whole cluster."""
 
     def __init__(
-        self, kube: Kube, caches: Caches, offers: Offers, *, cache: tuple[str, str], name: str, me: str
+        self, kube: Kube, caches: Caches, offers: Offers, *, cache: tuple[str, str], name: str, me: str,
+        has_zones: bool = True,
     ) -> None:  # fmt: skip
-        self._kube = kube
+        self.me = me
         self._certificate = ServerCertificate()
         self._metrics = OperatorMetrics()
         self._leader = Leader(kube, name, me, monotonic=time.monotonic, clock=time.time)
-        self._holdings = Holdings(kube, caches, *cache)
+        self._holdings = Holdings(kube, caches, *cache, has_zones=has_zones)
         self._gates = Gates(kube, caches, self._holdings, self._metrics, me=me, clock=time.time)
         self._keeper = Keeper(
             kube, X509Certifier(), self._certificate.show, name=name, monotonic=time.monotonic, wall_clock=time.time

@@ -39,6 +39,9 @@ class Kube(Protocol):
     async def pending_pods(self, label: str, value: str | None) -> Sequence[Manifest]:
         """Pods of all namespaces that are pending and have that label. `value` None: any."""
 
+    async def all_of(self, kind: str) -> Sequence[Manifest]:
+        """All objects of a kind that has no namespace: Node."""
+
     async def pods_in(self, namespace: str, label: str) -> Sequence[Manifest]:
         """Pods of that namespace, of any phase, that have the label."""
 
@@ -74,12 +77,12 @@ class CachePod:
 
 
 class Caches(Protocol):
-    """Every call raises CacheError."""
+    """Every call raises CacheError. `at`: the cache of one node; None: any of them."""
 
     async def warm(self, name: str, urls: Sequence[str], *, at: CachePod | None = None) -> None:
-        """Begins a warm-up, or goes on with it; `at` the cache of one node, else at any. Raises CacheRefusedError."""
+        """Begins a warm-up, or goes on with it. Raises CacheRefusedError."""
 
-    async def progress(self, name: str) -> Manifest | None:
+    async def progress(self, name: str, *, at: CachePod | None = None) -> Manifest | None:
         """Its report (`Progress.told`); None: there is no such warm-up."""
 
     async def datasets(self, pod: CachePod) -> Sequence[Manifest]:

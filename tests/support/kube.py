@@ -102,6 +102,9 @@ class FakeKube:
     async def pending_pods(self, label: str, value: str | None) -> Sequence[Manifest]:
         raise AssertionError
 
+    async def all_of(self, kind: str) -> Sequence[Manifest]:
+        raise AssertionError
+
     async def pods_in(self, namespace: str, label: str) -> Sequence[Manifest]:
         raise AssertionError
 

@@ -21,6 +21,7 @@ from kmock import KubernetesEmulator, KubernetesError, Request, ResourceInfo, ac
 from tests.support.certificate import certify
 
 PODS, EVENTS, SECRETS = resource("v1/pods"), resource("v1/events"), resource("v1/secrets")
+NODES, NAMESPACES = resource("v1/nodes"), resource("v1/namespaces")
 LEASES = resource("coordination.k8s.io/v1/leases")
 SLICES = resource("discovery.k8s.io/v1/endpointslices")
 REVIEWS = resource("authorization.k8s.io/v1/selfsubjectaccessreviews")
@@ -38,7 +39,7 @@ class KubeServer(KubernetesEmulator):
         self.calls: list[tuple[str, str, str]] = []
         self.refused: set[tuple[str, str, str]] = set()
         self._version = 0
-        for kind in (PODS, EVENTS, SECRETS, LEASES, SLICES, WEBHOOKS, REVIEWS):
+        for kind in (PODS, EVENTS, SECRETS, NODES, NAMESPACES, LEASES, SLICES, WEBHOOKS, REVIEWS):
             self.resources[kind] = ResourceInfo()
 
     def place(self, kind: resource, manifest: dict[str, Any]) -> None:

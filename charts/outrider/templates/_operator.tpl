@@ -22,6 +22,7 @@ app.kubernetes.io/component: operator
 - --webhook-listen=:9443
 - --cache={{ .Release.Namespace }}/{{ include "outrider.peersName" . }}
 - --admin-port=9481
+- --peer-domain={{ .Values.settings.peer_domain | default "zone" }}
 - --endpoint={{ include "outrider.endpoint" . }}
 - --sidecar-file=/etc/outrider/sidecar/sidecar.json
 {{- end -}}

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.adapters.process.system import set_up_logs
+from outrider.core.cluster.membership import Domain
 from outrider.core.operator.pod_patch import Offers, Sidecar
 from outrider.settings import SettingsError
 
 if TYPE_CHECKING:
     from outrider.adapters.kubernetes.caches import S3Caches
     from outrider.adapters.kubernetes.kube_api import KubeApi
+    from outrider.operator_composition import Operator
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ def operator(
     admin_port: Annotated[
         int, typer.Option(help="The admin port of each cache's pod; OUTRIDER_ADMIN_TOKEN is its token.")
     ] = 9481,
+    peer_domain: Annotated[
+        Domain, typer.Option(help="The caches that are one, by the setting of theirs: those of a zone, or all.")
+    ] = Domain.ZONE,
 ) -> None:
     """Place pods near their data in Kubernetes, and let them wait until it is warm.
 
@@ -86,23 +91,24 @@ def operator(
     caches = S3Caches(
         endpoint, s3_port=s3_port, admin_port=admin_port, admin_token=os.environ.get("OUTRIDER_ADMIN_TOKEN")
     )
-    raise typer.Exit(asyncio.run(_serve(kube, caches, offers, (of_namespace, service), name, places)))
+    from outrider.operator_composition import Operator
+
+    operator = Operator(
+        kube, caches, offers, cache=(of_namespace, service), name=name,
+        me=os.environ.get("POD_NAME") or socket.gethostname(), has_zones=peer_domain is Domain.ZONE,
+    )  # fmt: skip
+    raise typer.Exit(asyncio.run(_serve(operator, kube, caches, places)))
 
 
 async def _serve(
-    kube: KubeApi, caches: S3Caches, offers: Offers, cache: tuple[str, str], name: str,
-    places: tuple[tuple[str, int], tuple[str, int]],
-) -> int:  # fmt: skip
-    from outrider.operator_composition import Operator
-
-    me = os.environ.get("POD_NAME") or socket.gethostname()
+    operator: Operator, kube: KubeApi, caches: S3Caches, places: tuple[tuple[str, int], tuple[str, int]]
+) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    operator = Operator(kube, caches, offers, cache=cache, name=name, me=me)
     try:
         async with caches, operator.running(*places) as ports:
-            log.info("ready", extra={"webhook_port": ports[0], "port": ports[1], "me": me})
+            log.info("ready", extra={"webhook_port": ports[0], "port": ports[1], "me": operator.me})
             await stop.wait()
     except OSError as error:
         typer.echo(f"outrider: cannot listen: {error}", err=True)

@@ -43,6 +43,9 @@ class FakeKube:
     async def pending_pods(self, label: str, value: str | None) -> Sequence[Manifest]:
         return [each for each in self.pods.values() if label in each["metadata"]["labels"]]
 
+    async def all_of(self, kind: str) -> Sequence[Manifest]:
+        raise AssertionError
+
     async def pods_in(self, namespace: str, label: str) -> Sequence[Manifest]:
         raise AssertionError
 
@@ -106,7 +109,7 @@ class FakeCaches:
         if at is not None:
             self.at.append((at.node, list(urls)))
 
-    async def progress(self, name: str) -> Manifest | None:
+    async def progress(self, name: str, *, at: CachePod | None = None) -> Manifest | None:
         if self.hangs in (name, "all"):
             await asyncio.Event().wait()
         if self.refuses is not None:

@@ -47,7 +47,7 @@ class Answers:
     async def warm(self, name: str, urls: Sequence[str], *, at: CachePod | None = None) -> None:
         raise AssertionError
 
-    async def progress(self, name: str) -> Manifest | None:
+    async def progress(self, name: str, *, at: CachePod | None = None) -> Manifest | None:
         raise AssertionError
 
 

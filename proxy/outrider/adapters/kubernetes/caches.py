@@ -54,9 +54,9 @@ class S3Caches:
         async with self._client(at) as client:
             await client.put_object(Bucket=CONTROL_BUCKET, Key=f"warm/{name}", Body=body)
 
-    async def progress(self, name: str) -> Mapping[str, Any] | None:
+    async def progress(self, name: str, *, at: CachePod | None = None) -> Mapping[str, Any] | None:
         try:
-            async with self._client(None) as client:
+            async with self._client(at) as client:
                 answer = await client.get_object(Bucket=CONTROL_BUCKET, Key=f"warm/{name}")
                 return _report(json.loads(await answer["Body"].read()))
         except _MissingError:

@@ -26,6 +26,7 @@ _Event = create_namespaced_resource("", "v1", "Event", "events")
 _Secret = create_namespaced_resource("", "v1", "Secret", "secrets")
 _Lease = create_namespaced_resource("coordination.k8s.io", "v1", "Lease", "leases")
 _Slices = create_namespaced_resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+_Node = create_global_resource("", "v1", "Node", "nodes")
 _Review = create_global_resource("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews")
 _Webhook = create_global_resource(
     "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations"
@@ -37,7 +38,10 @@ class _Kind(NamedTuple):
     is_global: bool = False
 
 
-_KINDS = {"Secret": _Kind(_Secret), "Lease": _Kind(_Lease), "MutatingWebhookConfiguration": _Kind(_Webhook, True)}
+_KINDS = {
+    "Secret": _Kind(_Secret), "Lease": _Kind(_Lease), "MutatingWebhookConfiguration": _Kind(_Webhook, True),
+    "Node": _Kind(_Node, True),
+}  # fmt: skip
 
 
 class KubeApi:
@@ -95,6 +99,10 @@ class KubeApi:
         async with self._calling() as client:
             listed = client.list(_Pod, namespace="*", labels={label: value}, fields={"status.phase": "Pending"})
             return [pod async for pod in listed]
+
+    async def all_of(self, kind: str) -> Sequence[Mapping[str, Any]]:
+        async with self._calling() as client:
+            return [each async for each in client.list(_KINDS[kind].resource)]
 
     async def pods_in(self, namespace: str, label: str) -> Sequence[Mapping[str, Any]]:
         async with self._calling() as client:

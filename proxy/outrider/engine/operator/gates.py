@@ -11,29 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from math import inf
 
 from outrider.core.operator.pod_patch import is_gated, opened, wishes_in
 from outrider.core.operator.warm_gate import (
     Opening,
-    ZoneWarmth,
     best_report,
     opening_of,
     progress_note,
     warmup_name,
-    zone_to_begin,
 )
 from outrider.core.operator.wishes import INJECT, SCHEDULE, WishError, Wishes
 from outrider.engine.operator.event_writer import EventWriter
 from outrider.engine.operator.holdings import Holdings
 from outrider.engine.operator.metrics import OperatorMetrics
+from outrider.engine.operator.warming import Data, Waiting, Warming
 from outrider.operator_ports import (
     CacheError,
-    CacheRefusedError,
     Caches,
     ConflictError,
     Kube,
@@ -57,9 +53,6 @@ _AT_ONCE = 16
 # A pod whose data is warm waits no longer for the answers of slow caches.
 _LOOK_S = 10.0
 
-Data = tuple[str, ...]
-Waiting = Sequence[tuple[Manifest, Wishes]]
-
 
 class Gates:
     """All on one loop. `clock`: seconds since the epoch."""
@@ -80,16 +73,14 @@ class Gates:
         self._calling = asyncio.Semaphore(_AT_ONCE)
         self._events = EventWriter(kube, me, clock, self._calling)
         self._tell_s = _TELL_S
-        self._has_begun = False
         self._waiting: dict[Data, Waiting] = {}
         self._judges: dict[Data, asyncio.Task[None]] = {}
         self._judging = asyncio.Semaphore(_AT_ONCE)
-        # How often in a row the warm-up of some data failed, and was begun anew.
-        self._tries: Counter[Data] = Counter()
+        self._warming = Warming(kube, caches, holdings, clock)
 
     async def step(self) -> float:
         """One round over all pods. Returns the seconds until the next one. Raises KubeError: no pods were listed."""
-        self._has_begun = False
+        begun = self._warming.begun
         pods = {pod["metadata"]["uid"]: pod for pod in await self._kube.pending_pods(SCHEDULE, None)}
         pods.update({pod["metadata"]["uid"]: pod for pod in await self._kube.pending_pods(INJECT, None)})
         for kept in (self._invalid, self._followed):
@@ -112,10 +103,10 @@ class Gates:
         self._tell_s = max(_TELL_S, gated / _EVENTS_PER_S)
         self._waiting.clear()
         self._waiting.update(waiting)
-        self._tries = Counter({data: tries for data, tries in self._tries.items() if data in waiting})
+        self._warming.forget(but=waiting)
         await self._judge_all()
         left_s = await self._open_overdue()
-        return max(_SOON_S, min(_SOON_S if self._has_begun else STEP_S, left_s))
+        return max(_SOON_S, min(_SOON_S if self._warming.begun > begun else STEP_S, left_s))
 
     async def close(self) -> None:
         """Ends the tasks that still wait for caches."""
@@ -174,12 +165,13 @@ class Gates:
     async def _judge(self, data: Data) -> None:
         """Pods that wait for the same data, be they of one job or of several."""
         async with self._judging:
-            zones = await self._ask(data)
+            found = await self._warming.look_after(data, self._waiting.get(data, ()))
         now = self._clock()
         ready: list[tuple[Manifest, Opening]] = []
         told: list[tuple[Manifest, str]] = []
         # Those of now: the caches may have taken a while.
         for pod, wishes in self._waiting.get(data, ()):
+            zones = [found[zone] for zone in self._warming.zones_of(pod) if zone in found]
             opening = opening_of(wishes, self._waited_s(pod), zones)
             report = best_report(zones)
             if opening is not None:
@@ -201,28 +193,6 @@ class Gates:
                 await self._holdings.refresh()
         except (KubeError, TimeoutError) as error:
             log.info("the last answers of the caches count", extra={"why": repr(error)})
-
-    async def _ask(self, data: Data) -> Sequence[ZoneWarmth]:
-        """The warm-up, which is begun where it is due. Empty: the cache does not answer."""
-        name = warmup_name(data)
-        warmth = ZoneWarmth(None)
-        try:
-            warmth = replace(warmth, report=await self._caches.progress(name), tries=self._tries[data])
-            if zone_to_begin([warmth], self._wanted(data)) is not None:
-                self._tries[data] = self._tries[data] + 1 if warmth.has_failed else 0
-                await self._caches.warm(name, data)
-                self._has_begun = True
-                warmth = replace(warmth, report=await self._caches.progress(name))
-        except CacheRefusedError as error:
-            return [replace(warmth, refusal=str(error))]
-        except CacheError as error:
-            log.warning("the cache does not answer", extra={"why": str(error)})
-            return []
-        return [warmth]
-
-    def _wanted(self, data: Data) -> float:
-        """The largest share that one of its pods waits for."""
-        return max((wishes.warm or 0.0 for _, wishes in self._waiting.get(data, ())), default=0.0)
 
     async def _open(self, pod: Manifest, data: Sequence[str], opening: Opening) -> None:
         metadata = pod["metadata"]

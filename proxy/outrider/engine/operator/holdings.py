@@ -23,11 +23,13 @@ _ANSWERS_MAX = 1024
 class Holdings:
     """All on one loop, apart from `of`, which any thread may ask."""
 
-    def __init__(self, kube: Kube, caches: Caches, namespace: str, service: str) -> None:
-        """The Service has the pods of the cache; headless or not."""
+    def __init__(self, kube: Kube, caches: Caches, namespace: str, service: str, *, has_zones: bool = True) -> None:
+        """The Service has the pods of the cache; headless or not. `has_zones`: the caches of each zone are one, and
+        not those of the whole cluster."""
         self._kube = kube
         self._caches = caches
         self._of = namespace, service
+        self._has_zones = has_zones
         self._pods: dict[str, CachePod] = {}
         # Replaced together.
         self._held: tuple[Held, dict[tuple[str, ...], list[Holding]]] = Held(()), {}
@@ -44,6 +46,17 @@ class Holdings:
 
     def pod_on(self, node: str) -> CachePod | None:
         return self._pods.get(node)
+
+    def zones(self) -> dict[str | None, list[CachePod]]:
+        """The caches that are one, by their zone. Under None those of unknown zone, or of all."""
+        found: dict[str | None, list[CachePod]] = {}
+        for pod in self._pods.values():
+            found.setdefault(pod.zone if self._has_zones else None, []).append(pod)
+        return found
+
+    def share_in(self, zone: str | None, urls: Sequence[str]) -> float:
+        """The share of the data that the caches of `zone` hold together."""
+        return min(1.0, sum(each.share for each in self.of(urls) if not self._has_zones or each.zone == zone))
 
     async def refresh(self) -> None:
         """A cache that does not answer holds nothing. Raises KubeError."""

@@ -1,0 +1,100 @@
+"""Operators before an API server and caches in several zones: each pod waits for data in zones where it can run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.core.operator.affinity import ZONE_LABEL
+from tests.support.bucket import Bucket
+from tests.support.fakes import ramp
+from tests.support.kube_server import EVENTS, NODES
+from tests.support.weather import Fault, FaultKind
+from tests.support.zones import Scene, ZonedCaches, scene, until, zoned_caches
+
+BUCKET = "zoned"
+OBJECTS, OBJECT_BYTES = 16, 50_000
+ALL = OBJECTS * OBJECT_BYTES
+A1, A2, B = "node-1", "node-2", "node-3"
+
+
+@pytest.fixture(scope="module")
+def caches(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZonedCaches]:
+    bucket.make_bucket(BUCKET)
+    with zoned_caches(bucket, tmp_path_factory.mktemp("zones"), {A1: "a", A2: "a", B: "b"}) as made:
+        yield made
+
+
+@pytest.fixture
+async def at(caches: ZonedCaches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    async with scene(caches, tmp_path, monkeypatch) as made:
+        yield made
+
+
+def put(bucket: Bucket, prefix: str, count: int = OBJECTS) -> str:
+    """The URL of so many objects."""
+    s3 = bucket.client()
+    for number in range(count):
+        s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{number:02}.tar", Body=ramp(OBJECT_BYTES, number))
+    s3.close()
+    return f"s3://{BUCKET}/{prefix}/"
+
+
+async def test_data_that_was_evicted_is_warmed_again_for_the_next_pod(at: Scene, bucket: Bucket) -> None:
+    data = put(bucket, "again")
+    async with at.operator(B):
+        at.wait(data, name="first", nodeSelector={ZONE_LABEL: "b"})
+        assert await at.opened("first") == ("Warm", "100 % of 800 kB are cached")
+        client = at.caches.proxies[B].client()
+        await asyncio.to_thread(client.put_object, Bucket="_outrider", Key="evict/all", Body=data.encode())
+        assert at.caches.held_bytes("again/")[B] == 0
+        at.wait(data, name="next", nodeSelector={ZONE_LABEL: "b"})
+        assert await at.opened("next") == ("Warm", "100 % of 800 kB are cached")
+    assert at.caches.held_bytes("again/") == {A1: 0, A2: 0, B: ALL}
+
+
+async def test_each_pod_waits_for_the_caches_of_a_zone_where_it_can_run(at: Scene, bucket: Bucket) -> None:
+    data = put(bucket, "bound")
+    at.kube.place(NODES, {
+        "metadata": {"name": A1, "labels": {ZONE_LABEL: "a", "gpu": "h100"}},
+        "spec": {"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]},
+    })  # fmt: skip
+    async with at.operator(B):
+        # Only node-1 has what it asks for.
+        at.wait(data, nodeSelector={"gpu": "h100"}, tolerations=[{"key": "gpu", "operator": "Exists"}])
+        assert await at.opened() == ("Warm", "100 % of 800 kB are cached")
+        there = at.caches.held_bytes("bound/")
+        assert (there[A1] + there[A2], there[B]) == (ALL, 0)
+        # This one may run in both zones, of which one is warm.
+        at.wait(data, name="any")
+        assert (await at.opened("any"))[0] == "Warm"
+        assert at.caches.held_bytes("bound/")[B] == 0, "one zone is enough"
+
+
+async def test_a_new_leader_in_another_zone_takes_up_the_warmup_that_is_under_way(at: Scene, bucket: Bucket) -> None:
+    data, origin = put(bucket, "taken-up"), at.caches.origin
+    origin.reset()
+    origin.weather.faults = [Fault(FaultKind.LATE, None, path_contains="taken-up/07")]
+    try:
+        for beside in (A1, B):
+            async with at.operator(beside):
+                if beside == A1:
+                    at.wait(data)
+                await until(lambda: any(by.endswith(beside) for by in warming(at)))  # noqa: B023
+                if beside == B:
+                    origin.weather.faults = []
+                    origin.release()
+                    assert (await at.opened())[0] == "Warm"
+    finally:
+        origin.weather.faults = []
+        origin.release()
+    gets = [request.path for request in origin.log() if request.method == "GET" and "taken-up/" in request.path]
+    assert sorted(gets) == [f"/{BUCKET}/taken-up/{number:02}.tar" for number in range(OBJECTS)], "read once"
+
+
+def warming(at: Scene) -> list[str]:
+    """The operators that have told of a warm-up that goes on."""
+    return [each["reportingInstance"] for each in at.kube.all_of(EVENTS) if each["reason"] == "Warming"]
