@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from outrider.core.operator.holdings import HeldDataset
+
 Manifest = Mapping[str, Any]
 """An object of Kubernetes, as its API has it."""
 
@@ -85,5 +87,5 @@ class Caches(Protocol):
     async def progress(self, name: str, *, at: CachePod | None = None) -> Manifest | None:
         """Its report (`Progress.told`); None: there is no such warm-up."""
 
-    async def datasets(self, pod: CachePod) -> Sequence[Manifest]:
-        """The shares of datasets that that cache has (`HeldDatasets.told`)."""
+    async def datasets(self, pod: CachePod) -> Sequence[HeldDataset]:
+        """The datasets that that cache has."""

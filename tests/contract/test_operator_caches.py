@@ -51,7 +51,7 @@ async def test_a_warmup_is_begun_told_and_seen_in_what_the_cache_holds(proxy: Pr
         found = await ended(caches, "a")
         assert share_of(found) == 1.0
         assert progress_note(found).startswith("warm: 100 % of 150 kB")
-        [held] = Held([NodeDatasets("node-a", None, await caches.datasets(HERE))]).of([DATA])
+        [held, _] = Held([NodeDatasets("node-a", None, await caches.datasets(HERE))]).of([DATA])
         assert held.share == 1.0
         await caches.warm("a", [DATA], at=HERE)
 
@@ -66,7 +66,7 @@ async def test_a_dataset_that_was_warmed_and_not_read_is_told_however_many_were_
     async with S3Caches(proxy.endpoint, s3_port=proxy.address[1], admin_port=admin, admin_token=None) as caches:
         await caches.warm("d", [DATA])
         await ended(caches, "d")
-        [held] = Held([NodeDatasets("node-a", None, await caches.datasets(HERE))]).of([DATA])
+        [held, _] = Held([NodeDatasets("node-a", None, await caches.datasets(HERE))]).of([DATA])
     assert held.share == 1.0
     assert len(proxy.status()["datasets"]) == 12
 
@@ -109,7 +109,7 @@ async def test_a_cache_that_is_away_does_not_refuse() -> None:
 
 UNKNOWN = [
     (200, "<html>"), (200, "[]"), (200, "{}"), (200, '{"datasets": 1}'), (200, '{"datasets": [{"name": 1}]}'),
-    (200, '{"datasets": [{"bucket": "a", "name": "b", "bytes": "many"}]}'), (200, '{"state": "done"}'),
+    (200, '{"datasets": [{"bucket": "a", "name": "b", "objects": [[1, 2, 3]]}]}'), (200, '{"state": "done"}'),
     (200, '{"state": "running", "bytes": {"wanted": "1", "on_disk": null}}'), (503, "{}"), (500, ""),
 ]  # fmt: skip
 

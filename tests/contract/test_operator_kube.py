@@ -28,7 +28,7 @@ from tests.support.pods import near
 from tests.support.real_kube import RealKube, needs_kube_apiserver, real_kube
 
 OTHERS_GATE = "kueue.x-k8s.io/admission"
-HELD = [Holding("node-a", "zone-a", 1.0)]
+HELD = [Holding("node-a", "zone-a", 1.0), Holding(None, "zone-a", 1.0)]
 
 
 @asynccontextmanager

@@ -68,6 +68,10 @@ async def test_each_pod_waits_for_the_caches_of_a_zone_where_it_can_run(at: Scen
         assert await at.opened() == ("Warm", "100 % of 800 kB are cached")
         there = at.caches.held_bytes("bound/")
         assert (there[A1] + there[A2], there[B]) == (ALL, 0)
+        # Each of the two owns a part, and knows no other objects.
+        assert 0.25 * ALL <= min(there[A1], there[A2]) < 0.5 * ALL < max(there[A1], there[A2]) < 0.75 * ALL
+        more, less = sorted((A1, A2), key=there.__getitem__, reverse=True)
+        assert at.weights() == {more: 50, less: 25, "a": 50}
         # This one may run in both zones, of which one is warm.
         at.wait(data, name="any")
         assert (await at.opened("any"))[0] == "Warm"

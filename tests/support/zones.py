@@ -47,7 +47,8 @@ class ZonedCaches:
         self.proxies = {
             node: Proxy(
                 bucket, origin.endpoint, listen=f"{host}:{self.s3_port}", admin=f"{host}:{self.admin_port}",
-                peers=f"file:{members}", peer_listen=f"{host}:{peer_port}", peer_name=node, peer_key_file=str(key), peer_zone=zones[node],
+                peers=f"file:{members}", peer_listen=f"{host}:{peer_port}", peer_name=node, peer_key_file=str(key),
+                peer_zone=zones[node],
             )
             for node, host in self.hosts.items()
         }  # fmt: skip

@@ -78,7 +78,15 @@ async def test_questions_within_two_seconds_ask_the_members_once(tmp_path: Path)
         assert sorted(edge.wire.shares_asked) == ["b", "b", "c", "c"]
 
 
-def test_the_member_that_knows_the_most_objects_tells_the_size() -> None:
+def test_the_size_is_that_of_all_objects_that_any_member_knows() -> None:
+    one = DatasetShare("b", "n", 26, 104, 104, 0, tuple((number, 4) for number in range(26)))
+    two = DatasetShare("b", "n", 14, 56, 56, 0, tuple((number, 4) for number in range(26, 40)))
+    (row,) = added_up({"node-1": [two], "node-2": [one]})
+    assert (row["objects"], row["bytes"], row["held"]) == (40, 160, 1.0)
+    assert {name: part["share"] for name, part in row["members"].items()} == {"node-1": 0.35, "node-2": 0.65}
+
+
+def test_of_members_that_tell_no_objects_the_one_that_knows_most_tells_the_size() -> None:
     one, two = DatasetShare("b", "n", 2, 200, 100, 0), DatasetShare("b", "n", 10, 1000, 400, 300)
     (row,) = added_up({"x": [one], "y": [two]})
     assert (row["objects"], row["bytes"], row["held_bytes"], row["copies_bytes"]) == (10, 1000, 200, 300)

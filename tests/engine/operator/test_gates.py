@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 import jsonpatch
 import pytest
 
+from outrider.core.cluster.object_samples import KnownObject, Sample
 from outrider.core.operator.events import event_of
+from outrider.core.operator.holdings import HeldDataset
 from outrider.core.operator.pod_patch import GATE
 from outrider.core.operator.warm_gate import warmup_name
 from outrider.engine.operator.gates import Gates
@@ -122,8 +124,8 @@ class FakeCaches:
             "failures": self.failures, "ended_s": self.ended_s,
         }  # fmt: skip
 
-    async def datasets(self, cache: CachePod) -> Sequence[Manifest]:
-        return [{"bucket": "datasets", "name": "imagenet/", "bytes": 100, "cached": 1.0, "verified": 1.0}]
+    async def datasets(self, cache: CachePod) -> Sequence[HeldDataset]:
+        return [HeldDataset("datasets", "imagenet/", Sample([KnownObject(1, 100, 100)]))]
 
 
 class World:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from outrider.core.cluster.object_samples import KnownObject, Sample
 from outrider.core.operator.affinity import Holding
+from outrider.core.operator.holdings import HeldDataset
 from outrider.engine.operator.holdings import Holdings, pods_of
 from outrider.operator_ports import CacheError, CachePod, KubeError, Manifest
 from tests.support.kube import FakeKube
@@ -39,10 +41,12 @@ class Answers:
     def __init__(self) -> None:
         self.away: set[str] = set()
 
-    async def datasets(self, pod: CachePod) -> Sequence[Manifest]:
+    async def datasets(self, pod: CachePod) -> Sequence[HeldDataset]:
         if pod.node in self.away:
             raise CacheError("no route")
-        return [{"bucket": "datasets", "name": "imagenet/", "bytes": 100, "cached": 1.0, "verified": 0.5}]
+        # Each knows an object of its own.
+        known = KnownObject(1 if pod.node == "a" else 2, 100, 50)
+        return [HeldDataset("datasets", "imagenet/", Sample([known]))]
 
     async def warm(self, name: str, urls: Sequence[str], *, at: CachePod | None = None) -> None:
         raise AssertionError
@@ -58,12 +62,12 @@ async def test_a_cache_that_is_away_holds_nothing_and_without_the_api_server_the
     assert holdings.of(urls) == []
     caches.away = {"b"}
     await holdings.refresh()
-    told = [Holding("a", None, 0.5), Holding("b", None, 0.0)]
+    told = [Holding("a", None, 0.5), Holding("b", None, 0.0), Holding(None, None, 0.5)]
     assert holdings.of(urls) == told
     assert holdings.of(urls) is holdings.of(urls), "the pods of a job are answered from memory"
     caches.away = set()
     await holdings.refresh()
-    told = [Holding("a", None, 0.5), Holding("b", None, 0.5)]
+    told = [Holding("a", None, 0.25), Holding("b", None, 0.25), Holding(None, None, 0.5)]
     assert holdings.of(urls) == told
     kube.away = True
     with pytest.raises(KubeError):

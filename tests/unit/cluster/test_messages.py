@@ -43,7 +43,8 @@ from outrider.core.model import ObjectRef, VersionIdentity
 DAY = "Thu, 01 Jan 2026 00:00:00 GMT"
 REF, OTHER = ObjectRef("bucket", "key\udcff/é"), ObjectRef("b", "k")
 
-# As members of 0.2 write them, but for fields that are younger: `modified` of a page, `first` of a forget.
+# As members of 0.2 write them, but for fields that are younger: `modified` of a page, `first` of a forget, `known` and
+# `below` of a share.
 GOLDEN: dict[Any, bytes] = {
     Hello(
         Member("n-1", "[fe80::1%eth0]:1", "zone", 10**12, "c:1", (1, 2)), 7, "ring", 3, 1.8e9, is_ready=False,
@@ -66,8 +67,9 @@ GOLDEN: dict[Any, bytes] = {
         b'{"from":"n","count":2,"readers":["10.0.0.1","10.0.0.2"],"buckets":["bucket","b"],'
         b'"reads":[[0,0,"key\\udcff/\\u00e9",5,500],[1,1,"k",0,0]]}',
     SharesAsked("n"): b'{"from":"n"}',
-    Shares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6),)):
-        b'{"datasets":[{"bucket":"b","name":"a\\udcff-{}.tar","objects":12,"size":34,"held":5,"near":6}]}',
+    Shares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),)):
+        b'{"datasets":[{"bucket":"b","name":"a\\udcff-{}.tar","objects":12,"size":34,"held":5,"near":6,"known":[[7,34]],'
+        b'"below":9}]}',
     BlocksTold(((bytes(range(16)), 70, 1 << 69 | 1), None)):
         b'{"here":[["000102030405060708090a0b0c0d0e0f",70,"200000000000000001"],null]}',
     PinsTold((PinTold("AKEY", "mine", 12.5, has_ended=False), PinTold("", "é", 13.0, has_ended=True))):
@@ -122,7 +124,10 @@ MESSAGES: tuple[st.SearchStrategy[Any], ...] = (
     )).map(tuple)),
     st.builds(SharesAsked, words),
     st.builds(Shares, st.lists(
-        st.builds(DatasetShare, from_wire, from_wire, numbers, numbers, numbers, numbers), max_size=SHARES_MAX
+        st.builds(
+            DatasetShare, from_wire, from_wire, numbers, numbers, numbers, numbers,
+            st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple), numbers,
+        ), max_size=SHARES_MAX
     ).map(tuple)),
     st.builds(BlocksTold, st.lists(st.none() | st.tuples(
         st.binary(min_size=16, max_size=16), numbers, st.integers(0, 2**500)
@@ -138,6 +143,11 @@ MESSAGES: tuple[st.SearchStrategy[Any], ...] = (
 def test_a_message_has_the_form_that_it_had_in_0_2(message: Any, body: bytes) -> None:
     assert decode(type(message), body) == message
     assert json.loads(encode(message)) == json.loads(body)
+
+
+def test_a_share_of_a_member_of_0_2_tells_no_objects() -> None:
+    body = b'{"datasets":[{"bucket":"b","name":"n","objects":12,"size":34,"held":5,"near":6}]}'
+    assert decode(Shares, body) == Shares((DatasetShare("b", "n", 12, 34, 5, 6),))
 
 
 @given(st.one_of(MESSAGES))
@@ -174,7 +184,7 @@ def test_an_error_tells_no_part_of_the_message() -> None:
 
 
 ID = "00" * 16
-SHARE = json.loads(GOLDEN[Shares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6),))])["datasets"][0]
+SHARE = json.loads(GOLDEN[Shares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),))])["datasets"][0]
 NO_NAME: tuple[Any, ...] = (None, 1, "", "a b", "é", "a\n", "a" * 254)
 NO_WORD: tuple[Any, ...] = (None, 1, "a b", "a/b", "\n", "a" * 129)
 NO_NUMBER: tuple[Any, ...] = (None, -1, 1.5, 1.0, True, "1", 2**63)

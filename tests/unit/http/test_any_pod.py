@@ -18,7 +18,7 @@ from tests.support.fuzzing import fuzzing
 from tests.support.pod_schema import KUBERNETES, pods, validate
 from tests.support.pods import Pod, patched
 
-HELD = [Holding("node-a", "zone-1", 1.0), Holding("node-b", "zone-1", 0.3)]
+HELD = [Holding("node-a", "zone-1", 1.0), Holding("node-b", "zone-1", 0.3), Holding(None, "zone-1", 1.0)]
 SIDECAR = Sidecar(
     {"name": "outrider", "image": "outrider:1", "volumeMounts": [{"name": "outrider-cache", "mountPath": "/cache"}]},
     [{"name": "outrider-cache", "emptyDir": {}}],

@@ -23,7 +23,7 @@ SIDECAR = Sidecar(
     INSIDE,
 )
 OFFERS = Offers(URL, SIDECAR)
-HELD = [Holding("node-a", "zone-1", 1.0), Holding("node-b", "zone-1", 0.3)]
+HELD = [Holding("node-a", "zone-1", 1.0), Holding("node-b", "zone-1", 0.3), Holding(None, "zone-1", 1.0)]
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 OWN_TERM = {"weight": 10, "preference": {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}}

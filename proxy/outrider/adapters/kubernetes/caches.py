@@ -14,6 +14,8 @@ from aiobotocore.session import get_session
 from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 
+from outrider.core.cluster.object_samples import NUMBERS, SAMPLED_MAX, KnownObject, Sample
+from outrider.core.operator.holdings import HeldDataset
 from outrider.core.s3.operation import CONTROL_BUCKET
 from outrider.operator_ports import CacheError, CachePod, CacheRefusedError
 
@@ -64,7 +66,7 @@ class S3Caches:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CacheError(f"no report of a warm-up: {error!r}") from error
 
-    async def datasets(self, pod: CachePod) -> Sequence[Mapping[str, Any]]:
+    async def datasets(self, pod: CachePod) -> Sequence[HeldDataset]:
         host = f"[{pod.address}]" if ":" in pod.address else pod.address
         try:
             async with self._http.get(f"http://{host}:{self._admin_port}/datasets") as reply:
@@ -130,7 +132,9 @@ def _report(told: Any) -> Mapping[str, Any]:
     return {**told, "failures": failures}
 
 
-def _dataset(told: Any) -> Mapping[str, Any]:
-    """Those parts that `core.operator.holdings` reads. Without `bytes` the objects are not known."""
-    shares = {name: float(told[name]) for name in ("bytes", "cached", "verified") if told.get(name) is not None}
-    return {"bucket": str(told["bucket"]), "name": str(told["name"]), **shares}
+def _dataset(told: Any) -> HeldDataset:
+    """Caches before 0.3 tell no objects."""
+    objects = [KnownObject(*map(int, each)) for each in told.get("objects") or ()]
+    if len(objects) > SAMPLED_MAX or any(not 0 <= each.held <= each.size for each in objects):
+        raise ValueError("no sample of objects")
+    return HeldDataset(str(told["bucket"]), str(told["name"]), Sample(objects, int(told.get("below", NUMBERS))))

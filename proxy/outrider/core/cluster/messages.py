@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import FailFast, Field, InstanceOf, PlainValidator, SkipValidation
 
 from outrider.core.cluster.member import Member
+from outrider.core.cluster.object_samples import NUMBERS, SAMPLED_MAX
 from outrider.core.cluster.wire_forms import (
     SECONDS_MAX,
     Base64,
@@ -259,7 +260,8 @@ class SharesAsked:
 class DatasetShare:
     """The part of a dataset that lies on a member's disk. `name`: its key template. `objects`, `size`: of the whole
     dataset, as far as the member knows it. `held_bytes`: all bytes on the disk; `near_bytes`: those of them that other
-    members own, about."""
+    members own, about. `known`: a sample of the objects that the member knows, each with its number and its size, and
+    `below` that of the sample (see `object_samples`); empty from members before 0.3."""
 
     bucket: Text
     name: Text
@@ -267,6 +269,8 @@ class DatasetShare:
     size: Number
     held_bytes: Annotated[Number, Field(alias="held")]
     near_bytes: Annotated[Number, Field(alias="near")]
+    known: Annotated[tuple[tuple[Number, Number], ...], FailFast(), Field(max_length=SAMPLED_MAX)] = ()
+    below: Number = NUMBERS
 
 
 @dataclass(frozen=True, slots=True)

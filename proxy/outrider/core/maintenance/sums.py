@@ -18,7 +18,8 @@ def failed_part(member: str, why: str) -> Mapping[str, Any]:
     """The part of a member that did not take the command."""
     name = f"the part of {member}"
     return {
-        "state": State.FAILED.value, "objects": {"failed": 1}, "failures": [{"object": name, "error": why, "passing": True}],
+        "state": State.FAILED.value, "objects": {"failed": 1},
+        "failures": [{"object": name, "error": why, "passing": True}],
         "blocks": {}, "bad": [{"object": name, "block": 0, "error": why}],
     }  # fmt: skip
 

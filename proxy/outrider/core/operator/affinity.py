@@ -5,7 +5,6 @@ Preferences only. A pod whose nodes are all taken runs elsewhere, and reads thro
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +21,10 @@ ZONE_LABEL = "topology.kubernetes.io/zone"
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The share of a pod's data, from 0.0 to 1.0, that the cache of a node holds verified. `zone` None: unknown."""
+    """The share of a pod's data, from 0.0 to 1.0, that the cache of a node holds verified. `node` None: the caches of
+    the zone together. `zone` None: unknown."""
 
-    node: str
+    node: str | None
     zone: str | None
     share: float
 
@@ -33,17 +33,15 @@ def preferred_terms(holdings: Iterable[Holding], weight_max: int = _WEIGHT_MAX) 
     """`PreferredSchedulingTerm`s (Kubernetes core/v1), the strongest first. `weight_max`: the sum of the weights of a
     node that has all of the data. Empty: the data is nowhere."""
     terms: list[tuple[int, dict[str, Any]]] = []
-    zones: defaultdict[str, float] = defaultdict(float)
-    nodes = sorted(holdings, key=lambda holding: (-holding.share, holding.node))
-    for holding in nodes:
-        if holding.zone:
-            zones[holding.zone] += holding.share
-    for holding in nodes[:_NODES_MAX]:
-        weight = next((weight for share, weight in _WEIGHTS if holding.share >= share), 0)
-        # By name: the label `kubernetes.io/hostname` may differ from it.
-        terms.append((weight, {"matchFields": [_is("metadata.name", holding.node)]}))
-    for zone, share in sorted(zones.items(), key=lambda item: (-item[1], item[0]))[:_ZONES_MAX]:
-        weight = _ZONE_WEIGHT if share >= _ZONE_SHARE else 0
+    # By name: the label `kubernetes.io/hostname` may differ from it.
+    ranked = sorted(holdings, key=lambda holding: (-holding.share, holding.node or "", holding.zone or ""))
+    nodes = [(holding.node, holding.share) for holding in ranked if holding.node is not None]
+    zones = [(holding.zone, holding.share) for holding in ranked if holding.node is None and holding.zone]
+    for node, held in nodes[:_NODES_MAX]:
+        weight = next((weight for share, weight in _WEIGHTS if held >= share), 0)
+        terms.append((weight, {"matchFields": [_is("metadata.name", node)]}))
+    for zone, held in zones[:_ZONES_MAX]:
+        weight = _ZONE_WEIGHT if held >= _ZONE_SHARE else 0
         terms.append((weight, {"matchExpressions": [_is(ZONE_LABEL, zone)]}))
     scaled = [(weight * min(weight_max, _WEIGHT_MAX) // _WEIGHT_MAX, term) for weight, term in terms]
     return [{"weight": weight, "preference": term} for weight, term in scaled if weight > 0]

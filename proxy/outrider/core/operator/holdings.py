@@ -4,46 +4,68 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from outrider.core.cluster.object_samples import Sample, Union
 from outrider.core.operator.affinity import Holding
 
 
+class HeldDataset(NamedTuple):
+    """`name`: its key template."""
+
+    bucket: str
+    name: str
+    sample: Sample
+
+
 class NodeDatasets(NamedTuple):
-    """The datasets of one node's cache, each with `bucket`, `name`, and, where its objects are known, `bytes`, `cached`
-    and `verified` (shares of `bytes` and of what is cached)."""
+    """The datasets that one node's cache has."""
 
     node: str
     zone: str | None
-    datasets: Sequence[Mapping[str, Any]]
+    datasets: Sequence[HeldDataset]
 
 
 class Held:
     """The datasets of all nodes, found by the beginnings of their names: an answer takes milliseconds, with a thousand
-    nodes and a long list of URLs, too. It never changes, so that any thread may ask."""
+    nodes and a long list of URLs, too. It never changes, so that any thread may ask.
+
+    No node knows all objects: the whole of a dataset is the union of those that any of them knows."""
 
     def __init__(self, nodes: Iterable[NodeDatasets]) -> None:
-        self._nodes = list(nodes)
-        # A node may not have heard of all objects of a dataset.
-        self._bytes: defaultdict[str, float] = defaultdict(float)
-        self._verified: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        told = list(nodes)
+        of_zone: defaultdict[str | None, list[str]] = defaultdict(list)
+        samples: defaultdict[str, dict[str, Sample]] = defaultdict(dict)
         # By what a name begins with, up to its pattern: a dataset may be named `train/shard-{000000..000099}.tar`.
         self._names: defaultdict[str, set[str]] = defaultdict(set)
-        for number, node in enumerate(self._nodes):
+        for node in told:
+            of_zone[node.zone].append(node.node)
             for dataset in node.datasets:
-                if dataset.get("bytes"):
-                    name = f"{dataset['bucket']}/{dataset['name']}"
-                    verified = dataset["bytes"] * dataset.get("cached", 0.0) * dataset.get("verified", 0.0)
-                    self._bytes[name] = max(self._bytes[name], float(dataset["bytes"]))
-                    self._verified[name][number] = self._verified[name].get(number, 0.0) + verified
-                    self._names[name.partition("{")[0]].add(name)
+                name = f"{dataset.bucket}/{dataset.name}"
+                samples[name][node.node] = dataset.sample
+                self._names[name.partition("{")[0]].add(name)
+        # Each node, then each zone with those of its nodes.
+        self._places: list[tuple[str | None, str | None, list[str]]] = [
+            *((node.node, node.zone, [node.node]) for node in told),
+            *((None, zone, its) for zone, its in of_zone.items()),
+        ]
+        self._bytes: dict[str, int] = {}
+        self._held: dict[str, dict[int, int]] = {}
+        for name, by_node in samples.items():
+            union = Union(by_node)
+            self._bytes[name] = union.size
+            self._held[name] = {
+                number: union.held_by(its)
+                for number, (_, _, its) in enumerate(self._places)
+                if not by_node.keys().isdisjoint(its)
+            }
         self._heads = sorted(self._names)
         self._lengths = sorted(set(map(len, self._heads)))
 
     def of(self, urls: Sequence[str]) -> list[Holding]:
-        """Empty: no cache knows the data."""
+        """Of each node, and of the caches of each zone together. Empty: no cache knows the data."""
         names: set[str] = set()
         for wanted in {url.removeprefix("s3://").partition("{")[0] for url in urls}:
             for head in islice(self._heads, bisect_left(self._heads, wanted), None):
@@ -55,11 +77,11 @@ class Held:
         total = sum(self._bytes[name] for name in names)
         if not total:
             return []
-        verified = [0.0] * len(self._nodes)
+        held = [0] * len(self._places)
         for name in names:
-            for number, share in self._verified[name].items():
-                verified[number] += share
+            for number, count in self._held[name].items():
+                held[number] += count
         return [
-            Holding(node.node, node.zone, min(1.0, held / total))
-            for node, held in zip(self._nodes, verified, strict=True)
+            Holding(node, zone, min(1.0, count / total))
+            for (node, zone, _), count in zip(self._places, held, strict=True)
         ]

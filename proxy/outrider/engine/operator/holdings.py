@@ -56,7 +56,8 @@ class Holdings:
 
     def share_in(self, zone: str | None, urls: Sequence[str]) -> float:
         """The share of the data that the caches of `zone` hold together."""
-        return min(1.0, sum(each.share for each in self.of(urls) if not self._has_zones or each.zone == zone))
+        zones = [each for each in self.of(urls) if each.node is None]
+        return min(1.0, sum(each.share for each in zones if not self._has_zones or each.zone == zone))
 
     async def refresh(self) -> None:
         """A cache that does not answer holds nothing. Raises KubeError."""

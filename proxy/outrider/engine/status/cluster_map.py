@@ -10,10 +10,12 @@ from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, SharesAsked
+from outrider.core.cluster.object_samples import KnownObject, Sample, Union
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.insight.dataset_map import data_bytes
 from outrider.core.model import ObjectRef
+from outrider.engine.status.dataset_samples import objects_max, sample_of
 from outrider.ports import Clock, PeerTransport
 
 # An answer is repeated for so long: pages that are open ask again and again.
@@ -38,18 +40,17 @@ class OwnShares:
         """The datasets with the most bytes here come first."""
         held = [dataset for _, dataset in self._planner.registry.items() if dataset.kept_bytes > 0]
         held.sort(key=lambda dataset: dataset.kept_bytes, reverse=True)
-        shares = []
-        for dataset in held[:SHARES_MAX]:
-            shares.append(self._share_of(dataset))
-            # Each takes some milliseconds after the ring has changed.
-            await asyncio.sleep(0)
-        return shares
+        most = objects_max(min(len(held), SHARES_MAX))
+        # Each takes some milliseconds after the ring has changed.
+        return [await self._share_of(dataset, most) for dataset in held[:SHARES_MAX]]
 
-    def _share_of(self, dataset: Dataset) -> DatasetShare:
+    async def _share_of(self, dataset: Dataset, most: int) -> DatasetShare:
+        sample = await sample_of(dataset, most, lambda cached: cached.present)
         here = dataset.kept_bytes
         near = round(here * self._near_part(dataset))
         return DatasetShare(
-            dataset.bucket, dataset.template, len(dataset.names.keys), data_bytes(dataset), here, near
+            dataset.bucket, dataset.template, len(dataset.names.keys), data_bytes(dataset), here, near,
+            tuple((each.number, each.size) for each in sample.objects), sample.below,
         )  # fmt: skip
 
     def _near_part(self, dataset: Dataset) -> float:
@@ -118,7 +119,7 @@ class ClusterMap:
 
 def added_up(shares: Mapping[str, Sequence[DatasetShare]]) -> list[dict[str, Any]]:
     """The datasets by what the members have of each. `held`: the part of the dataset that the cluster has, copies of
-    the same block counted once; a member that knows the most objects tells the size."""
+    the same block counted once. The size is that of all objects that any member knows."""
     by_name: dict[tuple[str, str], dict[str, DatasetShare]] = {}
     for member, its in sorted(shares.items()):
         for share in its:
@@ -128,13 +129,17 @@ def added_up(shares: Mapping[str, Sequence[DatasetShare]]) -> list[dict[str, Any
 
 
 def _row(bucket: str, name: str, its: Mapping[str, DatasetShare]) -> dict[str, Any]:
-    best = max(its.values(), key=lambda share: (share.objects, share.size))
-    size = best.size
+    known = {
+        member: Sample([KnownObject(*each, 0) for each in share.known], share.below) for member, share in its.items()
+    }
+    # A member before 0.3 tells no objects. The one that knows most then tells the size.
+    best, union = max(its.values(), key=lambda share: (share.objects, share.size)), Union(known)
+    size = max(best.size, union.size)
     owned = sum(share.held_bytes - share.near_bytes for share in its.values())
     return {
         "bucket": bucket,
         "name": name,
-        "objects": best.objects,
+        "objects": max(best.objects, union.objects),
         "bytes": size,
         "held_bytes": min(owned, size) if size else owned,
         "held": min(1.0, owned / size) if size else 0.0,

@@ -1,12 +1,11 @@
-"""The bytes that this node has of each dataset, and the share of them that is verified. Pods are placed by that."""
+"""The objects that this node has of each dataset, as far as they are verified. Pods are placed by that."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from outrider.core.ahead.planner import Planner
-from outrider.core.insight.dataset_map import data_bytes
+from outrider.engine.status.dataset_samples import objects_max, sample_of
 
 # The status shows few datasets, and those that were warmed and not read yet last. Here are the largest.
 _TOLD_MAX = 256
@@ -19,19 +18,16 @@ class HeldDatasets:
         self._planner = planner
 
     async def told(self) -> dict[str, Any]:
-        """Under `datasets`, with the most bytes here first: `bucket`, `name`, `bytes` in all, `cached` (a share of
-        these) and `verified` (a share of what is cached)."""
+        """Under `datasets`, with the most bytes here first: `bucket`, `name`, and a sample of the objects that this
+        node knows: `objects`, each with its number, its size in bytes, and the bytes of it that are here and verified;
+        `below`, see `core.cluster.object_samples`."""
         held = [(name, dataset) for name, dataset in self._planner.registry.items() if dataset.kept_bytes > 0]
         held.sort(key=lambda each: each[1].kept_bytes, reverse=True)
+        most = objects_max(min(len(held), _TOLD_MAX))
         told = []
         for (bucket, template), dataset in held[:_TOLD_MAX]:
-            whole, here = data_bytes(dataset), dataset.kept_bytes
-            if here == 0:
+            if dataset.kept_bytes == 0:
                 continue  # evicted since
-            told.append({
-                "bucket": bucket, "name": template, "bytes": whole, "cached": min(1.0, here / whole) if whole else 0.0,
-                "verified": dataset.proved_bytes / here,
-            })  # fmt: skip
-            # Sizes of a large dataset take some tenths of a millisecond.
-            await asyncio.sleep(0)
+            sample = await sample_of(dataset, most, lambda cached: cached.proved & cached.present)
+            told.append({"bucket": bucket, "name": template, "below": sample.below, "objects": sample.objects})
         return {"datasets": told}
