@@ -6,8 +6,9 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.adapters.process.listening import bind
@@ -19,6 +20,7 @@ from outrider.engine.operator.holdings import REFRESH_S, Holdings
 from outrider.engine.operator.keeper import KEEP_S, Keeper
 from outrider.engine.operator.leader import Leader
 from outrider.engine.operator.metrics import OperatorMetrics
+from outrider.engine.operator.namespaces import Namespaces
 from outrider.engine.operator.rights import CHECK_S, Rights
 from outrider.engine.operator.warned import Warned
 from outrider.http.operator.admission import Admission
@@ -38,18 +40,22 @@ _EVENTS_AT_ONCE = 4
 
 class Operator:
     """`cache`: namespace and name of the Service of the cache's pods. `name`: what the operator owns is called so.
-    `me`: this process. `has_zones`: the caches of a zone are one, and not those of the whole cluster."""
+    `me`: this process. `has_zones`: the caches of a zone are one, and not those of the whole cluster.
+    `namespaces`: the LabelSelector of its webhook (Kubernetes meta/v1)."""
 
     def __init__(
         self, kube: Kube, caches: Caches, offers: Offers, *, cache: tuple[str, str], name: str, me: str,
-        has_zones: bool = True,
+        namespaces: Mapping[str, Any], has_zones: bool = True,
     ) -> None:  # fmt: skip
         self.me = me
         self._certificate = ServerCertificate()
         self._metrics = OperatorMetrics()
         self._leader = Leader(kube, name, me, monotonic=time.monotonic, clock=time.time)
         self._holdings = Holdings(kube, caches, *cache, has_zones=has_zones)
-        self._gates = Gates(kube, caches, self._holdings, self._metrics, me=me, clock=time.time)
+        self._gates = Gates(
+            kube, caches, self._holdings, self._metrics, Namespaces(kube, namespaces, time.monotonic), name=name, me=me,
+            clock=time.time,
+        )  # fmt: skip
         self._keeper = Keeper(
             kube, X509Certifier(), self._certificate.show, name=name, monotonic=time.monotonic, wall_clock=time.time
         )
@@ -58,7 +64,8 @@ class Operator:
         events = EventWriter(kube, me, time.time, asyncio.Semaphore(_EVENTS_AT_ONCE))
         self._warned = Warned(kube, events, time.time)
         self._admission = Admission(
-            offers, self._holdings.of, self._rights.may_open, self._metrics, warned=self._warned.note
+            offers, self._holdings.of, self._rights.may_open, self._metrics, name=name,
+            warned=self._warned.note,
         )  # fmt: skip
 
     @asynccontextmanager

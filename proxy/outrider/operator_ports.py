@@ -42,7 +42,7 @@ class Kube(Protocol):
         """Pods of all namespaces that are pending and have that label. `value` None: any."""
 
     async def all_of(self, kind: str) -> Sequence[Manifest]:
-        """All objects of a kind that has no namespace: Node."""
+        """All objects of a kind that has no namespace: Node or Namespace."""
 
     async def pods_in(self, namespace: str, label: str) -> Sequence[Manifest]:
         """Pods of that namespace, of any phase, that have the label."""

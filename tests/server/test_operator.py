@@ -24,7 +24,7 @@ from tests.support.bucket import Bucket
 from tests.support.child import Child
 from tests.support.fakes import ramp
 from tests.support.kube import HOST, NAME, NAMESPACE, configuration
-from tests.support.kube_server import EVENTS, LEASES, PODS, SLICES, WEBHOOKS, KubeServer, kube_server
+from tests.support.kube_server import EVENTS, LEASES, NAMESPACES, PODS, SLICES, WEBHOOKS, KubeServer, kube_server
 from tests.support.maintenance_commands import wait_until
 from tests.support.pods import Pod, near, patched, review_of
 from tests.support.proxy import Proxy, serving_environment
@@ -73,9 +73,19 @@ async def test_a_pod_waits_until_its_data_is_known_to_be_warm(bucket: Bucket, tm
         async with kube_server(tmp_path, NAMESPACE) as (server, environ):
             server.place(WEBHOOKS, configuration())
             labels = {"kubernetes.io/service-name": "peers"}
-            endpoints = [{"addresses": ["127.0.0.1"], "nodeName": "node-a", "zone": "zone-a", "conditions": {}}]
+            # Nothing listens at the second address.
+            endpoints = [
+                {
+                    "addresses": [f"127.0.0.{number}"],
+                    "nodeName": f"node-{zone}",
+                    "zone": f"zone-{zone}",
+                    "conditions": {},
+                }
+                for number, zone in enumerate("ab", 1)
+            ]
             metadata = {"name": "peers-1", "namespace": NAMESPACE, "labels": labels}
             server.place(SLICES, {"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints})
+            server.place(NAMESPACES, {"metadata": {"name": "team", "labels": {"team": "vision"}}})
             # It waits when the operator comes, which looks after it in its first round.
             pod = near(f"s3://{BUCKET}/train/", warm="1.0")
             gated = copy.deepcopy(pod) | {"status": {"phase": "Pending"}}
@@ -87,6 +97,7 @@ async def test_a_pod_waits_until_its_data_is_known_to_be_warm(bucket: Bucket, tm
                 "--endpoint": proxy.endpoint, "--cache": f"{NAMESPACE}/peers", "--namespace": NAMESPACE,
                 "--listen": "127.0.0.1:0", "--webhook-listen": "127.0.0.1:0", "--s3-port": str(proxy.address[1]),
                 "--admin-port": proxy.admin.rpartition(":")[2],
+                "--namespace-selector": '{"matchLabels": {"team": "vision"}}',
             }  # fmt: skip
             argv = [sys.executable, "-m", "outrider", "operator", *(word for flag in flags.items() for word in flag)]
             env = serving_environment(bucket) | {"KUBECONFIG": str(tmp_path / "config"), "POD_NAME": "operator-1"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.core.operator.affinity import ZONE_LABEL
+from outrider.core.operator.wishes import OPERATOR
 from tests.support.bucket import Bucket
 from tests.support.fakes import ramp
 from tests.support.kube_server import EVENTS, NODES
@@ -97,6 +98,23 @@ async def test_a_new_leader_in_another_zone_takes_up_the_warmup_that_is_under_wa
         origin.release()
     gets = [request.path for request in origin.log() if request.method == "GET" and "taken-up/" in request.path]
     assert sorted(gets) == [f"/{BUCKET}/taken-up/{number:02}.tar" for number in range(OBJECTS)], "read once"
+
+
+async def test_an_operator_leaves_the_gates_of_another_one_alone(at: Scene, bucket: Bucket) -> None:
+    """It would open each pod of theirs, since there is no such data."""
+    nothing = f"s3://{BUCKET}/none/"
+    at.namespace("vision", team="vision")
+    theirs = {"annotations": {OPERATOR: "outrider-operator"}}
+    at.wait(nothing, name="elsewhere")
+    at.wait(nothing, name="theirs", namespace="vision", **theirs)
+    at.wait(nothing, name="own", namespace="vision", annotations={OPERATOR: "second"})
+    async with at.operator(B, name="second", namespaces={"matchLabels": {"team": "vision"}}):
+        assert (await at.opened("own", namespace="vision"))[0] == "WarmFailed"
+        assert {event["involvedObject"]["name"] for event in at.kube.all_of(EVENTS)} == {"own"}
+    async with at.operator(A1):
+        for name, namespace in (("elsewhere", "team"), ("theirs", "vision")):
+            reason, why = await at.opened(name, namespace=namespace)
+            assert (reason, nothing in why) == ("WarmFailed", True)
 
 
 def warming(at: Scene) -> list[str]:

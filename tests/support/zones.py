@@ -97,7 +97,9 @@ class Scene:
         }})  # fmt: skip
 
     @asynccontextmanager
-    async def operator(self, beside: str, *, name: str = "outrider-operator", **more: Any) -> AsyncIterator[None]:
+    async def operator(
+        self, beside: str, *, name: str = "outrider-operator", namespaces: dict[str, Any] | None = None
+    ) -> AsyncIterator[None]:
         """It runs on the node `beside`, and meets that one's cache at the Service."""
         self.kube.place(WEBHOOKS, {**configuration(), "metadata": {"name": name}})
         api = KubeApi(NAMESPACE, service_account=self.kube.account)
@@ -105,7 +107,10 @@ class Scene:
             self.caches.proxies[beside].endpoint, s3_port=self.caches.s3_port, admin_port=self.caches.admin_port,
             admin_token=None,
         )  # fmt: skip
-        made = Operator(api, caches, Offers(), cache=(NAMESPACE, SERVICE), name=name, me=f"{name}-{beside}", **more)
+        made = Operator(
+            api, caches, Offers(), cache=(NAMESPACE, SERVICE), name=name, me=f"{name}-{beside}",
+            namespaces=namespaces or {},
+        )  # fmt: skip
         try:
             async with caches, made.running(("127.0.0.1", 0), ("127.0.0.1", 0)):
                 yield

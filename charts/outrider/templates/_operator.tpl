@@ -22,6 +22,8 @@ app.kubernetes.io/component: operator
 - --webhook-listen=:9443
 - --cache={{ .Release.Namespace }}/{{ include "outrider.peersName" . }}
 - --admin-port=9481
+{{- /* As in its webhook: pods of other namespaces are another operator's. */}}
+- {{ include "outrider.namespacesOfJobs" .Values.operator.namespaceSelector | fromYaml | toJson | printf "--namespace-selector=%s" | quote }}
 - --peer-domain={{ .Values.settings.peer_domain | default "zone" }}
 - --endpoint={{ include "outrider.endpoint" . }}
 - --sidecar-file=/etc/outrider/sidecar/sidecar.json

@@ -9,13 +9,14 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.adapters.process.system import set_up_logs
 from outrider.core.cluster.membership import Domain
 from outrider.core.operator.pod_patch import Offers, Sidecar
+from outrider.core.operator.selectors import selects
 from outrider.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ def operator(
     listen: Annotated[
         str, typer.Option(help="The http port with /metrics, /healthz and /readyz.", metavar="HOST:PORT")
     ] = ":9484",
+    namespace_selector: Annotated[
+        str,
+        typer.Option(help="The namespaces of its pods, by their labels: the JSON of the selector of its webhook."),
+    ] = "{}",
     sidecar_file: Annotated[
         Path | None,
         typer.Option(
@@ -81,6 +86,7 @@ def operator(
     try:
         offers = Offers(endpoint, None if sidecar_file is None else _sidecar(sidecar_file))
         places = _place(webhook_listen, "--webhook-listen"), _place(listen, "--listen")
+        namespaces = _selector(namespace_selector)
         of_namespace, slash, service = cache.partition("/")
         if not (of_namespace and slash and service):
             raise SettingsError(f"--cache {cache}: give NAMESPACE/SERVICE")
@@ -95,7 +101,7 @@ def operator(
 
     operator = Operator(
         kube, caches, offers, cache=(of_namespace, service), name=name,
-        me=os.environ.get("POD_NAME") or socket.gethostname(), has_zones=peer_domain is Domain.ZONE,
+        me=os.environ.get("POD_NAME") or socket.gethostname(), namespaces=namespaces, has_zones=peer_domain is Domain.ZONE,
     )  # fmt: skip
     raise typer.Exit(asyncio.run(_serve(operator, kube, caches, places)))
 
@@ -130,6 +136,19 @@ def _sidecar(path: Path) -> Sidecar:
         raise SettingsError(
             f"--sidecar-file {path}: {error!r}; it needs `container`, `volumes` and `endpoint`"
         ) from error
+
+
+def _selector(text: str) -> dict[str, Any]:
+    """Raises SettingsError."""
+    try:
+        selector = json.loads(text)
+        selects(selector, {})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(
+            f"--namespace-selector {text}: {error!r}; give a LabelSelector of Kubernetes as JSON, like "
+            '{"matchLabels": {"team": "vision"}}'
+        ) from error
+    return dict(selector)
 
 
 def _place(text: str, flag: str) -> tuple[str, int]:

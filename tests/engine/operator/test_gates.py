@@ -20,6 +20,7 @@ from outrider.core.operator.warm_gate import warmup_name
 from outrider.engine.operator.gates import Gates
 from outrider.engine.operator.holdings import Holdings
 from outrider.engine.operator.metrics import OperatorMetrics
+from outrider.engine.operator.namespaces import Namespaces
 from outrider.operator_ports import CacheError, CachePod, CacheRefusedError, ConflictError, KubeError, Manifest
 from tests.support.pods import DATA, Pod, near, pod
 
@@ -137,7 +138,10 @@ class World:
         """Another operator, which remembers nothing."""
         self.metrics = OperatorMetrics()
         self.holdings = Holdings(self.kube, self.caches, "cache", "peers")
-        self.gates = Gates(self.kube, self.caches, self.holdings, self.metrics, me="me", clock=lambda: self.now)
+        self.gates = Gates(
+            self.kube, self.caches, self.holdings, self.metrics, Namespaces(self.kube, {}, lambda: self.now),
+            name="outrider-operator", me="me", clock=lambda: self.now,
+        )  # fmt: skip
 
     async def step(self) -> float:
         await self.holdings.refresh()

@@ -22,7 +22,7 @@ async def test_gates_are_closed_once_the_api_server_has_allowed_to_open_them() -
     assert world.rights.may_open()
 
 
-@pytest.mark.parametrize("call", ["list pods", "patch pods", "update leases"])
+@pytest.mark.parametrize("call", ["list pods", "patch pods", "list namespaces", "update leases"])
 async def test_a_right_that_is_taken_away_ends_that_at_once(call: str) -> None:
     world = World()
     await world.rights.step()

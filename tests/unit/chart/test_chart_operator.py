@@ -211,6 +211,12 @@ def test_the_namespaces_of_kubernetes_are_left_alone(made: dict[str, Manifest]) 
 # -- the pods -------------------------------------------------------------------------------------------------------
 
 
+def test_the_operator_looks_at_the_namespaces_that_its_webhook_selects(made: dict[str, Manifest]) -> None:
+    selector = json.loads(options(made)["namespace-selector"])
+    assert [each["namespaceSelector"] for each in webhooks(made)] == [selector] * len(webhooks(made))
+    assert selector["matchLabels"] == {"team": "vision"}
+
+
 def test_the_command_takes_the_arguments_that_the_chart_gives(made: dict[str, Manifest]) -> None:
     command: Any = typer.main.get_command(with_commands(["operator", "serve"]))
     name, *words = only(made)["args"]
@@ -345,7 +351,7 @@ def test_the_operator_puts_the_sidecar_into_a_pod_that_kubernetes_takes(
     offers = Offers(None, _sidecar(tmp_path / name))
     spec = {"containers": [{"name": "a", "env": [{"name": "AWS_REGION", "value": "x"}]}]}
     found = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
-    patched = jsonpatch.apply_patch(found, patch_of(found, Wishes(inject=Inject.SIDECAR), offers, ()))
+    patched = jsonpatch.apply_patch(found, patch_of(found, Wishes(inject=Inject.SIDECAR), offers, (), opener=None))
     kubernetes_validate.validate(patched, kubernetes, strict=True)
     [made_first] = patched["spec"]["initContainers"]
     assert (made_first["name"], made_first["restartPolicy"]) == ("outrider", "Always")

@@ -37,6 +37,7 @@ from outrider.core.cluster.messages import (
     parts_of,
     reads_body,
 )
+from outrider.core.cluster.object_samples import NUMBERS, REPORTED_MAX
 from outrider.core.cluster.wire_forms import WireError, decode, encode
 from outrider.core.model import ObjectRef, VersionIdentity
 
@@ -338,8 +339,10 @@ def test_a_name_that_no_object_has_is_not_passed_on(refs: tuple[ObjectRef, ...])
 
 
 def test_as_many_shares_as_one_answer_may_have_fit() -> None:
-    share = DatasetShare("b" * 63, "\udc80" * 1024, *[2**63 - 1] * 4)
-    assert len(encode(Shares((share,) * SHARES_MAX))) < BODY_BYTES_MAX / 2
+    most = 2**63 - 1
+    known = ((NUMBERS - 1, 5 * 2**40),) * (REPORTED_MAX // SHARES_MAX)
+    share = DatasetShare("b" * 63, "\udc80" * 1024, most, most, most, most, known)
+    assert len(encode(Shares((share,) * SHARES_MAX))) < BODY_BYTES_MAX
 
 
 def test_an_object_is_whole_by_the_blocks_of_one_version() -> None:

@@ -34,7 +34,8 @@ class Asked:
         self.metrics = OperatorMetrics()
         self.warned: list[str] = []
         self.admission = Admission(
-            Offers("http://cache"), holdings, lambda: may_gate, self.metrics, warned=self.warned.append,
+            Offers("http://cache"), holdings, lambda: may_gate, self.metrics, name="outrider-operator",
+            warned=self.warned.append,
             decide_s=decide_s,
         )  # fmt: skip
 

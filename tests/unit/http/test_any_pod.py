@@ -30,7 +30,7 @@ class Webhook:
     def __init__(self) -> None:
         self._metrics = OperatorMetrics()
         self._admission = Admission(
-            Offers("http://cache", SIDECAR), lambda _: HELD, lambda: True, self._metrics, decide_s=600.0
+            Offers("http://cache", SIDECAR), lambda _: HELD, lambda: True, self._metrics, name="first", decide_s=600.0
         )
 
     async def changed(self, manifest: Pod) -> Pod:

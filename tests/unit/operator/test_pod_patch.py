@@ -31,7 +31,7 @@ OWN_TERM = {"weight": 10, "preference": {"matchExpressions": [{"key": "gpu", "op
 
 def admitted(manifest: Pod, holdings: list[Holding] = HELD, offers: Offers = OFFERS) -> Pod:
     before = copy.deepcopy(manifest)
-    result = patched(manifest, patch_of(manifest, wishes_in(manifest), offers, holdings))
+    result = patched(manifest, patch_of(manifest, wishes_in(manifest), offers, holdings, opener="first"))
     assert manifest == before
     for version in KUBERNETES:
         validate(result, version)

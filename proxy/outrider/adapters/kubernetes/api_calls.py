@@ -27,6 +27,7 @@ class ApiCall(NamedTuple):
 API_CALLS = (
     ApiCall("list", "", "pods", Scope.CLUSTER, False, "finds pods that carry the labels, and are pending or new"),
     ApiCall("patch", "", "pods", Scope.CLUSTER, False, "opens the gate of a pod and sets its affinity"),
+    ApiCall("list", "", "namespaces", Scope.CLUSTER, False, "finds the namespaces that its webhook selects"),
     ApiCall("list", "", "nodes", Scope.CLUSTER, False, "finds the zones where a pod that waits can run"),
     ApiCall(
         "create", "authorization.k8s.io", "selfsubjectaccessreviews", Scope.CLUSTER, False,

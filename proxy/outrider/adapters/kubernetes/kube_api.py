@@ -27,6 +27,7 @@ _Secret = create_namespaced_resource("", "v1", "Secret", "secrets")
 _Lease = create_namespaced_resource("coordination.k8s.io", "v1", "Lease", "leases")
 _Slices = create_namespaced_resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
 _Node = create_global_resource("", "v1", "Node", "nodes")
+_Namespace = create_global_resource("", "v1", "Namespace", "namespaces")
 _Review = create_global_resource("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews")
 _Webhook = create_global_resource(
     "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations"
@@ -40,7 +41,7 @@ class _Kind(NamedTuple):
 
 _KINDS = {
     "Secret": _Kind(_Secret), "Lease": _Kind(_Lease), "MutatingWebhookConfiguration": _Kind(_Webhook, True),
-    "Node": _Kind(_Node, True),
+    "Node": _Kind(_Node, True), "Namespace": _Kind(_Namespace, True),
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.operator.affinity import Holding, preferred_terms
-from outrider.core.operator.wishes import INJECT, Inject, WishError, Wishes, wishes_of
+from outrider.core.operator.wishes import INJECT, OPERATOR, Inject, WishError, Wishes, wishes_of
 
 GATE = "outrider.dev/warm"
 # The variables of SDKs and of s5cmd.
@@ -51,9 +51,10 @@ def wishes_in(pod: Mapping[str, Any]) -> Wishes:
 
 
 def patch_of(
-    pod: Mapping[str, Any], wishes: Wishes, offers: Offers, holdings: Iterable[Holding], *, may_gate: bool = True
+    pod: Mapping[str, Any], wishes: Wishes, offers: Offers, holdings: Iterable[Holding], *, opener: str | None
 ) -> list[Operation]:
-    """`holdings`: where the pod's data is. `may_gate` False: no pod is held back."""
+    """`holdings`: where the pod's data is. `opener`: the name of the operator that opens its gate; None: no pod is held
+    back."""
     spec: Mapping[str, Any] = pod.get("spec") or {}
     patch: list[Operation] = []
     if not spec:
@@ -64,8 +65,8 @@ def patch_of(
         patch += _with_sidecar(spec, offers.sidecar)
     # A pod that names its node is not scheduled.
     if wishes.is_near and not spec.get("nodeName"):
-        if wishes.warm is not None and may_gate:
-            patch += _gated(spec)
+        if wishes.warm is not None and opener is not None:
+            patch += _gated(spec, opener)
         else:
             patch += affinity_patch(spec, holdings)
     return patch
@@ -108,15 +109,23 @@ def opened(pod: Mapping[str, Any], holdings: Iterable[Holding]) -> list[Operatio
     return []
 
 
+def is_of(pod: Mapping[str, Any], operator: str) -> bool:
+    """Whether no other operator of the cluster has closed the gate of the pod."""
+    annotations: Mapping[str, str] = (pod.get("metadata") or {}).get("annotations") or {}
+    return annotations.get(OPERATOR, operator) == operator
+
+
 def is_gated(pod: Mapping[str, Any]) -> bool:
     return any(gate.get("name") == GATE for gate in _each(pod.get("spec") or {}, "schedulingGates"))
 
 
-def _gated(spec: Mapping[str, Any]) -> list[Operation]:
+def _gated(spec: Mapping[str, Any], opener: str) -> list[Operation]:
+    """A pod that waits has annotations: those of its wishes."""
     gates = _each(spec, "schedulingGates")
     if any(gate.get("name") == GATE for gate in gates):
         return []
-    return _appended("/spec/schedulingGates", gates, [{"name": GATE}])
+    mark = {"op": "add", "path": f"/metadata/annotations/{OPERATOR.replace('/', '~1')}", "value": opener}
+    return [mark, *_appended("/spec/schedulingGates", gates, [{"name": GATE}])]
 
 
 def _with_endpoint(spec: Mapping[str, Any], url: str) -> list[Operation]:

@@ -12,6 +12,8 @@ from outrider.core.maintenance.object_list import OBJECTS_MAX, count_of
 
 PREFIX = "outrider.dev/"
 SCHEDULE, INJECT = "outrider.dev/schedule", "outrider.dev/inject"
+OPERATOR = "outrider.dev/operator"
+"""The annotation by which the webhook says which operator opens the gate of the pod."""
 DATA, WARM, DEADLINE = "outrider.dev/data", "outrider.dev/warm", "outrider.dev/warm-deadline"
 _LABELS, _ANNOTATIONS = (SCHEDULE, INJECT), (DATA, WARM, DEADLINE)
 DEADLINE_S = 15 * 60.0
@@ -53,7 +55,7 @@ def wishes_of(labels: Mapping[str, str | None], annotations: Mapping[str, str | 
 def _wishes_of(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Wishes:
     for kind, given, known in (("label", labels, _LABELS), ("annotation", annotations, _ANNOTATIONS)):
         for name in given:
-            if name.startswith(PREFIX) and name not in known:
+            if name.startswith(PREFIX) and name not in known and name != OPERATOR:
                 raise WishError(f"{kind} {name} is unknown; there are {', '.join(known)}")
     schedule = labels.get(SCHEDULE, "false")
     if schedule not in ("true", "false"):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from math import inf
 
-from outrider.core.operator.pod_patch import is_gated, opened, wishes_in
+from outrider.core.operator.pod_patch import is_gated, is_of, opened, wishes_in
 from outrider.core.operator.warm_gate import (
     Opening,
     best_report,
@@ -27,6 +27,7 @@ from outrider.core.operator.wishes import INJECT, SCHEDULE, WishError, Wishes
 from outrider.engine.operator.event_writer import EventWriter
 from outrider.engine.operator.holdings import Holdings
 from outrider.engine.operator.metrics import OperatorMetrics
+from outrider.engine.operator.namespaces import Namespaces
 from outrider.engine.operator.warming import Data, Waiting, Warming
 from outrider.operator_ports import (
     CacheError,
@@ -55,16 +56,18 @@ _LOOK_S = 10.0
 
 
 class Gates:
-    """All on one loop. `clock`: seconds since the epoch."""
+    """All on one loop. `name`: that of the operator, `me`: that of this process. `clock`: seconds since the epoch."""
 
     def __init__(
-        self, kube: Kube, caches: Caches, holdings: Holdings, metrics: OperatorMetrics, *, me: str,
-        clock: Callable[[], float],
+        self, kube: Kube, caches: Caches, holdings: Holdings, metrics: OperatorMetrics, namespaces: Namespaces,
+        *, name: str, me: str, clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._kube = kube
         self._caches = caches
         self._holdings = holdings
         self._metrics = metrics
+        self._namespaces = namespaces
+        self._name = name
         self._clock = clock
         # By uid of pods that are pending: when the last Event was told, and the nodes that were told.
         self._told: dict[str, float] = {}
@@ -81,8 +84,9 @@ class Gates:
     async def step(self) -> float:
         """One round over all pods. Returns the seconds until the next one. Raises KubeError: no pods were listed."""
         begun = self._warming.begun
-        pods = {pod["metadata"]["uid"]: pod for pod in await self._kube.pending_pods(SCHEDULE, None)}
-        pods.update({pod["metadata"]["uid"]: pod for pod in await self._kube.pending_pods(INJECT, None)})
+        listed = [*await self._kube.pending_pods(SCHEDULE, None), *await self._kube.pending_pods(INJECT, None)]
+        own = await self._namespaces.with_own(listed)
+        pods = {pod["metadata"]["uid"]: pod for pod in own if is_of(pod, self._name)}
         for kept in (self._invalid, self._followed):
             kept &= pods.keys()
         self._told = {uid: at for uid, at in self._told.items() if uid in pods}

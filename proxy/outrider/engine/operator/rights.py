@@ -8,6 +8,8 @@ from outrider.ports import Clock
 CHECK_S = 20.0
 # An answer of the API server counts for so long. It may be away for a while.
 _PROVEN_S = 90.0
+# Without the nodes a gate opens as well.
+_NEEDED = (("list", "pods"), ("patch", "pods"), ("list", "namespaces"))
 
 
 class Rights:
@@ -25,9 +27,9 @@ class Rights:
     async def step(self) -> None:
         """Asks the API server. Raises KubeError: it does not answer, or refuses."""
         now = self._monotonic()
-        for verb in ("list", "patch"):
-            if not await self._kube.may(verb, "", "pods"):
-                self._refused(f"{verb} pods")
+        for verb, resource in _NEEDED:
+            if not await self._kube.may(verb, "", resource):
+                self._refused(f"{verb} {resource}")
         lease = {"namespace": self._kube.namespace, "name": self._lease}
         if not await self._kube.may("update", "coordination.k8s.io", "leases", **lease):
             self._refused(f"update the lease {self._lease}")

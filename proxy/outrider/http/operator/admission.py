@@ -29,17 +29,19 @@ class ReviewError(ValueError):
 
 class Admission:
     """`holdings`: where data is; see `Holdings.of`. It is asked by another thread. `may_gate`: see `Rights.may_open`.
+    `name`: that of the operator.
     `warned`: gets the namespace of a pod whose wishes make no sense; a dry run makes no such pod. `decide_s`: a pod
     whose patch is not made by then is admitted as it is."""
 
     def __init__(
         self, offers: Offers, holdings: Callable[[Sequence[str]], Sequence[Holding]], may_gate: Callable[[], bool],
-        metrics: OperatorMetrics, *, warned: Callable[[str], None] = lambda _: None, decide_s: float = DECIDE_S,
+        metrics: OperatorMetrics, *, name: str, warned: Callable[[str], None] = lambda _: None, decide_s: float = DECIDE_S,
     ) -> None:  # fmt: skip
         self._offers = offers
         self._holdings = holdings
         self._may_gate = may_gate
         self._metrics = metrics
+        self._name = name
         self._warned = warned
         self._decide_s = decide_s
 
@@ -84,4 +86,4 @@ class Admission:
     def _decide(self, pod: Mapping[str, Any], may_gate: bool) -> tuple[Wishes, list[dict[str, Any]]]:
         wishes = wishes_in(pod)
         holdings = self._holdings(wishes.data) if wishes.data else ()
-        return wishes, patch_of(pod, wishes, self._offers, holdings, may_gate=may_gate)
+        return wishes, patch_of(pod, wishes, self._offers, holdings, opener=self._name if may_gate else None)
