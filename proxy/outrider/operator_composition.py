@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from outrider.adapters.kubernetes.certificates import X509Certifier
-from outrider.adapters.process.listening import bind
+from outrider.adapters.process.listening import bind, naming
 from outrider.core.operator.leadership import RENEW_S
 from outrider.core.operator.pod_patch import Offers
 from outrider.engine.operator.event_writer import EventWriter
@@ -71,7 +71,7 @@ class Operator:
     @asynccontextmanager
     async def running(self, webhook: tuple[str, int], plain: tuple[str, int]) -> AsyncIterator[tuple[int, int]]:
         """Yields the ports. A host is "" for all addresses. Raises OSError: one of them cannot be listened on."""
-        with _bound(webhook) as at_webhook, _bound(plain) as at_plain:
+        with _bound(webhook, "--webhook-listen") as at_webhook, _bound(plain, "--listen") as at_plain:
             async with self._listening(at_webhook, at_plain) as ports:
                 yield ports
 
@@ -146,6 +146,8 @@ class Operator:
         return await self._gates.step()
 
 
-def _bound(at: tuple[str, int]) -> socket.socket:
+def _bound(at: tuple[str, int], flag: str) -> socket.socket:
+    """Raises OSError, which names the flag."""
     host, port = at
-    return bind(host or "::", port)
+    with naming(flag, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"):
+        return bind(host or "::", port)

@@ -44,8 +44,8 @@ class Kube(Protocol):
     async def all_of(self, kind: str) -> Sequence[Manifest]:
         """All objects of a kind that has no namespace: Node or Namespace."""
 
-    async def pods_in(self, namespace: str, label: str) -> Sequence[Manifest]:
-        """Pods of that namespace, of any phase, that have the label."""
+    async def pods_in(self, namespace: str, label: str | None) -> Sequence[Manifest]:
+        """Pods of that namespace, of any phase, that have the label; None: all of them."""
 
     async def patch_pod(self, namespace: str, name: str, patch: Sequence[Manifest]) -> None:
         """A JSON Patch. Raises ConflictError: a test in it failed."""

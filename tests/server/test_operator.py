@@ -8,6 +8,7 @@ import base64
 import copy
 import json
 import signal
+import socket
 import ssl
 import sys
 from collections.abc import Callable
@@ -16,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import yaml
 
 from outrider.adapters.kubernetes.api_calls import API_CALLS
 from outrider.core.operator.pod_patch import GATE
 from tests.support.bucket import Bucket
+from tests.support.certificate import certify
 from tests.support.child import Child
+from tests.support.command import Command
 from tests.support.fakes import ramp
 from tests.support.kube import HOST, NAME, NAMESPACE, configuration
 from tests.support.kube_server import EVENTS, LEASES, NAMESPACES, PODS, SLICES, WEBHOOKS, KubeServer, kube_server
@@ -32,12 +36,12 @@ from tests.support.proxy import Proxy, serving_environment
 BUCKET = "gated"
 
 
-def kubeconfig(path: Path, server: KubeServer, url: str) -> None:
-    cluster = {"server": url, "certificate-authority": str(server.account / "ca.crt")}
+def kubeconfig(path: Path, url: str, authority: Path, token: str) -> None:
+    cluster = {"server": url, "certificate-authority": str(authority)}
     path.write_text(yaml.safe_dump({
         "apiVersion": "v1", "kind": "Config", "current-context": "here",
         "clusters": [{"name": "here", "cluster": cluster}],
-        "users": [{"name": "me", "user": {"token": server.token}}],
+        "users": [{"name": "me", "user": {"token": token}}],
         "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
     }))  # fmt: skip
 
@@ -53,6 +57,25 @@ async def until(happened: Callable[[], Any], log: Path) -> Any:
 def ports(log: Path) -> dict[str, int]:
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
     return next((line for line in lines if line["event"] == "ready"), {})
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--webhook-listen"])
+async def test_a_port_in_use_is_told_with_the_flag_to_change(flag: str, bucket: Bucket, tmp_path: Path) -> None:
+    command = Command(bucket, tmp_path)
+    kubeconfig(tmp_path / "config", "https://127.0.0.1:1", certify(tmp_path).authority, "token")
+    command.environ["KUBECONFIG"] = str(tmp_path / "config")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = {"--listen": "127.0.0.1:0", "--webhook-listen": "127.0.0.1:0", flag: at}
+        words = [word for each in flags.items() for word in each]
+        done = await asyncio.to_thread(
+            command.run, "operator", "--endpoint", "http://127.0.0.1:1", "--cache", "cache/peers", *words
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"outrider: cannot listen: {flag} {at}: Address already in use. Something else listens there: stop it, or "
+        f"choose another address with {flag}.\n"
+    )
 
 
 async def test_a_pod_waits_until_its_data_is_known_to_be_warm(bucket: Bucket, tmp_path: Path) -> None:
@@ -75,13 +98,8 @@ async def test_a_pod_waits_until_its_data_is_known_to_be_warm(bucket: Bucket, tm
             labels = {"kubernetes.io/service-name": "peers"}
             # Nothing listens at the second address.
             endpoints = [
-                {
-                    "addresses": [f"127.0.0.{number}"],
-                    "nodeName": f"node-{zone}",
-                    "zone": f"zone-{zone}",
-                    "conditions": {},
-                }
-                for number, zone in enumerate("ab", 1)
+                {"addresses": [address], "nodeName": f"node-{zone}", "zone": f"zone-{zone}", "conditions": {}}
+                for zone, address in (("a", "127.0.0.1"), ("b", "127.0.0.2"))
             ]
             metadata = {"name": "peers-1", "namespace": NAMESPACE, "labels": labels}
             server.place(SLICES, {"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints})
@@ -92,7 +110,8 @@ async def test_a_pod_waits_until_its_data_is_known_to_be_warm(bucket: Bucket, tm
             gated["spec"]["schedulingGates"] = [{"name": GATE}]
             gated["metadata"]["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             server.place(PODS, gated)
-            kubeconfig(tmp_path / "config", server, f"https://127.0.0.1:{environ['KUBERNETES_SERVICE_PORT']}")
+            url = f"https://127.0.0.1:{environ['KUBERNETES_SERVICE_PORT']}"
+            kubeconfig(tmp_path / "config", url, server.account / "ca.crt", server.token)
             flags = {
                 "--endpoint": proxy.endpoint, "--cache": f"{NAMESPACE}/peers", "--namespace": NAMESPACE,
                 "--listen": "127.0.0.1:0", "--webhook-listen": "127.0.0.1:0", "--s3-port": str(proxy.address[1]),

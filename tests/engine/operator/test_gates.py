@@ -49,7 +49,7 @@ class FakeKube:
     async def all_of(self, kind: str) -> Sequence[Manifest]:
         raise AssertionError
 
-    async def pods_in(self, namespace: str, label: str) -> Sequence[Manifest]:
+    async def pods_in(self, namespace: str, label: str | None) -> Sequence[Manifest]:
         raise AssertionError
 
     async def patch_pod(self, namespace: str, name: str, patch: Sequence[Manifest]) -> None:

@@ -66,10 +66,16 @@ def accepts(bundle: str, server: Issued, now: float) -> bool:
     return True
 
 
-async def test_the_first_round_makes_all_that_the_api_server_needs() -> None:
+async def test_the_first_round_makes_all_that_the_api_server_needs(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     assert not world.operators[0].is_ready
-    await world.round()
+    with caplog.at_level("INFO"):
+        await world.round()
+    ends = [getattr(record, "ends", None) for record in caplog.records]
+    wanted = [
+        datetime.fromtimestamp(world.now + lasts_s, UTC).date().isoformat() for lasts_s in (AUTHORITY_S, SERVER_S)
+    ]
+    assert ends[:2] == wanted
     assert world.operators[0].is_ready
     [bundle], [[server]] = world.kube.bundles(), world.shown
     assert accepts(bundle, server, world.now)

@@ -24,16 +24,16 @@ class FakeKube(kube.FakeKube):
 
     pods: list[Pod] = field(default_factory=list)
     events: dict[str, Manifest] = field(default_factory=dict)
-    looks: list[tuple[str, str]] = field(default_factory=list)
+    looks: list[tuple[str, str | None]] = field(default_factory=list)
 
-    async def pods_in(self, namespace: str, label: str) -> Sequence[Manifest]:
+    async def pods_in(self, namespace: str, label: str | None) -> Sequence[Manifest]:
         self.looks.append((namespace, label))
         if self.away:
             raise KubeError(0, "away")
         return [
             each
             for each in self.pods
-            if each["metadata"]["namespace"] == namespace and label in each["metadata"]["labels"]
+            if each["metadata"]["namespace"] == namespace and label in (None, *each["metadata"]["labels"])
         ]
 
     async def emit(self, event: Manifest) -> None:
@@ -73,7 +73,7 @@ def runs(each: Pod) -> Pod:
 async def test_a_pod_that_runs_at_once_is_told_of_once(world: World) -> None:
     world.kube.pods += [runs(near(warm="150 %")), runs(near(warm="0.5", name="right")), runs(pod(name="other"))]
     world.kube.pods.append(runs(pod(labels={"outrider.dev/inject": "both"}, name="injected")))
-    world.warned.note("team")
+    world.warned.note("team", True)
     await world.until(30)
     assert world.kube.told() == ["injected", "train-0"]
     [event] = [each for each in world.kube.events.values() if each["involvedObject"]["name"] == "train-0"]
@@ -82,7 +82,7 @@ async def test_a_pod_that_runs_at_once_is_told_of_once(world: World) -> None:
 
 
 async def test_a_pod_that_comes_late_is_found_and_then_no_more_is_listed(world: World) -> None:
-    world.warned.note("team")
+    world.warned.note("team", True)
     await world.until(3)
     world.kube.pods.append(runs(near(warm="150 %")))
     await world.until(10)
@@ -94,14 +94,14 @@ async def test_a_pod_that_comes_late_is_found_and_then_no_more_is_listed(world: 
 
 async def test_where_nothing_was_wrong_nothing_is_listed(world: World) -> None:
     await world.until(10)
-    world.warned.note("team")
+    world.warned.note("team", True)
     await world.until(20)
     assert {namespace for namespace, _ in world.kube.looks} == {"team"}
 
 
 async def test_a_namespace_of_many_wrong_pods_is_not_listed_for_each(world: World) -> None:
     for second in range(60):
-        world.warned.note("team")
+        world.warned.note("team", True)
         await world.until(second)
     assert len(world.kube.looks) <= 2 * 60 / 5 + 2
 
@@ -110,7 +110,7 @@ async def test_two_operators_and_one_that_begins_anew_tell_once(world: World, ca
     world.kube.pods.append(runs(near(warm="150 %")))
     for _ in range(2):
         world.warned = world.operator()
-        world.warned.note("team")
+        world.warned.note("team", True)
         await world.until(world.now - NOW + 10)
     assert world.kube.told() == ["train-0"]
     assert caplog.text == "", "the API server has refused nothing that was to be told"
@@ -118,14 +118,14 @@ async def test_two_operators_and_one_that_begins_anew_tell_once(world: World, ca
 
 async def test_pods_that_ran_long_before_are_left_alone(world: World) -> None:
     world.kube.pods += [near(warm="150 %", created="2025-12-31T23:00:00Z", name="old"), near(warm="150 %")]
-    world.warned.note("team")
+    world.warned.note("team", True)
     await world.until(10)
     assert world.kube.told() == ["train-0"]
 
 
 async def test_an_api_server_that_is_away_is_asked_again(world: World) -> None:
     world.kube.pods.append(runs(near(warm="150 %")))
-    world.warned.note("team")
+    world.warned.note("team", True)
     world.now += 1
     world.kube.away = True
     with pytest.raises(KubeError):
@@ -133,3 +133,15 @@ async def test_an_api_server_that_is_away_is_asked_again(world: World) -> None:
     world.kube.away = False
     await world.until(10)
     assert world.kube.told() == ["train-0"]
+
+
+async def test_a_pod_that_names_data_and_lacks_the_label_is_told_which(world: World) -> None:
+    annotations = {"outrider.dev/data": "s3://corpus/train/"}
+    world.kube.pods += [runs(pod(annotations=annotations)), runs(pod(name="other"))]
+    world.kube.pods.append(runs(pod(annotations=annotations, labels={"outrider.dev/inject": "endpoint"}, name="half")))
+    world.warned.note("team", False)
+    await world.until(30)
+    assert world.kube.told() == ["half", "train-0"]
+    assert {event["message"] for event in world.kube.events.values()} == {
+        'annotation outrider.dev/data has no effect without the label outrider.dev/schedule: "true"'
+    }

@@ -152,6 +152,7 @@ def selects(selector: Manifest, labels: dict[str, str]) -> bool:
         "In": lambda key, values: labels.get(key) in values,
         "NotIn": lambda key, values: labels.get(key) not in values,
         "Exists": lambda key, _: key in labels,
+        "DoesNotExist": lambda key, _: key not in labels,
     }
     return selector.get("matchLabels", {}).items() <= labels.items() and all(
         matches[each["operator"]](each["key"], each.get("values", ())) for each in selector["matchExpressions"]
@@ -168,7 +169,7 @@ def test_a_webhook_that_is_away_stops_no_pod(made: dict[str, Manifest]) -> None:
 
 def test_no_upgrade_takes_the_authority_away_that_the_operator_has_set(made: dict[str, Manifest]) -> None:
     """Helm leaves fields alone that a chart never sets, an empty one among those that it sets."""
-    assert [each["clientConfig"].keys() for each in webhooks(made)] == [{"service"}, {"service"}]
+    assert {frozenset(each["clientConfig"]) for each in webhooks(made)} == {frozenset({"service"})}
     assert "Secret" not in made
 
 
@@ -186,16 +187,35 @@ def test_the_webhook_leads_to_the_operator(made: dict[str, Manifest]) -> None:
     assert made["Service"]["spec"]["selector"].items() <= labels
 
 
-def test_only_pods_that_ask_for_it_are_seen(chart: helm.Chart, made: dict[str, Manifest]) -> None:
-    seen = {each["name"]: each["objectSelector"] for each in webhooks(made)}
-    assert seen.keys() == {"schedule.outrider.dev", "inject.outrider.dev"}
-    near, injected = {"outrider.dev/schedule": "true"}, {"outrider.dev/inject": "sidecar"}
-    assert [name for name, selector in seen.items() if selects(selector, near)] == ["schedule.outrider.dev"]
-    assert [name for name, selector in seen.items() if selects(selector, injected)] == ["inject.outrider.dev"]
-    assert not any(selects(selector, {"outrider.dev/schedule": "false"}) for selector in seen.values())
+NEAR, INJECTED = {"outrider.dev/schedule": "true"}, {"outrider.dev/inject": "sidecar"}
+
+
+def test_each_pod_that_asks_for_it_is_seen_once(chart: helm.Chart, made: dict[str, Manifest]) -> None:
+    """Two webhooks would wait twice for an operator that does not answer."""
+    seen = {each["name"].partition(".")[0]: each["objectSelector"] for each in webhooks(made)}
+
+    def seeing(labels: dict[str, str]) -> list[str]:
+        return [name for name, selector in seen.items() if selects(selector, labels)]
+
+    assert seeing(NEAR) == seeing(NEAR | INJECTED) == ["schedule"]
+    assert seeing(INJECTED) == seeing(INJECTED | {"outrider.dev/schedule": "false"}) == ["inject"]
+    assert seeing({}) == ["unlabelled"]
+    assert seeing({"outrider.dev/schedule": "false"}) == []
     # Its own pods and those of the caches start without it, whatever their labels are.
     for own in (template(made), manifests(chart, VALUES)["DaemonSet"]["spec"]["template"]):
-        assert not any(selects(selector, own["metadata"]["labels"] | near | injected) for selector in seen.values())
+        assert [seeing(own["metadata"]["labels"] | more) for more in ({}, NEAR, INJECTED)] == [[], [], []]
+
+
+def test_a_pod_without_a_label_is_seen_where_the_api_server_can_tell_that_it_names_data(
+    made: dict[str, Manifest], tmp_path: Path
+) -> None:
+    [conditional] = [each for each in webhooks(made) if "matchConditions" in each]
+    assert conditional["name"] == "unlabelled.outrider.dev"
+    [condition] = conditional["matchConditions"]
+    assert '"outrider.dev/data"' in condition["expression"]
+    with in_cluster(tmp_path / "chart", kubernetes="1.29") as old:
+        names = [each["name"] for each in webhooks(of_operator(old, VALUES))]
+    assert names == ["inject.outrider.dev", "schedule.outrider.dev"]
 
 
 def test_the_namespaces_of_kubernetes_are_left_alone(made: dict[str, Manifest]) -> None:

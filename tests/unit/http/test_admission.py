@@ -32,10 +32,10 @@ class Asked:
         decide_s: float = 60.0,
     ) -> None:  # fmt: skip
         self.metrics = OperatorMetrics()
-        self.warned: list[str] = []
+        self.warned: list[tuple[str, bool]] = []
         self.admission = Admission(
             Offers("http://cache"), holdings, lambda: may_gate, self.metrics, name="outrider-operator",
-            warned=self.warned.append,
+            warned=lambda *told: self.warned.append(told),
             decide_s=decide_s,
         )  # fmt: skip
 
@@ -81,10 +81,20 @@ async def test_of_a_wish_that_makes_no_sense_its_user_is_warned(asked: Asked) ->
         """outrider: annotation outrider.dev/warm: '150 %' is no share of the data, like "0.95" or "95 %\""""
     ]
     assert asked.count("invalid") == 1
-    assert asked.warned == ["team"]
+    assert asked.warned == [("team", True)]
     assert (await asked.response(review_of(near(warm="150 %"), dry_run=True)))["warnings"]
     await asked.response(review_of(near()))
-    assert asked.warned == ["team"], "a dry run has no effects, and makes no pod"
+    assert asked.warned == [("team", True)], "a dry run has no effects, and makes no pod"
+
+
+@pytest.mark.parametrize(("labels", "result"), [({}, "unpatched"), ({"outrider.dev/inject": "endpoint"}, "patched")])
+async def test_data_without_its_label_is_warned_of(asked: Asked, labels: dict[str, str], result: str) -> None:
+    response = await asked.response(
+        review_of(pod(labels=labels, annotations={"outrider.dev/data": "s3://corpus/train/"}))
+    )
+    [warning] = response["warnings"]
+    assert 'without the label outrider.dev/schedule: "true"' in warning
+    assert (asked.warned, asked.count(result)) == ([("team", bool(labels))], 1)
 
 
 @pytest.mark.parametrize("spec", [None, [], {"containers": 7}, {"containers": [None]}, "text"])

@@ -105,9 +105,10 @@ class KubeApi:
         async with self._calling() as client:
             return [each async for each in client.list(_KINDS[kind].resource)]
 
-    async def pods_in(self, namespace: str, label: str) -> Sequence[Mapping[str, Any]]:
+    async def pods_in(self, namespace: str, label: str | None) -> Sequence[Mapping[str, Any]]:
+        labels = None if label is None else {label: None}
         async with self._calling() as client:
-            return [pod async for pod in client.list(_Pod, namespace=namespace, labels={label: None})]
+            return [pod async for pod in client.list(_Pod, namespace=namespace, labels=labels)]
 
     async def patch_pod(self, namespace: str, name: str, patch: Sequence[Mapping[str, Any]]) -> None:
         async with self._calling() as client:

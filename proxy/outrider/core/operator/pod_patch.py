@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.operator.affinity import Holding, preferred_terms
-from outrider.core.operator.wishes import INJECT, OPERATOR, Inject, WishError, Wishes, wishes_of
+from outrider.core.operator.wishes import INJECT, OPERATOR, SCHEDULE, Inject, WishError, Wishes, wishes_of
 
 GATE = "outrider.dev/warm"
 # The variables of SDKs and of s5cmd.
@@ -48,6 +48,12 @@ def wishes_in(pod: Mapping[str, Any]) -> Wishes:
     if wishes.inject is Inject.SIDECAR and (pod.get("spec") or {}).get("hostNetwork"):
         raise WishError(f"label {INJECT}: with hostNetwork all of the node could read through the sidecar")
     return wishes
+
+
+def has_label(pod: Mapping[str, Any]) -> bool:
+    """Whether it has a label of ours, by which it can be listed."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    return SCHEDULE in labels or INJECT in labels
 
 
 def patch_of(

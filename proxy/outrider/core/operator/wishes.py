@@ -45,6 +45,8 @@ class Wishes:
     warm: float | None = None
     deadline_s: float = DEADLINE_S
     inject: Inject | None = None
+    missing: str | None = None
+    """The label without which its data has no effect, in words for a person; None: nothing is missing."""
 
 
 def wishes_of(labels: Mapping[str, str | None], annotations: Mapping[str, str | None]) -> Wishes:
@@ -72,7 +74,11 @@ def _wishes_of(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Wis
         raise WishError(
             f"annotation {WARM} warms the cache of the nodes, and {INJECT}: sidecar gives the pod one of its own"
         )
-    return Wishes(data, is_near, warm, _seconds(annotations.get(DEADLINE)), inject)
+    # The label "false" says that this is meant.
+    missing = f'annotation {DATA} has no effect without the label {SCHEDULE}: "true"' if data else None
+    return Wishes(
+        data, is_near, warm, _seconds(annotations.get(DEADLINE)), inject, None if SCHEDULE in labels else missing
+    )
 
 
 def _inject(labels: Mapping[str, str]) -> Inject | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from outrider.core.operator.certificates import (
@@ -105,11 +106,11 @@ class Keeper:
         if work.authority:
             new = self._certifier.authority(Validity(now - BACKDATED_S, now + AUTHORITY_S))
             authorities = with_authority(authorities, new, now)
-            log.info("authority of the webhook was made", extra={"ends": new.validity.ends})
+            log.info("authority of the webhook was made", extra={"ends": _date(new.validity.ends)})
         if kept is None or work.server:
             by = signer(authorities, self._trust.settled(self._monotonic()), now)
             server = self._certifier.server(self._names, by, Validity(now - BACKDATED_S, now + SERVER_S))
-            log.info("certificate of the webhook was made", extra={"ends": server.validity.ends})
+            log.info("certificate of the webhook was made", extra={"ends": _date(server.validity.ends)})
             return Kept(authorities, server)
         return Kept(authorities, kept.server) if work.authority else kept
 
@@ -136,3 +137,7 @@ class Keeper:
             await self._kube.patch(_CONFIGURATION, self._name, patch)
             log.info("authority of the webhook is told to the API server", extra={"authorities": len(authorities)})
         self._trust.seen(authorities, now)
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()

@@ -7,7 +7,7 @@ refused after it: the Event can only follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -27,11 +27,13 @@ _OLDER_S = 60.0
 
 @dataclass(slots=True)
 class _Watched:
-    """`since`: the first warning. `look`: the next look; one at `until` or later is the last."""
+    """`since`: the first warning. `look`: the next look; one at `until` or later is the last. `labels`: those of the
+    pods to look at; None among them: all of the namespace."""
 
     since: float
     look: float
     until: float
+    labels: set[str | None]
 
 
 class Warned:
@@ -45,11 +47,12 @@ class Warned:
         # By uid.
         self._told: dict[str, str] = {}
 
-    def note(self, namespace: str) -> None:
-        """The webhook has warned of a pod there."""
+    def note(self, namespace: str, has_label: bool) -> None:
+        """The webhook has warned of a pod there, which has a label of ours or none."""
         now = self._clock()
-        watched = self._watched.setdefault(namespace, _Watched(now, now + _ARRIVES_S, now))
+        watched = self._watched.setdefault(namespace, _Watched(now, now + _ARRIVES_S, now, set()))
         watched.until = now + _AGAIN_S
+        watched.labels |= {SCHEDULE, INJECT} if has_label else {None}
 
     async def step(self) -> float:
         """Looks where it is time to. Returns the seconds until the next round. Raises KubeError."""
@@ -57,21 +60,24 @@ class Warned:
             now = self._clock()
             if now >= watched.look:
                 watched.look = now + _AGAIN_S
-                await self._look(namespace, watched.since - _OLDER_S)
+                labels = {None} if None in watched.labels else watched.labels
+                await self._look(namespace, labels, watched.since - _OLDER_S)
                 if now >= watched.until:
                     del self._watched[namespace]
                     self._told = {uid: where for uid, where in self._told.items() if where != namespace}
         return LOOK_S
 
-    async def _look(self, namespace: str, since: float) -> None:
+    async def _look(self, namespace: str, labels: Iterable[str | None], since: float) -> None:
         pods = {}
-        for label in (SCHEDULE, INJECT):
+        for label in labels:
             pods.update({pod["metadata"]["uid"]: pod for pod in await self._kube.pods_in(namespace, label)})
         for uid, pod in pods.items():
             created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
             if created >= since and uid not in self._told:
                 try:
-                    wishes_in(pod)
+                    wrong = wishes_in(pod).missing
                 except WishError as error:
+                    wrong = str(error)
+                if wrong is not None:
                     self._told[uid] = namespace
-                    await self._events.emit(pod, "InvalidAnnotation", str(error), is_warning=True, is_once=True)
+                    await self._events.emit(pod, "InvalidAnnotation", wrong, is_warning=True, is_once=True)

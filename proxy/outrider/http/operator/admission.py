@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outrider.core.operator.affinity import Holding
-from outrider.core.operator.pod_patch import Offers, patch_of, wishes_in
+from outrider.core.operator.pod_patch import Offers, has_label, patch_of, wishes_in
 from outrider.core.operator.wishes import WishError, Wishes
 from outrider.engine.operator.metrics import OperatorMetrics
 
@@ -30,12 +30,14 @@ class ReviewError(ValueError):
 class Admission:
     """`holdings`: where data is; see `Holdings.of`. It is asked by another thread. `may_gate`: see `Rights.may_open`.
     `name`: that of the operator.
-    `warned`: gets the namespace of a pod whose wishes make no sense; a dry run makes no such pod. `decide_s`: a pod
+    `warned`: gets the namespace of a pod whose wishes make no sense, and whether it has a label of ours; a dry run
+    makes no such pod. `decide_s`: a pod
     whose patch is not made by then is admitted as it is."""
 
     def __init__(
         self, offers: Offers, holdings: Callable[[Sequence[str]], Sequence[Holding]], may_gate: Callable[[], bool],
-        metrics: OperatorMetrics, *, name: str, warned: Callable[[str], None] = lambda _: None, decide_s: float = DECIDE_S,
+        metrics: OperatorMetrics, *, name: str, warned: Callable[[str, bool], None] = lambda *_: None,
+        decide_s: float = DECIDE_S,
     ) -> None:  # fmt: skip
         self._offers = offers
         self._holdings = holdings
@@ -56,6 +58,7 @@ class Admission:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ReviewError(f"no AdmissionReview with a request and an object: {error}") from error
         response: dict[str, Any] = {"uid": uid, "allowed": True}
+        wrong: str | None = None
         may_gate = self._may_gate()
         try:
             # On a thread: other pods need not wait, and the deadline holds.
@@ -65,21 +68,23 @@ class Admission:
             log.warning("a pod was admitted as it is, since its patch took too long")
             result = "late"
         except WishError as error:
-            result = "invalid"
-            response["warnings"] = [f"outrider: {error}"[:_WARNING_CHARS]]
-            if namespace and not is_dry_run:
-                self._warned(str(namespace))
+            result, wrong = "invalid", str(error)
         except Exception:
             # The pod is in no known form, and must not wait for us.
             log.exception("a pod was admitted as it is")
             result = "failed"
         else:
             result = "patched" if patch else "unpatched"
+            wrong = wishes.missing
             if wishes.warm is not None and not may_gate:
                 response["warnings"] = [f"outrider: {_NOT_GATED}"]
             if patch:
                 response["patchType"] = "JSONPatch"
                 response["patch"] = base64.b64encode(json.dumps(patch).encode()).decode()
+        if wrong is not None:
+            response["warnings"] = [f"outrider: {wrong}"[:_WARNING_CHARS]]
+            if namespace and not is_dry_run:
+                self._warned(str(namespace), has_label(pod))
         self._metrics.admissions.labels(result).inc()
         return {"apiVersion": version, "kind": "AdmissionReview", "response": response}
 
