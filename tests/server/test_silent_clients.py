@@ -113,7 +113,7 @@ async def test_silent_clients_of_the_webhook_leave_room_for_the_api_server(
     certificate.show(X509Certifier().server(frozenset({"hook"}), authority, validity))
     trusting = ssl.create_default_context(cadata=authority.certificate)
     async with listening(
-        Admission(Offers(), lambda _: (), lambda: True, metrics), metrics, certificate,
+        Admission(Offers(), lambda _: (), lambda: True, metrics, name="first"), metrics, certificate,
         webhook=bind("127.0.0.1", 0), plain=bind("127.0.0.1", 0), is_ready=lambda: True,
         connections_max=ROOM, handshake_timeout_s=0.05,
     ) as (webhook, plain):  # fmt: skip

@@ -136,7 +136,7 @@ class Scene:
         return first
 
     def weights(self, name: str = "train-0", *, namespace: str = "team") -> dict[str, int]:
-        """Of each node and zone that the pod prefers."""
+        """The weight of each node and zone that the pod prefers."""
         affinity = self.kube.found(PODS, namespace, name)["spec"].get("affinity") or {}
         terms = affinity.get("nodeAffinity", {}).get("preferredDuringSchedulingIgnoredDuringExecution", ())
         return {part["values"][0]: term["weight"] for term in terms for [part] in term["preference"].values()}

@@ -101,7 +101,8 @@ def operator(
 
     operator = Operator(
         kube, caches, offers, cache=(of_namespace, service), name=name,
-        me=os.environ.get("POD_NAME") or socket.gethostname(), namespaces=namespaces, has_zones=peer_domain is Domain.ZONE,
+        me=os.environ.get("POD_NAME") or socket.gethostname(), namespaces=namespaces,
+        has_zones=peer_domain is Domain.ZONE,
     )  # fmt: skip
     raise typer.Exit(asyncio.run(_serve(operator, kube, caches, places)))
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from outrider.core.cluster.object_samples import KnownObject, Sample, Union, drawn, number_of
 
-# Of each member, by key: the part of the object's ten bytes that it holds.
+# The bytes that each member holds of each object of ten bytes, by key.
 members = st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.text(max_size=3), st.integers(0, 10)), min_size=1)
 
 

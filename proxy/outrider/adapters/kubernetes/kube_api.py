@@ -54,17 +54,16 @@ class KubeApi:
 
     def __init__(self, namespace: str | None = None, *, service_account: Path = Path(SERVICE_ACCOUNT)) -> None:
         """`namespace` None: that of the service account or kubeconfig."""
+        self._authority_file = service_account / "ca.crt"
+        self._authority = self._authority_now()
         try:
-            config = KubeConfig.from_env(service_account=service_account).get()
+            self._config = config = KubeConfig.from_env(service_account=service_account).get()
+            self._client = self._made()
         except (ConfigError, OSError, KeyError) as error:
             raise SettingsError(
                 f"outrider operator needs a pod with a service account, or a kubeconfig: {error}"
             ) from error
         self.namespace = namespace or config.namespace or "default"
-        self._config = config
-        self._authority_file = service_account / "ca.crt"
-        self._authority = self._authority_now()
-        self._client = self._made()
 
     async def close(self) -> None:
         await self._client.close()

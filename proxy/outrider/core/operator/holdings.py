@@ -65,7 +65,7 @@ class Held:
         self._lengths = sorted(set(map(len, self._heads)))
 
     def of(self, urls: Sequence[str]) -> list[Holding]:
-        """Of each node, and of the caches of each zone together. Empty: no cache knows the data."""
+        """The share of each node, and of the caches of each zone together. Empty: no cache knows the data."""
         names: set[str] = set()
         for wanted in {url.removeprefix("s3://").partition("{")[0] for url in urls}:
             for head in islice(self._heads, bisect_left(self._heads, wanted), None):

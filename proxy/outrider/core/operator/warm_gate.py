@@ -122,7 +122,7 @@ def opening_of(wishes: Wishes, waited_s: float, zones: Sequence[ZoneWarmth]) -> 
 
 
 def best_report(zones: Sequence[ZoneWarmth]) -> Mapping[str, Any] | None:
-    """Of the zone that holds most; None: no cache has begun."""
+    """The report of the zone that holds most; None: no cache has begun."""
     return max((zone.report for zone in zones if zone.report is not None), key=share_of, default=None)
 
 

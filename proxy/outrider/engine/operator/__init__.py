@@ -2,7 +2,8 @@
 
 1. `leader` holds the lease: of several operators one acts. All of them serve the webhook.
 2. `holdings` asks the caches for their datasets, so that the webhook answers from memory.
-3. `gates` warms what pods wait for, and opens their gates.
+3. `gates` opens the gates of pods, by the data that `warming` has warmed in a zone where they can run. `namespaces`
+   tells whose pods they are.
 4. `warned` tells of pods whose annotations make no sense, and that did not wait for `gates`.
 5. `rights` tells whether this operator may open gates. Otherwise it closes none.
 6. `keeper` keeps the certificates of the webhook.
