@@ -22,3 +22,14 @@ async def test_a_dataset_that_is_evicted_while_the_others_are_told_of_is_left_ou
     await asyncio.sleep(0)
     planner.removed(BlockKey(REFS[2].key.encode(), 0))
     assert [dataset["name"] for dataset in (await telling)["datasets"]] == names[:1]
+
+
+async def test_the_blocks_that_are_verified_count_as_held() -> None:
+    planner = Planner(1000, 10)
+    for ref in REFS[:2]:
+        version = ObjectVersion(ref, '"e"', 25)
+        for index in range(3):
+            planner.added(BlockKey(ref.key.encode(), index), version)
+    planner.proved(REFS[0].key.encode(), 1)
+    [told] = (await HeldDatasets(planner).told())["datasets"]
+    assert sorted((each.size, each.held) for each in told["objects"]) == [(25, 0), (25, 8)]

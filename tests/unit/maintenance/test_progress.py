@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.maintenance.sums import warmup_sum
 from outrider.core.origin.token_bucket import TokenBucket
 
 
@@ -31,6 +32,18 @@ def test_failures_are_kept_by_name_up_to_a_limit_and_counted_beyond() -> None:
     told = progress.told(2.0)
     assert (told["state"], told["objects"]["failed"]) == ("failed", FAILURES_TOLD_MAX + 5)
     assert len(told["failures"]) <= FAILURES_TOLD_MAX
+
+
+def test_a_report_tells_for_how_long_all_parts_have_ended_and_which_failures_may_pass() -> None:
+    first, last, running = Progress(0.0), Progress(0.0), Progress(0.0)
+    first.fail("s3://bkt/1", "no answer", is_passing=True)
+    first.fail("s3://bkt/2", "403")
+    first.end(1.0)
+    last.end(7.0)
+    assert (first.told(9.0)["ended_s"], running.told(9.0)["ended_s"]) == (8.0, None)
+    assert [failure["passing"] for failure in first.told(9.0)["failures"]] == [True, False]
+    assert warmup_sum([first.told(9.0), last.told(9.0)])["ended_s"] == 2.0
+    assert warmup_sum([first.told(9.0), running.told(9.0)])["ended_s"] is None
 
 
 @settings(deadline=None)
