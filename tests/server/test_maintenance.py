@@ -163,7 +163,8 @@ def test_commands_are_listed_and_shown_in_the_status(proxy: Proxy) -> None:
     status = read_json(s3, "status.json")
     assert [command["name"] for command in status["warmups"]] == ["of mine"]
     assert [(command["reserved_bytes"], command["bytes"]["on_disk"]) for command in status["pins"]] == [(4096, 1)]
-    assert proxy.status()["warmups"] == status["warmups"]
+    by_age = {"ended_s": None}
+    assert [told | by_age for told in proxy.status()["warmups"]] == [told | by_age for told in status["warmups"]]
 
 
 def test_a_warm_up_can_be_cancelled_and_then_forgotten(proxy: Proxy) -> None:

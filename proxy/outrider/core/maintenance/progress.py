@@ -98,7 +98,8 @@ class Progress:
             "rate_bytes_per_s": round(self.rate_bytes_s(now)),
             "eta_s": None if eta_s is None else round(eta_s, 1),
             "elapsed_s": round((now if self.ended is None else self.ended) - self.started, 3),
-            "ended_s": None if self.ended is None else round(now - self.ended, 3),
+            # Whole seconds: a client that asks by HEAD first expects the same bytes from its GET.
+            "ended_s": None if self.ended is None else int(now - self.ended),
             "failures": [
                 {"object": name, "error": why, "passing": name in self.passing}
                 for name, why in islice(self.failures.items(), failures_max)
