@@ -108,6 +108,8 @@ class FakeCaches:
     async def warm(self, name: str, urls: Sequence[str], *, at: CachePod | None = None) -> None:
         if self.refuses is not None:
             raise self.refuses
+        if self.hangs == "all":
+            await asyncio.Event().wait()
         self.begun[name] += 1
         if at is not None:
             self.at.append((at.node, list(urls)))
@@ -254,6 +256,9 @@ async def test_a_deadline_passes_on_time_when_the_caches_hang(world: World) -> N
     for number in range(20):
         world.kube.add(near(f"s3://hanging/{number}/", warm="0.9", name=f"train-{number}"))
     world.caches.hangs = "all"
+    # So does the cache of a node where a pod was placed.
+    world.kube.add(near(nodeName="a", name="placed"), gated=False)
+    await world.holdings.refresh()
     world.now = NOW + 898.5
     assert await world.step() == 1.5, "the next round begins when the deadline passes"
     world.now = NOW + 900

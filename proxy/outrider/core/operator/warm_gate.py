@@ -108,7 +108,8 @@ def opening_of(wishes: Wishes, waited_s: float, zones: Sequence[ZoneWarmth]) -> 
     """None: the pod waits on. `zones`: those where it can run and whose caches answer."""
     best = max(zones, key=lambda zone: zone.share, default=None)
     for zone in zones:
-        if zone.report is not None and wishes.warm is not None and zone.is_warm(wishes.warm):
+        # A wish that was taken back since is for nothing.
+        if zone.report is not None and zone.is_warm(wishes.warm or 0.0):
             of = in_words(_expected(zone.report))
             return Opening("Warm", f"{_percent(share_of(zone.report))} of {of} are cached")
     data = data_in_words(wishes.data)

@@ -79,6 +79,9 @@ class Gates:
         self._waiting: dict[Data, Waiting] = {}
         self._judges: dict[Data, asyncio.Task[None]] = {}
         self._judging = asyncio.Semaphore(_AT_ONCE)
+        # Calls to the caches of nodes where pods were placed.
+        self._follows: set[asyncio.Task[None]] = set()
+        self._following = asyncio.Semaphore(_AT_ONCE)
         self._warming = Warming(kube, caches, holdings, clock)
 
     async def step(self) -> float:
@@ -101,35 +104,37 @@ class Gates:
                 waiting.setdefault(wishes.data, []).append((pod, wishes))
             elif wishes.is_near and uid not in self._followed and (node := pod["spec"].get("nodeName")):
                 self._followed.add(uid)
-                await self._follow(node, wishes.data)
+                self._follows.add(asyncio.create_task(self._follow(node, wishes.data), name="cache of a pod's node"))
         gated = sum(map(len, waiting.values()))
         self._metrics.gated.set(gated)
         self._tell_s = max(_TELL_S, gated / _EVENTS_PER_S)
         self._waiting.clear()
         self._waiting.update(waiting)
         self._warming.forget(but=waiting)
-        await self._judge_all()
+        await self._ask_caches()
         left_s = await self._open_overdue()
         return max(_SOON_S, min(_SOON_S if self._warming.begun > begun else STEP_S, left_s))
 
     async def close(self) -> None:
         """Ends the tasks that still wait for caches."""
-        for task in self._judges.values():
+        tasks = [*self._judges.values(), *self._follows]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._judges.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _judge_all(self) -> None:
+    async def _ask_caches(self) -> None:
         """A cache that hangs over one list keeps no pod that waits for another."""
         for data in self._waiting.keys() - self._judges.keys():
             self._judges[data] = asyncio.create_task(self._judge(data), name="gates of the same data")
-        if self._judges:
+        tasks = {*self._judges.values(), *self._follows}
+        if tasks:
             left_s = min(map(self._left_s, self._waiting), default=_ROUND_S)
-            await asyncio.wait(self._judges.values(), timeout=max(_SOON_S, min(_ROUND_S, left_s)))
-        ended = {data: task for data, task in self._judges.items() if task.done()}
-        for data in ended:
-            del self._judges[data]
-        for task in ended.values():
-            task.result()
+            await asyncio.wait(tasks, timeout=max(_SOON_S, min(_ROUND_S, left_s)))
+        self._judges = {data: task for data, task in self._judges.items() if not task.done()}
+        self._follows = {task for task in self._follows if not task.done()}
+        for task in tasks:
+            if task.done():
+                task.result()
 
     def _left_s(self, data: Data) -> float:
         """Until the first of its pods has waited long enough; negative: since then."""
@@ -162,7 +167,8 @@ class Gates:
         cache = self._holdings.pod_on(node)
         if cache is not None:
             try:
-                await self._caches.warm(warmup_name(data), data, at=cache)
+                async with self._following:
+                    await self._caches.warm(warmup_name(data), data, at=cache)
             except CacheError as error:
                 log.info("a cache was not told of a pod", extra={"node": node, "why": str(error)})
 
