@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 # A look at the free space is valid for so long. Each look makes a cold read wait for a thread before its first byte.
 _FREE_KNOWN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The room of a cache directory. `device` and `total_bytes`: of its file system. `most_bytes`: what its blocks take
+    now and what is free beyond the floor, for all directories there together."""
+
+    device: int
+    total_bytes: int
+    most_bytes: int
+
+
+def capacities(amount_bytes: int, share: float, rooms: Sequence[Room]) -> list[int]:
+    """The capacity of each directory, of a cache of `amount_bytes` in all and of `share` of each file system.
+
+    The amount is divided in proportion to the rooms. Directories on one file system divide its room and its share
+    evenly, so that together they take what one would.
+    """
+    beside = Counter(room.device for room in rooms)
+    parts = [room.most_bytes // beside[room.device] for room in rooms]
+    whole = sum(parts)
+    if not whole:
+        parts, whole = [1] * len(rooms), len(rooms)
+    return [
+        amount_bytes * part // whole + int(share * room.total_bytes) // beside[room.device]
+        for room, part in zip(rooms, parts, strict=True)
+    ]
 
 
 class DiskBudget:
     """Counts bytes before they are written. The free space of the file system and the time are arguments."""
 
-    def __init__(self, capacity_bytes: int, min_free_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, min_free_bytes: int = 0) -> None:
+        if capacity_bytes < 0 or min_free_bytes < 0:
+            raise ValueError(f"impossible limits: {capacity_bytes}, {min_free_bytes}")
         self.capacity_bytes = capacity_bytes
-        self._min_free_bytes = min_free_bytes
+        """The most bytes on disk, headers and reservations included."""
+        self.min_free_bytes = min_free_bytes
+        """Left free for others on the file system."""
         # Blocks, reservations, and files that the scan at the start has not read yet.
         self.used_bytes = 0
         # Reserved, and perhaps not on disk yet: the file system still shows this space as free.
@@ -78,10 +113,10 @@ class DiskBudget:
         # Files written since the look began are no longer pending, so the larger of the two counts.
         spoken_for = max(pending_before, self.pending_bytes)
         self._looked_at, self._reserved_since_look = now, need
-        self._free_beyond_floor = free_bytes - self._min_free_bytes - spoken_for
+        self._free_beyond_floor = free_bytes - self.min_free_bytes - spoken_for
         return max(self.used_bytes + need - self.capacity_bytes, need - self._free_beyond_floor)
 
     def most_bytes(self, free_bytes: int) -> int:
         """The most bytes that the store could hold, by its budget and by the free space."""
         on_disk = self.used_bytes - self.pending_bytes
-        return max(0, min(self.capacity_bytes, on_disk + free_bytes - self._min_free_bytes))
+        return max(0, min(self.capacity_bytes, on_disk + free_bytes - self.min_free_bytes))
