@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from pathlib import Path
 
 from aiohttp.abc import AbstractResolver
 from aiohttp.web_server import Server
@@ -17,6 +16,7 @@ from aiohttp.web_server import Server
 from outrider import __version__
 from outrider.adapters.disk import memory_dir
 from outrider.adapters.disk.block_dir import BlockDir
+from outrider.adapters.disk.disk import open_all
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.origin import aws_config
 from outrider.adapters.origin.credentials import AwsCredentials
@@ -100,7 +100,7 @@ async def running(
         stack.enter_context(keep_recent_errors(metrics.recent_errors))
         metrics.info.labels(__version__).set(1)
         metrics.started_at.set(wall_clock())
-        directory = stack.enter_context(_directory(settings.cache_dir))
+        directories = stack.enter_context(_directories(settings))
         tasks = await stack.enter_async_context(background())
         credentials = AwsCredentials(settings.listen)
         region = settings.region or await credentials.region() or DEFAULT_REGION
@@ -123,16 +123,16 @@ async def running(
         )  # fmt: skip
         machine = Machine(setup, lambda: cpu_times(lambda: origin.receiver_pids), lambda: origin.waiting > 0)
         resources = Resources(
-            metrics, directory, credentials, traced(origin, traces), oddities, shares, tasks, stack, descriptors,
+            metrics, directories, credentials, traced(origin, traces), oddities, shares, tasks, stack, descriptors,
             traces, clock, wall_clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s),
             machine, _peer_socket(settings, stack),
         )  # fmt: skip
-        _warn_of_few_blocks(settings, directory.total_bytes())
         outrider, recovery = compose(settings, resources)
+        _warn_of_few_blocks(outrider)
         outrider.region = region
         if settings.tls_cert is not None and settings.tls_key is not None:
             outrider.tls = PortTls(settings.tls_cert, settings.tls_key)
-        waits = directory.snapshot_bytes() <= _INDEX_WAIT_BYTES_MAX
+        waits = sum(directory.snapshot_bytes() for directory in directories) <= _INDEX_WAIT_BYTES_MAX
         endless = {
             tasks.spawn(_recover(outrider, recovery), "recovery"),
             tasks.spawn(_tick(outrider.prefetch, outrider.overview), "prefetch"),
@@ -140,6 +140,10 @@ async def running(
             *(
                 tasks.spawn(follow(what, read, outrider.bell.sleep), f"changes of {what}")
                 for what, read in _read_again(outrider, origin)
+            ),
+            *(
+                tasks.spawn(_watch(outrider, recovery, number), f"disk {number}")
+                for number in range(len(directories) if len(directories) > 1 else 0)
             ),
         }
         if waits:
@@ -150,8 +154,9 @@ async def running(
             endless |= await outrider.cluster.begin(stack, outrider.bell.sleep)
             await outrider.cluster.settled()
         listener = await _serve(outrider, stack)
+        where = ", ".join(str(directory.root) for directory in directories)
         log.info("ready", extra={"listen": outrider.listen, "admin": outrider.admin, "origin": origin.endpoint,
-                                 "cache_dir": str(directory.root), "version": __version__})  # fmt: skip
+                                 "cache_dir": where, "version": __version__})  # fmt: skip
         try:
             yield outrider
         finally:
@@ -167,8 +172,9 @@ async def running(
             outrider.store.stopping = True
             await tasks.stop()
             await recovery.save()
-            await learned_file.save(directory, outrider.planner.registry, outrider.store.work)
-            await warmup_file.save(directory.warmups, under_way, outrider.store.work)
+            first = outrider.store.working_disks[0]
+            await learned_file.save(first.directory, outrider.planner.registry, first.work)
+            await warmup_file.save(first.directory.warmups, under_way, first.work)
 
 
 def _read_again(outrider: Outrider, origin: HttpOrigin) -> Iterator[tuple[str, Callable[[], bool]]]:
@@ -191,9 +197,9 @@ def _descriptors(settings: Settings) -> DescriptorBudget:
         raise SettingsError(f"{error}. Raise it: ulimit -n, LimitNOFILE=.") from error
 
 
-def _warn_of_few_blocks(settings: Settings, disk_bytes: int) -> None:
-    least = BLOCKS_FEW * settings.block_size
-    if settings.policy != "none" and settings.cache_size.of(disk_bytes) < least:
+def _warn_of_few_blocks(outrider: Outrider) -> None:
+    least = BLOCKS_FEW * outrider.settings.block_size
+    if outrider.settings.policy != "none" and outrider.store.capacity_bytes < least:
         do = f"set --cache-size to {least // 1024}KiB or more, or make --block-size smaller"
         log.warning("the cache has room for fewer than four blocks", extra={"do": do})
 
@@ -211,11 +217,15 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     if outrider.cluster is not None:
         outrider.cluster.members.ready()
     outrider.control.maintenance.pinning.resume()
-    await outrider.control.maintenance.resume(
-        await outrider.store.work.run(warmup_file.take, outrider.store.directory.warmups)
-    )
+    for disk in outrider.store.working_disks:
+        await outrider.control.maintenance.resume(await disk.work.run(warmup_file.take, disk.directory.warmups))
     if outrider.settings.scrub_bandwidth:
         await recovery.scrub(ScrubPace(outrider.settings.scrub_bandwidth, ROUND_S))
+
+
+async def _watch(outrider: Outrider, recovery: Recovery, number: int) -> None:
+    await outrider.indexed.wait()
+    await recovery.watch(number)
 
 
 async def _tick(prefetch: Prefetch, overview: Overview) -> None:
@@ -322,13 +332,14 @@ async def _idle(outrider: Outrider) -> None:
 
 
 @contextmanager
-def _directory(setting: Path) -> Iterator[BlockDir]:
-    """The cache directory, locked; a directory on the tmpfs is removed at the end."""
-    memory = str(setting) == "memory"
-    directory = BlockDir.open(memory_dir.make() if memory else setting.expanduser())
+def _directories(settings: Settings) -> Iterator[list[BlockDir]]:
+    """The cache directories, locked; a directory on the tmpfs is removed at the end."""
+    memory = settings.cache_in_memory
+    directories = open_all([memory_dir.make()] if memory else [path.expanduser() for path in settings.cache_dir])
     try:
-        yield directory
+        yield directories
     finally:
-        directory.close()
-        if memory:
-            memory_dir.remove(directory.root)
+        for directory in directories:
+            directory.close()
+            if memory:
+                memory_dir.remove(directory.root)

@@ -168,7 +168,8 @@ class Cluster:
             Sender(me.name, self._boot, lambda: self._membership.view), self._transport, forgetter, self._runtime,
             self._metrics,
         )  # fmt: skip
-        keeper = None if in_memory else MembersFile(store.directory.members, store.work)
+        first = store.working_disks[0]
+        keeper = None if in_memory else MembersFile(first.directory.members, first.work)
         self.members = Members(
             self._membership, self._boot, self._source, self._transport, self.forgets, keeper, self._runtime, time.time,
             random.Random().random, self._metrics,  # noqa: S311 - jitter

@@ -11,13 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.disk.block_store import DiskBlockStore, Limits
+from outrider.adapters.disk.block_store import DiskBlockStore
+from outrider.adapters.disk.disk import Sizes, disks_of
 from outrider.adapters.disk.recovery import Recovery
-from outrider.adapters.disk.written_names import WrittenNamesFile
+from outrider.adapters.disk.written_names import Runs, WrittenNamesFile, WrittenNamesFiles
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.process.port_tls import PortTls
 from outrider.adapters.process.read_again import Bell
-from outrider.adapters.state import learned_file, pin_file
+from outrider.adapters.state import learned_file, newest, pin_file
 from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
@@ -140,7 +141,7 @@ class Resources:
     alone."""
 
     metrics: Metrics
-    directory: BlockDir
+    directories: Sequence[BlockDir]
     credentials: AwsCredentials
     origin: Origin
     oddities: OriginOddities
@@ -158,16 +159,17 @@ class Resources:
 
 def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recovery]:
     """A proxy that does not listen yet, and the recovery of its index. Raises SettingsError."""
-    metrics, directory, origin = resources.metrics, resources.directory, resources.origin
+    metrics, directories, origin = resources.metrics, resources.directories, resources.origin
     shares, tasks, stack, clock = resources.shares, resources.tasks, resources.stack, resources.clock
     descriptors = resources.descriptors
-    total = directory.total_bytes()
-    limits = Limits(settings.cache_size.of(total), settings.min_free.of(total), descriptors.block_files)
-    miss_ratio = MissRatioCurve(limits.capacity_bytes)
+    sizes = Sizes(settings.cache_size, settings.min_free)
+    disks = disks_of(directories, sizes, metrics, clock)
+    capacity_bytes = sum(disk.budget.capacity_bytes for disk in disks)
+    miss_ratio = MissRatioCurve(capacity_bytes)
     layout = BlockLayout(origin.endpoint, settings.block_size)
     pins = Pins(lambda size: layout.disk_bytes(size, block_file.usual_disk_bytes), layout.version_id)
     planner = Planner(
-        limits.capacity_bytes,
+        capacity_bytes,
         settings.block_size,
         disk_bytes=block_file.usual_disk_bytes,
         opened=miss_ratio.opened,
@@ -176,12 +178,14 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         pins=pins,
         templates=metrics.usage.templates,
     )
-    learned_file.load(directory.orders, planner.registry)
-    cluster = _cluster(settings, resources, layout, limits.capacity_bytes)
+    learned_file.load(newest([directory.orders for directory in directories]), planner.registry)
+    cluster = _cluster(settings, resources, layout, capacity_bytes)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
     its_policy = policy if cluster is None else cluster.near_first(policy)
-    store = DiskBlockStore(directory, its_policy, limits, metrics, clock, verify_always=always, pins=pins)
+    store = DiskBlockStore(
+        disks, its_policy, metrics, clock, open_files=descriptors.block_files, verify_always=always, pins=pins
+    )
     stack.callback(store.close)
     versions = VersionCache(origin.endpoint, settings.freshness_of, clock, settings.catalog_entries)
     scheduler = FillScheduler(AimdLimit(descriptors.fills), BackgroundLimit(descriptors.fills), clock)
@@ -192,7 +196,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     store.contents = contents
     memory = MemoryBudget(shares.clients_bytes)
     list_cache = ListCache(settings.list_ttl_of, clock, shares.listings_bytes, memory)
-    in_memory = str(settings.cache_dir) == "memory"
+    in_memory = settings.cache_in_memory
     if cluster is not None:
         cluster.connect(store, versions, contents, list_cache, in_memory=in_memory)
     peers = None if cluster is None else cluster.reads
@@ -227,15 +231,18 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         view=None if cluster is None else cluster.view,
     )  # fmt: skip
     pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
-    pinning.restore(pin_file.load(directory.pins), limits.capacity_bytes)
+    pinning.restore(pin_file.load(newest([directory.pins for directory in directories])), capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
-    touched = None if in_memory else WrittenNamesFile(directory, store.work, is_alone=cluster is None)
-    note = partial(note_written, touched, versions, version_lookup)
+    touched: list[WrittenNamesFile] = []
+    if not in_memory:
+        runs = Runs.of(directories) if len(disks) > 1 else None
+        touched = [WrittenNamesFile(disk.directory, disk.work, is_alone=cluster is None, runs=runs) for disk in disks]
+    note = partial(note_written, WrittenNamesFiles(touched) if touched else None, versions, version_lookup)
 
     def note_soon(ref: ObjectRef) -> None:
         tasks.spawn_apart(note([ref]), f"note {ref}")
 
-    if touched is not None and cluster is None:
+    if touched and cluster is None:
         versions.on_other = note_soon
     passthrough = Passthrough(
         origin, origin_reader, versions, list_cache.forget, note,
@@ -261,11 +268,11 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, senders, control, memory, readers)
     parts = Parts(resources.machine.cpu, resources.machine.is_short_of_connections, flights, scheduler)
-    setup = replace(resources.machine.setup, capacity_bytes=limits.capacity_bytes)
+    setup = replace(resources.machine.setup, capacity_bytes=capacity_bytes)
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), clock,
         Verdicts(metrics, setup, parts),
-        capacity_bytes=limits.capacity_bytes, name_of=partial(reader_shown, senders.names),
+        capacity_bytes=capacity_bytes, name_of=partial(reader_shown, senders.names),
         oddities=resources.oddities, origin_wait=lambda: origin_reader.long_wait, contents=contents,
     )  # fmt: skip
     outrider = Outrider(
@@ -291,7 +298,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     )  # fmt: skip
     return outrider, Recovery(
         store, versions, touched=touched, wall_clock=resources.wall_clock, is_alone=cluster is None,
-        under_way=lambda: passthrough.under_way,
+        under_way=lambda: passthrough.under_way, sizes=sizes,
     )  # fmt: skip
 
 
@@ -303,7 +310,7 @@ def _cluster(settings: Settings, resources: Resources, layout: BlockLayout, capa
 
     return Cluster(
         settings, layout, capacity_bytes, resources.metrics, resources.tasks, resources.clock, resources.peer_socket,
-        resources.directory.members,
+        newest([directory.members for directory in resources.directories]),
     )  # fmt: skip
 
 
@@ -362,4 +369,9 @@ def _spans(senders: Senders, traces: Traces | None) -> ServerSpans | None:
 
 
 async def _save_pins(store: DiskBlockStore, saved: Sequence[SavedPin]) -> None:
-    await pin_file.save(store.directory.pins, saved, store.work)
+    # On every disk: pins outlive any but the last of them. A start takes the newest ones.
+    disks = store.working_disks
+    saving = [pin_file.save(disk.directory.pins, saved, disk.work) for disk in disks]
+    failed = [error for error in await asyncio.gather(*saving, return_exceptions=True) if error is not None]
+    if len(failed) == len(disks):
+        raise failed[0]

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outrider.core.ahead.dataset.templates import Templates
+from outrider.core.cache.disk_budget import DiskBudget
 from outrider.core.insight.recent_errors import RecentErrors
 from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, ReadUnderWay, Sums, Usage
 
@@ -228,6 +230,23 @@ FIRST_BUCKET_S = 0.001
 """The upper bound of the first bucket of `Metrics.first_byte_s`."""
 
 
+class ShownDisk(Protocol):
+    """A disk of the store, which is on a higher floor. `name`: its directory."""
+
+    name: str
+    budget: DiskBudget
+    blocks: int
+    reads: int
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """`works`, `scanning` or `failing`, and why it fails."""
+        ...
+
+    @property
+    def works(self) -> bool: ...
+
+
 class Metrics:
     """One set of metrics in a registry of its own, so that two proxies in one process do not mix."""
 
@@ -311,6 +330,19 @@ class Metrics:
         )
         self.scrub_rounds = Counter("outrider_scrub_rounds", "Rounds of the scrubber over all blocks.", registry=r)
         self.store_errors = Counter("outrider_store_errors", "Errors of the cache disk.", ["act"], registry=r)
+        self.disk_errors = Counter("outrider_disk_errors", "Errors of each cache disk.", ["disk"], registry=r)
+        self.disk_reads = Counter("outrider_disk_reads", "Reads of blocks on each cache disk.", ["disk"], registry=r)
+        self.disk_bytes = Gauge("outrider_disk_bytes", "As outrider_store_bytes, of each disk.", ["disk"], registry=r)
+        self.disk_capacity_bytes = Gauge(
+            "outrider_disk_capacity_bytes", "The part of each disk in the budget of the store.", ["disk"], registry=r
+        )
+        self.disk_blocks = Gauge("outrider_disk_blocks", "Blocks on each cache disk.", ["disk"], registry=r)
+        self.disk_works = Gauge(
+            "outrider_disk_works",
+            "1: the disk takes new blocks; 0: it fails, or is being scanned, and the others take its blocks.",
+            ["disk"],
+            registry=r,
+        )
         self.disk_wait_s = Counter(
             "outrider_disk_wait_seconds",
             "Time that reads of blocks took whose pages were not in memory, over all of them.",
@@ -361,6 +393,23 @@ class Metrics:
         self.recent_errors = RecentErrors()
         self.before_read: list[Callable[[], None]] = []
         """Called before metrics are read: the fast path counts hits in plain integers, which are added up then."""
+
+    def show_disk(self, disk: ShownDisk) -> None:
+        """There are as many disks, and labels, as the settings name directories."""
+        name = disk.name
+        self.disk_errors.labels(name)
+        reads, counted = self.disk_reads.labels(name), 0
+
+        def count() -> None:
+            nonlocal counted
+            reads.inc(disk.reads - counted)
+            counted = disk.reads
+
+        self.before_read.append(count)
+        self.disk_bytes.labels(name).set_function(lambda: disk.budget.used_bytes)
+        self.disk_capacity_bytes.labels(name).set_function(lambda: disk.budget.capacity_bytes)
+        self.disk_blocks.labels(name).set_function(lambda: disk.blocks)
+        self.disk_works.labels(name).set_function(lambda: disk.works)
 
     def came(self, count: int) -> None:
         """Bytes of a body came from the origin."""

@@ -333,8 +333,8 @@ class BlockStore(Protocol):
         """Whether the block is here, and its checksum was right when it was written or first read."""
         ...
 
-    async def digest(self, lease: Lease) -> str:
-        """The digest of a block that was verified, as its file has it; empty: the disk did not tell."""
+    async def digest(self, block: BlockKey, lease: Lease) -> str:
+        """The digest of a block that was verified and is leased, as its file has it; empty: the disk did not tell."""
         ...
 
     def doubt(self, block: BlockKey) -> None:

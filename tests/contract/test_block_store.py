@@ -22,8 +22,9 @@ import pytest
 from outrider import pagecache
 from outrider.adapters.disk import block_io, block_reads, disk_threads, index_snapshot, memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
-from outrider.adapters.disk.block_store import DiskBlockStore, Limits
+from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.disk.block_writer import DiskBlockWriter
+from outrider.adapters.disk.disk import Disk as StoreDisk
 from outrider.adapters.disk.disk_threads import _THREADS, DiskThreads
 from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.adapters.disk.recovery import Recovery
@@ -31,6 +32,7 @@ from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import DIGEST_BYTES, PAGE_BYTES, BlockMeta, Header, PayloadChecksum, digest_text
+from outrider.core.cache.disk_budget import DiskBudget
 from outrider.core.cache.policies import POLICIES, Lru
 from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.errors import StoreUnavailable
@@ -115,8 +117,8 @@ class Disk:
         self.believed = Believed()
         self.capacity = capacity
         self.store = DiskBlockStore(
-            directory.open(root), POLICIES[policy](), Limits(capacity, min_free, open_files), self.metrics, self.clock,
-            verify_always=verify_always,
+            [StoreDisk(directory.open(root), DiskBudget(capacity, min_free), self.metrics, self.clock)],
+            POLICIES[policy](), self.metrics, self.clock, open_files=open_files, verify_always=verify_always,
         )  # fmt: skip
         self.recovery = Recovery(self.store, self.believed)
 
@@ -137,7 +139,7 @@ class Disk:
             lease.release()
 
     def path(self, meta: BlockMeta) -> Path:
-        return self.store.directory.path_of(meta.key)
+        return self.store.disks[0].directory.path_of(meta.key)
 
     def keep_budget(self) -> None:
         """Bytes on disk never exceed the accounted bytes, and those never exceed the budget."""
@@ -319,8 +321,8 @@ async def test_room_made_for_one_block_is_not_taken_by_another(steps: int, root:
     # With threads that answer at once, each order of the two is repeatable.
     disk = Disk(root, 2 * FILE)
     await disk.write(meta_of(0), meta_of(1))
-    disk.store.work.threads.shutdown()
-    disk.store.work.threads = AtOnce()
+    disk.store.disks[0].work.threads.shutdown()
+    disk.store.disks[0].work.threads = AtOnce()
     first = asyncio.create_task(disk.store.create(meta_of(2)))
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -437,7 +439,7 @@ async def test_free_space_stays_above_its_floor(root: Path, monkeypatch: pytest.
     with pytest.raises(StoreUnavailable):
         await disk.store.create(meta_of(5))
     await writer.abort()
-    assert disk.store.directory.free_bytes() >= 2 * FILE
+    assert disk.store.disks[0].directory.free_bytes() >= 2 * FILE
     # Other users took more: evicting all blocks would not make that room.
     monkeypatch.setattr(Crowded, "room", FILE)
     with pytest.raises(StoreUnavailable):
@@ -542,7 +544,7 @@ async def _gone(disk: Disk) -> None:
 
 
 async def _hung(disk: Disk) -> None:
-    disk.store.work.open_failed(TimeoutError())
+    disk.store.disks[0].work.open_failed(TimeoutError())
 
 
 async def _link(disk: Disk) -> None:
@@ -645,7 +647,7 @@ async def test_a_block_that_may_be_wrong_is_not_verified_at_once(
     elif why == "another kind of checksum is wanted":
         disk.store.contents = Wanting()
     else:
-        disk.store.directory.can_probe_memory = False
+        disk.store.disks[0].directory.can_probe_memory = False
     assert not disk.store.verify_at_once(meta_of(0).key)
     assert disk.store.lease_at_once(meta_of(0).key) is None
     assert open_fds(root) == before
@@ -718,7 +720,7 @@ async def test_an_opening_that_nobody_waits_for_is_dropped(root: Path, monkeypat
     disk, opened = Disk(root), Opened(monkeypatch)
     await disk.write(meta_of(0), meta_of(1))
     disk.store._verify_always = True
-    disk.store.work.threads = ThreadPoolExecutor(1)
+    disk.store.disks[0].work.threads = ThreadPoolExecutor(1)
     before = open_fds(root)
     reads = [asyncio.create_task(disk.store.lease(meta_of(number).key)) for number in (0, 1, 0, 1)]
     await asyncio.to_thread(opened.begun.wait, 60)
@@ -726,7 +728,7 @@ async def test_an_opening_that_nobody_waits_for_is_dropped(root: Path, monkeypat
         read.cancel()
     await asyncio.wait(reads)
     opened.may.set()
-    await asyncio.to_thread(disk.store.work.threads.shutdown)
+    await asyncio.to_thread(disk.store.disks[0].work.threads.shutdown)
     await asyncio.sleep(0)
     assert (opened.count, open_fds(root)) == (1, before), "and the file of the one that had begun is closed"
     disk.close()
@@ -848,7 +850,7 @@ async def test_a_file_whose_opening_may_take_long_is_opened_in_a_thread(
 ) -> None:
     disk = Disk(root, open_files=1)
     await disk.write(meta_of(0), meta_of(1))
-    monkeypatch.setattr(disk.store.directory, "can_probe_memory", False)
+    monkeypatch.setattr(disk.store.disks[0].directory, "can_probe_memory", False)
     assert disk.store.lease_at_once(meta_of(0).key) is None
     assert disk.store.lease_open(meta_of(0).key) is None
     lease = await disk.store.lease(meta_of(0).key)
@@ -1168,10 +1170,11 @@ async def test_the_digest_of_a_remote_file_is_read_in_a_thread(root: Path, monke
     lease = disk.store.lease_open(meta_of(0).key)
     assert lease is not None
     assert lease.block.is_remote
-    assert await disk.store.digest(lease) == digest_text(PayloadChecksum(payload_of(meta_of(0))).digest())
+    checksum = PayloadChecksum(payload_of(meta_of(0))).digest()
+    assert await disk.store.digest(meta_of(0).key, lease) == digest_text(checksum)
     with SickDisk(root) as sick:
         sick.hold("pread")
-        assert await disk.store.digest(lease) == ""
+        assert await disk.store.digest(meta_of(0).key, lease) == ""
         file = lease.block
         lease.release()
         file.doom()
@@ -1345,7 +1348,7 @@ async def test_after_a_failure_of_the_disk_no_block_waits_for_a_hanging_cleanup(
         await asyncio.wait([old])
         given_up = asyncio.create_task(writer.abort())
         await asyncio.sleep(0)
-        disk.store.work.write_failed("write", OSError("it hangs"))
+        disk.store.disks[0].work.write_failed("write", OSError("it hangs"))
         again = asyncio.create_task(disk.store.create(meta_of(0)))
         await asyncio.sleep(0)
         assert again.done()
@@ -1391,7 +1394,8 @@ async def test_what_fails_after_its_caller_left_is_counted_as_heard(
     with SickDisk(root) as sick:
         sick.hold(act)
         sick.fail([act], errno.EIO)
-        begun = writer.write(0, [payload_of(meta_of(1))]) if act == "write" else disk.store.digest(lease)
+        block = meta_of(0).key
+        begun = writer.write(0, [payload_of(meta_of(1))]) if act == "write" else disk.store.digest(block, lease)
         left = asyncio.create_task(begun)
         await asyncio.sleep(0)
         left.cancel()
@@ -1460,7 +1464,7 @@ async def test_a_writer_cancelled_at_any_step_releases_its_reservation_and_files
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
-    await all_done(disk.store.work)
+    await all_done(disk.store.disks[0].work)
     assert disk.store.used_bytes == FILE * len(disk.store)
     assert len(list((root / "v2").rglob("*.*"))) == 0
     assert on_disk(root) == disk.store.used_bytes
@@ -1473,7 +1477,7 @@ async def test_a_writer_cancelled_at_any_step_releases_its_reservation_and_files
 
 async def restarted(disk: Disk, *, clean: bool, capacity: int | None = None, policy: str = "lru") -> Disk:
     if clean:
-        await disk.recovery.index() if not disk.recovery._whole else None
+        await disk.recovery.index() if not disk.recovery._disks[0]._whole else None
         await disk.recovery.save()
     disk.close()
     fresh = Disk(disk.root, capacity or disk.capacity, policy=policy)
@@ -1625,7 +1629,7 @@ async def test_a_directory_filled_under_a_larger_budget_is_trimmed(clean: bool, 
 async def test_no_block_is_admitted_before_the_scan_knows_all_sizes(root: Path) -> None:
     disk = Disk(root)
     await disk.write(meta_of(0))
-    disk.store.admitting = False
+    disk.store.disks[0].admitting = False
     with pytest.raises(StoreUnavailable):
         await disk.store.create(meta_of(1))
     assert await disk.read(meta_of(0)) is not None
@@ -1798,7 +1802,7 @@ async def test_free_space_is_read_once_a_second_and_whenever_it_may_be_short(
         looks.append(free)
         return free
 
-    monkeypatch.setattr(type(disk.store.directory), "free_bytes", look)
+    monkeypatch.setattr(type(disk.store.disks[0].directory), "free_bytes", look)
     for index in range(3):
         await disk.write(meta_of(index))
     assert len(looks) == 1
@@ -1812,8 +1816,8 @@ async def test_free_space_is_read_once_a_second_and_whenever_it_may_be_short(
 
 
 def noting(disk: Disk) -> tuple[WrittenNamesFile, Recovery]:
-    touched = WrittenNamesFile(disk.store.directory, disk.store.work)
-    return touched, Recovery(disk.store, disk.believed, touched=touched)
+    touched = WrittenNamesFile(disk.store.disks[0].directory, disk.store.disks[0].work)
+    return touched, Recovery(disk.store, disk.believed, touched=[touched])
 
 
 async def test_after_a_crash_a_version_is_vouched_for_unless_written_or_filled_too_soon(
@@ -1848,7 +1852,7 @@ async def test_written_names_are_kept_for_blocks_that_a_start_could_not_read(roo
     disk.close()
     disk = Disk(root)
     touched, recovery = noting(disk)
-    with SickDisk(disk.store.directory.blocks) as sick:
+    with SickDisk(disk.store.disks[0].directory.blocks) as sick:
         sick.fail(["open"], errno.EIO)
         await recovery.index()
     assert len(disk.store) == 0
@@ -1883,12 +1887,12 @@ async def test_a_snapshot_overtaken_by_a_write_is_not_put_in_place(root: Path, m
 
     monkeypatch.setattr(index_snapshot, "encode", meanwhile)
     await recovery.save()
-    assert not disk.store.directory.snapshot.exists()
+    assert not disk.store.disks[0].directory.snapshot.exists()
     monkeypatch.undo()
     disk.close()
     disk = Disk(root)
     touched, recovery = noting(disk)
     await recovery.index()
     await recovery.save()
-    assert disk.store.directory.snapshot.exists()
+    assert disk.store.disks[0].directory.snapshot.exists()
     disk.close()

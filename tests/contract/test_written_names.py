@@ -207,7 +207,7 @@ async def test_a_snapshot_that_a_write_overtook_is_removed(after: bool, director
 
 async def test_only_names_that_may_have_blocks_are_noted(tmp_path: Path) -> None:
     with engine(tmp_path / "c", catalog_entries=1) as room:
-        touched = started(room.store.directory)
+        touched = started(room.store.disks[0].directory)
         names: list[object] = []
 
         async def noted(*asked: ObjectRef | str) -> list[object]:
@@ -216,13 +216,13 @@ async def test_only_names_that_may_have_blocks_are_noted(tmp_path: Path) -> None
             return sorted(names, key=str)
 
         assert await noted(REF) == [REF], "before all is known that was found"
-        touched = started(room.store.directory, set())
+        touched = started(room.store.disks[0].directory, set())
         assert await noted(REF) == []
         room.origin.put(REF, b"some")
         reading = room.version_lookup._asked(REF, 0, False, False, -1).answer
         assert await noted(REF) == [REF], "the revalidation is under way"
         await reading
         await room.tasks.settle()
-        touched = started(room.store.directory, set())
+        touched = started(room.store.disks[0].directory, set())
         tenants = ObjectRef("tenant:bkt", "a")
         assert await noted(REF, A, "bkt", tenants) == sorted([REF, "bkt", tenants], key=str)

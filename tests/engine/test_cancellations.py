@@ -76,10 +76,10 @@ def room_of(
         root, origin, capacity_bytes=capacity_bytes, policy=policy, prefetch=mode, fills_max=2,
         buffer_bytes=buffer_bytes, sleep=sleep,
     ) as room:  # fmt: skip
-        room.store.work.threads.shutdown()
+        room.store.disks[0].work.threads.shutdown()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SeededLoop)
-        room.store.work.threads = SeededThreads(loop)
+        room.store.disks[0].work.threads = SeededThreads(loop)
         yield room
 
 
@@ -144,11 +144,11 @@ async def nothing_is_left(room: Engine) -> None:
     assert room.store.leases() == 0
     slots = room.store._slots.values()
     assert not any(slot.in_use for slot in slots)
-    if room.store._leaving:
+    if room.store.disks[0].leaving:
         # Files that are being unlinked: their threads go on, and the room is free when these have ended.
-        await asyncio.wait(room.store._leaving)
+        await asyncio.wait(room.store.disks[0].leaving)
     assert room.store.used_bytes == sum(slot.disk_bytes for slot in slots)
-    on_disk = {path.name for path in room.store.directory.root.glob("v2/*/*")}
+    on_disk = {path.name for path in room.store.disks[0].directory.root.glob("v2/*/*")}
     assert len(on_disk) == len(slots), "a block that no index knows"
     room.origin.faults = []
     assert await room.get() == DATA

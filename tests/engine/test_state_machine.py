@@ -97,8 +97,8 @@ class OneVersion(RuleBasedStateMachine):
             )
         )
         self.runner.get_loop()
-        self.room.store.work.threads.shutdown()
-        self.room.store.work.threads = SeededThreads(self.loop)
+        self.room.store.disks[0].work.threads.shutdown()
+        self.room.store.disks[0].work.threads = SeededThreads(self.loop)
         self.recovery = Recovery(self.room.store, self.room.versions)
         self.hits = HitLookup(self.room.layout, self.room.versions, self.room.store, self.clock)
         self.runner.run(index())
@@ -171,7 +171,7 @@ class OneVersion(RuleBasedStateMachine):
         unverified = self.room.store.unverified()
         if not unverified:
             return
-        path = self.room.store.directory.path_of(unverified[pick % len(unverified)])
+        path = self.room.store.disks[0].directory.path_of(unverified[pick % len(unverified)])
         raw = bytearray(path.read_bytes())
         raw[at % len(raw)] ^= 0x55
         path.write_bytes(raw)
@@ -370,7 +370,7 @@ class OneVersion(RuleBasedStateMachine):
             await self.room.tasks.settle()
             # A task that is cancelled while it waits for the removal of its file ends before the file is gone. The room
             # is free only afterwards.
-            while cleaning := self.room.store.work._cleaning:
+            while cleaning := self.room.store.disks[0].work._cleaning:
                 await asyncio.wait(cleaning)
 
         self.runner.run(settled())

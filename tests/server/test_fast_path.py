@@ -845,18 +845,18 @@ def unverified(
     """The block of object `a` was not verified since the start. The disk's threads wait for the gate."""
     with watched_proxy(bucket, **settings) as watched:
         file, store, readers = file_of_a(watched), watched.proxy.outrider.store, GatedReaders()
-        (key,) = (key for key in store.present() if store.directory.path_of(key).samefile(file))
+        (key,) = (key for key in store.present() if store.disks[0].directory.path_of(key).samefile(file))
         as_at_the_start(watched, key)
         # Its pages are in memory.
         monkeypatch.setattr(block_reads, "_AT_ONCE_BYTES_MAX", at_once_bytes_max)
-        threads = store.work.threads
-        store.work.threads = readers
+        threads = store.disks[0].work.threads
+        store.disks[0].work.threads = readers
         watched._seen.clear()
         try:
             yield watched, readers
         finally:
             readers.open.set()
-            store.work.threads = threads
+            store.disks[0].work.threads = threads
 
 
 def as_at_the_start(watched: Watched, key: BlockKey) -> None:
@@ -944,7 +944,7 @@ def test_a_disk_that_brings_nothing_in_time_is_left_to_the_slow_path(
         assert waiting.read_answer().body == OBJECTS["a"]
         watched.proxy.settle()
         assert watched.seen == ["cold", False]
-        if watched.proxy.outrider.store.work.threads is readers:
+        if watched.proxy.outrider.store.disks[0].work.threads is readers:
             assert readers.begun == 1, "a verification that is late is not begun once more"
 
 
@@ -1061,7 +1061,7 @@ def test_a_request_that_a_verification_cannot_speed_up_takes_the_slow_path_at_on
         if why == "each read is verified":
             store._verify_always = True
         elif why == "the disk hangs":
-            monkeypatch.setattr(store.work, "_hung_until", float("inf"))
+            monkeypatch.setattr(store.disks[0].work, "_hung_until", float("inf"))
         elif why == "the body is large":
             monkeypatch.setattr(fast_path, "_PAGED_IN_BYTES", len(OBJECTS["a"]) - 1)
         waiting.send(request("GET", f"/{NAME}/a"))
@@ -1074,7 +1074,7 @@ def test_a_damaged_block_that_a_hit_waits_for_is_fetched_anew(bucket: Bucket, mo
     with unverified(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         store = watched.proxy.outrider.store
         for key in store.present():
-            with store.directory.path_of(key).open("r+b") as file:
+            with store.disks[0].directory.path_of(key).open("r+b") as file:
                 file.seek(-1, os.SEEK_END)
                 last = file.read(1)
                 file.seek(-1, os.SEEK_END)
@@ -1092,7 +1092,7 @@ def test_a_request_that_a_page_wait_cannot_speed_up_takes_the_slow_path_at_once(
 ) -> None:
     with page_cold(bucket, monkeypatch) as (watched, readers), watched.connect() as waiting:
         if why == "the kernel cannot probe memory":
-            watched.proxy.outrider.store.directory.can_probe_memory = False
+            watched.proxy.outrider.store.disks[0].directory.can_probe_memory = False
         else:
             monkeypatch.setattr(fast_path, "_PAGED_IN_BYTES", len(OBJECTS["a"]) - 1)
         waiting.send(request("GET", f"/{NAME}/a"))

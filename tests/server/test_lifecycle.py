@@ -460,7 +460,7 @@ def test_a_cache_in_memory_hits_and_leaves_nothing(bucket: Bucket) -> None:
             assert answer.body == RAMP
             proxy.settle()
         assert answer.headers["x-cache"] == "HIT"
-        where = proxy.outrider.store.directory.root
+        where = proxy.outrider.store.disks[0].directory.root
         assert where.is_dir()
     assert not where.exists()
 

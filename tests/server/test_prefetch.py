@@ -346,7 +346,7 @@ def test_a_cache_in_memory_ends_with_the_proxy_and_records_no_written_names(prox
     proxy = proxies(cache_dir="memory")
     epoch(proxy, KEYS[:1])
     proxy.client().put_object(Bucket=NAME, Key=KEYS[0], Body=SHARD)
-    assert not proxy.outrider.store.directory.touched.exists()
+    assert not proxy.outrider.store.disks[0].directory.touched.exists()
 
 
 @pytest.mark.parametrize(

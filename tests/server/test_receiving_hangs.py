@@ -38,7 +38,7 @@ def hold_receivers(patch: pytest.MonkeyPatch) -> tuple[threading.Event, threadin
 
 def test_a_client_gets_its_bytes_while_the_disk_hangs(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(disk_threads, "_FAILURE_PAUSE_S", 0.0)
+    monkeypatch.setattr(disk_threads, "FAILURE_PAUSE_S", 0.0)
     monkeypatch.setattr(bulk_reply, "_CHECK_S", 0.01)
     monkeypatch.setattr(bulk_reply, "_ABORT_S", 0.01)
     bucket.make_bucket(NAME)

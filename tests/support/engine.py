@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Protocol
 
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.disk.block_store import DiskBlockStore, Limits
+from outrider.adapters.disk.block_store import DiskBlockStore
+from outrider.adapters.disk.disk import Disk
 from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import usual_disk_bytes
+from outrider.core.cache.disk_budget import DiskBudget
 from outrider.core.cache.freshness import Freshness
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.cache.pins import Pins
@@ -201,7 +203,8 @@ def engine(
     if join is not None:
         its_policy = join.near_first(its_policy)
     store = DiskBlockStore(
-        directory or BlockDir.open(root), its_policy, Limits(capacity_bytes, min_free_bytes), metrics, clock,
+        [Disk(directory or BlockDir.open(root), DiskBudget(capacity_bytes, min_free_bytes), metrics, clock)],
+        its_policy, metrics, clock,
         verify_always=verify_always, pins=pins,
     )  # fmt: skip
     versions = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries)

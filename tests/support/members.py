@@ -221,5 +221,5 @@ def cluster(
             node.serve(stack.enter_context(made))
             if isinstance(clock, VirtualTime):
                 # Virtual time would pass while a thread works.
-                node.engine.store.work.threads = AtOnce()
+                node.engine.store.disks[0].work.threads = AtOnce()
         yield Cluster(nodes, origin, clock)

@@ -233,8 +233,12 @@ async def settled(running: Outrider) -> None:
     """Returns once no request and no fill is under way; called on the loop of the proxy."""
     async with asyncio.timeout(START_DEADLINE_S):
         await _some_loop_iterations()
-        store = running.store
-        while len(running.flights) or running.server.handler.in_flight or store._leaving or store.work._cleaning:
+        disks = running.store.disks
+        while (
+            len(running.flights)
+            or running.server.handler.in_flight
+            or any(disk.leaving or disk.work._cleaning for disk in disks)
+        ):
             await running.server.handler.idle()
             await asyncio.sleep(0.001)
 

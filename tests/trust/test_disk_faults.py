@@ -55,7 +55,7 @@ def shelf(bucket: Bucket) -> Shelf:
 @pytest.fixture(autouse=True)
 def asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause after a disk failure is zero here. tests/contract/test_block_store.py tests the pause itself."""
-    monkeypatch.setattr(disk_threads, "_FAILURE_PAUSE_S", 0.0)
+    monkeypatch.setattr(disk_threads, "FAILURE_PAUSE_S", 0.0)
     monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", 0.0)
 
 
@@ -283,7 +283,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
 async def test_while_the_disk_does_not_answer_later_reads_do_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_threads, "_FAILURE_PAUSE_S", 5.0)
+    monkeypatch.setattr(disk_threads, "FAILURE_PAUSE_S", 5.0)
     store = Disk(tmp_path / "cache", open_files=1)
     await store.write(*(meta_of(index) for index in range(3)))
     with SickDisk(store.root) as sick:
@@ -508,8 +508,8 @@ async def test_the_budget_holds_for_any_order_in_which_room_is_made_and_taken(tm
         chance = random.Random(seed)
         store = Disk(tmp_path / str(seed), room * FILE)
         await store.write(*(meta_of(index) for index in range(room)))
-        store.store.work.threads.shutdown()
-        store.store.work.threads = threads = ByHand()
+        store.store.disks[0].work.threads.shutdown()
+        store.store.disks[0].work.threads = threads = ByHand()
         outstanding = [asyncio.create_task(store.store.create(meta_of(10 + number))) for number in range(room)]
         while not all(task.done() for task in outstanding):
             store.keep_budget()

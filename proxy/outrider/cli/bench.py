@@ -122,7 +122,7 @@ async def _bench(settings: Settings, url: str, count: int, readers: int, rounds:
             found["direct"].append(await _read(bucket, "direct", objects, readers))
             with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
                 async with (
-                    running(settings.model_copy(update={"cache_dir": Path(directory)})) as outrider,
+                    running(settings.model_copy(update={"cache_dir": (Path(directory),)})) as outrider,
                     _origin(outrider.endpoint, region, credentials, metrics) as proxy,
                 ):
                     found["cold"].append(await _read(proxy, "cold", objects, readers))

@@ -38,7 +38,7 @@ _FLAGS: Mapping[str, _Flag] = {
     "region": _Flag(),
     "listen": _Flag("HOST:PORT"),
     "admin": _Flag("HOST:PORT"),
-    "cache_dir": _Flag("DIR|memory"),
+    "cache_dir": _Flag("DIR|memory", list[str]),
     "cache_size": _Flag("BYTES|%"),
     "min_free": _Flag("BYTES|%"),
     "block_size": _Flag("BYTES"),

@@ -131,6 +131,10 @@ def _facts(status: status_client.Status) -> Table:
         gets = f"and {-saved['gets']:,} GETs and HEADs more than readers asked for"
     table.add_row("saved", f"{size}, {gets}{money}")
     table.add_row("disk", f"{in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}")
+    # An older proxy has one disk, and does not tell of it.
+    disks = status.get("disks", ())
+    for each in disks if len(disks) > 1 else ():
+        table.add_row("", status_client.shown(_of_disk(each)))
     table.add_row(
         "ahead",
         f"{in_words(ahead['window_bytes'])} being fetched; so far {in_words(ahead['fetched_bytes'])} fetched ahead, "
@@ -140,6 +144,11 @@ def _facts(status: status_client.Status) -> Table:
         table.add_row("cluster", line(status["cluster"]))
     table.add_row("cache size", f"would hit: {sizes}" if sizes else "known from the second epoch on")
     return table
+
+
+def _of_disk(disk: status_client.Status) -> str:
+    held = f"{disk['directory']}: {in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}"
+    return held if disk["state"] == "works" else f"{held}, {disk['state']} {disk['error']}".rstrip()
 
 
 def _oddities(status: status_client.Status) -> Text | None:

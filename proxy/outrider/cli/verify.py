@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.progress import track
 
 from outrider.adapters.disk import block_io
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
+from outrider.adapters.disk.disk import open_all
 from outrider.cli import control_client
 from outrider.cli.load_settings import load
 from outrider.cli.settings_flags import Config, Flags, with_settings
@@ -51,7 +53,7 @@ def verify(
         raise typer.Exit(2)
     if report is None:
         settings = load(flags, config)
-        report = _offline(settings.cache_dir.expanduser(), quiet=as_json)
+        report = _offline([directory.expanduser() for directory in settings.cache_dir], quiet=as_json)
     if body and not report["blocks"]["wanted"]:
         control_client.nothing_matches(report, as_json)
     if as_json:
@@ -71,24 +73,25 @@ def _by_proxy(proxy: control_client.Proxy, body: bytes) -> dict[str, Any]:
     return control_client.followed(proxy, key)
 
 
-def _offline(directory: Path, *, quiet: bool) -> dict[str, Any]:
-    """Verify `directory` in this process. No proxy may use it at the same time."""
-    if not (directory / "outrider-cache").exists():
-        control_client.failed(
-            f"no Outrider answers, and there is no cache in {directory}: give --endpoint or --cache-dir."
-        )
+def _offline(directories: Sequence[Path], *, quiet: bool) -> dict[str, Any]:
+    """Verify `directories` in this process. No proxy may use them at the same time."""
+    found = [directory for directory in directories if (directory / "outrider-cache").exists()]
+    if not found:
+        where = ", ".join(map(str, directories))
+        control_client.failed(f"no Outrider answers, and there is no cache in {where}: give --endpoint or --cache-dir.")
     try:
-        opened = BlockDir.open(directory)
+        opened = open_all(found)
     except UnusableCacheDir as error:
         control_client.failed(f"{error} Its proxy verifies it: give --endpoint.")
     try:
         return _verified(opened, quiet)
     finally:
-        opened.close()
+        for directory in opened:
+            directory.close()
 
 
-def _verified(directory: BlockDir, quiet: bool) -> dict[str, Any]:
-    paths = [found.path for found in directory.walk()]
+def _verified(directories: Sequence[BlockDir], quiet: bool) -> dict[str, Any]:
+    paths = [found.path for directory in directories for found in directory.walk()]
     bad: list[dict[str, object]] = []
     size = 0
     console = Console(stderr=True)
@@ -102,7 +105,8 @@ def _verified(directory: BlockDir, quiet: bool) -> dict[str, Any]:
             path.unlink(missing_ok=True)
     if bad:
         # The snapshot lists blocks that are gone. Without it the next start scans the directory.
-        directory.snapshot.unlink(missing_ok=True)
+        for directory in directories:
+            directory.snapshot.unlink(missing_ok=True)
     return {
         "state": "failed" if bad else "done",
         "blocks": {"wanted": len(paths), "verified": len(paths), "bad": len(bad)},

@@ -26,6 +26,7 @@ from outrider.settings.values import (
     comma_list,
     endpoint,
     is_loopback,
+    paths,
     plain_bytes,
     token,
 )
@@ -68,9 +69,13 @@ RETIRED: frozenset[str] = frozenset({"workers"})
 _PEER_LISTEN = "0.0.0.0:9482"
 
 
-def _default_cache_dir() -> Path:
+# More drives than a node has. Each has threads, and labels of metrics.
+_DISKS_MAX = 64
+
+
+def _default_cache_dir() -> tuple[Path]:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "outrider"
+    return ((Path(base) if base else Path.home() / ".cache") / "outrider",)
 
 
 class Settings(BaseModel):
@@ -92,11 +97,14 @@ class Settings(BaseModel):
     admin_token: Annotated[SecretStr | None, BeforeValidator(token)] = Field(
         None, description="Bearer token of the admin port; required off loopback."
     )
-    cache_dir: File = Field(
-        default_factory=_default_cache_dir, description="Directory of the cache; `memory`: on the tmpfs."
+    cache_dir: Annotated[tuple[File, ...], BeforeValidator(paths)] = Field(
+        default_factory=_default_cache_dir,
+        min_length=1,
+        max_length=_DISKS_MAX,
+        description="Directory of the cache; `memory`: on the tmpfs. Several, one on each disk, are one cache.",
     )
     cache_size: Annotated[Size, BeforeValidator(as_size)] = Field(
-        Size(share=0.8), description="Size of the cache on disk, in bytes or as a share of the file system."
+        Size(share=0.8), description="Size of the cache on all its disks, in bytes or as a share of each file system."
     )
     min_free: Annotated[Size, BeforeValidator(as_size)] = Field(
         Size(share=0.05), description="Free space to leave on the file system, in bytes or as a share."
@@ -269,6 +277,11 @@ class Settings(BaseModel):
         return self._retired
 
     @property
+    def cache_in_memory(self) -> bool:
+        """The cache is on the tmpfs, and ends with the process."""
+        return self.cache_dir == (Path("memory"),)
+
+    @property
     def known_clients(self) -> tuple[tuple[Client, SecretStr], ...]:
         """The clients in the clients file that have a key, each with its secret key."""
         return self._clients_file[0]
@@ -354,6 +367,8 @@ class Settings(BaseModel):
             f'"{objects}/*".'
             for objects in self.warm_writes if "/" not in objects and "*" not in objects
         ]  # fmt: skip
+        if len(self.cache_dir) > 1 and Path("memory") in self.cache_dir:
+            wrong.append("--cache-dir memory stands alone: give it once, or only directories.")
         if (self.tls_cert is None) != (self.tls_key is None):
             wrong.append("--tls-cert and --tls-key go together.")
         wrong += self._wrong_about_peers()

@@ -132,6 +132,13 @@ def comma_list(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+def paths(value: object) -> object:
+    """A text's parts between commas, or a list; a lone path is a list of one."""
+    if value == "":
+        raise PydanticCustomError("path", "must not be empty")
+    return (value,) if isinstance(value, Path) else comma_list(value)
+
+
 Address = Annotated[str, AfterValidator(address)]
 File = Annotated[Path, BeforeValidator(_path)]
 FreshnessText = Annotated[str, AfterValidator(_freshness)]

@@ -443,13 +443,13 @@ async def test_a_list_is_retried_unless_it_was_refused(status: int, lists: int, 
 
 
 async def test_without_room_prefetch_pauses(room: Engine) -> None:
-    room.store.admitting = False
+    room.store.disks[0].admitting = False
     tell(room)
     async with asyncio.timeout(60):
         await room.tasks.settle()
     assert len(room.origin.log) <= 4 * COUNT
     assert room.planner.blocks_coming == 0
-    room.store.admitting = True
+    room.store.disks[0].admitting = True
     room.clock.advance(10.0)
     tell(room)
     await room.prefetch.tick()

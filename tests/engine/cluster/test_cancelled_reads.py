@@ -35,9 +35,9 @@ async def nothing_is_left(nodes: Cluster) -> None:
         assert not any(room.scheduler._held.values())
         assert room.store.leases() == 0
         assert not any(slot.in_use for slot in room.store._slots.values())
-        assert list((room.store.directory.root / "tmp").iterdir()) == []
-        if room.store._leaving:
-            await asyncio.wait(room.store._leaving)
+        assert list((room.store.disks[0].directory.root / "tmp").iterdir()) == []
+        if room.store.disks[0].leaving:
+            await asyncio.wait(room.store.disks[0].leaving)
         assert room.store.used_bytes == sum(slot.disk_bytes for slot in room.store._slots.values())
 
 
@@ -56,8 +56,8 @@ def test_a_cancellation_at_any_wait_of_a_read_of_peers_disturbs_nobody(
             assert isinstance(loop, SeededLoop)
             for node in nodes:
                 node.wire.chunk_bytes = 30_000
-                node.engine.store.work.threads.shutdown()
-                node.engine.store.work.threads = SeededThreads(loop)
+                node.engine.store.disks[0].work.threads.shutdown()
+                node.engine.store.disks[0].work.threads = SeededThreads(loop)
             await nodes.meet()
             (edge,) = nodes.others_of()
             if fault is not None:

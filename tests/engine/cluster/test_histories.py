@@ -130,7 +130,7 @@ def played(seed: int, acts: list[str], *, check: object = None) -> tuple[History
                 folder, clock=time, sleep=time.sleep, buffer_bytes=buffer_bytes, origin=FakeOrigin(chunk_bytes=20_000)
             ) as nodes:
                 for node in nodes:
-                    node.engine.store.work.threads = SeededThreads(loop)
+                    node.engine.store.disks[0].work.threads = SeededThreads(loop)
 
                 async def play() -> History:
                     history = History(nodes, random.Random(seed))

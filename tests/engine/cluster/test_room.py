@@ -63,7 +63,7 @@ async def test_an_owner_whose_disk_takes_nothing_passes_on_what_comes(tmp_path: 
         edge, owner = nodes["a"], nodes["b"]
         ref = nodes.ref_owned_by("b")
         nodes.origin.put(ref, DATA[:BLOCK])
-        owner.engine.store.budget.capacity_bytes = 0
+        owner.engine.store.disks[0].budget.capacity_bytes = 0
         for _ in range(2):
             assert await edge.cache_of(ref) == "PEER"
             await nodes.settle()

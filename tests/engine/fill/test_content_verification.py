@@ -274,7 +274,7 @@ async def test_readers_under_way_of_a_condemned_object_are_cut(room: Engine) -> 
     assert mismatches(room) == 1
     # One of the disk's threads cuts the file. The kernel gives no more of it then.
     while os.fstat(first.fd).st_size:
-        await room.store.work.run(lambda: None)
+        await room.store.disks[0].work.run(lambda: None)
     with pytest.raises(AssertionError, match="shorter"):
         bytes_of(first)
     with pytest.raises(ContentMismatch):
@@ -427,7 +427,7 @@ async def test_a_start_knows_what_was_proved_or_proves_it_anew(clean: bool, tmp_
         assert was > 0
         if clean:
             recovery = Recovery(room.store, room.versions)
-            recovery._whole = True
+            recovery._disks[0]._whole = True
             await recovery.save()
     with engine(
         tmp_path / "c", origin, directory=BlockDir.open(tmp_path / "c"), verify_origin=True, sleep=_at_once

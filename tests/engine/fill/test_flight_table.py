@@ -274,7 +274,7 @@ async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine
     giving_up.cancel()
     await asyncio.wait([giving_up])
     assert giving_up.cancelled()
-    while cleaning := room.store.work._cleaning:
+    while cleaning := room.store.disks[0].work._cleaning:
         await asyncio.wait(cleaning)
     assert room.store.used_bytes == 0
 
@@ -315,7 +315,7 @@ AT = BLOCK // 2 + 5
 
 def payload_in(room: Engine, key: BlockKey) -> bytes:
     """The content of the block's file, after its checksum was verified."""
-    path = room.store.directory.path_of(key)
+    path = room.store.disks[0].directory.path_of(key)
     fd, offset = block_io.open_block(path, key, True)
     os.close(fd)
     return path.read_bytes()[offset:]
@@ -532,14 +532,14 @@ async def test_a_small_block_costs_one_hop_to_a_thread(tmp_path: Path, monkeypat
             room.origin.put(ref, DATA[:BLOCK])
         assert await room.get(refs[0]) == DATA[:BLOCK]  # looks at the free space
         await room.tasks.settle()
-        hops, begin = 0, room.store.work.begin
+        hops, begin = 0, room.store.disks[0].work.begin
 
         def counted(work: Callable[..., Any], *args: object) -> asyncio.Future[Any]:
             nonlocal hops
             hops += 1
             return begin(work, *args)
 
-        monkeypatch.setattr(room.store.work, "begin", counted)
+        monkeypatch.setattr(room.store.disks[0].work, "begin", counted)
         for ref in refs[1:]:
             assert await room.get(ref) == DATA[:BLOCK]
             await room.tasks.settle()
@@ -581,7 +581,7 @@ async def test_a_reader_of_small_objects_can_request_the_next_before_the_disk_be
         assert await room.get() == DATA[:BLOCK]
         assert await room.range(1, 9) == DATA[1:9], "the bytes come from memory"
         assert waits == [READS_ON_S]
-        assert list(room.store.directory.tmp.iterdir()) == []
+        assert list(room.store.disks[0].directory.tmp.iterdir()) == []
         gate.set()
         await room.tasks.settle()
         assert (len(room.store), room.origin.body_bytes) == (1, BLOCK)

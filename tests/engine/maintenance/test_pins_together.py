@@ -93,7 +93,7 @@ async def test_a_pin_is_refused_by_a_member_that_is_asked_and_has_no_room_for_it
         if before:
             await pinned(here, "b", before)
         bytes_before, blocks_before = reserved(here), {name: kept(here, name) for name in here.of}
-        here.nodes["a"].engine.store.budget.capacity_bytes = part_bytes(here, "a") - 1
+        here.nodes["a"].engine.store.disks[0].budget.capacity_bytes = part_bytes(here, "a") - 1
         with pytest.raises(NoRoom, match="The member a: 1 bytes are missing"):
             await here.time.run(here.of["a"].send("PUT", "pin", LIST))
         await met(here, "abc", 61)
@@ -107,7 +107,7 @@ async def test_a_pin_is_failed_while_a_part_does_not_fit_and_names_the_member(tm
     with room(tmp_path) as here:
         await here.time.run(here.nodes.meet())
         await pinned(here, "c", A_FEW)
-        here.nodes["b"].engine.store.budget.capacity_bytes = part_bytes(here, "b") - 1
+        here.nodes["b"].engine.store.disks[0].budget.capacity_bytes = part_bytes(here, "b") - 1
         await here.time.run(here.of["a"].send("PUT", "pin", LIST))
         told = await here.time.run(here.of["a"].ended("pin"))
         (failure,) = told["failures"]
@@ -255,7 +255,7 @@ async def test_a_member_without_room_for_its_part_says_so(tmp_path: Path) -> Non
         for node in here.nodes:
             node.members.ready()
         await met(here, "ab")
-        budget = here.nodes["c"].engine.store.budget
+        budget = here.nodes["c"].engine.store.disks[0].budget
         usual, budget.capacity_bytes = budget.capacity_bytes, usual_disk_bytes(BLOCK)
         await pinned(here)
         await met(here, "abc")
@@ -274,11 +274,11 @@ async def test_a_warm_up_that_fits_the_members_together_is_brought(tmp_path: Pat
     with room(tmp_path) as here:
         await here.time.run(here.nodes.meet())
         for node in here.nodes:
-            node.engine.store.budget.capacity_bytes = part_bytes(here, node.name)
+            node.engine.store.disks[0].budget.capacity_bytes = part_bytes(here, node.name)
         await here.time.run(here.of["a"].send("PUT", "warm", LIST))
         told = await here.time.run(here.of["a"].ended())
         assert (told["state"], told["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
-        here.nodes["b"].engine.store.budget.capacity_bytes = 3 * usual_disk_bytes(BLOCK)
+        here.nodes["b"].engine.store.disks[0].budget.capacity_bytes = 3 * usual_disk_bytes(BLOCK)
         await here.time.run(here.of["a"].send("PUT", "warm", LIST))
         told = await here.time.run(here.of["a"].ended())
         assert (told["state"], "no room" in told["failures"][0]["error"]) == ("failed", True)

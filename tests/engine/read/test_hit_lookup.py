@@ -100,7 +100,7 @@ async def test_a_block_that_was_not_verified_is_made_ready_for_an_extent_within_
     assert hits.prepare(found, Extent(BLOCK - 1, BLOCK + 1)) is False
     assert hits.prepare(found, Extent(BLOCK + 5, 2 * BLOCK)) is True
     assert [slot.verified for slot in slots] == [False, True, False, False]
-    room.store.directory.can_probe_memory = False
+    room.store.disks[0].directory.can_probe_memory = False
     prepare = hits.prepare(found, Extent(0, 5))
     assert not isinstance(prepare, bool)
     await prepare()

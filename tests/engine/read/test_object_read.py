@@ -881,8 +881,10 @@ async def test_a_disk_that_fails_at_any_step_costs_no_byte(
     room.clock.advance(10)
     assert await room.get() == DATA
     await room.tasks.settle()
-    assert room.store.used_bytes == sum(path.stat().st_size + (-path.stat().st_size) % 4096
-                                        for path in (room.store.directory.root / "v2").rglob("?" * 32))  # fmt: skip
+    blocks = room.store.disks[0].directory.blocks
+    assert room.store.used_bytes == sum(
+        path.stat().st_size + (-path.stat().st_size) % 4096 for path in blocks.rglob("?" * 32)
+    )
 
 
 async def test_a_reader_that_comes_while_a_failed_fill_is_cleaned_up_gets_its_bytes(
@@ -892,7 +894,7 @@ async def test_a_reader_that_comes_while_a_failed_fill_is_cleaned_up_gets_its_by
     # in the table.
     await room.reads.head(REF, {})
     late: list[asyncio.Task[bytes]] = []
-    real = type(room.store.work).write_failed
+    real = type(room.store.disks[0].work).write_failed
 
     def failing(*_: object) -> int:
         raise OSError(errno.EIO, "sick")
@@ -921,7 +923,7 @@ async def test_a_reader_that_comes_while_a_failed_fill_is_cleaned_up_gets_its_by
     await asyncio.wait([leader])
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", failing)
-        patch.setattr(type(room.store.work), "write_failed", failed)
+        patch.setattr(type(room.store.disks[0].work), "write_failed", failed)
         gate.set()
         while not late:
             await asyncio.sleep(0)

@@ -73,8 +73,8 @@ def making(tmp_path: Path) -> Making:
             tmp_path / "cache", origin, prefetch=Mode.OFF, sleep=time.sleep, patience=patience, **settings
         ) as room:  # fmt: skip
             # No thread: the time must not pass while one works.
-            room.store.work.threads.shutdown()
-            room.store.work.threads = AtOnce()
+            room.store.disks[0].work.threads.shutdown()
+            room.store.disks[0].work.threads = AtOnce()
             yield Room(room, time)
             assert len(room.flights) == 0
             assert room.origin.under_way == 0

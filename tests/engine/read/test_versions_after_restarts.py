@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.disk.block_store import DiskBlockStore, Limits
+from outrider.adapters.disk.block_store import DiskBlockStore
+from outrider.adapters.disk.disk import Disk
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
+from outrider.core.cache.disk_budget import DiskBudget
 from outrider.core.cache.freshness import Freshness, age_s
 from outrider.core.cache.policies import Lru
 from outrider.core.model import ObjectRef, ObjectVersion
@@ -63,12 +65,14 @@ class World:
         self.starts += 1
         self.clock = FakeClock(50.0 * self.starts)  # as after a reboot, it may show less than before
         self.versions = VersionCache("http://o", self.freshness_of, self.clock, 100)
-        self.store = DiskBlockStore(BlockDir.open(self.root), Lru(), Limits(2**30), Metrics(), self.clock)
-        self.touched = WrittenNamesFile(self.store.directory, self.store.work, is_alone=is_alone)
+        metrics = Metrics()
+        disk = Disk(BlockDir.open(self.root), DiskBudget(2**30), metrics, self.clock)
+        self.store = DiskBlockStore([disk], Lru(), metrics, self.clock)
+        self.touched = WrittenNamesFile(self.store.disks[0].directory, self.store.disks[0].work, is_alone=is_alone)
         self.others: list[ObjectRef] = []
         self.versions.on_other = self.others.append
         self.recovery = Recovery(
-            self.store, self.versions, touched=self.touched, wall_clock=self.wall, is_alone=is_alone,
+            self.store, self.versions, touched=[self.touched], wall_clock=self.wall, is_alone=is_alone,
             under_way=lambda: self.writes,
         )  # fmt: skip
         await self.recovery.index()

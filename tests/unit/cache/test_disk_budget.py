@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cache.disk_budget import DiskBudget
+from outrider.core.cache.disk_budget import DiskBudget, most_bytes
 
 
 def known(capacity: int = 1000, floor: int = 100, free: int = 1000) -> DiskBudget:
@@ -58,9 +58,9 @@ def test_the_most_bytes_are_the_used_and_the_free_ones() -> None:
     budget = known()
     budget.take(300)
     budget.reserve(50)
-    assert budget.most_bytes(free_bytes=400) == 300 + 400 - 100
-    assert budget.most_bytes(free_bytes=10_000) == 1000
-    assert known().most_bytes(free_bytes=0) == 0
+    assert most_bytes(400, [budget]) == 300 + 400 - 100
+    assert most_bytes(10_000, [budget]) == 1000
+    assert most_bytes(0, [known()]) == 0
 
 
 def test_more_is_never_given_back_than_was_taken() -> None:

@@ -12,13 +12,15 @@ import pytest
 
 from outrider.adapters.disk import index_snapshot
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.disk.block_store import DiskBlockStore, Limits
+from outrider.adapters.disk.block_store import DiskBlockStore
+from outrider.adapters.disk.disk import Disk
 from outrider.adapters.disk.leases import OpenFile
 from outrider.adapters.disk.recovery import Recovery
 from outrider.core.ahead.dataset.templates import template_of
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta
+from outrider.core.cache.disk_budget import DiskBudget
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.headers import replayable
@@ -43,15 +45,20 @@ def meta_of(number: int, index: int, version: ObjectVersion | None = None) -> Bl
     return BlockMeta(LAYOUT, version, index)
 
 
+def store_in(directory: BlockDir, policy: str) -> DiskBlockStore:
+    metrics = Metrics()
+    disk = Disk(directory, DiskBudget(10**15), metrics, time.monotonic)
+    its_policy = policy_of(policy, 10**15, BLOCK_BYTES)
+    return DiskBlockStore([disk], its_policy, metrics, time.monotonic, open_files=10**6)
+
+
 @pytest.mark.parametrize("by", ["snapshot", "headers"])
 async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> None:
-    metrics = Metrics()
     directory = BlockDir.open(tmp_path / "cache")
     metas = (meta_of(number, index) for number in range(OBJECTS) for index in range(BLOCKS_EACH))
     if by == "snapshot":
         directory.snapshot.write_bytes(b"".join(index_snapshot.encode(metas)))
-    policy = policy_of("epoch", 10**15, BLOCK_BYTES)
-    store = DiskBlockStore(directory, policy, Limits(10**15), metrics, time.monotonic)
+    store = store_in(directory, "epoch")
     versions = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
     recovery = Recovery(store, versions)
     template_of.cache_clear()  # entries of earlier tests may make the table grow just now
@@ -63,8 +70,8 @@ async def test_an_indexed_block_takes_a_few_words(by: str, tmp_path: Path) -> No
         else:
             for meta in metas:
                 disk_bytes = block_file.Header(meta).disk_bytes
-                store.budget.take(disk_bytes)
-                store.adopt(meta, disk_bytes)
+                store.disks[0].budget.take(disk_bytes)
+                store.adopt(store.disks[0], meta, disk_bytes)
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
     finally:
@@ -99,9 +106,7 @@ async def test_common_headers_of_small_objects_are_held_once(by: str, tmp_path: 
     facts = index_snapshot.Facts(lambda: 1.5e9, lambda _, version: Belief(version, next(ages)))
     if by == "snapshot":
         directory.snapshot.write_bytes(b"".join(index_snapshot.encode(map(small, range(count)), facts)))
-    store = DiskBlockStore(
-        directory, policy_of("epoch", 10**15, BLOCK_BYTES), Limits(10**15), Metrics(), time.monotonic
-    )
+    store = store_in(directory, "epoch")
     versions = VersionCache("http://origin", lambda _: Freshness(60.0), time.monotonic, 10**6)
     recovery = Recovery(store, versions)
     template_of.cache_clear()  # entries of earlier tests may make the table grow just now
@@ -115,8 +120,8 @@ async def test_common_headers_of_small_objects_are_held_once(by: str, tmp_path: 
             if by == "files":
                 meta, _ = block_file.decode_header(block_file.Header(meta).sealed(bytes(16)))
             disk_bytes = block_file.Header(meta).disk_bytes
-            store.budget.take(disk_bytes)
-            store.adopt(meta, disk_bytes)
+            store.disks[0].budget.take(disk_bytes)
+            store.adopt(store.disks[0], meta, disk_bytes)
             versions.recall(meta.layout.origin, Belief(meta.version, 100.0 + number / 7))
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
@@ -128,20 +133,17 @@ async def test_common_headers_of_small_objects_are_held_once(by: str, tmp_path: 
 
 
 async def test_one_more_open_file_costs_the_same_however_many_are_open(tmp_path: Path) -> None:
-    store = DiskBlockStore(
-        BlockDir.open(tmp_path / "cache"), policy_of("lru", 10**15, BLOCK_BYTES), Limits(10**15, open_files=10**6),
-        Metrics(), time.monotonic,
-    )  # fmt: skip
+    store = store_in(BlockDir.open(tmp_path / "cache"), "lru")
     metas = [meta_of(number, index) for number in range(20) for index in range(BLOCKS_EACH)]
     peaks = []
     tracemalloc.start()
     try:
         for meta in metas:
             need = block_file.Header(meta).disk_bytes
-            await store.reserve(need, meta)
+            await store.reserve(store.disks[0], need, meta)
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
-            store.landed(meta, need, OpenFile(-1, block_file.PAGE_BYTES), None, None)
+            store.landed(store.disks[0], meta, need, OpenFile(-1, block_file.PAGE_BYTES), None, None)
             peaks.append(tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()

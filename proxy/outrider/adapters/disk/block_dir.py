@@ -44,6 +44,8 @@ _ANY_LAYOUT = re.compile(rb"outrider cache, layout [0-9]{1,9}\n")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TMP_NAME = re.compile(r"[0-9a-f]{32}\.[0-9]+")
+# A name that a start sweeps, and that no block has.
+_PROBE = b"/" + b"0" * 32 + b".0"
 
 
 class UnusableCacheDir(ValueError):
@@ -105,6 +107,10 @@ class BlockDir:
         # Device and inode number of the marker file that this process has locked.
         self._locked = (-1, -1)
         self._holding = threading.Lock()
+        self.missing: UnusableCacheDir | None = None
+        """Why the directory could not be opened at the start; None: it was."""
+        self.changes = 0
+        """How many times `hold` has found another directory in its place."""
 
     @classmethod
     def open(cls, root: Path) -> BlockDir:
@@ -118,11 +124,7 @@ class BlockDir:
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock()
-            for folder in (self.blocks, self.tmp):
-                folder.mkdir(exist_ok=True, mode=0o700)
-                _close_to_others(folder)
-            self._sweep_tmp()
-            self._probe_kernel()
+            self.prepare()
         except OSError as error:
             self.close()
             raise UnusableCacheDir(
@@ -133,6 +135,36 @@ class BlockDir:
             self.close()
             raise
         return self
+
+    @classmethod
+    def open_or_missing(cls, root: Path) -> BlockDir:
+        """As `open`, but a disk that fails leaves the directory `missing`: `hold` takes it up once it is there."""
+        try:
+            return cls.open(root)
+        except UnusableCacheDir as error:
+            # Permissions, another process and other files are mistakes that people mend, and want to know of.
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or isinstance(cause, PermissionError | BlockingIOError):
+                raise
+            self = cls(root)
+            self.missing = error
+            return self
+
+    def prepare(self) -> None:
+        """Make the folders that a locked directory needs, and remove what the last process left. Raises OSError,
+        UnusableCacheDir."""
+        for folder in (self.blocks, self.tmp):
+            folder.mkdir(exist_ok=True, mode=0o700)
+            _close_to_others(folder)
+        self._sweep_tmp()
+        self._probe_kernel()
+
+    def is_at(self, root: Path) -> bool:
+        """Whether this is the directory at `root`."""
+        with suppress(OSError):
+            there = (root / self._marker.name).stat()
+            return (there.st_dev, there.st_ino) == self._locked
+        return False
 
     def snapshot_bytes(self) -> int:
         """The length of the last stop's snapshot; 0: there is none."""
@@ -161,8 +193,9 @@ class BlockDir:
             except UnusableCacheDir as error:
                 raise BlockingIOError(errno.EWOULDBLOCK, str(error)) from error
             finally:
-                if self._lock_fd != old_fd:
+                if self._lock_fd != old_fd and old_fd >= 0:
                     os.close(old_fd)
+            self.changes += 1
             # The blocks may lie on another file system now.
             with suppress(OSError):
                 self.blocks.mkdir(exist_ok=True, mode=0o700)
@@ -308,12 +341,30 @@ class BlockDir:
 
     def free_bytes(self) -> int:
         self.hold()
-        found = os.statvfs(self.root)
-        return found.f_bavail * found.f_frsize
+        return self.space()[1]
 
-    def total_bytes(self) -> int:
+    def space(self) -> tuple[int, int]:
+        """The bytes of the file system, and those that are free. Raises OSError."""
         found = os.statvfs(self.root)
-        return found.f_blocks * found.f_frsize
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+    @property
+    def device(self) -> int:
+        """The number of the file system that has the directory."""
+        return self._locked[0]
+
+    def probe(self) -> None:
+        """Write to the disk, and remove what was written. Raises OSError."""
+        path = self._raw_tmp + _PROBE
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        fd = self.create(path)
+        try:
+            os.pwrite(fd, bytes(block_file.PAGE_BYTES), 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+            self.remove(path)
 
     def walk(self) -> Iterator[FoundFile]:
         """All block files with their size on disk, in no particular order."""

@@ -6,6 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+from outrider.adapters.disk.disk import Disk
 from outrider.adapters.disk.leases import Edition, OpenFile, Slot
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
@@ -38,7 +39,8 @@ class BlockIndex:
         return len(self._slots)
 
     def has(self, block: BlockKey) -> bool:
-        return block in self._slots
+        slot = self._slots.get(block)
+        return slot is not None and not slot.disk.work.is_away
 
     def blocks(self) -> list[BlockMeta]:
         """All blocks, first victim first. Blocks that the policy does not rank come last."""
@@ -73,6 +75,11 @@ class BlockIndex:
         slot = self._slots.get(block)
         return None if slot is None else slot.edition.version
 
+    def disk_of(self, block: BlockKey) -> Disk | None:
+        """The disk that a block lies on; None: it is not here."""
+        slot = self._slots.get(block)
+        return None if slot is None else slot.disk
+
     def disk_bytes_of(self, meta: BlockMeta) -> int:
         """The bytes of the block's file on disk; 0: it is not here."""
         slot = self._slots.get(meta.key)
@@ -84,6 +91,9 @@ class BlockIndex:
 
     def unverified(self) -> list[BlockKey]:
         return [block for block, slot in self._slots.items() if not slot.verified]
+
+    def _on(self, disk: Disk) -> list[tuple[BlockKey, Slot]]:
+        return [(block, slot) for block, slot in self._slots.items() if slot.disk is disk]
 
     def is_proved(self, block: BlockKey) -> bool:
         slot = self._slots.get(block)
@@ -99,20 +109,24 @@ class BlockIndex:
                 slot.proved = True
                 self.proved_bytes += slot.disk_bytes
 
-    def _enter(self, block: BlockKey, meta: BlockMeta, disk_bytes: int, *, verified: bool) -> tuple[BlockKey, Slot]:
+    def _enter(
+        self, disk: Disk, block: BlockKey, meta: BlockMeta, disk_bytes: int, *, verified: bool
+    ) -> tuple[BlockKey, Slot]:
         """Add a block that the index does not have. Returns its key, with the shared version id, and its slot."""
         edition = self._editions.get(block.version_id)
         if edition is None or not edition.fits(meta):
             edition = self._editions[block.version_id] = Edition(meta, block.version_id, disk_bytes)
         edition.blocks += 1
         block = BlockKey(edition.version_id, block.index)
-        slot = self._slots[block] = Slot(edition, disk_bytes, verified=verified)
+        slot = self._slots[block] = Slot(edition, disk, disk_bytes, verified=verified)
+        disk.blocks += 1
         self._policy.added(block, edition.version)
         return block, slot
 
     def _forget(self, block: BlockKey, slot: Slot) -> None:
         if self._slots.get(block) is slot:
             del self._slots[block]
+            slot.disk.blocks -= 1
             slot.edition.blocks -= 1
             if slot.proved:
                 self.proved_bytes -= slot.disk_bytes

@@ -14,10 +14,8 @@ from typing import Any
 
 from outrider import pagecache
 from outrider.adapters.disk import block_io, disk_threads
-from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_index import BlockIndex
-from outrider.adapters.disk.disk_threads import DiskThreads
-from outrider.adapters.disk.leases import FileLease, OpenFile, Slot
+from outrider.adapters.disk.leases import FileLease, OpenFile, Slot, opened_in
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
@@ -38,13 +36,8 @@ _AT_ONCE_BYTES_MAX = 256 * 1024
 class BlockReads(BlockIndex):
     """The part of `BlockStore` that reads."""
 
-    def __init__(
-        self, directory: BlockDir, work: DiskThreads, policy: EvictionPolicy, open_files: int, metrics: Metrics,
-        *, verify_always: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, policy: EvictionPolicy, open_files: int, metrics: Metrics, *, verify_always: bool) -> None:
         super().__init__(policy, open_files, verify_always=verify_always)
-        self.directory = directory
-        self.work = work
         self._metrics = metrics
         self.on_bad: list[Callable[[BlockMeta, str], None]] = []
         self.contents: Contents | None = None
@@ -56,6 +49,10 @@ class BlockReads(BlockIndex):
         """The block's file is gone."""
 
     @abstractmethod
+    def _unread(self, block: BlockKey, slot: Slot, error: OSError) -> None:
+        """The disk failed to read the block, which need not be bad."""
+
+    @abstractmethod
     async def _remove(self, block: BlockKey, slot: Slot) -> None:
         """The block is bad. Raises nothing: the reader has its miss either way."""
 
@@ -65,12 +62,15 @@ class BlockReads(BlockIndex):
         if (lease := self.lease_open(block)) is not None:
             return lease
         slot = self._slots.get(block)
-        if slot is not None and self._is_unverified(slot):
+        if slot is None or slot.disk.work.is_away:
+            return None
+        if self._is_unverified(slot):
             if not await self._is_verified_now(block):
                 return None
             lease = self.lease_open(block)
         if lease is None and (lease := await self._open_block(block)) is not None:
             self._policy.read(block)
+            slot.disk.reads += 1
         return lease
 
     def lease_open(self, block: BlockKey) -> FileLease | None:
@@ -86,23 +86,25 @@ class BlockReads(BlockIndex):
 
     def _lease_now(self, block: BlockKey) -> FileLease | None:
         slot = self._slots.get(block)
-        if slot is None or not slot.verified or self._verify_always:
+        if slot is None or not slot.verified or self._verify_always or slot.disk.work.is_away:
             return None
         if slot.file is None and (opened := self._opened_at_once(block, slot)) is not None:
             self._keep_open(block, slot, opened)
         if slot.file is None:
             return None
         self._reads.append(block)
+        slot.disk.reads += 1
         return FileLease(slot.file)
 
     def open_file(self, block: BlockKey) -> OpenFile | None:
         slot = self._slots.get(block)
-        if slot is None or not slot.verified or self._verify_always:
+        if slot is None or not slot.verified or self._verify_always or slot.disk.work.is_away:
             return None
         file = slot.file
         if file is None or file.is_remote:
             return None
         self._reads.append(block)
+        slot.disk.reads += 1
         return file
 
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
@@ -111,33 +113,37 @@ class BlockReads(BlockIndex):
         Jobs read more small blocks in turn than files may stay open, and a hit that waits for a thread takes six times
         as long.
         """
-        if not self.directory.can_probe_memory or not self._is_trusted(slot):
+        directory = slot.disk.directory
+        if not directory.can_probe_memory or not self._is_trusted(slot):
             return None
-        opened = block_io.open_known_block(self.directory.raw_path_of(block), block)
+        opened = block_io.open_known_block(directory.raw_path_of(block), block)
         if opened is None:
             return None
-        return OpenFile(*opened, stays_in_memory=self.directory.stays_in_memory)
+        return OpenFile(*opened, stays_in_memory=directory.stays_in_memory)
 
     def _is_trusted(self, slot: Slot) -> bool:
-        return slot.verified and not self._verify_always and not self.work.is_hung
+        return slot.verified and not self._verify_always and not slot.disk.work.is_hung
 
     def page_in(self, block: BlockKey, start: int, count: int) -> Callable[[], None] | None:
         slot = self._slots.get(block)
         # Where the kernel cannot say what is in memory, paging in would gain nothing.
-        if slot is None or not self.directory.can_probe_memory or not self._is_trusted(slot):
+        if slot is None or not slot.disk.directory.can_probe_memory or not self._is_trusted(slot):
             return None
-        return partial(block_io.page_in, self.directory.raw_path_of(block), start, count)
+        return partial(block_io.page_in, slot.disk.directory.raw_path_of(block), start, count)
 
-    async def digest(self, lease: Lease) -> str:
+    async def digest(self, block: BlockKey, lease: Lease) -> str:
+        slot = self._slots.get(block)
+        if slot is None:
+            return ""
         # The header was read when the file was opened, so it is most likely in memory.
-        if self.directory.can_probe_memory:
+        if slot.disk.directory.can_probe_memory:
             header = pagecache.read_known(lease.block.fd, block_file.DIGEST_BYTES)
             return "" if header is None else block_file.digest_of(header)
         file = lease.block
         assert isinstance(file, OpenFile)
         # A lease for the thread: the file must not be closed while it reads.
         file.acquire()
-        reading = self.work.begin(os.pread, file.fd, block_file.DIGEST_BYTES, 0)
+        reading = slot.disk.work.begin(os.pread, file.fd, block_file.DIGEST_BYTES, 0)
         reading.add_done_callback(heard)
         reading.add_done_callback(lambda _: file.release())
         try:
@@ -150,7 +156,7 @@ class BlockReads(BlockIndex):
         slot = self._slots.get(block)
         # The file of a block that was expelled is cut on purpose.
         if slot is not None:
-            self.work.failed("send", OSError(errno.EIO, "a block file gave fewer bytes than it has"))
+            slot.disk.work.failed("send", OSError(errno.EIO, "a block file gave fewer bytes than it has"))
             slot.verified = False
             self._close(block, slot)
 
@@ -163,12 +169,13 @@ class BlockReads(BlockIndex):
         meta = slot.meta(block)
         if self.contents is not None and not slot.proved and self.contents.kind_for(meta) is not None:
             return False
-        if not self.directory.can_probe_memory:
+        directory = slot.disk.directory
+        if not directory.can_probe_memory:
             return False
-        opened = block_io.open_verified_block(self.directory.raw_path_of(block), meta)
+        opened = block_io.open_verified_block(directory.raw_path_of(block), meta)
         if opened is None:
             return False
-        file = OpenFile(*opened, stays_in_memory=self.directory.stays_in_memory)
+        file = OpenFile(*opened, stays_in_memory=directory.stays_in_memory)
         self._lease_opened(block, slot, file, keep=True).release()
         return True
 
@@ -181,7 +188,7 @@ class BlockReads(BlockIndex):
 
     def _is_unverified(self, slot: Slot) -> bool:
         """One verification will do for all reads."""
-        return not (slot.verified or self._verify_always or self.work.is_hung)
+        return not (slot.verified or self._verify_always or slot.disk.work.is_hung)
 
     async def _is_verified_now(self, block: BlockKey) -> bool:
         """Verify the block, once for all who wait for it. It goes on without them: the next reader has it then."""
@@ -223,10 +230,11 @@ class BlockReads(BlockIndex):
         if slot is None:
             return None
         verify = scrub or self._verify_always or not slot.verified
-        if self.work.is_hung:
+        directory, work = slot.disk.directory, slot.disk.work
+        if work.is_hung or work.is_away:
             return None
         slot.busy += 1
-        path = self.directory.path_of(block)
+        path = directory.path_of(block)
         contents = self.contents if verify and not slot.proved else None
         kind = None if contents is None else contents.kind_for(slot.meta(block))
         content = None if kind is None else kind.begin()
@@ -234,15 +242,16 @@ class BlockReads(BlockIndex):
         began = time.perf_counter()
         try:
             async with asyncio.timeout(patience_s):
-                opened = await self.work.run_opening(
+                opened = await opened_in(
+                    work.threads,
                     lambda: OpenFile(
                         *block_io.open_block(path, block, verify, keep_pages=not scrub, content=content),
-                        stays_in_memory=self.directory.stays_in_memory,
-                        closers=self.work.threads if self.directory.is_remote else None,
-                    )
+                        stays_in_memory=directory.stays_in_memory,
+                        closers=work.threads if directory.is_remote else None,
+                    ),
                 )
         except FileNotFoundError as error:
-            self.work.failed("open", error)
+            work.failed("open", error)
             # Another reader may have found this out first; the bytes are given back once.
             if self._slots.get(block) is slot:
                 self._lost(block, slot)
@@ -251,8 +260,8 @@ class BlockReads(BlockIndex):
             await self._discard(block, slot, error)
             return None
         except OSError as error:
-            # An error of the disk does not mean that the block is bad: keep it until the disk works again.
-            self.work.open_failed(error)
+            work.open_failed(error)
+            self._unread(block, slot, error)
             return None
         finally:
             slot.busy -= 1

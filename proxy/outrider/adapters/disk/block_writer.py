@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from outrider.adapters.disk import block_io, disk_threads
-from outrider.adapters.disk.block_dir import BlockDir
+from outrider.adapters.disk.disk import Disk
 from outrider.adapters.disk.disk_threads import Act, DiskThreads
 from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.core.cache import block_file
@@ -30,13 +30,13 @@ class Reservation(Protocol):
     A Protocol, as the store imports this module."""
 
     def landed(
-        self, meta: BlockMeta, disk_bytes: int, file: OpenFile, kind: Kind | None, content: bytes | None
+        self, disk: Disk, meta: BlockMeta, disk_bytes: int, file: OpenFile, kind: Kind | None, content: bytes | None
     ) -> None:
         """The block was renamed into place; the reservation becomes an entry of the index. `content`: the content hash
         of this kind; None: there is none."""
         ...
 
-    def released(self, disk_bytes: int, *, left_behind: bool) -> None:
+    def released(self, disk: Disk, disk_bytes: int, *, left_behind: bool) -> None:
         """The block was given up. `left_behind`: its file lies in its final place and could not be removed."""
         ...
 
@@ -49,13 +49,14 @@ class DiskBlockWriter:
     """
 
     def __init__(
-        self, directory: BlockDir, work: DiskThreads, reservation: Reservation, header: Header, path: bytes,
+        self, disk: Disk, reservation: Reservation, header: Header, path: bytes,
         kind: Kind | None = None, confirmed_at: float | None = None,
     ) -> None:  # fmt: skip
         """`kind`: the content hash to compute beside the block's own checksum; None: none. `confirmed_at`: see
         `DiskBlockStore.confirmed_at`."""
-        self._directory = directory
-        self._work = work
+        self._disk = disk
+        self._directory = disk.directory
+        self._work = disk.work
         self._reservation = reservation
         self._header = header
         self._meta = header.meta
@@ -232,7 +233,7 @@ class DiskBlockWriter:
         content = None if self._content is None else self._content.digest()
         if self._sums is not None:
             content = self._sums[1]
-        self._reservation.landed(self._meta, self._header.disk_bytes, self._file, self._kind, content)
+        self._reservation.landed(self._disk, self._meta, self._header.disk_bytes, self._file, self._kind, content)
 
     async def abort(self) -> None:
         if self._ended:
@@ -257,7 +258,7 @@ class DiskBlockWriter:
         except RuntimeError:
             pass  # the store is closed; the next start sweeps `tmp`
         finally:
-            self._reservation.released(self._header.disk_bytes, left_behind=left_behind)
+            self._reservation.released(self._disk, self._header.disk_bytes, left_behind=left_behind)
 
 
 class BlockReceiver:

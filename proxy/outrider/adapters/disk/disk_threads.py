@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar, get_args
 
-from outrider.adapters.disk.leases import OpenFile, doom_result
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey
 from outrider.metrics import Metrics
@@ -25,15 +24,22 @@ PATIENCE_S = 10.0
 # The threads only wait for the disk; more of them do not make one disk faster.
 _THREADS = 8
 # The pause after a failed write. Reads are served from the origin meanwhile.
-_FAILURE_PAUSE_S = 5.0
+FAILURE_PAUSE_S = 5.0
 _LOG_PAUSE_S = 60.0
 
 
 class DiskThreads:
-    """Owned by the store; called on the event loop's thread."""
+    """Those of one disk. Owned by the store; called on the event loop's thread."""
 
-    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, metrics: Metrics, clock: Clock, name: str = "", *, has_others: bool = False) -> None:
+        """`name`: of the disk. `has_others`: other disks take its blocks while it fails."""
         self._metrics = metrics
+        self._name = name
+        self._has_others = has_others
+        self.trouble = ""
+        """Why the disk gets no new blocks, as long as there are others; empty: it works."""
+        self.is_away = False
+        """It does not answer, and there are others: its blocks are not here until it does."""
         self.clock = clock
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outrider-disk")
         self._failing_until = 0.0
@@ -57,21 +63,41 @@ class DiskThreads:
     def failed(self, act: Act, error: OSError) -> None:
         """Count `error`, and log it at most once a minute for each kind of act."""
         self._metrics.store_errors.labels(act).inc()
+        self._metrics.disk_errors.labels(self._name).inc()
         now = self.clock()
         if now >= self._log_after.get(act, 0.0):
             self._log_after[act] = now + _LOG_PAUSE_S
-            log.warning("cache disk trouble", extra={"act": act, "error": str(error), "served": "from the origin"})
+            log.warning("cache disk trouble", extra={"disk": self._name, "act": act, "error": str(error),
+                                                  "served": "from the origin"})  # fmt: skip
 
     def write_failed(self, act: Act, error: OSError) -> StoreUnavailable:
         self.failed(act, error)
-        self._failing_until = self.clock() + _FAILURE_PAUSE_S
+        self._failing_until = self.clock() + FAILURE_PAUSE_S
+        self.left_out(error)
         return StoreUnavailable(f"{act}: {error}")
 
     def open_failed(self, error: OSError) -> None:
         if isinstance(error, TimeoutError):
             # Other readers need not wait as long to find out.
-            self._hung_until = self.clock() + _FAILURE_PAUSE_S
+            self._hung_until = self.clock() + FAILURE_PAUSE_S
+            self.left_out(error)
         self.failed("open", error)
+
+    def left_out(self, error: Exception) -> None:
+        """Beside other disks, the disk gets no new blocks until `works_again`."""
+        if not self._has_others:
+            return
+        why = str(error) or "no answer"
+        if not self.trouble:
+            log.warning("cache disk left out", extra={"disk": self._name, "error": why, "kept": "on the other disks"})
+        self.trouble = why
+        self.is_away |= isinstance(error, TimeoutError)
+
+    def works_again(self) -> None:
+        if self.trouble:
+            log.info("cache disk works again", extra={"disk": self._name})
+        self.trouble, self.is_away = "", False
+        self._failing_until = self._hung_until = 0.0
 
     async def clean_up(self, block: BlockKey, cleaning: Coroutine[Any, Any, None]) -> None:
         """Wait until `cleaning` has removed the file of an aborted block, for PATIENCE_S at most.
@@ -100,15 +126,3 @@ class DiskThreads:
 
     async def run(self, work: Callable[..., T], *args: object) -> T:
         return await self.begin(work, *args)
-
-    async def run_opening(self, work: Callable[[], OpenFile]) -> OpenFile:
-        """Run `work` in a thread. If the caller is cancelled meanwhile, the file that `work` opens is closed again, and
-        work that no thread has begun is dropped."""
-        job = self.threads.submit(work)
-        future = asyncio.wrap_future(job)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if not job.cancel():
-                future.add_done_callback(doom_result)
-            raise

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 
+from outrider.adapters.disk.disk import Disk
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import BlockKey
 
@@ -107,13 +109,14 @@ class Edition:
 
 
 class Slot:
-    """One block on disk. `busy` counts readers that are opening it or use a file of their own: it is no victim then.
+    """One block on `disk`. `busy` counts readers that are opening it or use a file of their own: it is no victim then.
     `proved`: its bytes were compared with what the bucket knows of the object."""
 
-    __slots__ = ("busy", "disk_bytes", "edition", "file", "proved", "verified")
+    __slots__ = ("busy", "disk", "disk_bytes", "edition", "file", "proved", "verified")
 
-    def __init__(self, edition: Edition, disk_bytes: int, *, verified: bool) -> None:
+    def __init__(self, edition: Edition, disk: Disk, disk_bytes: int, *, verified: bool) -> None:
         self.edition = edition
+        self.disk = disk
         # Nearly all blocks of a version have the same size: they share one int object.
         self.disk_bytes = edition.disk_bytes if disk_bytes == edition.disk_bytes else disk_bytes
         self.file: OpenFile | None = None
@@ -130,7 +133,19 @@ class Slot:
         return self.busy > 0 or (self.file is not None and self.file.leases > 0)
 
 
-def doom_result(future: asyncio.Future[OpenFile]) -> None:
-    """Close a file that a thread opened after its caller was cancelled."""
+async def opened_in(threads: Executor, work: Callable[[], OpenFile]) -> OpenFile:
+    """Run `work` in a thread. If the caller is cancelled meanwhile, the file that `work` opens is closed again, and
+    work that no thread has begun is dropped."""
+    job = threads.submit(work)
+    future = asyncio.wrap_future(job)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if not job.cancel():
+            future.add_done_callback(_doom_result)
+        raise
+
+
+def _doom_result(future: asyncio.Future[OpenFile]) -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().doom()

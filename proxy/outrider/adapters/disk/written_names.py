@@ -8,6 +8,9 @@ that the start kept and those that were noted since: their writes may be under w
 power loss may take the last lines, so the head holds the boot id of the machine: without a file that is complete and of
 this boot, any name may have been written.
 
+Each of several disks has its own file, with all names. The head then has the run, too: a disk that was away during the
+last run, or a part of it, lacks the names of that time.
+
 The file of a member of a cluster is of another version than that of a proxy alone, which does not take it for complete:
 names that other members wrote are not in it, and blocks that came from them have the time of their arrival.
 """
@@ -24,7 +27,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from outrider.adapters import sealed_file
 from outrider.adapters.disk import disk_threads
@@ -45,16 +48,44 @@ _HEAD_BYTES_MAX = 1024
 _OF_MEMBER, _OF_ONE_ALONE = 1, 2
 
 
+class Run(NamedTuple):
+    """The runs of a proxy with several disks are numbered, each with a random text beside the number."""
+
+    number: int
+    tag: str
+
+
+class Runs(NamedTuple):
+    """`last`: the latest run that any of the disks has seen; None: it is not known. `this`: the run that begins."""
+
+    last: Run | None
+    this: Run
+
+    @classmethod
+    def of(cls, directories: Iterable[BlockDir]) -> Runs:
+        seen = {run for directory in directories if (run := _run_in(directory.touched)) is not None}
+        number = max((run.number for run in seen), default=0)
+        # With two of one number, each was without the other's disks.
+        latest = [run for run in seen if run.number == number]
+        return cls(latest[0] if len(latest) == 1 else None, Run(number + 1, uuid.uuid4().hex))
+
+
 class WrittenNamesFile:
     """Invariant: as long as the file exists, it holds the name of each write that was answered."""
 
-    def __init__(self, directory: BlockDir, work: DiskThreads, *, is_alone: bool = True) -> None:
-        """`is_alone` False: of a member of a cluster."""
+    def __init__(
+        self, directory: BlockDir, work: DiskThreads, *, is_alone: bool = True, runs: Runs | None = None
+    ) -> None:
+        """`is_alone` False: of a member of a cluster. `runs` None: there is one disk."""
         self._directory = directory
         self._work = work
         self._lock = threading.Lock()
-        self._head = _head(_OF_ONE_ALONE if is_alone else _OF_MEMBER)
-        kept, recent, self._file = _load(directory.touched, self._head)
+        version = _OF_ONE_ALONE if is_alone else _OF_MEMBER
+        self._head = _head(version, None if runs is None else runs.this)
+        self.is_current = runs is None or (runs.last is not None and _run_in(directory.touched) == runs.last)
+        """The disk was there during the last run: what it says of its end holds."""
+        last = self._head if runs is None else _head(version, runs.last)
+        kept, recent, self._file = _load(directory.touched, last if self.is_current else b"")
         self._found = None if self._file is None else {_without_tenant(name) for name in (*kept, *recent)}
         self.recent: Sequence[Name] = recent
         """The names that the last process noted, oldest first."""
@@ -106,6 +137,11 @@ class WrittenNamesFile:
         """
         self.is_whole, self._found = True, set()
         return self._written(names, self._write_anew)
+
+    def give_up(self) -> OSError | None:
+        """The disk may lack names: after a crash none of its versions is believed. Blocks. None: see `settle`."""
+        self.is_whole, self._found, self._lost = True, set(), True
+        return self._written((), self._append)
 
     def _written(self, names: Collection[Name], write: Callable[[Iterable[Name]], None]) -> OSError | None:
         """Call `write`, and return its error. After an error, or beyond the bound, the file is removed."""
@@ -162,6 +198,20 @@ class WrittenNamesFile:
                 part.replace(self._directory.snapshot)
 
 
+class WrittenNamesFiles:
+    """Those of several disks. Implements `engine.write.written_names.WrittenNames`."""
+
+    def __init__(self, files: Sequence[WrittenNamesFile]) -> None:
+        self._files = files
+
+    @property
+    def is_whole(self) -> bool:
+        return all(file.is_whole for file in self._files)
+
+    async def note(self, names: Sequence[Name]) -> None:
+        await asyncio.gather(*(file.note(names) for file in self._files))
+
+
 def _load(path: Path, head: bytes) -> tuple[list[Name], list[Name], tuple[int, int] | None]:
     """The names that the start kept, those noted since, and the identity of the file; None: there is no valid one."""
     try:
@@ -199,12 +249,22 @@ def _lines(names: Iterable[Name]) -> bytes:
 _END_OF_KEPT = json_line([])
 
 
-def _head(version: int) -> bytes:
+def _run_in(path: Path) -> Run | None:
+    """The run in the head of a file; None: there is none."""
+    try:
+        with path.open("rb") as file:
+            number, tag = json.loads(file.readline(_HEAD_BYTES_MAX))["run"]
+            return Run(int(number), str(tag))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _head(version: int, run: Run | None = None) -> bytes:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
         boot = str(uuid.uuid4())  # the boot is not known: no file is of the same one
-    return json_line({"outrider touched": version, "boot": boot.strip()})
+    return json_line({"outrider touched": version, "boot": boot.strip()} | ({} if run is None else {"run": run}))
 
 
 def _no_link(path: str, flags: int) -> int:

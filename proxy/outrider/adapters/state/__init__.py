@@ -8,11 +8,25 @@
 | `members_file` | `members` | when the members of the cluster have changed | at the start |
 
 All of them use `adapters.sealed_file`: a private temporary file that is renamed over the old one. A missing file means
-an empty state. A file that cannot be read is logged and counts as missing.
+an empty state. A file that cannot be read is logged and counts as missing. With several disks the pins are written to
+all of them, and the other files to one that works.
 
 The names of the files and their formats stay: a newer release must read the directory of an older one.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
 from outrider.adapters.state import learned_file, members_file, pin_file, warmup_file
 
-__all__ = ["learned_file", "members_file", "pin_file", "warmup_file"]
+__all__ = ["learned_file", "members_file", "newest", "pin_file", "warmup_file"]
+
+
+def newest(paths: Sequence[Path]) -> Path:
+    """Of a file that lies on several disks, the one that was written last. Blocks."""
+    written = dict.fromkeys(paths, 0.0)
+    for path in paths:
+        with suppress(OSError):
+            written[path] = path.stat().st_mtime
+    return max(paths, key=written.__getitem__)

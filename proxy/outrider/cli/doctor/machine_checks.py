@@ -13,9 +13,11 @@ from pathlib import Path
 
 from outrider.adapters.disk import memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
+from outrider.adapters.disk.disk import check_apart
 from outrider.adapters.process.listening import bind, remedy
 from outrider.cli.doctor.finding import Finding, fail, ok, warn
 from outrider.core.block_layout import BLOCKS_FEW
+from outrider.core.cache.disk_budget import Room, capacities
 from outrider.core.text import in_words
 from outrider.settings import Settings
 
@@ -32,16 +34,39 @@ _FILES_FEW = 4096
 
 
 def cache_findings(settings: Settings, running_here: bool) -> Iterator[Finding]:
-    """Directory, room and speed. `running_here`: an outrider already listens at the address in the settings."""
-    memory = str(settings.cache_dir) == "memory"
-    wanted = memory_dir.PARENT if memory else settings.cache_dir.expanduser()
-    existing = _existing(wanted)
-    directory = check_directory(wanted, existing, memory, running_here)
-    yield directory
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+    """Directory, room and speed, of each disk. `running_here`: an outrider already listens at the address in the
+    settings."""
+    memory = settings.cache_in_memory
+    wanted = [memory_dir.PARENT if memory else path.expanduser() for path in settings.cache_dir]
+    try:
+        check_apart(wanted)
+    except UnusableCacheDir as error:
+        yield fail("cache dir", *_what_and_do(error))
         return
-    yield check_room(settings, existing, 0 if memory else _used_bytes(wanted))
-    yield check_speed(existing)
+    usable: list[tuple[Path, Path]] = []
+    for directory in wanted:
+        existing = _existing(directory)
+        yield check_directory(directory, existing, memory, running_here)
+        if existing.is_dir() and os.access(existing, os.W_OK):
+            usable.append((directory, existing))
+    held = [0 if memory else _used_bytes(directory) for directory, _ in usable]
+    rooms = [_room(settings, existing, used) for (_, existing), used in zip(usable, held, strict=True)]
+    if len({room.device for room in rooms}) < len(rooms):
+        yield warn(
+            "cache dir", "two directories are on one file system: they share its room, and are no faster than one",
+            "Give each disk one --cache-dir.",
+        )  # fmt: skip
+    budgets = capacities(settings.cache_size.amount_bytes, settings.cache_size.share, rooms)
+    for (_, existing), used, budget in zip(usable, held, budgets, strict=True):
+        where = f"{existing}: " if len(wanted) > 1 else ""
+        yield check_room(settings, existing, used, budget, where)
+        yield check_speed(existing, where)
+
+
+def _room(settings: Settings, existing: Path, used_bytes: int) -> Room:
+    stat = os.statvfs(existing)
+    total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    return Room(existing.stat().st_dev, total, max(0, used_bytes + free - settings.min_free.of(total)))
 
 
 def check_directory(wanted: Path, existing: Path, memory: bool, running_here: bool) -> Finding:
@@ -57,17 +82,25 @@ def check_directory(wanted: Path, existing: Path, memory: bool, running_here: bo
     except UnusableCacheDir as error:
         if isinstance(error.__cause__, BlockingIOError) and running_here:
             return ok("cache dir", f"{wanted}: in use by the outrider that runs here")
-        what, _, do = str(error).removeprefix("cache directory ").partition(". ")
-        return fail("cache dir", what, do)
+        return fail("cache dir", *_what_and_do(error))
     return ok("cache dir", f"{wanted}: writable, not in use")
 
 
-def check_room(settings: Settings, existing: Path, used_bytes: int) -> Finding:
+def _what_and_do(error: UnusableCacheDir) -> tuple[str, str]:
+    what, _, do = str(error).removeprefix("cache directory ").partition(". ")
+    return what, do
+
+
+def check_room(
+    settings: Settings, existing: Path, used_bytes: int, part_bytes: int | None = None, where: str = ""
+) -> Finding:
+    """`part_bytes`: the part of one of several disks in the cache; None: there is one disk."""
     stat = os.statvfs(existing)
     total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-    budget, floor = settings.cache_size.of(total), settings.min_free.of(total)
+    budget = settings.cache_size.of(total) if part_bytes is None else part_bytes
+    floor = settings.min_free.of(total)
     room = min(budget, max(0, used_bytes + free - floor))
-    text = f"room for {in_words(room)} ({in_words(used_bytes)} held, {in_words(free)} free of {in_words(total)})"
+    text = f"{where}room for {in_words(room)} ({in_words(used_bytes)} held, {in_words(free)} free of {in_words(total)})"
     do = "Free some space, choose another disk with --cache-dir, or lower --min-free."
     if room < 2 * settings.block_size:
         return fail("disk space", f"{text}: nothing can be kept", do)
@@ -79,22 +112,22 @@ def check_room(settings: Settings, existing: Path, used_bytes: int) -> Finding:
     return ok("disk space", text)
 
 
-def check_speed(directory: Path) -> Finding:
+def check_speed(directory: Path, where: str = "") -> Finding:
     """Write and read a file without a name: the kernel removes it, even if this process is killed."""
     try:
         stat = os.statvfs(directory)
         if stat.f_bavail * stat.f_frsize < 2 * _SPEED_BYTES:
-            return warn("disk speed", "not measured: the disk is full", "Free some space.")
+            return warn("disk speed", f"{where}not measured: the disk is full", "Free some space.")
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             written, write_bytes_s = _timed_write(file.fileno())
             read_bytes_s = _timed_read(file.fileno(), written)
     except OSError as error:
         return fail("disk speed", f"{directory}: {error.strerror}", "Check the disk, or choose another --cache-dir.")
-    return judged_speed(write_bytes_s, read_bytes_s)
+    return judged_speed(write_bytes_s, read_bytes_s, where)
 
 
-def judged_speed(write_bytes_s: float, read_bytes_s: float) -> Finding:
-    text = f"writes {write_bytes_s / 1e6:,.0f} MB/s, reads {read_bytes_s / 1e6:,.0f} MB/s"
+def judged_speed(write_bytes_s: float, read_bytes_s: float, where: str = "") -> Finding:
+    text = f"{where}writes {write_bytes_s / 1e6:,.0f} MB/s, reads {read_bytes_s / 1e6:,.0f} MB/s"
     if min(write_bytes_s, read_bytes_s) < _SLOW_BYTES_S:
         return warn("disk speed", text, "Slower than a network: put --cache-dir on a local SSD, or use memory.")
     return ok("disk speed", text)

@@ -116,7 +116,13 @@ class DiskBudget:
         self._free_beyond_floor = free_bytes - self.min_free_bytes - spoken_for
         return max(self.used_bytes + need - self.capacity_bytes, need - self._free_beyond_floor)
 
-    def most_bytes(self, free_bytes: int) -> int:
-        """The most bytes that the store could hold, by its budget and by the free space."""
-        on_disk = self.used_bytes - self.pending_bytes
-        return max(0, min(self.capacity_bytes, on_disk + free_bytes - self.min_free_bytes))
+    @property
+    def on_disk_bytes(self) -> int:
+        return self.used_bytes - self.pending_bytes
+
+
+def most_bytes(free_bytes: int, budgets: Sequence[DiskBudget]) -> int:
+    """The most bytes that directories on one file system could hold, by their budgets and its free space."""
+    floor = max(budget.min_free_bytes for budget in budgets)
+    held = sum(budget.on_disk_bytes for budget in budgets)
+    return max(0, min(sum(budget.capacity_bytes for budget in budgets), held + free_bytes - floor))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -143,6 +143,15 @@ def alerts(failed_reads: int, members_away: int, members: int) -> list[str]:
     if members_away:
         told.append(f"{members_away} of {counted(members, 'member')} {'is' if members_away == 1 else 'are'} away")
     return told
+
+
+def disk_alerts(disks: Sequence[tuple[str, str]]) -> list[str]:
+    """As `alerts`. `disks`: the directory of each, and why it fails; empty: it works."""
+    failing = [f"{directory} ({error})" for directory, error in disks if error]
+    if not failing:
+        return []
+    verb = "fails" if len(failing) == 1 else "fail"
+    return [f"{len(failing)} of {counted(len(disks), 'cache disk')} {verb}: {', '.join(failing)}"]
 
 
 def _waits_for_hits(sums: Sums) -> bool:

@@ -164,7 +164,7 @@ class PeerService:
         digest = ""
         if lease is not None:
             try:
-                digest = await self._store.digest(lease)
+                digest = await self._store.digest(key, lease)
             finally:
                 lease.release()
         elif read.only_if_here:

@@ -52,7 +52,7 @@ class SentBytes:
                 await flight.ended()
             if (lease := await self._parts.store.lease(key)) is not None:
                 try:
-                    digest = await self._parts.store.digest(lease)
+                    digest = await self._parts.store.digest(key, lease)
                 finally:
                     lease.release()
             digests.append(digest)

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider import __version__
 from outrider.core.ahead.planner import Planner
-from outrider.core.cache.disk_budget import DiskBudget
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Book, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.status.overview import Overview
-from outrider.metrics import SOURCES, Metrics
+from outrider.metrics import SOURCES, Metrics, ShownDisk
 from outrider.settings import Settings
 
 if TYPE_CHECKING:
@@ -73,7 +72,11 @@ class Port(Protocol):
 class Store(Protocol):
     """The block store on disk."""
 
-    budget: DiskBudget
+    @property
+    def disks(self) -> Sequence[ShownDisk]: ...
+
+    @property
+    def capacity_bytes(self) -> int: ...
 
     @property
     def used_bytes(self) -> int: ...
@@ -150,7 +153,9 @@ class StatusDocument:
 
     def _shown(self) -> dict[str, Any]:
         cluster = None if self._cluster is None else self._cluster.document()
-        return {**self._overview.document(None if cluster is None else cluster["states"]), "cluster": cluster}
+        disks = [_disk(disk) for disk in self._cache.store.disks]
+        states = None if cluster is None else cluster["states"]
+        return {**self._overview.document(states, disks), "cluster": cluster, "disks": disks}
 
     def _service(self) -> dict[str, Any]:
         process, store, metrics = self._process, self._cache.store, self._metrics
@@ -164,7 +169,7 @@ class StatusDocument:
             "settings": {name: _plain(getattr(self._settings, name)) for name in _SETTINGS_SHOWN},
             "disk": {
                 "used_bytes": store.used_bytes,
-                "budget_bytes": store.budget.capacity_bytes,
+                "budget_bytes": store.capacity_bytes,
                 "room_bytes": store.room_bytes,
             },
             "blocks": len(store),
@@ -190,5 +195,13 @@ class StatusDocument:
         }
 
 
+def _disk(disk: ShownDisk) -> dict[str, Any]:
+    state, error = disk.state
+    return {
+        "directory": disk.name, "state": state, "error": error, "blocks": disk.blocks,
+        "used_bytes": disk.budget.used_bytes, "budget_bytes": disk.budget.capacity_bytes,
+    }  # fmt: skip
+
+
 def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else value

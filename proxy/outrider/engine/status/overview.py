@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.templates import prefix_of
 from outrider.core.ahead.planner import Planner
-from outrider.core.insight.bottleneck import LargerCache, OriginWait, alerts, larger_cache
+from outrider.core.insight.bottleneck import LargerCache, OriginWait, alerts, disk_alerts, larger_cache
 from outrider.core.insight.dataset_map import data_bytes, map_of
 from outrider.core.insight.miss_ratio import FACTORS, MissRatioCurve
 from outrider.core.insight.next_step import Data
@@ -144,8 +144,11 @@ class Overview:
         most = max(self._usage.readers(), key=lambda reader: reader[2].sums.wait_s, default=None)
         return self._verdicts.of_all(self._larger_cache(self._rows()), None if most is None else self._data(most[1]))
 
-    def document(self, members: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """`members`: how many members of the cluster are in each state; None: the node is alone."""
+    def document(
+        self, members: Mapping[str, int] | None = None, disks: Sequence[Mapping[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """`members`: how many members of the cluster are in each state; None: the node is alone. `disks`: as the
+        status document shows them."""
         self._metrics.add_up()
         rows = self._rows()
         larger = self._larger_cache(rows)
@@ -156,7 +159,10 @@ class Overview:
         return {
             "verdict": {
                 **self._verdicts.recent(recent, larger, most, self._origin_wait()),
-                "alerts": alerts(self._usage.failed_reads, states.get("away", 0), sum(states.values())),
+                "alerts": [
+                    *alerts(self._usage.failed_reads, states.get("away", 0), sum(states.values())),
+                    *disk_alerts([(disk["directory"], disk["error"]) for disk in disks]),
+                ],
             },
             "load": self._verdicts.load,
             "larger_cache": None if larger is None else asdict(larger),

@@ -1,0 +1,267 @@
+"""One disk of the store: a cache directory with threads, a budget and a health of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias
+
+from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
+from outrider.adapters.disk.disk_threads import PATIENCE_S, DiskThreads
+from outrider.core.cache.disk_budget import DiskBudget, Room, capacities
+from outrider.core.errors import StoreUnavailable
+from outrider.core.model import BlockKey
+from outrider.metrics import Metrics
+from outrider.ports import Clock
+from outrider.settings import Size
+
+Stored: TypeAlias = tuple[BlockKey, int]
+"""A block, and the bytes of its file on disk."""
+
+# As many files are removed in some tens of milliseconds.
+_TIDIED_AT_ONCE = 256
+
+
+class Disk:
+    """Its state lives on the event loop's thread; its files are touched in `work`."""
+
+    def __init__(
+        self, directory: BlockDir, budget: DiskBudget, metrics: Metrics, clock: Clock, *, has_others: bool = False
+    ) -> None:
+        """`has_others`: the store has other disks, which take the blocks of this one while it fails."""
+        self.directory = directory
+        self.name = str(directory.root)
+        self.budget = budget
+        self.room = Room(directory.device, 0, 0)
+        """Of the last look; a missing directory has none."""
+        self.work = DiskThreads(metrics, clock, self.name, has_others=has_others)
+        if directory.missing is not None:
+            self.work.left_out(directory.missing)
+        # False until the scan knows the sizes in the directory: the budget could not be kept before.
+        self.admitting = True
+        # False: a file lies in the directory that only a scan would find, so no snapshot may be written.
+        self.whole = True
+        self.making_room = asyncio.Lock()
+        self.leaving: set[asyncio.Future[list[int | OSError]]] = set()
+        """Removals of files under way."""
+        self.left_behind: dict[BlockKey, int] = {}
+        """Blocks that another disk has now, and the bytes of their files here, which are still to be removed."""
+        self.blocks = 0
+        self.reads = 0
+        self.quiet = asyncio.Event()
+        """No block is being written."""
+        self.quiet.set()
+        metrics.show_disk(self)
+
+    @property
+    def works(self) -> bool:
+        """New blocks are put here."""
+        return self.admitting and not self.work.trouble
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """See `metrics.ShownDisk`."""
+        if self.work.trouble:
+            return "failing", self.work.trouble
+        return ("works" if self.admitting else "scanning"), ""
+
+    def is_beside(self, other: Disk) -> bool:
+        """Whether both are on one file system."""
+        return self.directory.device == other.directory.device
+
+    # -- files that leave -------------------------------------------------------------------------------------------
+
+    def unlink(self, gone: Sequence[Stored], *, cut: bool = False) -> asyncio.Future[list[int | OSError]]:
+        """Remove the files of blocks that the index has forgotten. The result: the bytes that each gave back, or why it
+        did not. `cut`: readers under way get no more bytes of them."""
+        future = self.work.begin(self._unlink_all, gone, cut)
+        self.leaving.add(future)
+        future.add_done_callback(self._left)
+        return future
+
+    def _unlink_all(self, gone: Sequence[Stored], cut: bool) -> list[int | OSError]:
+        results: list[int | OSError] = []
+        for block, disk_bytes in gone:
+            try:
+                if cut:
+                    with suppress(OSError):
+                        os.truncate(self.directory.path_of(block), 0)
+                self.directory.remove(self.directory.raw_path_of(block))
+                results.append(disk_bytes)
+            except OSError as error:
+                results.append(error)
+        return results
+
+    def _left(self, done: asyncio.Future[list[int | OSError]]) -> None:
+        self.leaving.discard(done)
+        self.budget.give_back(sum(result for result in done.result() if isinstance(result, int)))
+
+    def tidy(self) -> None:
+        """Begin to remove files that were left behind, if the disk works."""
+        if self.left_behind and self.works and not self.leaving:
+            self._unlink_left(list(islice(self.left_behind.items(), _TIDIED_AT_ONCE)))
+
+    async def unlink_older(self, block: BlockKey) -> None:
+        """Before a block is written again: a file that it left behind has to go first, since a later removal would take
+        the new one. Raises StoreUnavailable."""
+        if block not in self.left_behind:
+            return
+        while self.leaving:
+            await asyncio.wait(self.leaving)
+        if (disk_bytes := self.left_behind.get(block)) is not None:
+            await asyncio.shield(self._unlink_left([(block, disk_bytes)]))
+        if block in self.left_behind:
+            raise StoreUnavailable("an older file of the block cannot be removed")
+
+    def _unlink_left(self, files: Sequence[Stored]) -> asyncio.Future[list[int | OSError]]:
+        def ended(done: asyncio.Future[list[int | OSError]]) -> None:
+            for (block, _), result in zip(files, done.result(), strict=True):
+                if isinstance(result, OSError):
+                    self.work.write_failed("unlink", result)
+                else:
+                    self.left_behind.pop(block, None)
+
+        future = self.unlink(files)
+        future.add_done_callback(ended)
+        return future
+
+    # -- reservations -----------------------------------------------------------------------------------------------
+
+    def reserve(self, need: int) -> None:
+        self.budget.reserve(need)
+        self.quiet.clear()
+
+    def reserve_at_once(self, need: int) -> bool:
+        """As `reserve`, where it needs no wait: nothing has to leave, and nothing is leaving. False: it may."""
+        if self.leaving or self.making_room.locked() or self.work.is_cleaning:
+            return False
+        if not self.budget.reserve_at_once(need, self.work.clock()):
+            return False
+        self.quiet.clear()
+        return True
+
+    def written(self, need: int) -> None:
+        """The file of a reservation is in its place."""
+        self.budget.landed(need)
+        self._end()
+
+    def unreserve(self, need: int) -> None:
+        """A reservation is given back; no file is left of it."""
+        self.budget.unreserve(need)
+        self._end()
+
+    def _end(self) -> None:
+        if not self.budget.pending_bytes:
+            self.quiet.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The settings `cache_size` and `min_free`."""
+
+    cache_size: Size
+    min_free: Size
+
+    def divide(self, disks: Sequence[Disk]) -> None:
+        """Give each disk its part of the cache, by its room."""
+        size = self.cache_size
+        parts = capacities(size.amount_bytes, size.share, [disk.room for disk in disks])
+        for disk, capacity_bytes in zip(disks, parts, strict=True):
+            disk.budget.capacity_bytes = capacity_bytes
+            disk.budget.min_free_bytes = self.min_free.of(disk.room.total_bytes)
+
+    async def measure(self, disks: Sequence[Disk]) -> None:
+        """Look at the room of the disks that work."""
+        for disk in disks:
+            if disk.work.trouble:
+                continue
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    total_bytes, free_bytes = await disk.work.run(disk.directory.space)
+            except OSError as error:
+                disk.work.failed("statvfs", error)
+                continue
+            held = sum(each.budget.used_bytes for each in disks if each.is_beside(disk))
+            most_bytes = held + free_bytes - self.min_free.of(total_bytes)
+            disk.room = Room(disk.directory.device, total_bytes, max(0, most_bytes))
+
+
+def working(disks: Sequence[Disk]) -> Sequence[Disk]:
+    """Those of `disks` that work; all of them if none does."""
+    return [disk for disk in disks if disk.works] or disks
+
+
+def by_device(disks: Iterable[Disk]) -> Iterable[list[Disk]]:
+    """The disks on each file system."""
+    found: dict[int, list[Disk]] = {}
+    for disk in disks:
+        found.setdefault(disk.directory.device, []).append(disk)
+    return found.values()
+
+
+def disks_of(directories: Sequence[BlockDir], sizes: Sizes, metrics: Metrics, clock: Clock) -> list[Disk]:
+    """The disks of a store, with the capacities that can be told before it knows what lies on them."""
+    disks = [
+        Disk(directory, DiskBudget(0), metrics, clock, has_others=len(directories) > 1) for directory in directories
+    ]
+    for number, disk in enumerate(disks):
+        if disk.directory.missing is not None:
+            disk.room = Room(-1 - number, 0, 0)
+            continue
+        total_bytes, _ = disk.directory.space()
+        disk.room = Room(disk.directory.device, total_bytes, total_bytes - sizes.min_free.of(total_bytes))
+    sizes.divide(disks)
+    return disks
+
+
+def open_all(roots: Sequence[Path]) -> list[BlockDir]:
+    """Lock all of `roots`. A directory whose disk fails is `missing`, as long as another one can be used.
+
+    Raises:
+        UnusableCacheDir: no directory can be used; one of them cannot, for a reason that is no fault of a disk; or two
+            of them are not apart.
+    """
+    check_apart(roots)
+    opened: list[BlockDir] = []
+    try:
+        for root in roots:
+            _check_is_another(root, opened)
+            opened.append(BlockDir.open(root) if len(roots) == 1 else BlockDir.open_or_missing(root))
+        missing = [directory.missing for directory in opened]
+        if None not in missing:
+            raise UnusableCacheDir(" ".join(map(str, missing)))
+    except BaseException:
+        for directory in opened:
+            directory.close()
+        raise
+    return opened
+
+
+def check_apart(roots: Sequence[Path]) -> None:
+    """Raises UnusableCacheDir: two of `roots` are the same, or one lies within the other."""
+    places = [Path(os.path.realpath(root)) for root in roots]
+    for number, place in enumerate(places):
+        for other, its_root in zip(places[:number], roots, strict=False):
+            if place == other:
+                raise UnusableCacheDir(
+                    f"cache directory {its_root} is given twice, as {roots[number]}. Give each --cache-dir once."
+                )
+            if place.is_relative_to(other) or other.is_relative_to(place):
+                raise UnusableCacheDir(
+                    f"cache directories {its_root} and {roots[number]}: one lies within the other. Give each disk a "
+                    "--cache-dir of its own."
+                )
+
+
+def _check_is_another(root: Path, opened: Sequence[BlockDir]) -> None:
+    """Two mounts may show one directory."""
+    for directory in opened:
+        if directory.is_at(root):
+            raise UnusableCacheDir(
+                f"cache directories {directory.root} and {root} are the same directory. Give each --cache-dir once."
+            )
