@@ -107,8 +107,8 @@ class BlockDir:
         # Device and inode number of the marker file that this process has locked.
         self._locked = (-1, -1)
         self._holding = threading.Lock()
-        self.missing: UnusableCacheDir | None = None
-        """Why the directory could not be opened at the start; None: it was."""
+        self.missing: OSError | None = None
+        """Why the directory could not be opened; None: it was."""
         self.changes = 0
         """How many times `hold` has found another directory in its place."""
 
@@ -147,7 +147,7 @@ class BlockDir:
             if not isinstance(cause, OSError) or isinstance(cause, PermissionError | BlockingIOError):
                 raise
             self = cls(root)
-            self.missing = error
+            self.missing = cause
             return self
 
     def prepare(self) -> None:

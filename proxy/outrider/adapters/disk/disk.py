@@ -232,9 +232,10 @@ def open_all(roots: Sequence[Path]) -> list[BlockDir]:
         for root in roots:
             _check_is_another(root, opened)
             opened.append(BlockDir.open(root) if len(roots) == 1 else BlockDir.open_or_missing(root))
-        missing = [directory.missing for directory in opened]
-        if None not in missing:
-            raise UnusableCacheDir(" ".join(map(str, missing)))
+        failed = [f"{each.root}: {each.missing.strerror}" for each in opened if each.missing is not None]
+        if len(failed) == len(opened):
+            why = "; ".join(failed)
+            raise UnusableCacheDir(f"none of the cache directories can be used: {why}. Choose others with --cache-dir.")
     except BaseException:
         for directory in opened:
             directory.close()

@@ -87,7 +87,8 @@ class DiskThreads:
         """Beside other disks, the disk gets no new blocks until `works_again`."""
         if not self._has_others:
             return
-        why = str(error) or "no answer"
+        # The error number tells people nothing.
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or "no answer"
         if not self.trouble:
             log.warning("cache disk left out", extra={"disk": self._name, "error": why, "kept": "on the other disks"})
         self.trouble = why

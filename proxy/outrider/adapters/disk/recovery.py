@@ -101,6 +101,7 @@ class Recovery:
         """Divide the cache by the room that the disks turned out to have."""
         if self._sizes is not None and len(self._store.disks) > 1:
             await self._sizes.measure(self._store.disks)
+            self._sizes.divide(self._store.disks)
             self._store.weigh()
             for disk in self._store.disks:
                 await self._store.trim(disk)
