@@ -217,6 +217,10 @@ async def _recover(outrider: Outrider, recovery: Recovery) -> None:
     if outrider.cluster is not None:
         outrider.cluster.members.ready()
     outrider.control.maintenance.pinning.resume()
+    if len(outrider.store.disks) > 1:
+        # A disk that is new has no copy yet.
+        with suppress(OSError):
+            await outrider.control.maintenance.pinning.write()
     for disk in outrider.store.working_disks:
         await outrider.control.maintenance.resume(await disk.work.run(warmup_file.take, disk.directory.warmups))
     if outrider.settings.scrub_bandwidth:

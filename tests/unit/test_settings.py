@@ -337,3 +337,38 @@ def test_the_error_of_a_wrong_clients_file_names_it_and_shows_no_secret(text: st
         with_clients(tmp_path, text)
     assert "clients.toml" in str(refused.value)
     assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "toml", "wanted"),
+    [
+        ("/a", "/a", '"/a"', ("/a",)),
+        (["/a"], "/a", '["/a"]', ("/a",)),
+        (["/a", "/b,c"], None, '["/a", "/b,c"]', ("/a", "/b,c")),
+        (Path("/a"), "/a", '"/a"', ("/a",)),
+        (None, "/a, /b", '"/a,/b"', ("/a", "/b")),
+    ],
+)
+def test_cache_directories_may_be_several(
+    flag: object, text: str | None, toml: str, wanted: tuple[str, ...], tmp_path: Path
+) -> None:
+    directories = tuple(map(Path, wanted))
+    if flag is not None:
+        assert load({"cache_dir": flag}, None, {}).cache_dir == directories
+    if text is not None:
+        assert load({}, None, {"OUTRIDER_CACHE_DIR": text}).cache_dir == directories
+    assert load({}, file_with(tmp_path, f"cache_dir = {toml}\n"), {}).cache_dir == directories
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ([], "at least 1"),
+        (["/a"] * 65, "at most 64"),
+        (["/a", "memory"], "--cache-dir memory stands alone"),
+        (["/a", ""], "must not be empty"),
+    ],
+)
+def test_cache_directories_that_make_no_sense(wrong: list[str], match: str) -> None:
+    with pytest.raises(SettingsError, match=match):
+        load({"cache_dir": wrong}, None, {})

@@ -98,7 +98,7 @@ class Pinning:
         if before is not None:
             warmup_runner.cancel(before)
         try:
-            await self._write()
+            await self.write()
         except OSError as error:
             self._release(pin)
             raise ServiceUnavailable(f"The pin cannot be written to the cache directory: {error}.") from error
@@ -304,11 +304,12 @@ class Pinning:
 
     async def _written(self) -> None:
         try:
-            await self._write()
+            await self.write()
         except OSError as error:
             raise ServiceUnavailable(f"The cache directory cannot be written: {error}.") from error
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
+        """Save all pins. Raises OSError."""
         # One save at a time, each with the pins that there are when it begins: the last one has all of them.
         async with self._saving:
             ended = [SavedPin(owner, "", name, "", at, (), has_ended=True) for (owner, name), at in self.ended.items()]
