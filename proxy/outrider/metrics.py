@@ -329,7 +329,7 @@ class Metrics:
             "outrider_scrubbed_blocks", "Blocks that the scrubber verified or found damaged.", registry=r
         )
         self.scrub_rounds = Counter("outrider_scrub_rounds", "Rounds of the scrubber over all blocks.", registry=r)
-        self.store_errors = Counter("outrider_store_errors", "Errors of the cache disk.", ["act"], registry=r)
+        self.store_errors = Counter("outrider_store_errors", "Errors of the cache disks.", ["act"], registry=r)
         self.disk_errors = Counter("outrider_disk_errors", "Errors of each cache disk.", ["disk"], registry=r)
         self.disk_reads = Counter("outrider_disk_reads", "Reads of blocks on each cache disk.", ["disk"], registry=r)
         self.disk_bytes = Gauge("outrider_disk_bytes", "As outrider_store_bytes, of each disk.", ["disk"], registry=r)

@@ -189,6 +189,30 @@ capabilities:
 {{- end }}
 {{- end -}}
 
+{{- /* The cache directories of the pod: on each of several disks, its path on the node below the usual one. */ -}}
+{{- define "outrider.cacheDirs" -}}
+{{- $dirs := list -}}
+{{- range .Values.cache.hostPaths }}{{ $dirs = append $dirs (printf "/var/cache/outrider%s" .) }}{{ end -}}
+{{- $dirs | default (list "/var/cache/outrider") | toJson -}}
+{{- end -}}
+
+{{- define "outrider.cacheMounts" -}}
+{{- range $number, $dir := include "outrider.cacheDirs" . | fromJsonArray }}
+- name: {{ ternary "cache" (printf "cache-%d" $number) (empty $.Values.cache.hostPaths) }}
+  mountPath: {{ $dir | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "outrider.cacheVolumes" -}}
+{{- range $number, $path := .Values.cache.hostPaths }}
+- name: cache-{{ $number }}
+  {{- include "outrider.cacheVolume" (dict "hostPath" $path) | nindent 2 }}
+{{- else }}
+- name: cache
+  {{- include "outrider.cacheVolume" .Values.cache | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "outrider.cacheVolume" -}}
 {{- if .hostPath -}}
 hostPath:
@@ -213,7 +237,8 @@ emptyDir: {}
 
 {{- /* The settings file: the user's settings, overridden by those that the manifests of this chart rely on. */ -}}
 {{- define "outrider.settings" -}}
-{{- $own := dict "cache_dir" "/var/cache/outrider" -}}
+{{- $dirs := include "outrider.cacheDirs" . | fromJsonArray -}}
+{{- $own := dict "cache_dir" (ternary (first $dirs) $dirs (eq (len $dirs) 1)) -}}
 {{- if eq .Values.mode "sidecar" -}}
 {{- $own = merge $own (dict "listen" "127.0.0.1:9480" "admin" "127.0.0.1:9481" "auth" "loopback") -}}
 {{- else -}}

@@ -118,8 +118,10 @@ def test_the_proxy_starts_with_the_settings_of_its_pod(chart: helm.Chart, values
     assert settings.admin_token is not None
     assert settings.admin_token.get_secret_value() == "open sesame"
     assert [client.access_key for client, _ in settings.known_clients] == ["AKTRAIN"]
-    assert settings.cache_dir == tmp_path / "var/cache/outrider"
-    assert settings.cache_dir.is_dir()
+    here = tmp_path / "var/cache/outrider"
+    paths = values.get("cache", {}).get("hostPaths") or [""]
+    assert settings.cache_dir == tuple(here / path.lstrip("/") for path in paths)
+    assert all(directory.is_dir() for directory in settings.cache_dir)
 
 
 def test_each_setting_arrives_as_it_was_written(chart: helm.Chart, tmp_path: Path) -> None:
@@ -233,7 +235,8 @@ def test_the_pod_needs_no_more_than_the_restricted_standard_grants(chart: helm.C
     assert spec["automountServiceAccountToken"] is values.get("peers", {}).get("enabled", True)
     assert container(chart, values)["resources"]["requests"].keys() == {"cpu", "memory"}
     writable = [mount["name"] for mount in container(chart, values)["volumeMounts"] if not mount.get("readOnly")]
-    assert writable == ["cache"]
+    disks = values.get("cache", {}).get("hostPaths", ())
+    assert writable == ([f"cache-{number}" for number, _ in enumerate(disks)] or ["cache"])
     # Root owns the file, the process reads it by its group, and no one else can.
     assert {volume["secret"]["defaultMode"] for volume in spec["volumes"] if "secret" in volume} == {0o440}
 
@@ -254,6 +257,16 @@ def test_the_cache_is_a_directory_of_the_node_or_ends_with_the_pod(chart: helm.C
         not in cache({"cache": {"ephemeral": {"size": "1Gi"}}})["ephemeral"]["volumeClaimTemplate"]["spec"]
     )
     assert cache(CASES["node-disk"]) == {"hostPath": {"path": "/mnt/nvme0/outrider", "type": "Directory"}}
+
+
+def test_each_of_several_disks_is_mounted_where_the_proxy_keeps_a_part_of_the_cache(chart: helm.Chart) -> None:
+    values = CASES["node-disks"]
+    volumes = {volume["name"]: volume for volume in pod(chart, values)["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container(chart, values)["volumeMounts"]}
+    for path in values["cache"]["hostPaths"]:
+        name = mounts[f"/var/cache/outrider{path}"]
+        assert volumes[name]["hostPath"] == {"path": path, "type": "Directory"}
+    assert "/var/cache/outrider" not in mounts
 
 
 def test_two_pods_never_share_a_nodes_cache_directory(chart: helm.Chart) -> None:
@@ -358,7 +371,9 @@ def test_the_notes_name_the_endpoint_and_the_secrets_that_must_exist(chart: helm
     wanted -= {each["metadata"]["name"] for each in documents(chart, values) if each["kind"] == "Secret"}
     assert set(re.findall(rf"-n {NAMESPACE} create secret generic (\S+)", notes)) == wanted
     assert f"daemonset/{rendered['DaemonSet']['metadata']['name']}\n" in notes
-    assert ("POD SECURITY" in notes) == bool(values.get("hostPort") or values.get("cache", {}).get("hostPath"))
+    assert ("POD SECURITY" in notes) == bool(
+        values.get("hostPort") or {"hostPath", "hostPaths"} & values.get("cache", {}).keys()
+    )
     has_peers = values.get("peers", {}).get("enabled", True)
     assert ("EGRESS" in notes) == (has_peers and "egress" in values.get("networkPolicy", {}))
     assert ("NO PRIORITY CLASS" in notes) == ("priorityClassName" not in values)

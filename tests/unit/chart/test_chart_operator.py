@@ -387,7 +387,7 @@ def test_the_sidecar_starts_with_its_variables(made: dict[str, Manifest], tmp_pa
     assert told["endpoint"] == f"http://{settings.listen}"
     assert told["container"]["args"] == ["serve"]
     mounts = {mount["mountPath"]: mount["name"] for mount in told["container"]["volumeMounts"]}
-    assert {volume["name"] for volume in told["volumes"]} == {mounts[str(settings.cache_dir)]}
+    assert {volume["name"] for volume in told["volumes"]} == {mounts[str(*settings.cache_dir)]}
     keys = {each["valueFrom"]["secretKeyRef"]["name"] for each in told["container"]["env"] if "valueFrom" in each}
     assert keys == {"bucket-keys"}
 

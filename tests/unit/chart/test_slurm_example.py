@@ -75,7 +75,7 @@ def test_the_script_starts_outrider_as_a_member_with_a_key_of_the_job(tmp_path: 
     flags = {name.removeprefix("--").replace("-", "_"): value for name, value in options.items()}
     settings = load(flags, None, environ)
     assert (settings.peer_source, settings.freshness) == (SlurmPeers(), "immutable")
-    assert settings.cache_dir == Path("/local/ada/outrider")
+    assert settings.cache_dir == (Path("/local/ada/outrider"),)
     assert len(key.strip()) >= 32
     assert mode == 0o600
     assert settings.peer_key_file is not None

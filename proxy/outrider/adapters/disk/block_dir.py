@@ -142,9 +142,9 @@ class BlockDir:
         try:
             return cls.open(root)
         except UnusableCacheDir as error:
-            # Permissions, another process and other files are mistakes that people mend, and want to know of.
+            # Another process and other files there are mistakes of people, who want to know.
             cause = error.__cause__
-            if not isinstance(cause, OSError) or isinstance(cause, PermissionError | BlockingIOError):
+            if not isinstance(cause, OSError) or isinstance(cause, BlockingIOError):
                 raise
             self = cls(root)
             self.missing = cause
