@@ -195,7 +195,7 @@ async def test_a_disk_that_fails_takes_only_its_own_blocks_and_is_used_again_onc
         sick.fail(["open", "pread", "write", "create", "rename", "unlink", "statvfs"], errno.EIO)
         assert await disks.held(sound_ones) == len(sound_ones)
         assert await disks.held(sick_ones) == 0
-        # What it does not give is missing, and is kept on the other one.
+        # The blocks that it does not give are missing, and are kept on the other disk.
         assert not any(disks.store.has(meta.key) for meta in sick_ones)
         await disks.write(*sick_ones, *METAS[30:])
         assert await disks.held(METAS) == 60
@@ -263,6 +263,23 @@ async def test_an_older_file_of_a_block_goes_before_the_block_is_written_there_a
     assert not disk.leaving
     assert await disks.has(METAS[0])
     disks.check()
+
+
+async def test_a_disk_that_is_far_slower_than_the_others_gets_no_new_blocks_for_a_while(disks: Disks) -> None:
+    slow, fast = disks.disks
+    for disk, took_s in ((slow, 3.0), (fast, 0.1)):
+        disk.pace.measured(took_s, 10_000_000, disks.clock())
+    await disks.write(*METAS[:20])
+    assert disks.on(METAS[:20])[0] == []
+    # Where the others have no room, it is used all the same.
+    fast.budget.min_free_bytes = 1 << 60
+    disks.clock.advance(1.1)
+    await disks.write(METAS[20])
+    assert disks.store.disk_of(METAS[20].key) is slow
+    fast.budget.min_free_bytes = 0
+    disks.clock.advance(10.0)
+    await disks.write(*METAS[21:])
+    assert disks.on(METAS[21:])[0]
 
 
 # -- a disk that is replaced ----------------------------------------------------------------------------------------
@@ -445,7 +462,7 @@ async def test_two_directories_on_one_file_system_leave_what_one_would(disks: Di
     total, free = one.directory.space()
     by_share = disks_of([one.directory, two.directory], Sizes(Size(share=0.8), Size()), Metrics(), FakeClock())
     assert sum(disk.budget.capacity_bytes for disk in by_share) <= int(total * 0.8)
-    # What one reserved is not free for the other.
+    # The bytes that one has reserved are not free for the other.
     for disk in (one, two):
         disk.budget.capacity_bytes, disk.budget.min_free_bytes = 1 << 60, free - 10 * FILE
     await disks.store.reserve(one, 6 * FILE)

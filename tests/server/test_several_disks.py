@@ -62,9 +62,7 @@ def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it does not come to hold")
 
 
-def test_a_cache_on_two_disks(
-    bucket: Bucket, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_on_two_disks(bucket: Bucket, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_threads, "FAILURE_PAUSE_S", 0.01)
     monkeypatch.setattr(recovery, "_LOOK_S", 0.01)
     roots = [tmp_path / "nvme0", tmp_path / "nvme1"]

@@ -101,8 +101,8 @@ class Settings(BaseModel):
         default_factory=_default_cache_dir,
         min_length=1,
         max_length=_DISKS_MAX,
-        description="Directory of the cache; `memory`: on the tmpfs. Several, one on each disk, are one cache: the flag "
-        "again for each, a list in the file, commas in the variable.",
+        description="Directory of the cache; `memory`: on the tmpfs. Several, one on each disk, are one cache: the "
+        "flag again for each, a list in the file, commas in the variable.",
     )
     cache_size: Annotated[Size, BeforeValidator(as_size)] = Field(
         Size(share=0.8), description="Size of the cache on all its disks, in bytes or as a share of each file system."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.core.cache.disk_pressure import DiskPressure
+from outrider.core.cache.disk_pressure import DiskPressure, WritePace
 
 MB = 10**6
 
@@ -67,3 +67,23 @@ def test_the_limit_goes_by_itself_once_there_are_no_fills() -> None:
     for second in range(30):
         fills.lag.allows(0, fills.now + second)
     assert fills.lag.fills is None
+
+
+def test_a_disk_is_behind_when_it_is_slow_itself_beside_another_that_is_not() -> None:
+    slow, fast, idle = WritePace(), WritePace(), WritePace()
+    paces = [slow, fast, idle]
+    slow.measured(0.9, 9_000_000, 0.0)
+    fast.measured(0.1, 9_000_000, 0.0)
+    assert not slow.is_behind(paces, 0.0)  # too little to tell
+    slow.measured(0.9, 9_000_000, 0.0)
+    assert [pace.is_behind(paces, 0.0) for pace in paces] == [True, False, False]
+    assert not slow.is_behind([slow, idle], 0.0)
+    # Nothing is written to it now, and it is tried again.
+    assert not slow.is_behind(paces, 4.0)
+
+
+def test_a_disk_that_is_faster_than_any_bucket_is_never_behind() -> None:
+    good, better = WritePace(), WritePace()
+    good.measured(2.0, 200_000_000, 0.0)
+    better.measured(0.2, 200_000_000, 0.0)
+    assert not good.is_behind([good, better], 0.0)

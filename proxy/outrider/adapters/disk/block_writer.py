@@ -125,9 +125,10 @@ class DiskBlockWriter:
     def hashed(self, digest: bytes, crc: int) -> None:
         self._sums = digest, None if self._kind is None else self._kind.in_bytes(crc)
 
-    def received(self, count: int) -> None:
-        """A receiver has ended after `count` bytes."""
+    def received(self, count: int, disk_s: float) -> None:
+        """A receiver has ended after `count` bytes, for which it waited `disk_s` for the disk."""
         self._written += count
+        self._disk.pace.measured(disk_s, count, self._work.clock())
 
     async def _write(self, offset: int, pieces: Sequence[Buffer]) -> float:
         count = sum(len(piece) for piece in pieces)
@@ -136,6 +137,7 @@ class DiskBlockWriter:
         except OSError as error:
             raise self._work.write_failed(self._act, error) from error
         self._written += count  # after the await: two writes may be under way
+        self._disk.pace.measured(took_s, count, self._work.clock())
         return took_s
 
     def _create(self) -> None:
@@ -317,5 +319,5 @@ class BlockReceiver:
 
     def ended(self) -> None:
         self._lease.release()
-        self._writer.received(self.count)
+        self._writer.received(self.count, self.disk_s)
         self.over.set_result(None)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.disk_threads import PATIENCE_S, DiskThreads
 from outrider.core.cache.disk_budget import DiskBudget, Room, capacities
+from outrider.core.cache.disk_pressure import WritePace
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey
 from outrider.metrics import Metrics
@@ -38,7 +39,7 @@ class Disk:
         self.name = str(directory.root)
         self.budget = budget
         self.room = Room(directory.device, 0, 0)
-        """Of the last look; a missing directory has none."""
+        """As the last look found it; a missing directory has none."""
         self.work = DiskThreads(metrics, clock, self.name, has_others=has_others)
         if directory.missing is not None:
             self.work.left_out(directory.missing)
@@ -51,6 +52,7 @@ class Disk:
         """Removals of files under way."""
         self.left_behind: dict[BlockKey, int] = {}
         """Blocks that another disk has now, and the bytes of their files here, which are still to be removed."""
+        self.pace = WritePace()
         self.blocks = 0
         self.reads = 0
         self.quiet = asyncio.Event()
@@ -192,8 +194,12 @@ class Sizes:
 
 
 def working(disks: Sequence[Disk]) -> Sequence[Disk]:
-    """Those of `disks` that work; all of them if none does."""
-    return [disk for disk in disks if disk.works] or disks
+    """Those of `disks` that work, and last those that are far slower than the others; all of them if none works."""
+    found = [disk for disk in disks if disk.works]
+    if len(found) > 1:
+        paces = [disk.pace for disk in found]
+        found.sort(key=lambda disk: disk.pace.is_behind(paces, disk.work.clock()))
+    return found or disks
 
 
 def by_device(disks: Iterable[Disk]) -> Iterable[list[Disk]]:

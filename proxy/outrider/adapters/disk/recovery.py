@@ -40,8 +40,8 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What all disks need to know of the last stop and of the next start. `is_alone` False: other members of a cluster
-    may write while this one is away, so each version that a start finds has to be confirmed."""
+    """The facts of the last stop and of this start that are the same for all disks. `is_alone` False: other members of
+    a cluster may write while this one is away, so each version that a start finds has to be confirmed."""
 
     store: DiskBlockStore
     versions: Versions

@@ -24,7 +24,7 @@ __all__ = ["learned_file", "members_file", "newest", "pin_file", "warmup_file"]
 
 
 def newest(paths: Sequence[Path]) -> Path:
-    """Of a file that lies on several disks, the one that was written last. Blocks."""
+    """The copy that was written last, for a file on several disks. Blocks."""
     written = dict.fromkeys(paths, 0.0)
     for path in paths:
         with suppress(OSError):

@@ -6,6 +6,8 @@ without it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 # The half-life of the measured times: a short pause, as for a flush, does not make a disk slow.
 _HALF_LIFE_S = 2.0
 # The disk lags when three conditions hold. First, fills wait for it so many times longer than for the origin.
@@ -16,6 +18,34 @@ _SLOW_BYTES_S = 60e6
 # Third, it has lasted: so many seconds, summed over all writers. One or two late writes do not count.
 _SECONDS_MIN = 1.0
 _STEP_S = 1.0
+
+
+class WritePace:
+    """How fast one of several disks takes bytes, of late."""
+
+    def __init__(self) -> None:
+        self._took_s = 0.0
+        self._bytes = 0.0
+        self._at: float | None = None
+
+    def measured(self, took_s: float, count: int, now: float) -> None:
+        """The disk took `took_s` for `count` bytes."""
+        left = self._left(now)
+        self._took_s, self._bytes, self._at = self._took_s * left + took_s, self._bytes * left + count, now
+
+    def is_behind(self, others: Iterable[WritePace], now: float) -> bool:
+        """Whether the disk lags by the same measures as in `DiskPressure`, beside the fastest of the `others`. As
+        nothing is written to it then, this ends by itself after some seconds."""
+        if self._took_s * self._left(now) < _SECONDS_MIN or self._bytes > _SLOW_BYTES_S * self._took_s:
+            return False
+        return any(
+            other._took_s > 0 and other._bytes * self._took_s > _TIMES_LONGER * self._bytes * other._took_s
+            for other in others
+        )
+
+    def _left(self, now: float) -> float:
+        """The part of what was measured that counts now."""
+        return 1.0 if self._at is None else 0.5 ** (max(0.0, now - self._at) / _HALF_LIFE_S)
 
 
 class DiskPressure:

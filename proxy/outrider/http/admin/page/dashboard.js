@@ -97,7 +97,8 @@ function show(status) {
     ? "GETs and HEADs more than readers asked for" : "GETs and HEADs not asked of the bucket"}`);
   const disk = status.disk;
   put("disk", bytes(disk.used_bytes), disk.used_bytes);
-  put("disk-note", `of ${bytes(disk.budget_bytes)}, ${many(status.blocks, "block")}`);
+  const disks = (status.disks || []).length;
+  put("disk-note", `of ${bytes(disk.budget_bytes)}${disks > 1 ? ` on ${disks} disks` : ""}, ${many(status.blocks, "block")}`);
   fill($("disk-bar"), disk.used_bytes / disk.budget_bytes);
   const ahead = status.prefetch;
   put("window", bytes(ahead.window_bytes), ahead.window_bytes);
