@@ -231,9 +231,8 @@ class DiskRecovery:
         directory = self.disk.directory
         directory.prepare()
         directory.snapshot.unlink(missing_ok=True)
-        if self._touched is not None:
-            self._touched.give_up()
-            directory.touched.unlink(missing_ok=True)
+        if self._touched is not None and (failed := self._touched.give_up()) is not None:
+            raise failed
 
     def _read_snapshot(self) -> Snapshot | None:
         path = self.disk.directory.snapshot

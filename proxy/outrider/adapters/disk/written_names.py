@@ -139,9 +139,12 @@ class WrittenNamesFile:
         return self._written(names, self._write_anew)
 
     def give_up(self) -> OSError | None:
-        """The disk may lack names: after a crash none of its versions is believed. Blocks. None: see `settle`."""
-        self.is_whole, self._found, self._lost = True, set(), True
-        return self._written((), self._append)
+        """The disk may lack names: after a crash none of its versions is believed. Blocks. Returns an error if the file
+        could not be removed."""
+        with self._lock:
+            self.is_whole, self._found, self._lost, self._gone = True, set(), True, False
+            self._drop_if_lost()
+        return None if self._gone else OSError(errno.EIO, "the notes of writes cannot be removed")
 
     def _written(self, names: Collection[Name], write: Callable[[Iterable[Name]], None]) -> OSError | None:
         """Call `write`, and return its error. After an error, or beyond the bound, the file is removed."""
