@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bench.cold_pages import NAME, drain, drop_pages, fill
+from tests.bench.cold_pages import drain, drop_pages, fill
 from tests.support.bucket import Bucket
 from tests.support.child import Child
 from tests.support.proxy import ServedProxy

@@ -20,6 +20,7 @@ from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import Runs, WrittenNamesFile, WrittenNamesFiles
 from outrider.core.cache.policies import Lru
 from outrider.core.errors import StoreUnavailable
+from outrider.core.model import ObjectRef
 from outrider.metrics import Metrics
 from outrider.settings import Size
 from tests.contract.test_block_store import FILE, Believed, meta_of, on_disk, payload_of, read_through
@@ -152,7 +153,8 @@ async def test_a_disk_that_is_added_gets_new_blocks_and_moves_none(roots: list[P
 
 
 async def test_a_disk_evicts_among_its_own_blocks_in_the_order_of_the_policy(roots: list[Path]) -> None:
-    disks = Disks(roots, [10 * FILE, 100 * FILE])
+    disks = Disks(roots, [500 * FILE, 500 * FILE])
+    disks.disks[0].budget.capacity_bytes = 10 * FILE
     with pytest.raises(StoreUnavailable, match="no block may be evicted"):
         await disks.store.reserve(disks.disks[0], 11 * FILE)
     written: list[BlockMeta] = []
@@ -427,6 +429,13 @@ async def test_a_name_that_is_written_is_noted_on_every_disk(disks: Disks) -> No
     await files.note([METAS[0].version.ref])
     for disk in disks.disks:
         assert b'["bucket","k"]' in disk.directory.touched.read_bytes()
+    # A disk that does not answer holds no write up, and is not believed for what it lacks once it does.
+    disks.disks[0].work.left_out(TimeoutError())
+    await files.note([ObjectRef("bucket", "other")])
+    assert b"other" not in disks.disks[0].directory.touched.read_bytes()
+    assert b"other" in disks.disks[1].directory.touched.read_bytes()
+    assert not await disks.look(0)
+    assert [disk.directory.touched.exists() for disk in disks.disks] == [False, True]
 
 
 @pytest.mark.parametrize("second", ["a", "a/within", ".", "link"])

@@ -205,6 +205,8 @@ class DiskRecovery:
             is_new = disk.directory.changes != self._changes
             if is_new:
                 await self._take_up()
+            elif work.trouble:
+                await work.run(self._drop_if_lost)
         except (OSError, UnusableCacheDir) as error:
             work.left_out(error)
             return False
@@ -231,7 +233,12 @@ class DiskRecovery:
         directory = self.disk.directory
         directory.prepare()
         directory.snapshot.unlink(missing_ok=True)
-        if self._touched is not None and (failed := self._touched.give_up()) is not None:
+        if self._touched is not None:
+            self._touched.give_up()
+        self._drop_if_lost()
+
+    def _drop_if_lost(self) -> None:
+        if self._touched is not None and (failed := self._touched.drop_if_lost()) is not None:
             raise failed
 
     def _read_snapshot(self) -> Snapshot | None:

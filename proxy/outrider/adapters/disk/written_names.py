@@ -114,7 +114,7 @@ class WrittenNamesFile:
         """
         if not self._ending and (self._gone or (not self._lost and self._names.issuperset(names))):
             return
-        if self._late is not None and not self._late.done():
+        if self._work.is_away or (self._late is not None and not self._late.done()):
             self._lost = True
             return
         job = self._work.begin(self._note, names)
@@ -139,12 +139,16 @@ class WrittenNamesFile:
         return self._written(names, self._write_anew)
 
     def give_up(self) -> OSError | None:
-        """The disk may lack names: after a crash none of its versions is believed. Blocks. Returns an error if the file
-        could not be removed."""
+        """The disk may lack names: after a crash none of its versions is believed. As `drop_if_lost`."""
+        self.is_whole, self._found, self._lost, self._gone = True, set(), True, False
+        return self.drop_if_lost()
+
+    def drop_if_lost(self) -> OSError | None:
+        """Remove the file if names are missing in it. Blocks. Returns an error if it could not be removed."""
         with self._lock:
-            self.is_whole, self._found, self._lost, self._gone = True, set(), True, False
             self._drop_if_lost()
-        return None if self._gone else OSError(errno.EIO, "the notes of writes cannot be removed")
+            is_left = self._lost and not self._gone
+        return OSError(errno.EIO, "the notes of writes cannot be removed") if is_left else None
 
     def _written(self, names: Collection[Name], write: Callable[[Iterable[Name]], None]) -> OSError | None:
         """Call `write`, and return its error. After an error, or beyond the bound, the file is removed."""
