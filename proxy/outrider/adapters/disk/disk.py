@@ -179,18 +179,18 @@ class Sizes:
 
     async def measure(self, disks: Sequence[Disk]) -> None:
         """Look at the room of the disks that work."""
-        for disk in disks:
-            if disk.work.trouble:
-                continue
+        for beside in by_device(disk for disk in disks if not disk.work.trouble):
+            first = beside[0]
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    total_bytes, free_bytes = await disk.work.run(disk.directory.space)
+                    total_bytes, free_bytes = await first.work.run(first.directory.space)
             except OSError as error:
-                disk.work.failed("statvfs", error)
+                first.work.failed("statvfs", error)
                 continue
-            held = sum(each.budget.used_bytes for each in disks if each.is_beside(disk))
-            most_bytes = held + free_bytes - self.min_free.of(total_bytes)
-            disk.room = Room(disk.directory.device, total_bytes, max(0, most_bytes))
+            held = sum(disk.budget.used_bytes for disk in beside)
+            most_bytes = max(0, held + free_bytes - self.min_free.of(total_bytes))
+            for disk in beside:
+                disk.room = Room(disk.directory.device, total_bytes, most_bytes)
 
 
 def working(disks: Sequence[Disk]) -> Sequence[Disk]:
