@@ -13,6 +13,9 @@ import pytest
 
 from outrider.adapters.disk import disk_threads, recovery
 from outrider.adapters.disk.block_dir import UnusableCacheDir
+from outrider.cli.doctor.finding import Level
+from outrider.cli.doctor.machine_checks import cache_findings
+from outrider.settings import load
 from tests.server.test_verdicts import shown
 from tests.support.command import Command
 from tests.support.proxy import Proxy
@@ -159,3 +162,6 @@ def test_pins_outlive_the_loss_of_a_disk(bucket: Bucket, shelf: Shelf, tmp_path:
 def test_a_directory_that_is_given_twice_is_an_error(bucket: Bucket, tmp_path: Path) -> None:
     with pytest.raises(UnusableCacheDir, match="given twice"), proxy_of(bucket, [tmp_path / "a", tmp_path / "a"]):
         pass
+    settings = load({"cache_dir": [tmp_path / "a", tmp_path / "a" / "b"]}, environ={})
+    (finding,) = cache_findings(settings, running_here=False)
+    assert (finding.level, finding.do) == (Level.FAIL, "Give each disk a --cache-dir of its own.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cache.disk_budget import DiskBudget, most_bytes
+from outrider.core.cache.disk_budget import DiskBudget, Room, capacities, most_bytes
 
 
 def known(capacity: int = 1000, floor: int = 100, free: int = 1000) -> DiskBudget:
@@ -104,3 +105,27 @@ def test_neither_budget_nor_floor_is_broken_however_slowly_the_disk_answers(
         assert budget.used_bytes == on_disk + sum(writing) <= capacity
         assert budget.pending_bytes == sum(writing)
         assert on_disk == 0 or 1500 - on_disk - sum(writing) >= floor
+
+
+rooms = st.builds(Room, st.integers(1, 3), st.just(1 << 43), st.integers(0, 1 << 43))
+
+
+@given(st.lists(rooms, min_size=1, max_size=8), st.integers(0, 1 << 45), st.floats(0, 1))
+def test_directories_never_get_more_than_the_cache_nor_than_a_share_of_each_file_system(
+    rooms: list[Room], amount: int, share: float
+) -> None:
+    rooms = [replace(room, most_bytes=rooms[room.device % len(rooms)].most_bytes) for room in rooms]
+    assert 0 <= amount - sum(capacities(amount, 0.0, rooms)) < len(rooms)
+    devices = {room.device for room in rooms}
+    assert sum(capacities(0, share, rooms)) <= len(devices) * int(share * (1 << 43))
+
+
+def test_the_capacity_is_divided_by_the_rooms() -> None:
+    assert capacities(100, 0.0, [Room(1, 1000, 300), Room(2, 1000, 100)]) == [75, 25]
+    assert capacities(0, 0.8, [Room(1, 1000, 300), Room(2, 500, 100)]) == [800, 400]
+    # Two on one file system take together what one would.
+    assert capacities(100, 0.0, [Room(1, 1000, 200), Room(1, 1000, 200), Room(2, 1000, 200)]) == [25, 25, 50]
+    assert capacities(0, 0.8, [Room(1, 1000, 200), Room(1, 1000, 200), Room(2, 1000, 200)]) == [400, 400, 800]
+    # Without any room each is tried alike; one directory has the size that the settings say, whatever its room.
+    assert capacities(100, 0.0, [Room(1, 1000, 0), Room(2, 1000, 0)]) == [50, 50]
+    assert capacities(100, 0.0, [Room(1, 10, 5)]) == [100]
