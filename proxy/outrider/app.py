@@ -132,7 +132,7 @@ async def running(
         outrider.region = region
         if settings.tls_cert is not None and settings.tls_key is not None:
             outrider.tls = PortTls(settings.tls_cert, settings.tls_key)
-        waits = sum(directory.snapshot_bytes() for directory in directories) <= _INDEX_WAIT_BYTES_MAX
+        waits = sum(each.snapshot_bytes() for each in directories if each.missing is None) <= _INDEX_WAIT_BYTES_MAX
         endless = {
             tasks.spawn(_recover(outrider, recovery), "recovery"),
             tasks.spawn(_tick(outrider.prefetch, outrider.overview), "prefetch"),

@@ -162,6 +162,8 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     metrics, directories, origin = resources.metrics, resources.directories, resources.origin
     shares, tasks, stack, clock = resources.shares, resources.tasks, resources.stack, resources.clock
     descriptors = resources.descriptors
+    # The disks of the others may not answer.
+    present = [directory for directory in directories if directory.missing is None]
     sizes = Sizes(settings.cache_size, settings.min_free)
     disks = disks_of(directories, sizes, metrics, clock)
     capacity_bytes = sum(disk.budget.capacity_bytes for disk in disks)
@@ -178,7 +180,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         pins=pins,
         templates=metrics.usage.templates,
     )
-    learned_file.load(newest([directory.orders for directory in directories]), planner.registry)
+    learned_file.load(newest([directory.orders for directory in present]), planner.registry)
     cluster = _cluster(settings, resources, layout, capacity_bytes)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
     always = settings.verify == "always"
@@ -231,7 +233,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         view=None if cluster is None else cluster.view,
     )  # fmt: skip
     pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
-    pinning.restore(pin_file.load(newest([directory.pins for directory in directories])), capacity_bytes)
+    pinning.restore(pin_file.load(newest([directory.pins for directory in present])), capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
     touched: list[WrittenNamesFile] = []
     if not in_memory:
@@ -310,7 +312,7 @@ def _cluster(settings: Settings, resources: Resources, layout: BlockLayout, capa
 
     return Cluster(
         settings, layout, capacity_bytes, resources.metrics, resources.tasks, resources.clock, resources.peer_socket,
-        newest([directory.members for directory in resources.directories]),
+        newest([directory.members for directory in resources.directories if directory.missing is None]),
     )  # fmt: skip
 
 

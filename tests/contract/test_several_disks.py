@@ -381,6 +381,32 @@ async def test_a_disk_that_is_missing_at_the_start_is_taken_up_once_it_is_there(
     again.store.close()
 
 
+async def test_a_disk_that_does_not_answer_at_the_start_is_taken_up_once_it_does(
+    roots: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Disks(roots)
+    await before.recovery.index()
+    await before.write(*METAS)
+    on = before.on(METAS)
+    await before.stop()
+    with SickDisk(roots[0]) as sick:
+        sick.hold("open", "create", "statvfs", "unlink")
+        with monkeypatch.context() as patch:
+            patch.setattr(disk_threads, "PATIENCE_S", 0.05)
+            disks = Disks(roots)
+        assert disks.disks[0].state == ("failing", "no answer")
+        await disks.recovery.index()
+        assert await disks.held(on[1]) == len(on[1])
+    async with asyncio.timeout(10):
+        # The call that came too late has the lock for a moment.
+        while not await disks.look(0):
+            await asyncio.sleep(0.001)
+    await disks.recovery._divide()
+    assert await disks.held(METAS) == 60
+    disks.check()
+    disks.store.close()
+
+
 async def test_each_disk_has_a_snapshot_of_its_own_blocks(disks: Disks, roots: list[Path]) -> None:
     await disks.recovery.index()
     await disks.write(*METAS)

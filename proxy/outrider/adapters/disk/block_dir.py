@@ -146,9 +146,13 @@ class BlockDir:
             cause = error.__cause__
             if not isinstance(cause, OSError) or isinstance(cause, BlockingIOError):
                 raise
-            self = cls(root)
-            self.missing = cause
-            return self
+            return cls.missing_at(root, cause)
+
+    @classmethod
+    def missing_at(cls, root: Path, error: OSError) -> BlockDir:
+        self = cls(root)
+        self.missing = error
+        return self
 
     def prepare(self) -> None:
         """Make the folders that a locked directory needs, and remove what the last process left. Raises OSError,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
-from outrider.adapters.disk.disk_threads import PATIENCE_S, DiskThreads
+from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.core.cache.disk_budget import DiskBudget, Room, capacities
 from outrider.core.cache.disk_pressure import WritePace
 from outrider.core.errors import StoreUnavailable
@@ -21,6 +25,7 @@ from outrider.metrics import Metrics
 from outrider.ports import Clock
 from outrider.settings import Size
 
+T = TypeVar("T")
 Stored: TypeAlias = tuple[BlockKey, int]
 """A block, and the bytes of its file on disk."""
 
@@ -182,7 +187,7 @@ class Sizes:
         for beside in by_device(disk for disk in disks if not disk.work.trouble):
             first = beside[0]
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(disk_threads.PATIENCE_S):
                     total_bytes, free_bytes = await first.work.run(first.directory.space)
             except OSError as error:
                 first.work.failed("statvfs", error)
@@ -236,8 +241,7 @@ def open_all(roots: Sequence[Path]) -> list[BlockDir]:
     opened: list[BlockDir] = []
     try:
         for root in roots:
-            _check_is_another(root, opened)
-            opened.append(BlockDir.open(root) if len(roots) == 1 else BlockDir.open_or_missing(root))
+            opened.append(BlockDir.open(root) if len(roots) == 1 else _open_in_time(root, opened))
         failed = [f"{each.root}: {each.missing.strerror}" for each in opened if each.missing is not None]
         if len(failed) == len(opened):
             why = "; ".join(failed)
@@ -251,7 +255,7 @@ def open_all(roots: Sequence[Path]) -> list[BlockDir]:
 
 def check_apart(roots: Sequence[Path]) -> None:
     """Raises UnusableCacheDir: two of `roots` are the same, or one lies within the other."""
-    places = [Path(os.path.realpath(root)) for root in roots]
+    places = [_place_of(root) for root in roots]
     for number, place in enumerate(places):
         for other, its_root in zip(places[:number], roots, strict=False):
             if place == other:
@@ -272,3 +276,45 @@ def _check_is_another(root: Path, opened: Sequence[BlockDir]) -> None:
             raise UnusableCacheDir(
                 f"cache directories {directory.root} and {root} are the same directory. Give each --cache-dir once."
             )
+
+
+def _open_in_time(root: Path, opened: Sequence[BlockDir]) -> BlockDir:
+    """The directory is `missing` if its disk fails, or does not answer in time."""
+
+    def open_another() -> BlockDir:
+        _check_is_another(root, opened)
+        return BlockDir.open_or_missing(root)
+
+    try:
+        return _in_time(open_another, BlockDir.close)
+    except TimeoutError as error:
+        return BlockDir.missing_at(root, error)
+
+
+def _place_of(root: Path) -> Path:
+    """Without symbolic links, where the disk answers."""
+    try:
+        return Path(_in_time(lambda: os.path.realpath(root), lambda _: None))
+    except TimeoutError:
+        return root.absolute()
+
+
+def _in_time(work: Callable[[], T], late: Callable[[T], None]) -> T:
+    """The result of blocking file work. Raises TimeoutError: the disk does not answer; `late` gets what comes of the
+    work in the end."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - top of a thread
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="outrider-disk-start", daemon=True).start()
+    try:
+        return done.result(disk_threads.PATIENCE_S)
+    except TimeoutError:
+        if done.done():
+            raise
+        done.add_done_callback(lambda ended: None if ended.exception() else late(ended.result()))
+        raise TimeoutError(errno.ETIMEDOUT, "no answer") from None

@@ -63,7 +63,7 @@ class Runs(NamedTuple):
 
     @classmethod
     def of(cls, directories: Iterable[BlockDir]) -> Runs:
-        seen = {run for directory in directories if (run := _run_in(directory.touched)) is not None}
+        seen = {run for directory in directories if (run := _run_in(directory)) is not None}
         number = max((run.number for run in seen), default=0)
         # With two of one number, each was without the other's disks.
         latest = [run for run in seen if run.number == number]
@@ -82,10 +82,10 @@ class WrittenNamesFile:
         self._lock = threading.Lock()
         version = _OF_ONE_ALONE if is_alone else _OF_MEMBER
         self._head = _head(version, None if runs is None else runs.this)
-        self.is_current = runs is None or (runs.last is not None and _run_in(directory.touched) == runs.last)
+        self.is_current = runs is None or (runs.last is not None and _run_in(directory) == runs.last)
         """The disk was there during the last run: what it says of its end holds."""
         last = self._head if runs is None else _head(version, runs.last)
-        kept, recent, self._file = _load(directory.touched, last if self.is_current else b"")
+        kept, recent, self._file = _load(directory.touched, last) if self.is_current else ([], [], None)
         self._found = None if self._file is None else {_without_tenant(name) for name in (*kept, *recent)}
         self.recent: Sequence[Name] = recent
         """The names that the last process noted, oldest first."""
@@ -256,10 +256,12 @@ def _lines(names: Iterable[Name]) -> bytes:
 _END_OF_KEPT = json_line([])
 
 
-def _run_in(path: Path) -> Run | None:
-    """The run in the head of a file; None: there is none."""
+def _run_in(directory: BlockDir) -> Run | None:
+    """The run in the head of the file; None: there is none."""
+    if directory.missing is not None:
+        return None  # its disk may not answer
     try:
-        with path.open("rb") as file:
+        with directory.touched.open("rb") as file:
             number, tag = json.loads(file.readline(_HEAD_BYTES_MAX))["run"]
             return Run(int(number), str(tag))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
