@@ -166,6 +166,7 @@ def upload_form(proxy: Proxy, direct: Any, key: str) -> Answer:
 @pytest.mark.parametrize("way", ["put", "copy", "multipart", "form"])
 def test_what_is_written_where_a_rule_says_so_is_read_from_the_cache(proxy: Proxy, direct: Any, way: str) -> None:
     client, key = proxy.client(), f"warm/{way}"
+    proxy.settle()
     before = proxy.status()["blocks"]
     if way == "put":
         client.put_object(Bucket=NAME, Key="cold/put", Body=b"new")
@@ -189,6 +190,7 @@ def test_what_is_written_where_a_rule_says_so_is_read_from_the_cache(proxy: Prox
 
 
 def test_a_write_that_fails_and_one_that_makes_nothing_warm_nothing(proxy: Proxy, direct: Any) -> None:
+    proxy.settle()
     client, before = proxy.client(), proxy.status()["blocks"]
     for key in ("kept", "gone"):
         direct.put_object(Bucket=NAME, Key=f"warm/{key}", Body=b"old")
