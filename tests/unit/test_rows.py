@@ -1,0 +1,66 @@
+"""Tables of rows: an index by hash and an order of use, each like the dictionary that it replaces."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core.rows import FreeRows, RowIndex, RowOrder
+
+STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 60)), max_size=300)
+
+
+# Names share hashes, and hashes share bytes with rows and with each other at odd places.
+@given(steps=STEPS, hashes=st.sampled_from([2, 1 << 8, 0x0101_0101, 1 << 40, 7919]))
+def test_an_index_finds_what_a_dictionary_finds(steps: list[tuple[bool, int]], hashes: int) -> None:
+    index, rows, names, expected = RowIndex(), FreeRows(), dict[int, int](), dict[int, int]()
+    for is_add, name in steps:
+        hashed = name // 2 * hashes - 5
+        if is_add and name not in expected:
+            row, is_new = rows.take()
+            assert is_new == (row not in names)
+            names[row], expected[name] = name, row
+            index.add(hashed, row)
+        elif not is_add and name in expected:
+            row = expected.pop(name)
+            index.discard(hashed, row)
+            rows.give_back(row)
+
+        def find(name: int) -> int:
+            return index.find(name // 2 * hashes - 5, lambda found: names[found] == name)
+
+        assert [find(each) for each in range(61)] == [expected.get(each, -1) for each in range(61)]
+        assert len(index) == len(expected)
+
+
+def test_an_index_grows_by_small_steps_and_takes_a_dozen_bytes_a_row() -> None:
+    index = RowIndex()
+    for number in range(20_000):
+        before = len(index._buckets)
+        index.add(hash(f"name {number}"), number)
+        assert len(index._buckets) - before <= 1, "one bucket is split at a time"
+    assert (sum(map(sys.getsizeof, index._buckets)) + sys.getsizeof(index._buckets)) / len(index) < 12
+    assert max(map(len, index._buckets)) < 8 * 100
+    assert index.find(hash("name 777"), lambda row: row == 777) == 777
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(["add", "first", "remove", "end"]), st.integers(0, 20)), max_size=100))
+def test_an_order_is_that_of_an_ordered_dictionary(steps: list[tuple[str, int]]) -> None:
+    order, expected = RowOrder(), OrderedDict[int, None]()
+    for what, row in steps:
+        if what in ("add", "first") and row not in expected:
+            order.add(row, last=what == "add")
+            expected[row] = None
+            expected.move_to_end(row, last=what == "add")
+        elif what == "remove" and row in expected:
+            order.remove(row)
+            del expected[row]
+        elif what == "end" and row in expected:
+            order.move_to_end(row)
+            expected.move_to_end(row)
+        assert list(order) == list(expected)
+        assert (len(order), order.first()) == (len(expected), next(iter(expected), -1))
+        assert all((each in order) == (each in expected) for each in range(21))
