@@ -173,6 +173,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     planner = Planner(
         capacity_bytes,
         settings.block_size,
+        keys_max=settings.catalog_entries,
         disk_bytes=block_file.usual_disk_bytes,
         opened=miss_ratio.opened,
         believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
@@ -189,7 +190,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         disks, its_policy, metrics, clock, open_files=descriptors.block_files, verify_always=always, pins=pins
     )
     stack.callback(store.close)
-    versions = VersionCache(origin.endpoint, settings.freshness_of, clock, settings.catalog_entries)
+    versions = VersionCache(origin.endpoint, settings.freshness_of, clock, settings.catalog_entries, layout.version_id)
     scheduler = FillScheduler(AimdLimit(descriptors.fills), BackgroundLimit(descriptors.fills), clock)
     origin_reader = OriginReader(origin, resources.patience, metrics, scheduler, Hedging(), resources.oddities)
     runtime, apart = Runtime(tasks.spawn, clock), Runtime(tasks.spawn_apart, clock)

@@ -207,7 +207,7 @@ def engine(
         its_policy, metrics, clock,
         verify_always=verify_always, pins=pins,
     )  # fmt: skip
-    versions = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries)
+    versions = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries, layout.version_id)
     scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
     origin_reader = OriginReader(origin, patience or no_wait_patience(), metrics, scheduler, Hedging())
     runtime = Runtime(tasks.spawn, clock, sleep)

@@ -24,7 +24,8 @@ from outrider.core.cache.disk_budget import DiskBudget
 from outrider.core.cache.freshness import Freshness, age_s
 from outrider.core.cache.policies import Lru
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.engine.read.version_cache import Mark, VersionCache
+from outrider.engine.read.version_cache import VersionCache
+from outrider.engine.read.version_rows import Mark
 from outrider.metrics import Metrics
 from outrider.ports import Belief, Name
 from tests.support.fakes import FakeClock

@@ -19,7 +19,7 @@ from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.headers import varies_with_clients
 from outrider.core.s3.operation import Operation, Query, is_plain_list, without_tenant
 from outrider.engine.read.forget_log import ForgetLog
-from outrider.engine.read.version_cache import Mark
+from outrider.engine.read.version_rows import Mark
 from outrider.ports import Chunks, Clock, Name
 
 # A page of 1,000 keys has some 300 KB of XML. With 1,000 keys of 1,024 escaped bytes each it has less than 4 MiB.

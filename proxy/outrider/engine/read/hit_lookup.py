@@ -47,7 +47,7 @@ class HitLookup:
         fresh = self._versions.look(ref)
         if fresh is None:
             return None
-        return Known(fresh.version, self._layout.version_id(fresh.version), fresh.until, fresh.changes)
+        return Known(*fresh)
 
     def is_current(self, known: Known) -> bool:
         """Whether the version cache would give the same answer again. False may also mean: look it up again."""

@@ -3,10 +3,8 @@ doubtful."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from math import ceil, frexp, inf, ldexp
+from math import inf
 from typing import NamedTuple
 
 from outrider.core.cache.freshness import DOUBT_S, Freshness, is_fresh
@@ -15,6 +13,7 @@ from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.list_page import Listed
 from outrider.core.s3.operation import without_tenant
 from outrider.engine.read.forget_log import ForgetLog, GenerationTimes
+from outrider.engine.read.version_rows import Entry, Mark, VersionRows
 from outrider.ports import Belief, Clock, Name
 
 _DOUBTS_MAX = 10_000
@@ -27,34 +26,13 @@ AGE_UNKNOWN_S = 1e9
 _LISTS_PER_HEAD = 60
 
 
-class Mark(NamedTuple):
-    """Taken before the origin is asked. The answer is believed only if no write came in between."""
-
-    generation: int
-    """0: before this process began."""
-    at: float
-
-
-@dataclass(slots=True)
-class _Entry:
-    version: ObjectVersion
-    mark: Mark | None
-    """The mark of the question that `version` answered. None: a start found the version on disk, and not when it was
-    confirmed, or a LIST showed another one, so the origin must be asked in any mode of freshness."""
-    lists_until: float = -inf
-    """A LIST that was asked for later does not confirm the version."""
-
-    @property
-    def asked(self) -> Mark:
-        # An entry without a mark is older than any write that we know of.
-        return self.mark or Mark(0, -inf)
-
-
 class Fresh(NamedTuple):
     """A version that may be served without asking until the clock says `until`, as long as `VersionCache.changes` is
     `changes`."""
 
     version: ObjectVersion
+    version_id: bytes
+    """The name of its blocks."""
     until: float
     changes: int
 
@@ -68,17 +46,17 @@ class VersionCache:
     """Bounded, LRU."""
 
     def __init__(
-        self, origin: str, freshness_of: Callable[[ObjectRef], Freshness], clock: Clock, capacity: int
-    ) -> None:
+        self, origin: str, freshness_of: Callable[[ObjectRef], Freshness], clock: Clock, capacity: int,
+        identify: Callable[[ObjectVersion], bytes] = lambda version: bytes(16),
+    ) -> None:  # fmt: skip
+        """`identify`: see `Fresh.version_id`."""
         self._origin = origin
         self._freshness_of = freshness_of
         self._clock = clock
-        self._entries: OrderedDict[ObjectRef, _Entry] = OrderedDict()
+        self._entries = VersionRows(identify)
         self._capacity = capacity
         self._began = clock()
         self._generation = 1
-        # The marks of versions that a start found, by their age at the start.
-        self._marks: dict[float, Mark] = {}
         self._recalling = True
         self.on_other: Callable[[ObjectRef], None] = lambda ref: None
         """Called when the origin turned out to have another version of a name than was believed, or none."""
@@ -121,22 +99,28 @@ class VersionCache:
 
     def fresh(self, ref: ObjectRef) -> ObjectVersion | None:
         """The version to serve without asking; None: ask first."""
-        seen = self.look(ref)
-        if seen is None:
+        row = self._entries.find(ref)
+        if self._fresh_mark(ref, row) is None:
             return None
-        self._entries.move_to_end(ref)
-        return seen.version
+        self._entries.use(row)
+        return self._entries.version(row)
 
     def look(self, ref: ObjectRef) -> Fresh | None:
         """As `fresh`, without counting as a use for the LRU order."""
         # Read before the entry: a change in between makes the answer one that no longer holds.
         changes = self.changes
-        entry = self._entries.get(ref)
-        if entry is None or entry.mark is None or not self.will_be_fresh(ref, entry.mark):
+        row = self._entries.find(ref)
+        mark = self._fresh_mark(ref, row)
+        if mark is None:
             return None
         freshness = self._freshness_of(ref)
-        until = inf if freshness.ttl_s == inf else entry.mark.at + freshness.ttl_s
-        return Fresh(entry.version, until, changes)
+        until = inf if freshness.ttl_s == inf else mark.at + freshness.ttl_s
+        return Fresh(*self._entries.look(row), until, changes)
+
+    def _fresh_mark(self, ref: ObjectRef, row: int) -> Mark | None:
+        """The mark of the object's entry; None: it has none, or is not fresh."""
+        mark = self._entries.mark(row) if row >= 0 else None
+        return mark if mark is not None and self.will_be_fresh(ref, mark) else None
 
     def stale(self, ref: ObjectRef) -> ObjectVersion | None:
         """The version last heard of, unless a write made it doubtful. It may stand in while the origin is down."""
@@ -186,11 +170,11 @@ class VersionCache:
                 self.on_other(version.ref)
         # An answer from before a write is kept as well. It is not fresh, but the next question may confirm it.
         lists_until = mark.at + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if settled else -inf
-        self._enter(_Entry(version, mark, lists_until))
+        self._enter(Entry(version, mark, lists_until))
 
     def gone(self, ref: ObjectRef) -> None:
         """The origin has no such object. That is not remembered: the next read asks again."""
-        if self._entries.pop(ref, None) is not None:
+        if self._entries.pop(ref):
             self._dropped.note(ref, 1)
             self.changes += 1
             self.on_other(ref)
@@ -204,7 +188,7 @@ class VersionCache:
     def may_have(self, ref: ObjectRef) -> bool:
         """Whether `ref` may have blocks on disk. Never wrongly False once all blocks that a start found were
         recalled."""
-        return ref in self._entries or self._dropped.last(ref) > 0
+        return self._entries.find(ref) >= 0 or self._dropped.last(ref) > 0
 
     def recall(self, origin: str, belief: Belief) -> None:
         """Blocks of a version were found on disk: see `ports.Versions`. `belief.vouched`: a LIST entry with the same
@@ -215,12 +199,12 @@ class VersionCache:
             return
         mark = None if age_s is None else self._mark_before(age_s)
         known = self._entries.get(version.ref)
-        if known is not None and not self._supersedes(known, _Entry(version, mark), vouched=vouched):
+        if known is not None and not self._supersedes(known, Entry(version, mark), vouched=vouched):
             return
         until = self._clock() + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if vouched else -inf
-        self._enter(_Entry(version, mark, until))
+        self._enter(Entry(version, mark, until))
 
-    def _supersedes(self, known: _Entry, found: _Entry, *, vouched: bool) -> bool:
+    def _supersedes(self, known: Entry, found: Entry, *, vouched: bool) -> bool:
         """Whether `found`, of which the start found one more block, takes the place of `known`."""
         if known.asked.generation:
             return False  # the origin was asked already
@@ -236,14 +220,8 @@ class VersionCache:
         self._recalling = False
 
     def _mark_before(self, age_s: float) -> Mark:
-        """The mark of a question that was put so long ago, before this process began. Marks are shared, as there may be
-        millions of versions: the age at the start is rounded up, by less than a hundredth."""
-        fraction, exponent = frexp(max(self._began - self._clock() + age_s, 0.0))
-        age_s = ldexp(ceil(fraction * 256), exponent - 8)
-        mark = self._marks.get(age_s)
-        if mark is None:
-            mark = self._marks[age_s] = Mark(0, self._began - age_s)
-        return mark
+        """The mark of a question that was put so long ago, before this process began."""
+        return Mark(0, min(self._clock() - age_s, self._began))
 
     def belief(self, origin: str, version: ObjectVersion) -> Belief:
         """The belief in `version` after a stop and a start: see `ports.Versions`."""
@@ -266,7 +244,8 @@ class VersionCache:
         PUT could have the same date, a LIST confirms nothing.
         """
         for listed in objects:
-            entry = self._entries.get(ref := ObjectRef(bucket, listed.key))
+            row = self._entries.find(ref := ObjectRef(bucket, listed.key))
+            entry = self._entries.entry(row)
             if entry is None or entry.asked > mark:
                 continue
             if not self.believes(ref, mark) or not self.believes(ref, entry.asked):
@@ -276,18 +255,18 @@ class VersionCache:
                 # A store that lists no ETags tells nothing of the version.
                 continue
             if not listed.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
-                entry.mark, entry.lists_until = None, -inf
+                self._entries.confirm(row, None, -inf)
                 self.changes += 1
                 self._keep_from_recall(ref)
                 self.on_other(ref)
             elif mark.at < entry.lists_until:
-                entry.mark = mark
+                self._entries.confirm(row, mark, entry.lists_until)
 
-    def _enter(self, entry: _Entry) -> None:
-        self._entries[entry.version.ref] = entry
-        self._entries.move_to_end(entry.version.ref)
+    def _enter(self, entry: Entry) -> None:
+        self._entries.put(entry)
         if len(self._entries) > self._capacity:
-            ref, dropped = self._entries.popitem(last=False)
+            dropped = self._entries.pop_oldest()
+            ref = dropped.version.ref
             self._dropped.note(ref, 1)
             if dropped.asked.generation:
                 self._keep_from_recall(ref)

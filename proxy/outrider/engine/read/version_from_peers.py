@@ -12,7 +12,8 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerFailed
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.peer_block import PeerBlock
-from outrider.engine.read.version_cache import AGE_UNKNOWN_S, Mark, VersionCache
+from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
+from outrider.engine.read.version_rows import Mark
 
 Learn = Callable[[ObjectVersion, Mark, bool], None]
 """Called with a version, the mark of its confirmation, and whether it is settled."""

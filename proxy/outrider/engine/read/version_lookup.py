@@ -29,8 +29,9 @@ from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Brought, Unproved
 from outrider.engine.read.version_answers import CHECKSUMS, Answer, NotCacheable, VersionAnswers, kinds_of
-from outrider.engine.read.version_cache import Mark, VersionCache
+from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_from_peers import PeerVersions, VersionFromPeers
+from outrider.engine.read.version_rows import Mark
 from outrider.engine.tasks.runtime import Runtime
 from outrider.futures import heard
 from outrider.ports import OriginReply, OriginRequest

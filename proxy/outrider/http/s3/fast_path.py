@@ -250,7 +250,7 @@ class FastPath:
         known = None if operation is None else self._hits.known(operation.ref)
         if operation is None or known is None:
             return None
-        if old is not None and old.known.version is known.version:
+        if old is not None and old.known.version == known.version:
             old.known = known
             subject = old
         else:
