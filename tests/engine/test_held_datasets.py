@@ -14,13 +14,13 @@ REFS = [ObjectRef("b", f"{folder}/{number:03}") for folder in "xy" for number in
 async def test_a_dataset_that_is_evicted_while_the_others_are_told_of_is_left_out() -> None:
     planner = Planner(1000, 10)
     for ref in REFS[:3]:
-        planner.added(BlockKey(ref.key.encode(), 0), ObjectVersion(ref, '"e"', 10))
+        planner.added(BlockKey(ref.key.encode().rjust(16)[-16:], 0), ObjectVersion(ref, '"e"', 10))
     held = HeldDatasets(planner)
     names = [dataset["name"] for dataset in (await held.told())["datasets"]]
     assert len(names) == 2
     telling = asyncio.create_task(held.told())
     await asyncio.sleep(0)
-    planner.removed(BlockKey(REFS[2].key.encode(), 0))
+    planner.removed(BlockKey(REFS[2].key.encode().rjust(16)[-16:], 0))
     assert [dataset["name"] for dataset in (await telling)["datasets"]] == names[:1]
 
 
@@ -29,7 +29,7 @@ async def test_the_blocks_that_are_verified_count_as_held() -> None:
     for ref in REFS[:2]:
         version = ObjectVersion(ref, '"e"', 25)
         for index in range(3):
-            planner.added(BlockKey(ref.key.encode(), index), version)
-    planner.proved(REFS[0].key.encode(), 1)
+            planner.added(BlockKey(ref.key.encode().rjust(16)[-16:], index), version)
+    planner.proved(REFS[0].key.encode().rjust(16)[-16:], 1)
     [told] = (await HeldDatasets(planner).told())["datasets"]
     assert sorted((each.size, each.held) for each in told["objects"]) == [(25, 0), (25, 8)]

@@ -23,7 +23,7 @@ def version(number: int) -> ObjectVersion:
 
 
 def block(number: int, index: int) -> BlockKey:
-    return BlockKey(b"%d" % number, index)
+    return BlockKey(b"%016d" % number, index)
 
 
 def a_planner(objects: int) -> Planner:

@@ -3,13 +3,56 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import overload
 
 from outrider.core.ahead.numbered_names_search import NumberedNames
+from outrider.core.rows import RowIndex
 
 # The rest after a LIST that failed; it doubles with each failure in a row.
 _LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
+
+
+class Keys(Sequence[str]):
+    """Keys one behind the other in UTF-8: 16 bytes for each beside its letters. A list and a dictionary of strings
+    would take 150 more. Keys are added, and never removed."""
+
+    def __init__(self) -> None:
+        self._letters = bytearray()
+        # Where each key ends.
+        self._stops = array("Q")
+        self._index = RowIndex()
+
+    def __len__(self) -> int:
+        return len(self._stops)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        if isinstance(at, slice):
+            return [self[index] for index in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        start = self._stops[at - 1] if at else 0
+        # Each text has bytes of its own, as with "surrogateescape" it would not.
+        return self._letters[start : self._stops[at]].decode("utf-8", "surrogatepass")
+
+    def find(self, key: str) -> int:
+        """The index of a key; -1: it is not here."""
+        return self._index.find(hash(key), partial(self._is, key.encode("utf-8", "surrogatepass")))
+
+    def _is(self, raw: bytes, index: int) -> bool:
+        start = self._stops[index - 1] if index else 0
+        return self._stops[index] - start == len(raw) and self._letters.startswith(raw, start)
+
+    def add(self, key: str) -> None:
+        """It must not be here."""
+        self._letters += key.encode("utf-8", "surrogatepass")
+        self._stops.append(len(self._letters))
+        self._index.add(hash(key), len(self._stops) - 1)
 
 
 class Names:
@@ -20,27 +63,27 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self.keys: list[str] = []
+        self.keys = Keys()
         self.sizes: array[int] = array("q")
         self.listed: array[int] = array("i")
         # By index: the place in `listed`, -1: not listed.
         self._places: array[int] = array("i")
         # The keys of a LIST that is under way and will replace `listed`; None: there is none.
         self._staged: array[int] | None = None
-        self._indexes: dict[str, int] = {}
 
     def add(self, key: str) -> int:
         """The index of the key, which need not be new."""
-        index = self._indexes.get(key)
-        if index is None:
-            index = self._indexes[key] = len(self.keys)
-            self.keys.append(key)
+        index = self.keys.find(key)
+        if index < 0:
+            index = len(self.keys)
+            self.keys.add(key)
             self.sizes.append(-1)
             self._places.append(-1)
         return index
 
     def find(self, key: str) -> int | None:
-        return self._indexes.get(key)
+        index = self.keys.find(key)
+        return None if index < 0 else index
 
     def place_of(self, index: int) -> int:
         """The place in `listed`; -1: not listed."""

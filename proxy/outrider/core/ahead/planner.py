@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from outrider.core.ahead.dataset.dataset import CachedObject, Dataset, blocks_of
+from outrider.core.ahead.dataset.cached_objects import CachedObject, CachedObjects
+from outrider.core.ahead.dataset.dataset import Dataset, blocks_of
 from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
 from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.ahead.discovery import FAREST, NAMES_PER_PAGE, Discovery
@@ -64,7 +65,7 @@ class Planner:
             keys_max, self._forget, self._move, Templates() if templates is None else templates,
         )  # fmt: skip
         self._discovery = Discovery(self.registry, believed_s)
-        self._cached: dict[bytes, CachedObject] = {}
+        self._cached = CachedObjects()
         # Versions that another version has replaced. No client will ask for them.
         self._outdated: dict[bytes, CachedObject] = {}
         self._readers = Readers()
@@ -361,13 +362,12 @@ class Planner:
         prefetch = self._outstanding.of(version.ref)
         count = block_count(version.size, self._space.block_bytes)
         block_bytes = self._space.disk_bytes(-(-version.size // count))
-        cached = CachedObject(
-            dataset, index, block.version_id, count, block_bytes, self._now, self._now,
+        cached = self._cached.add(
+            dataset, index, block.version_id, count, block_bytes, self._now,
             ahead=prefetch is not None and not prefetch.asked_for,
             excused=prefetch is not None and prefetch.excused,
             reading=item in self._open_objects or item in self._elsewhere,
         )  # fmt: skip
-        self._cached[block.version_id] = cached
         if (old := dataset.cached.get(index)) is not None:
             dataset.next_use.drop(old)
             # When its readers end, `reading` of the new version is reset instead.
@@ -427,16 +427,16 @@ class Planner:
             self.wasted_bytes += cached.block_bytes
             if not cached.excused:
                 self._waste_bytes[dataset] = self._waste_bytes.get(dataset, 0.0) + cached.block_bytes
-        if dataset.cached.get(cached.index) is cached:
+        if dataset.cached.get(cached.index) == cached:
             # The index of an outdated version may be from before the dataset was forgotten.
             self._fetch_again(dataset, cached.index)
         if not cached.present:
-            del self._cached[block.version_id]
             self._outdated.pop(block.version_id, None)
             dataset.next_use.drop(cached)
+            self._cached.remove(cached)
         elif (
             not cached.broken
-            and dataset.cached.get(cached.index) is cached
+            and dataset.cached.get(cached.index) == cached
             and self._candidates.is_mine(cached, block.index)
         ):
             dataset.next_use.lost_block(cached, self._now)

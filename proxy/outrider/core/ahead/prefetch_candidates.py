@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from outrider.core.ahead.dataset.dataset import CachedObject, Dataset, may_go
+from outrider.core.ahead.dataset.cached_objects import CachedObject
+from outrider.core.ahead.dataset.dataset import Dataset, may_go
 from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
 from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.epoch import ORDER_LIKELY, Epoch

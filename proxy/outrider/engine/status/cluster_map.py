@@ -54,16 +54,17 @@ class OwnShares:
         )  # fmt: skip
 
     def _near_part(self, dataset: Dataset) -> float:
-        cached = list(dataset.cached.values())
+        cached = list(dataset.cached)
         if not cached:
             return 0.0
-        objects = max(_OBJECTS_SAMPLED_MIN, _BLOCKS_SAMPLED // max(1, cached[0].blocks))
+        objects = max(_OBJECTS_SAMPLED_MIN, _BLOCKS_SAMPLED // max(1, dataset.cached[cached[0]].blocks))
         present = owned = 0
-        for each in cached[:: -(-len(cached) // objects)]:
+        for index in cached[:: -(-len(cached) // objects)]:
+            each = dataset.cached[index]
             blocks = each.present & _FIRST_BLOCKS
             present += blocks.bit_count()
             owned += (
-                blocks & self._mine(ObjectRef(dataset.bucket, dataset.names.keys[each.index]), each.blocks)
+                blocks & self._mine(ObjectRef(dataset.bucket, dataset.names.keys[index]), each.blocks)
             ).bit_count()
         return 1 - owned / present if present else 0.0
 

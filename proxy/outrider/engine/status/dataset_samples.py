@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from outrider.core.ahead.dataset.dataset import CachedObject, Dataset
+from outrider.core.ahead.dataset.cached_objects import CachedObject
+from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.cluster.object_samples import REPORTED_MAX, SAMPLED_MAX, KnownObject, Sample, drawn, number_of
 
 # Objects that are looked at before other tasks of the loop run: some milliseconds.

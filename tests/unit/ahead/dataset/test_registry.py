@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from outrider.core.ahead.dataset.dataset import CachedObject, Dataset
+from outrider.core.ahead.dataset.cached_objects import CachedObject
+from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.registry import DatasetRegistry
 from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.ahead.planner import Planner
@@ -206,7 +207,7 @@ def large_set(count: int) -> Planner:
     names = [f"train/{number:06d}" for number in range(count)]
     planner.listed("b", [(name, MIB) for name in names], 0.0)
     for name in names[:-1]:
-        block = BlockKey(name.encode(), 0)
+        block = BlockKey(name.encode().ljust(16)[:16], 0)
         planner.added(block, ObjectVersion(ObjectRef("b", name), '"e"', MIB))
     for number in (4000, 17, 2900, 1200):
         asked(planner, names[number], 0.001)

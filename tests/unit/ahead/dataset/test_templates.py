@@ -365,7 +365,7 @@ def test_a_dataset_in_use_is_not_merged_whatever_comes_beside_it() -> None:
     for begin in range(0, len(frames), 1000):
         planner.listed("b", frames[begin : begin + 1000], now, more=True)
     for want in outstanding:
-        planner.added(BlockKey(want.ref.key.encode()[-16:], 0), ObjectVersion(want.ref, '"e"', MIB))
+        planner.added(BlockKey(want.ref.key.encode()[-16:].rjust(16), 0), ObjectVersion(want.ref, '"e"', MIB))
     assert planner.blocks_coming == 0
     assert {want.ref.key for want in planner.wants(now, 10**12, 4)} <= set(train[50:60])
     assert len(

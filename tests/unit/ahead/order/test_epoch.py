@@ -69,7 +69,7 @@ class Jobs:
 
     def came(self, i: int) -> None:
         version = ObjectVersion(ObjectRef("b", KEYS[i]), '"e"', self.size, ())
-        self.planner.added(BlockKey(b"%d" % i, 0), version)
+        self.planner.added(BlockKey(b"%016d" % i, 0), version)
 
     def land_next(self) -> int:
         """The most urgent wanted object lands."""
@@ -226,7 +226,7 @@ def test_reads_of_tiny_objects_that_were_cached_for_a_while_make_a_list_worthwhi
     jobs.read(SHUFFLED[:8])
     ahead = [jobs.land_next() for _ in range(16)]
     for number in ahead:
-        jobs.planner.read(BlockKey(b"%d" % number, 0))
+        jobs.planner.read(BlockKey(b"%016d" % number, 0))
     jobs.now += 45.0
     jobs.read(ahead[:15])
     assert jobs.planner.please_list() == []
@@ -350,7 +350,7 @@ def test_a_told_order_is_prefetched_from_its_first_moment() -> None:
             jobs.came(KEYS.index(want.ref.key))
         jobs.read([i])
     for i in range(COUNT):
-        jobs.planner.removed(BlockKey(b"%d" % i, 0))
+        jobs.planner.removed(BlockKey(b"%016d" % i, 0))
     jobs.tell(SHUFFLED[::-1])
     ahead = len(jobs.planner.wants(jobs.now, COUNT * MIB, 40))
     assert 4 <= ahead < 20, (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 
+from outrider.core.ahead.dataset.cached_objects import CachedByIndex, CachedObject
 from outrider.core.ahead.dataset.job_table import JobTable
 from outrider.core.ahead.dataset.next_use_ranking import NEVER, NextUse
 from outrider.core.ahead.dataset.templates import prefix_of
@@ -14,38 +14,6 @@ from outrider.core.ahead.order.epoch_handle import EpochHandle
 from outrider.core.ahead.order.job import Job
 from outrider.core.ahead.order.learned_order import LearnedOrder
 from outrider.core.model import BlockKey
-
-
-@dataclass(slots=True, eq=False)
-class CachedObject:
-    """`index` is the object's number in its dataset. `block_bytes` is the average room of one block on disk."""
-
-    dataset: Dataset
-    index: int
-    version_id: bytes
-    blocks: int
-    block_bytes: int
-    # When its first block landed, or when the start of the proxy found it on disk.
-    came_at: float
-    used_at: float
-    # It was prefetched, and no client has asked for it since.
-    ahead: bool
-    # It was prefetched for a hint that was withdrawn since: evicting it unread is no waste.
-    excused: bool = False
-    # It is pinned, so it is not ranked and is never offered as a victim (see `NextUse.set_aside`).
-    aside: bool = False
-    # A client is reading it.
-    reading: bool = False
-    # The blocks on disk, as bits.
-    present: int = 0
-    # The blocks that were read since the object was last opened, as bits.
-    served: int = 0
-    # Some of its blocks were evicted, and none has landed since.
-    broken: bool = False
-    # The blocks on disk that were compared with what the bucket knows of the object, as bits.
-    proved: int = 0
-    # The dataset's clock at its expected next read (see `NextUse`).
-    rank: float = 0.0
 
 
 class Dataset:
@@ -60,7 +28,8 @@ class Dataset:
         self.names = Names()
         self.discovery = DiscoveryState()
         self.job_table = JobTable()
-        self.next_use: NextUse[CachedObject] = NextUse(self.job_table)
+        # mypy compares a type with its bound before it knows the types of descriptors.
+        self.next_use: NextUse[CachedObject] = NextUse(self.job_table, CachedByIndex())  # type: ignore[type-var]
         self.cached: Mapping[int, CachedObject] = self.next_use.objects
         self.kept_bytes = 0
         """Bytes on disk, outdated versions included."""
@@ -155,8 +124,7 @@ class Dataset:
             job.to_search = None
         cached = self.cached.get(index)
         if cached is not None:
-            cached.ahead, cached.reading, cached.served, cached.used_at = False, True, 0, now
-            cached.broken = False
+            cached.opened(now)
             self.next_use.opened(cached, now)
 
     def told(self, client: str, indexes: Sequence[int], start: int, total: int, now: float) -> Epoch:

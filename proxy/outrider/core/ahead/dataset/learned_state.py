@@ -28,7 +28,7 @@ def packed(datasets: list[Dataset]) -> bytes:
             records.append({
                 "bucket": dataset.bucket,
                 "template": dataset.template,
-                "keys": names.keys,
+                "keys": list(names.keys),
                 "sizes": names.sizes.tolist(),
                 "listed": names.listed.tolist(),
                 "counted": dataset.discovery.is_numbered,

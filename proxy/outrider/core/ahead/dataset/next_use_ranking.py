@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator
+from array import array
+from collections.abc import Callable, Generator, Iterator, MutableMapping
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from outrider.core.ahead.dataset.job_table import JobTable
 from outrider.core.ahead.dataset.rank_index import RankIndex
 from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.rows import RowOrder
 
 # A silent job may have ended: each second of silence moves the next read of its objects four seconds away.
 _FADE = 4.0
@@ -65,16 +66,17 @@ class NextUse(Generic[T]):
     freed when it is forgotten; the collector does not look at objects again that it has frozen.
     """
 
-    def __init__(self, jobs: JobTable) -> None:
+    def __init__(self, jobs: JobTable, objects: MutableMapping[int, T]) -> None:
+        """`objects` is empty, and changed by this class alone."""
         self._jobs = jobs
-        self.objects: dict[int, T] = {}
-        """The cached objects by index, those that are `aside` included. Always the same dict."""
+        self.objects = objects
+        """The cached objects by index, those that are `aside` included."""
         self._ranked = RankIndex()
-        self.recent: OrderedDict[int, None] = OrderedDict()
+        self.recent = RowOrder()
         """The indexes of all objects that may be victims, by their last read, the oldest first."""
         self._clock = 0.0
         # Objects that `rerank_some` has still to look at in this round.
-        self._to_rerank: list[int] = []
+        self._to_rerank = array("i")
 
     # -- which objects there are --------------------------------------------------------------------------------
 
@@ -82,19 +84,19 @@ class NextUse(Generic[T]):
         """Another version of the object must have been dropped before."""
         self.objects[cached.index] = cached
         cached.aside = False
-        self.recent[cached.index] = None
+        self.recent.add(cached.index)
         cached.rank = self._rank_of(cached, now)
         self._ranked.add(cached.index, cached.rank)
 
     def drop(self, cached: T) -> None:
         """Does nothing if another version has taken its place."""
-        if self.objects.get(cached.index) is cached:
+        if self.objects.get(cached.index) == cached:
             del self.objects[cached.index]
             self._unrank(cached)
 
     def set_aside(self, cached: T) -> None:
         """The object is pinned: a search for victims does not meet it until `put_back`."""
-        if self.objects.get(cached.index) is cached:
+        if self.objects.get(cached.index) == cached:
             self._unrank(cached)
             cached.aside = True
 
@@ -105,18 +107,19 @@ class NextUse(Generic[T]):
         ):
             self.add(cached, now)
             # A search for victims met it, so it was not read for long.
-            self.recent.move_to_end(cached.index, last=False)
+            self.recent.remove(cached.index)
+            self.recent.add(cached.index, last=False)
 
     def clear(self) -> None:
         """Forget all objects. The clock goes on."""
         self.objects.clear()
-        self.recent.clear()
+        self.recent = RowOrder()
         self._ranked = RankIndex()
-        self._to_rerank = []
+        self._to_rerank = array("i")
 
     def _unrank(self, cached: T) -> None:
         if not cached.aside:
-            del self.recent[cached.index]
+            self.recent.remove(cached.index)
             self._ranked.discard(cached.index, cached.rank)
 
     # -- ranks --------------------------------------------------------------------------------------------------
@@ -152,10 +155,12 @@ class NextUse(Generic[T]):
             self._set_rank(cached, max(self._rank_of(cached, now), cached.rank))
 
     def _set_rank(self, cached: T, rank: float) -> None:
-        if abs(rank - cached.rank) > _SAME_RANK:
-            self._ranked.discard(cached.index, cached.rank)
+        before = cached.rank
+        if abs(rank - before) > _SAME_RANK:
+            index = cached.index
+            self._ranked.discard(index, before)
             cached.rank = rank
-            self._ranked.add(cached.index, rank)
+            self._ranked.add(index, rank)
 
     def rerank_all(self, now: float) -> None:
         for cached in self.objects.values():
@@ -163,17 +168,18 @@ class NextUse(Generic[T]):
 
     def rerank_some(self, now: float, count: int = _RERANKED) -> None:
         """Rank the next `count` objects anew, going round all of them."""
-        for _ in range(min(count, len(self.objects))):
+        for _ in range(min(count, self.recent.count)):
             if not self._to_rerank:
-                self._to_rerank = list(self.objects)
+                self._to_rerank = array("i", self.recent)
             cached = self.objects.get(self._to_rerank.pop())
             if cached is not None:
                 self.rank(cached, now)
 
     def rerank_in_steps(self, now: Callable[[], float]) -> Generator[None, None, None]:
         """Rank all objects anew; yields after every few. The objects may come and go meanwhile."""
-        for number, cached in enumerate(list(self.objects.values())):
-            if self.objects.get(cached.index) is cached:
+        for number, index in enumerate(array("i", self.recent)):
+            cached = self.objects.get(index)
+            if cached is not None:
                 self.rank(cached, now())
             if number % _RERANKED_A_STEP == 0:
                 yield

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace, merge, nsmallest
 from operator import itemgetter
 
-from outrider.core.ahead.dataset.dataset import CachedObject, Dataset
+from outrider.core.ahead.dataset.cached_objects import CachedObject
+from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.learned_state import packed, unpacked
 from outrider.core.ahead.dataset.templates import Templates, template_of
+from outrider.core.memo import Memo
 from outrider.core.model import ObjectRef
 
 Item = tuple[Dataset, int]
@@ -23,6 +25,8 @@ _WORTH_SHRINKING = 16
 # Up to so many datasets, each search for victims asks all of them for their farthest object. With more, these are
 # remembered for so many seconds.
 _FEW_DATASETS, _FARTHEST_KEPT_S = 16, 0.25
+# More than there are readers at once, as a rule.
+_ITEMS_MAX = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class DatasetRegistry:
         self._keys = 0
         # The dataset that was asked for last.
         self._last: Dataset | None = None
+        # The items of late: each read asks for its own some four times.
+        self._items: Memo[ObjectRef, Item] = Memo(_ITEMS_MAX)
         # For more than a few datasets: the seconds until the next use of the farthest object of each, the farthest
         # first; which datasets are in there; and since when that is remembered.
         self._farthest_s: list[tuple[float, Dataset]] = []
@@ -92,8 +98,15 @@ class DatasetRegistry:
         return self._named(self._name_of(ref.bucket, ref.key))
 
     def item(self, ref: ObjectRef) -> Item:
-        # Called some four times with each read, nearly always for the dataset of the last call. A dataset that was
-        # forgotten has no names, so it is not found by this.
+        found = self._items.get(ref)
+        if found is None:
+            found = self._find_item(ref)
+            self._items.put(ref, found)
+        return found
+
+    def _find_item(self, ref: ObjectRef) -> Item:
+        # Nearly always it is of the dataset of the last call. A dataset that was forgotten has no names, so it is not
+        # found by this.
         last = self._last
         if last is not None and last.bucket == ref.bucket and (index := last.names.find(ref.key)) is not None:
             return last, index
@@ -123,11 +136,13 @@ class DatasetRegistry:
         return indexes
 
     def _item_of(self, dataset: Dataset, key: str) -> Item:
-        if dataset.names.find(key) is None:
+        index = dataset.names.find(key)
+        if index is None:
             while self._keys >= self._keys_max and self._forget_oldest(dataset):
                 pass
             self._keys += 1
-        return dataset, dataset.add_name(key)
+            index = dataset.add_name(key)
+        return dataset, index
 
     def _name_of(self, bucket: str, key: str) -> tuple[str, str]:
         own = bucket, template_of(key)
@@ -180,6 +195,7 @@ class DatasetRegistry:
             before = len(whole.names.keys)
             moved[dataset, 0] = whole, whole.take_in(dataset)
             self._keys += len(whole.names.keys) - before - 1
+        self._items.clear()
         self._move(moved)
 
     # -- lists --------------------------------------------------------------------------------------------------
@@ -231,7 +247,7 @@ class DatasetRegistry:
         Among many datasets, such as a folder for each class, only those are searched whose farthest object is about as
         far as the objects found so far.
         """
-        datasets = [dataset for dataset in self._datasets.values() if dataset.next_use.recent]
+        datasets = [dataset for dataset in self._datasets.values() if dataset.next_use.recent.count]
         if len(datasets) == 1:
             return datasets[0].next_use.farthest(now)
         if len(datasets) <= _FEW_DATASETS:
@@ -266,6 +282,7 @@ class DatasetRegistry:
             self._keys -= len(dataset.names.keys)
             dataset.shrink()
             del self._datasets[dataset.bucket, dataset.template]
+        self._items.clear()
         self._forget_some_at = max(_DATASETS_MAX, len(self._datasets) + _FORGOTTEN_AT_ONCE)
 
     def _forget_oldest(self, wanted: Dataset) -> bool:
@@ -280,6 +297,7 @@ class DatasetRegistry:
         self._keys -= len(oldest.names.keys)
         oldest.shrink()
         self._keys += len(oldest.names.keys)
+        self._items.clear()
         if oldest is wanted:
             # No other dataset was left to be forgotten. Another LIST of this one would only end here again.
             oldest.discovery.too_many_names = True

@@ -47,7 +47,8 @@ _FINAL_MAX = 65536
 _LOOKED_AT = 4096
 
 
-@lru_cache(maxsize=65536)
+# A key is asked about a few times in a row. An entry takes 200 bytes.
+@lru_cache(maxsize=1024)
 def template_of(key: str) -> str:
     """The part of a key that it shares with the others of its dataset: `train-000123.tar` gives `train-{}.tar`.
 
