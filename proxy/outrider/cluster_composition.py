@@ -14,6 +14,7 @@ import time
 from contextlib import AsyncExitStack
 from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 from outrider.adapters.cluster.own_account import own_address, own_name
@@ -289,12 +290,12 @@ class Cluster:
         self._tasks.spawn_apart(self._judge(store, self._membership.view.ring.digest), "near blocks")
 
     async def _judge(self, store: DiskBlockStore, ring: str) -> None:
-        blocks = store.present()
-        for start in range(0, len(blocks), _JUDGED_AT_ONCE):
+        blocks = store.each()
+        while some := list(islice(blocks, _JUDGED_AT_ONCE)):
             if self._membership.view.ring.digest != ring:
                 return  # another task judges by the ring of now
-            some = [(block, store.version_of(block)) for block in blocks[start : start + _JUDGED_AT_ONCE]]
-            self._near.judge([(block, version) for block, version in some if version is not None])
+            versions = [(block, store.version_of(block)) for block in some]
+            self._near.judge([(block, version) for block, version in versions if version is not None])
             await asyncio.sleep(0)
 
 

@@ -29,6 +29,7 @@ from outrider.adapters.disk.disk_threads import _THREADS, DiskThreads
 from outrider.adapters.disk.leases import FileLease, OpenFile
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import WrittenNamesFile
+from outrider.adapters.sealed_file import LinesFormat
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import DIGEST_BYTES, PAGE_BYTES, BlockMeta, Header, PayloadChecksum, digest_text
@@ -1872,6 +1873,21 @@ def test_a_block_that_is_dropped_while_a_snapshot_is_written_is_not_in_it() -> N
     )  # fmt: skip
     saved = index_snapshot.decode(b"".join(index_snapshot.encode(metas, facts)))
     assert [meta for meta, *_ in saved] == [first, last]
+
+
+async def test_a_snapshot_that_makes_no_sense_from_some_page_on_is_followed_by_a_scan(root: Path) -> None:
+    disk = Disk(root)
+    await disk.write(*(meta_of(index) for index in range(3)))
+    metas, used_bytes = disk.store.blocks(), disk.store.used_bytes
+    form, path = LinesFormat("outrider index", 4), disk.store.disks[0].directory.snapshot
+    disk.close()
+    head, page = form.decode(b"".join(index_snapshot.encode(metas[:2])))
+    path.write_bytes(b"".join(form.encode([head, page + b"\n", b'{"frames":7}\n'])))
+    disk = Disk(root)
+    await disk.recovery.index()
+    assert {meta.key for meta in disk.store.blocks()} == {meta.key for meta in metas}
+    assert disk.store.used_bytes == used_bytes
+    disk.close()
 
 
 async def test_a_snapshot_overtaken_by_a_write_is_not_put_in_place(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,8 @@ class Disks:
 
     def close_files(self) -> None:
         """The next read of each block opens its file."""
-        for block, slot in self.store._slots.items():
+        for block in self.store._slots:
+            slot = self.store._slots[block]
             self.store._close(block, slot)
 
     async def tidied(self) -> None:

@@ -78,16 +78,17 @@ def snapshot_of_the_index(data: bytes) -> None:
     with suppress(BadFile):
         index_snapshot.decode(data)
     lines = [line + b"\n" for line in data.split(b"\n")]
-    try:
-        found = index_snapshot.decode(b"".join(LinesFormat("outrider index", 3).encode(lines)))
-    except BadFile:
-        return
-    metas = [meta for meta, *_ in found]
-    for meta in metas:
-        assert meta.key
-        assert meta.extent.length > 0
-    again = index_snapshot.decode(b"".join(index_snapshot.encode(metas)))
-    assert [meta for meta, *_ in again] == metas
+    for version in (3, 4):
+        try:
+            found = index_snapshot.decode(b"".join(LinesFormat("outrider index", version).encode(lines)))
+            metas = [meta for meta, *_ in found]
+        except BadFile:
+            continue
+        for meta in metas:
+            assert meta.key
+            assert meta.extent.length > 0
+        again = index_snapshot.decode(b"".join(index_snapshot.encode(metas)))
+        assert [meta for meta, *_ in again] == metas
 
 
 _DATASET: dict[str, Any] = {

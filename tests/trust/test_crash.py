@@ -250,10 +250,10 @@ def flipped_snapshot(proxy: Proxy, chance: bytes) -> None:
     """The snapshot can be read, but one entry names another block than the file that is there."""
     index = proxy.cache_dir / "index"
     lines = index.read_bytes().splitlines(keepends=True)
-    blocks = [number for number, line in enumerate(lines) if line.startswith(b"[") and len(line) < 12]
-    number = blocks[chance[0] % len(blocks)]
+    pages = [number for number, line in enumerate(lines) if b'"blocks":[' in line]
+    number = pages[chance[0] % len(pages)]
     line = bytearray(lines[number])
-    line[-3] ^= 1
+    line[-4] ^= 1
     lines[number] = bytes(line)
     index.write_bytes(b"".join(lines))
 
@@ -334,7 +334,7 @@ def test_blocks_of_another_format_are_discarded_and_never_misread(
     trials.record("crash", f"block files of {'an older' if version < block_file.FORMAT else 'a newer'} format", RIGHT)
 
 
-@pytest.mark.parametrize("version", [1, 4])
+@pytest.mark.parametrize("version", [1, 5])
 def test_a_snapshot_of_another_format_is_not_believed(
     version: int, roomy: Proxy, small_shelf: Shelf, trials: Trials
 ) -> None:
@@ -343,7 +343,7 @@ def test_a_snapshot_of_another_format_is_not_believed(
     index = roomy.cache_dir / "index"
     head, *lines = index.read_bytes().splitlines(keepends=True)
     # The snapshot has a right checksum, and its contents are not true: in that format they mean something else.
-    body = head.replace(b":3", b":%d" % version) + b"".join(lines[: len(lines) // 2])
+    body = head.replace(b":4", b":%d" % version) + b"".join(lines[: len(lines) // 2])
     index.write_bytes(body + b'{"xxh3":"%s"}\n' % xxhash.xxh3_64(body).hexdigest().encode())
     roomy.start()
     assert len(roomy.outrider.store) == 20, "the scan missed a block"

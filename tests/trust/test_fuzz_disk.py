@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.adapters.disk import index_snapshot
-from outrider.adapters.sealed_file import BadFile
+from outrider.adapters.sealed_file import BadFile, LinesFormat, json_line
 from outrider.core.ahead.dataset import learned_state
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES, BadBlock
+from outrider.core.model import ObjectRef, ObjectVersion
 from tests.fuzz.disk_bytes import sealed_header
 from tests.support.fuzzing import fuzzing
 from tests.support.trials import Trials
@@ -207,6 +209,41 @@ def test_a_snapshot_of_an_odd_belief_is_a_bad_one(fields: list[object]) -> None:
 def test_a_snapshot_with_an_odd_head_is_a_bad_one(head: bytes) -> None:
     with pytest.raises(BadFile):
         index_snapshot.decode(sealed_snapshot([], head))
+
+
+PAGE: dict[str, object] = {
+    "layouts": [["o", 4096]], "frames": [["b", True, True, [["etag", ""], ["last-modified", ""]], [0], 1, []]],
+    "packed": b64encode(b"\1\0\0\0" + (10).to_bytes(8, "little") + b"\1\0k" + bytes([1, 0, 0, 0]) + bytes(16)).decode(),
+    "ids": b64encode(bytes(16)).decode(), "versions": [35, 0, 1.5, 1], "more": {}, "blocks": [0, 0, 1],
+}  # fmt: skip
+ODD_FIELDS = [
+    ("layouts", []), ("layouts", [["o", 0]]), ("layouts", [[1, 4096]]), ("frames", []), ("frames", [["b"]]),
+    ("frames", [["b", True, True, [["etag", 5]], [0], -1, []]]), ("frames", [["b", True, True, [], [0], -1, []]]),
+    ("frames", [["b", True, True, [["etag", ""], ["last-modified", ""]], [0, 0], 1, []]]),
+    ("frames", [["", True, True, [["etag", ""], ["last-modified", ""]], [0], 1, []]]),
+    ("frames", [["b", True, False, [["etag", ""], ["last-modified", ""]], [0], 1, []]]),
+    ("frames", [["b", True, True, [["etag", ""], ["last-modified", ""], ["a", ""]], [0], 1, [2]]]),
+    ("packed", "AAAA"), ("packed", ""), ("packed", "?"), ("ids", ""), ("ids", b64encode(bytes(32)).decode()),
+    ("versions", [35, 0, "1", 1]), ("versions", [35, 0, 1.5]), ("versions", [34, 0, 1.5, 1]),
+    ("versions", [35, -1, 1.5, 1]),
+    ("versions", []), ("more", {"0": 5}), ("more", {"0": [None, [[["a", 1]], True]]}), ("more", 5),
+    ("blocks", [0, 0]), ("blocks", [1, 0, 1]), ("blocks", [-1, 0, 1]), ("blocks", [0, 1, 1]), ("blocks", [0, 0, 0]),
+    ("blocks", [0, True, 1]), ("blocks", 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), ODD_FIELDS)
+def test_a_snapshot_with_an_odd_page_is_a_bad_one(name: str, value: object) -> None:
+    def sealed(page: dict[str, object]) -> bytes:
+        lines = [b'{"saved_at":1.5,"doubts":[]}\n', json_line(page)]
+        return b"".join(LinesFormat("outrider index", 4).encode(lines))
+
+    ((meta, disk_bytes, saved),) = index_snapshot.decode(sealed(PAGE))
+    etag, date = '"' + 32 * "0" + '"', "Thu, 01 Jan 1970 00:00:01 GMT"
+    version = ObjectVersion(ObjectRef("b", "k"), etag, 10, (("etag", etag), ("last-modified", date)), True)
+    assert (meta.version, disk_bytes, saved) == (version, 4096, (version, 1.5, True, None))
+    with pytest.raises(BadFile):
+        list(index_snapshot.decode(sealed(PAGE | {name: value})))
 
 
 @given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 400))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from outrider.adapters.disk.disk import Disk
-from outrider.adapters.disk.leases import Edition, OpenFile, Slot
-from outrider.core.cache.block_file import BlockMeta
+from outrider.adapters.disk.leases import OpenFile
+from outrider.adapters.disk.slots import Slot, Slots
+from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
@@ -24,9 +26,7 @@ class BlockIndex:
         self._policy = policy
         self._verify_always = verify_always
         self._open_files = open_files
-        self._slots: dict[BlockKey, Slot] = {}
-        self._editions: dict[bytes, Edition] = {}
-        self._open: OrderedDict[BlockKey, None] = OrderedDict()
+        self._slots = Slots()
         # Blocks read since the last report to the policy: a hit would pay for each report.
         self._reads: deque[BlockKey] = deque(maxlen=_READS_MAX)
         self.removals = 0
@@ -39,13 +39,22 @@ class BlockIndex:
         return len(self._slots)
 
     def has(self, block: BlockKey) -> bool:
-        slot = self._slots.get(block)
-        return slot is not None and not slot.disk.work.is_away
+        row = self._slots.row(block)
+        return row >= 0 and not self._slots.disk(row).work.is_away
 
     def blocks(self) -> list[BlockMeta]:
         """All blocks, first victim first. Blocks that the policy does not rank come last."""
         self._note_reads()
-        return [self._slots[block].meta(block) for block in self._ranked() if block in self._slots]
+        return list(self._slots.metas(self._slots.rows_of(self._policy.victims())))
+
+    def metas_by_disk(self) -> dict[Disk, Iterator[BlockMeta]]:
+        """As `blocks`, made one by one: all at once would take a gigabyte for a million small objects. To be iterated
+        in any thread; blocks that go meanwhile are left out."""
+        self._note_reads()
+        by_disk: dict[Disk, array[int]] = {}
+        for row in self._slots.rows_of(self._policy.victims()):
+            by_disk.setdefault(self._slots.disk(row), array("I")).append(row)
+        return {disk: self._slots.metas(rows) for disk, rows in by_disk.items()}
 
     def _ranked(self) -> list[BlockKey]:
         """All blocks: first the victims of the policy, then those it would keep."""
@@ -53,17 +62,21 @@ class BlockIndex:
 
     def leases(self) -> int:
         """How many reads of indexed blocks are under way."""
-        return sum(slot.file.leases for slot in self._slots.values() if slot.file is not None)
+        return sum(slot.file.leases for slot in self._slots.open.values() if slot.file is not None)
 
     def present(self) -> list[BlockKey]:
         return list(self._slots)
+
+    def each(self, *, unverified: bool = False) -> Iterator[BlockKey]:
+        """All blocks one by one, while they come and go: a list of a million takes 150 MB."""
+        return self._slots.unverified() if unverified else iter(self._slots)
 
     def blocks_of(self, wanted: Callable[[ObjectRef], bool]) -> list[BlockKey]:
         """All blocks of the objects that are `wanted`, of any version."""
         judged: dict[ObjectRef, bool] = {}
         found = []
-        for block, slot in self._slots.items():
-            ref = slot.edition.version.ref
+        for block in self._slots:
+            ref = self._slots.version(self._slots.row(block)).ref
             if (is_wanted := judged.get(ref)) is None:
                 is_wanted = judged[ref] = wanted(ref)
             if is_wanted:
@@ -72,32 +85,32 @@ class BlockIndex:
 
     def version_of(self, block: BlockKey) -> ObjectVersion | None:
         """The version of a block; None: it is not here."""
-        slot = self._slots.get(block)
-        return None if slot is None else slot.edition.version
+        row = self._slots.row(block)
+        return None if row < 0 else self._slots.version(row)
 
     def disk_of(self, block: BlockKey) -> Disk | None:
         """The disk that a block lies on; None: it is not here."""
-        slot = self._slots.get(block)
-        return None if slot is None else slot.disk
+        row = self._slots.row(block)
+        return None if row < 0 else self._slots.disk(row)
 
     def disk_bytes_of(self, meta: BlockMeta) -> int:
         """The bytes of the block's file on disk; 0: it is not here."""
-        slot = self._slots.get(meta.key)
-        return 0 if slot is None else slot.disk_bytes
+        row = self._slots.row(meta.key)
+        return 0 if row < 0 else self._slots.pages[row] * PAGE_BYTES
 
     def is_verified(self, block: BlockKey) -> bool:
-        slot = self._slots.get(block)
-        return slot is not None and slot.verified
+        row = self._slots.row(block)
+        return row >= 0 and self._slots.is_verified(row)
 
     def unverified(self) -> list[BlockKey]:
-        return [block for block, slot in self._slots.items() if not slot.verified]
+        return list(self._slots.unverified())
 
     def _on(self, disk: Disk) -> list[tuple[BlockKey, Slot]]:
-        return [(block, slot) for block, slot in self._slots.items() if slot.disk is disk]
+        return [(block, self._slots[block]) for block in self._slots.on(disk)]
 
     def is_proved(self, block: BlockKey) -> bool:
-        slot = self._slots.get(block)
-        return slot is not None and slot.proved
+        row = self._slots.row(block)
+        return row >= 0 and self._slots.is_proved(row)
 
     # -- changes ------------------------------------------------------------------------------------------------
 
@@ -109,32 +122,22 @@ class BlockIndex:
                 slot.proved = True
                 self.proved_bytes += slot.disk_bytes
 
-    def _enter(
-        self, disk: Disk, block: BlockKey, meta: BlockMeta, disk_bytes: int, *, verified: bool
-    ) -> tuple[BlockKey, Slot]:
-        """Add a block that the index does not have. Returns its key, with the shared version id, and its slot."""
-        edition = self._editions.get(block.version_id)
-        if edition is None or not edition.fits(meta):
-            edition = self._editions[block.version_id] = Edition(meta, block.version_id, disk_bytes)
-        edition.blocks += 1
-        block = BlockKey(edition.version_id, block.index)
-        slot = self._slots[block] = Slot(edition, disk, disk_bytes, verified=verified)
+    def _enter(self, disk: Disk, block: BlockKey, meta: BlockMeta, disk_bytes: int, *, verified: bool) -> int:
+        """Add a block that the index does not have. Returns its row."""
+        row = self._slots.add(disk, block, meta, disk_bytes, verified=verified)
         disk.blocks += 1
-        self._policy.added(block, edition.version)
-        return block, slot
+        self._policy.added(block, meta.version)
+        return row
 
     def _forget(self, block: BlockKey, slot: Slot) -> None:
         if self._slots.get(block) is slot:
-            del self._slots[block]
+            self._close(block, slot)
+            self._slots.remove(block, slot)
             slot.disk.blocks -= 1
-            slot.edition.blocks -= 1
             if slot.proved:
                 self.proved_bytes -= slot.disk_bytes
-            if slot.edition.blocks == 0 and self._editions.get(block.version_id) is slot.edition:
-                del self._editions[block.version_id]
             self._policy.removed(block)
             self.removals += 1
-            self._close(block, slot)
 
     # -- open files ---------------------------------------------------------------------------------------------
 
@@ -144,22 +147,22 @@ class BlockIndex:
             block = self._reads.popleft()
             if block in self._slots:
                 self._policy.read(block)
-            if block in self._open:
-                self._open.move_to_end(block)
+            if block in self._slots.open:
+                self._slots.open.move_to_end(block)
 
     def _keep_open(self, block: BlockKey, slot: Slot, opened: OpenFile) -> None:
         slot.file = opened
-        self._open[block] = None
-        self._open.move_to_end(block)
-        spare = len(self._open) - self._open_files
-        for oldest in list(islice(self._open, max(0, spare))):
-            idle = self._slots[oldest]
+        slots = self._slots.open
+        slots[block] = slot
+        slots.move_to_end(block)
+        spare = len(slots) - self._open_files
+        for oldest, idle in list(islice(slots.items(), max(0, spare))):
             assert idle.file is not None
             if idle.file.leases == 0:
                 self._close(oldest, idle)
 
     def _close(self, block: BlockKey, slot: Slot) -> None:
-        self._open.pop(block, None)
+        self._slots.open.pop(block, None)
         if slot.file is not None:
             slot.file.doom()
             slot.file = None

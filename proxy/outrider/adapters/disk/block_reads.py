@@ -15,7 +15,8 @@ from typing import Any
 from outrider import pagecache
 from outrider.adapters.disk import block_io, disk_threads
 from outrider.adapters.disk.block_index import BlockIndex
-from outrider.adapters.disk.leases import FileLease, OpenFile, Slot, opened_in
+from outrider.adapters.disk.leases import FileLease, OpenFile, opened_in
+from outrider.adapters.disk.slots import VERIFIED, Slot
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
@@ -97,8 +98,9 @@ class BlockReads(BlockIndex):
         return FileLease(slot.file)
 
     def open_file(self, block: BlockKey) -> OpenFile | None:
-        slot = self._slots.get(block)
-        if slot is None or not slot.verified or self._verify_always or slot.disk.work.is_away:
+        # Without a call more than it must: this is the way of a hit.
+        slot = self._slots.open.get(block)
+        if slot is None or not slot.flags & VERIFIED or self._verify_always or slot.disk.work.is_away:
             return None
         file = slot.file
         if file is None or file.is_remote:
@@ -291,7 +293,7 @@ class BlockReads(BlockIndex):
         if self._slots.get(block) is not slot:
             return
         self._metrics.bad_blocks.inc()
-        log.warning("bad block dropped", extra={"object": str(slot.edition.version.ref), "block": block.index,
+        log.warning("bad block dropped", extra={"object": str(slot.version.ref), "block": block.index,
                                                 "error": str(error)})  # fmt: skip
         for report in self.on_bad:
             report(slot.meta(block), str(error))

@@ -24,7 +24,8 @@ from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_reads import BlockReads
 from outrider.adapters.disk.block_writer import DiskBlockWriter
 from outrider.adapters.disk.disk import Disk, by_device, working
-from outrider.adapters.disk.leases import OpenFile, Slot
+from outrider.adapters.disk.leases import OpenFile
+from outrider.adapters.disk.slots import Slot
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.disk_budget import most_bytes
@@ -327,7 +328,8 @@ class DiskBlockStore(BlockReads):
                 # Its disk did not give it.
                 old.disk.left_behind[block] = old.disk_bytes
         self._pins.block_came(meta.version, block.version_id)
-        self._keep_open(*self._enter(disk, block, meta, disk_bytes, verified=True), file)
+        row = self._enter(disk, block, meta, disk_bytes, verified=True)
+        self._keep_open(block, self._slots.slot(row), file)
         if self.contents is not None and kind is not None and content is not None:
             self.contents.came(meta, kind, content)
 
@@ -381,7 +383,7 @@ class DiskBlockStore(BlockReads):
 
     def close(self) -> None:
         """Close all files and unlock the directory. No caller may read or write any more."""
-        for block, slot in list(self._slots.items()):
+        for block, slot in list(self._slots.open.items()):
             self._close(block, slot)
         for disk in self.disks:
             disk.work.threads.shutdown(wait=True)

@@ -1,29 +1,37 @@
 """The format of the index snapshot: written at a clean stop and read at the next start, which then needs no scan.
 
-Lines of JSON: a head with the time of the stop and the names that were in doubt; the versions, each with what is known
-of its content (see `Contents`) and what was believed of it (see `ports.Belief`); then the blocks as
-`[number of the version, block index, pages of the file]` in the policy's order, first victim first. A snapshot that is
-not complete is ignored: a scan finds all that it holds, except for the beliefs. Times are in seconds since 1970.
+Lines of JSON: a head with the time of the stop and the names that were in doubt; then pages of blocks in the policy's
+order, first victim first. A page has its blocks as numbers (of the version in the page, of the block, and the pages of
+its file) and the versions of these blocks, packed (see `packed_version`), each with its name, the number of its layout
+and what was believed of it (see `ports.Belief`); and what is known of the content of some (see `Contents`). A line for
+each version and block took three times as long to read. A snapshot that is not complete is ignored: a scan finds all
+that it holds, except for the beliefs. Times are in seconds since 1970.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from math import floor
 from typing import NamedTuple
 
 from outrider.adapters.sealed_file import BadFile, LinesFormat, json_line
 from outrider.core.block_layout import BlockLayout, shared_layout
 from outrider.core.cache import block_file
-from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta
-from outrider.core.model import Headers, ObjectRef, ObjectVersion, shared_headers, shared_text
+from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, named_block
+from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_etag, shared_headers, shared_text
+from outrider.core.packed_version import PACKING, Frame, Packing, frame_number
 from outrider.ports import Belief, Name
 
-_FORMAT = LinesFormat("outrider index", 3)
-# That of releases which did not keep when a version was confirmed.
-_OLDER_FORMAT = LinesFormat("outrider index", 2)
+_FORMAT = LinesFormat("outrider index", 4)
+# With a line for each version and each block; the last one does not tell when a version was confirmed.
+_OLDER_FORMATS = LinesFormat("outrider index", 3), LinesFormat("outrider index", 2)
+_PAGE_BLOCKS = 1024
 
 
 class Saved(NamedTuple):
@@ -51,6 +59,8 @@ class Snapshot:
         self.saved: list[Saved] = []
         """By version."""
         self._numbers, self._indexes, self._pages = array("I"), array("I"), array("I")
+        self.pages: Iterator[bytes] = iter(())
+        """Pages that are read as the snapshot is iterated."""
 
     def add(self, number: int, index: int, pages: int | None) -> None:
         """`pages` None: an older release did not tell. Raises ValueError, TypeError, LookupError, OverflowError: there
@@ -66,10 +76,13 @@ class Snapshot:
         self._pages.append(pages)
 
     def __iter__(self) -> Iterator[tuple[BlockMeta, int, Saved]]:
-        return (
-            (BlockMeta(*self.versions[number], index), pages * PAGE_BYTES, self.saved[number])
-            for number, index, pages in zip(self._numbers, self._indexes, self._pages, strict=True)
-        )
+        """Raises BadFile: a page makes no sense."""
+        for number, index, pages in zip(self._numbers, self._indexes, self._pages, strict=True):
+            yield BlockMeta(*self.versions[number], index), pages * PAGE_BYTES, self.saved[number]
+        reader = _Reader()
+        for line in self.pages:
+            with _bad_if_odd():
+                yield from reader.page(line)
 
 
 class Facts(NamedTuple):
@@ -94,48 +107,178 @@ def encode(blocks: Iterable[BlockMeta], facts: Facts = _NO_FACTS) -> Iterator[by
 def _lines(blocks: Iterable[BlockMeta], facts: Facts) -> Iterator[bytes]:
     doubts = [[[name] if isinstance(name, str) else name, until] for name, until in facts.doubts]
     yield json_line({"saved_at": facts.now(), "doubts": doubts})
-    numbers: dict[tuple[BlockLayout, ObjectVersion], int] = {}
-    for meta in blocks:
-        pages = facts.disk_bytes(meta) // PAGE_BYTES
-        if not pages:
-            continue  # dropped since the save began
-        version = meta.version
-        # The headers are part of the identity: they determine the length of a block's file, and two fills of one
-        # version may have received different headers.
-        layout, identity = meta.layout, (meta.layout, version)
-        number = numbers.get(identity)
-        if number is None:
-            number = numbers[identity] = len(numbers)
-            belief = facts.belief(layout.origin, version)
-            # Rounded down, so that no version is believed for longer.
-            confirmed_at = None if belief.age_s is None else floor(facts.now() - belief.age_s)
-            newer = None
-            if belief.version != version:
-                headers = belief.version.headers
-                newer = [None if headers == version.headers else headers, belief.version.whole_headers]
-            yield json_line(
-                [*version.ref, layout.origin, version.etag, version.size, layout.block_bytes, version.headers,
-                 belief.vouched, facts.content(layout, version), version.whole_headers, confirmed_at, newer]
-            )  # fmt: skip
-        yield json_line([number, meta.index, pages])
+    # The loop may pack versions while this runs in a thread.
+    writer, waiting = _Writer(facts, Packing()), iter(blocks)
+    while batch := list(islice(waiting, _PAGE_BLOCKS)):
+        yield json_line(writer.page(batch))
+
+
+class _Writer:
+    def __init__(self, facts: Facts, packing: Packing) -> None:
+        self._facts = facts
+        self._packing = packing
+        # Frame 0 is the same everywhere.
+        self._frames = 1
+        # Versions of several blocks whose content was written: it may be long, and their blocks may be in many pages.
+        self._written: set[bytes] = set()
+
+    def page(self, blocks: Iterable[BlockMeta]) -> dict[str, object]:
+        numbers: dict[tuple[BlockLayout, ObjectVersion], int] = {}
+        layouts: list[BlockLayout] = []
+        packed, ids = bytearray(), bytearray()
+        versions: list[int | float | None] = []
+        more: dict[int, list[object]] = {}
+        found: list[int] = []
+        for meta in blocks:
+            pages = self._facts.disk_bytes(meta) // PAGE_BYTES
+            if not pages:
+                continue  # dropped since the save began
+            # The headers are part of the identity: they determine the length of a block's file, and two fills of one
+            # version may have received different headers.
+            identity = meta.layout, meta.version
+            number = numbers.get(identity)
+            if number is None:
+                number = numbers[identity] = len(numbers)
+                if meta.layout not in layouts:
+                    layouts.append(meta.layout)
+                belief = self._facts.belief(meta.layout.origin, meta.version)
+                # Rounded down, so that no version is believed for longer.
+                at = None if belief.age_s is None else floor(self._facts.now() - belief.age_s)
+                raw = self._packing.pack(meta.version)
+                packed += raw
+                ids += meta.key.version_id
+                versions += (len(raw), layouts.index(meta.layout), at, int(belief.vouched))
+                if (rest := self._more(meta, belief)) != [None, None]:
+                    more[number] = rest
+            found += (number, meta.index, pages)
+        frames = self._packing.frames[self._frames :]
+        self._frames += len(frames)
+        return {
+            "layouts": [[layout.origin, layout.block_bytes] for layout in layouts], "frames": frames,
+            "packed": b64encode(packed).decode(), "ids": b64encode(ids).decode(),
+            "versions": versions, "more": more, "blocks": found,
+        }  # fmt: skip
+
+    def _more(self, meta: BlockMeta, belief: Belief) -> list[object]:
+        """The facts that few versions have: findings about the content, and headers that are newer than the file's."""
+        version, newer = meta.version, None
+        if belief.version != version:
+            headers = belief.version.headers
+            newer = [None if headers == version.headers else headers, belief.version.whole_headers]
+        content = None if meta.key.version_id in self._written else self._facts.content(meta.layout, version)
+        if content is not None and version.size > meta.layout.block_bytes:
+            self._written.add(meta.key.version_id)
+        return [content, newer]
 
 
 def decode(raw: bytes) -> Snapshot:
     """Raises BadFile."""
     snapshot = Snapshot()
-    try:
-        try:
-            lines = _FORMAT.decode(raw)
-        except BadFile:
-            lines = _OLDER_FORMAT.decode(raw)
-        else:
+    with _bad_if_odd():
+        for form in (_FORMAT, *_OLDER_FORMATS):
+            try:
+                lines = form.decode(raw)
+                break
+            except BadFile:
+                if form is _OLDER_FORMATS[-1]:
+                    raise
+        if form is not _OLDER_FORMATS[-1]:
             _decode_head(snapshot, json.loads(next(lines)))
-        _decode_lines(snapshot, lines)
+        if form is _FORMAT:
+            snapshot.pages = lines
+        else:
+            _decode_lines(snapshot, lines)
+    return snapshot
+
+
+@contextmanager
+def _bad_if_odd() -> Iterator[None]:
+    try:
+        yield
     except BadFile:
         raise
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError, StopIteration) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError, StopIteration, struct.error) as error:
         raise BadFile(repr(error)) from error
-    return snapshot
+
+
+class _Reader:
+    """Reads the pages in their order."""
+
+    def __init__(self) -> None:
+        self._packing = Packing()
+        # The contents of versions of several blocks.
+        self._contents: dict[bytes, object] = {}
+
+    def page(self, line: bytes) -> Iterator[tuple[BlockMeta, int, Saved]]:
+        """Raises the errors that `_bad_if_odd` turns into BadFile."""
+        page = json.loads(line)
+        for frame in page["frames"]:
+            self._packing.frames.append(_frame(*frame))
+        layouts = [shared_layout(_text(origin), _whole(block_bytes)) for origin, block_bytes in page["layouts"]]
+        packed, ids = (b64decode(page[name], validate=True) for name in ("packed", "ids"))
+        more, fields, blocks = page["more"], iter(page["versions"]), iter(page["blocks"])
+        entries: list[tuple[BlockLayout, bytes, Saved, ObjectVersion, bytes]] = []
+        if not isinstance(more, dict):
+            raise BadFile("no facts of few versions")
+        at = 0
+        for length, number, confirmed_at, vouched in zip(fields, fields, fields, fields, strict=True):
+            raw, version_id = packed[at : at + _whole(length)], ids[16 * len(entries) : 16 * len(entries) + 16]
+            at += length
+            version, layout = self._version(raw), layouts[_whole(number)]
+            confirmed_at = None if confirmed_at is None else _time(confirmed_at)
+            content, newer = more.get(str(len(entries)), (None, None)) if more else (None, None)
+            if version.size > layout.block_bytes:
+                content = self._contents.setdefault(version_id, content)
+            saved = Saved(version if newer is None else _newer(version, *newer), confirmed_at, vouched == 1, content)
+            entries.append((layout, version_id, saved, version, raw))
+        if at != len(packed) or 16 * len(entries) != len(ids):
+            raise BadFile("other versions")
+        for number, index, pages in zip(blocks, blocks, blocks, strict=True):
+            layout, version_id, saved, version, raw = entries[_whole(number)]
+            meta = named_block(layout, version, _whole(index), version_id)
+            if _whole(pages) == 0:
+                raise BadFile("an empty file")
+            PACKING.take_over(raw, self._packing.frames[frame_number(raw)], version)
+            yield meta, pages * PAGE_BYTES, saved
+
+    def _version(self, raw: bytes) -> ObjectVersion:
+        version = self._packing.unpack_once(raw)
+        if not version.ref.key.isascii():
+            _check_texts(version.ref.key)
+        frame = self._packing.frames[frame_number(raw)]
+        if frame.texts or not frame.has_md5:
+            _check_texts(version.etag, *(text for pair in version.headers for text in pair))
+            if not is_strong_etag(version.etag):
+                raise BadFile("not a strong ETag")
+        return version
+
+
+def _frame(
+    bucket: str, whole: bool, has_md5: bool, headers: Iterable[tuple[str, str]], etags: Iterable[int], date: int,
+    texts: Iterable[int],
+) -> Frame:  # fmt: skip
+    _check_texts(bucket)
+    pairs = _headers(headers)
+    places = [*map(_whole, etags), *map(_whole, texts), *([] if date == -1 else [_whole(date)])]
+    if len(set(places)) < len(places) or max(places, default=-1) >= len(pairs) or not bucket:
+        raise BadFile("an odd frame")
+    return Frame(shared_text(bucket), whole is True, has_md5 is True, pairs, tuple(etags), date, tuple(texts))
+
+
+def _newer(version: ObjectVersion, headers: Iterable[tuple[str, str]] | None, whole: bool) -> ObjectVersion:
+    its = version.headers if headers is None else _headers(headers)
+    return ObjectVersion(version.ref, version.etag, version.size, its, whole is True)
+
+
+def _text(value: object) -> str:
+    _check_texts(value)
+    return str(value)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise BadFile("not a number")
+    return value
 
 
 def _decode_head(snapshot: Snapshot, head: dict[str, object]) -> None:
@@ -165,9 +308,7 @@ def _decode_lines(snapshot: Snapshot, lines: Iterable[bytes]) -> None:
             layout, version = _decode_version(*fields[:7], whole=whole is True)
             snapshot.versions.append((layout, version))
             if newer is not None:
-                newer_headers, newer_whole = newer
-                headers = version.headers if newer_headers is None else _headers(newer_headers)
-                version = ObjectVersion(version.ref, version.etag, version.size, headers, newer_whole is True)
+                version = _newer(version, *newer)
             confirmed_at = None if confirmed_at is None else _time(confirmed_at)
             snapshot.saved.append(Saved(version, confirmed_at, vouched is True, content))
 

@@ -8,10 +8,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-
-from outrider.adapters.disk.disk import Disk
-from outrider.core.cache.block_file import BlockMeta
-from outrider.core.model import BlockKey
+from typing import Protocol
 
 
 class OpenFile:
@@ -63,12 +60,16 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
+class _Busy(Protocol):
+    busy: int
+
+
 class FileLease:
     """Owned by one reader, which releases it. A second release does nothing."""
 
     __slots__ = ("_file", "_slot")
 
-    def __init__(self, file: OpenFile, slot: Slot | None = None) -> None:
+    def __init__(self, file: OpenFile, slot: _Busy | None = None) -> None:
         """`slot`: given when `file` is not the slot's own file, to keep the block from becoming a victim."""
         file.acquire()
         self._file: OpenFile | None = file
@@ -87,50 +88,6 @@ class FileLease:
             file.release()
             if self._slot is not None:
                 self._slot.busy -= 1
-
-
-class Edition:
-    """The facts that all blocks of one version share, held once. `blocks` counts the blocks that refer to it."""
-
-    __slots__ = ("blocks", "disk_bytes", "layout", "version", "version_id")
-
-    def __init__(self, meta: BlockMeta, version_id: bytes, disk_bytes: int) -> None:
-        self.layout, self.version = meta.layout, meta.version
-        self.version_id = version_id
-        self.disk_bytes = disk_bytes
-        self.blocks = 0
-
-    def fits(self, meta: BlockMeta) -> bool:
-        """Whether `meta` has the same version and headers.
-
-        The origin may send other headers with each fill of a version; a block keeps those that are in its own file.
-        """
-        return self.version is meta.version or self.version == meta.version
-
-
-class Slot:
-    """One block on `disk`. `busy` counts readers that are opening it or use a file of their own: it is no victim then.
-    `proved`: its bytes were compared with what the bucket knows of the object."""
-
-    __slots__ = ("busy", "disk", "disk_bytes", "edition", "file", "proved", "verified")
-
-    def __init__(self, edition: Edition, disk: Disk, disk_bytes: int, *, verified: bool) -> None:
-        self.edition = edition
-        self.disk = disk
-        # Nearly all blocks of a version have the same size: they share one int object.
-        self.disk_bytes = edition.disk_bytes if disk_bytes == edition.disk_bytes else disk_bytes
-        self.file: OpenFile | None = None
-        self.verified = verified
-        self.proved = False
-        self.busy = 0
-
-    def meta(self, block: BlockKey) -> BlockMeta:
-        edition = self.edition
-        return BlockMeta(edition.layout, edition.version, block.index)
-
-    @property
-    def in_use(self) -> bool:
-        return self.busy > 0 or (self.file is not None and self.file.leases > 0)
 
 
 async def opened_in(threads: Executor, work: Callable[[], OpenFile]) -> OpenFile:

@@ -117,13 +117,13 @@ class Recovery:
 
     async def scrub(self, pace: ScrubPace) -> None:
         """Verify the blocks of the start that were not read since; then all blocks, round after round, without end."""
-        await self._scrub_round(self._store.unverified(), pace, None)
+        await self._scrub_round(self._store.each(unverified=True), pace, None)
         while True:
             if not len(self._store):
                 await self._sleep(pace.round_s)
-            await self._scrub_round(self._store.present(), pace, self._store.used_bytes)
+            await self._scrub_round(self._store.each(), pace, self._store.used_bytes)
 
-    async def _scrub_round(self, blocks: Sequence[BlockKey], pace: ScrubPace, round_bytes: int | None) -> None:
+    async def _scrub_round(self, blocks: Iterable[BlockKey], pace: ScrubPace, round_bytes: int | None) -> None:
         for block in blocks:
             began = self._store.clock()
             if size := await self._store.verify(block, again=round_bytes is not None):
@@ -140,9 +140,7 @@ class Recovery:
             self._versions.doubt(name, DOUBT_S)
         now = self._wall_clock()
         doubts = [(name, now + left_s) for name, left_s in self._versions.doubts()]
-        on_disks: dict[Disk | None, list[BlockMeta]] = {}
-        for meta in self._store.blocks():
-            on_disks.setdefault(self._store.disk_of(meta.key), []).append(meta)
+        on_disks = self._store.metas_by_disk()
         await asyncio.gather(*(disk.save(on_disks.get(disk.disk, ()), doubts) for disk in saving))
 
 
@@ -165,9 +163,8 @@ class DiskRecovery:
             return
         try:
             saved = await self.disk.work.run(self._read_snapshot)
-            if saved is not None:
-                await self._adopt_snapshot(saved)
-            else:
+            if saved is None or not await self._adopt_snapshot(saved):
+                saved = None
                 await self._scan()
             await self._store.trim(self.disk)
         except OSError as error:
@@ -257,12 +254,20 @@ class DiskRecovery:
             self.disk.work.failed("snapshot", error)
             return None
 
-    async def _adopt_snapshot(self, saved: Snapshot) -> None:
+    async def _adopt_snapshot(self, saved: Snapshot) -> bool:
+        """False: it makes no sense from some point on, and a scan has to find the rest."""
         left = [(name, until - self._restart.wall_clock()) for name, until in saved.doubts]
         # A clock that stepped back would tell of more.
         self._doubt((name, min(left_s, DOUBT_S)) for name, left_s in left if left_s > 0)
         metas = iter(saved)
-        while batch := list(islice(metas, _BATCH)):
+        while True:
+            try:
+                batch = list(islice(metas, _BATCH))
+            except BadFile as error:
+                log.warning("index snapshot ignored", extra={"error": str(error)})
+                return False
+            if not batch:
+                return True
             now = self._restart.wall_clock()
             for meta, disk_bytes, (version, confirmed_at, vouched, content) in batch:
                 self.disk.budget.take(disk_bytes)
@@ -329,7 +334,7 @@ class DiskRecovery:
         if self._touched is not None:
             self._touched.end()
 
-    async def save(self, blocks: Sequence[BlockMeta], doubts: Sequence[tuple[Name, float]]) -> None:
+    async def save(self, blocks: Iterable[BlockMeta], doubts: Sequence[tuple[Name, float]]) -> None:
         work, path = self.disk.work, self.disk.directory.snapshot
         try:
             await work.run(self.disk.directory.hold)

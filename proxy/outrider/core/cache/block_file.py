@@ -81,6 +81,21 @@ class BlockMeta:
         object.__setattr__(self, "extent", self.layout.extent(self.index, self.version.size))
 
 
+def named_block(layout: BlockLayout, version: ObjectVersion, index: int, version_id: bytes) -> BlockMeta:
+    """The block, where the name of its version is known: to compute it takes as long as all the rest. Raises
+    ValueError."""
+    if index < 0 or index * layout.block_bytes >= version.size:
+        raise ValueError(f"no block {index} of {layout.block_bytes} bytes in {version.size}")
+    meta = object.__new__(BlockMeta)
+    start = index * layout.block_bytes
+    for name, value in (
+        ("layout", layout), ("version", version), ("index", index), ("key", BlockKey(version_id, index)),
+        ("extent", Extent(start, min(start + layout.block_bytes, version.size))),
+    ):  # fmt: skip
+        object.__setattr__(meta, name, value)
+    return meta
+
+
 def block_name(block: BlockKey) -> bytes:
     """16 bytes, by which a block's file is named."""
     return blake2b(block.version_id + block.index.to_bytes(8, "big"), digest_size=16).digest()

@@ -1,0 +1,244 @@
+"""The table of blocks on disk, in columns. An object for a block (`Slot`) lives while somebody uses it, or its file is
+open."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TypeVar
+from weakref import ReferenceType, ref
+
+from outrider.adapters.disk.disk import Disk
+from outrider.adapters.disk.leases import OpenFile
+from outrider.core.block_layout import BlockLayout
+from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, named_block
+from outrider.core.model import BlockKey, ObjectVersion
+from outrider.core.packed_version import PACKING, pack, unpack
+from outrider.core.rows import FreeRows, RowIndex
+
+T = TypeVar("T")
+
+_ID_BYTES = 16
+VERIFIED, _PROVED = 1, 2
+
+
+class Slot:
+    """One block on `disk`. There is at most one of these for a block at any time. `busy` counts readers that are
+    opening it or use a file of their own: it is no victim then."""
+
+    __slots__ = ("__weakref__", "_left", "_row", "_table", "busy", "disk", "file", "flags")
+
+    def __init__(self, table: Slots, row: int) -> None:
+        self._table = table
+        self.disk = table.disk(row)
+        # -1: the index has forgotten the block. Then `_left` has what stood in its row.
+        self._row = row
+        self._left: tuple[bytes, BlockLayout, int] | None = None
+        self.flags = table.flags[row]
+        self.file: OpenFile | None = None
+        self.busy = 0
+
+    def __del__(self) -> None:
+        if self._row >= 0:
+            self._table.live.pop(self._row, None)
+
+    @property
+    def _facts(self) -> tuple[bytes, BlockLayout, int]:
+        return self._left or self._table.facts(self._row)
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._facts[2]
+
+    @property
+    def layout(self) -> BlockLayout:
+        return self._facts[1]
+
+    @property
+    def verified(self) -> bool:
+        return self.flags & VERIFIED != 0
+
+    @verified.setter
+    def verified(self, is_it: bool) -> None:
+        self._set(VERIFIED, is_it)
+
+    @property
+    def proved(self) -> bool:
+        """Its bytes were compared with what the bucket knows of the object."""
+        return self.flags & _PROVED != 0
+
+    @proved.setter
+    def proved(self, is_it: bool) -> None:
+        self._set(_PROVED, is_it)
+
+    def _set(self, flag: int, is_set: bool) -> None:
+        self.flags = self.flags | flag if is_set else self.flags & ~flag
+        if self._row >= 0:
+            self._table.flags[self._row] = self.flags
+
+    @property
+    def version(self) -> ObjectVersion:
+        return unpack(self._facts[0])
+
+    def meta(self, block: BlockKey) -> BlockMeta:
+        return BlockMeta(self.layout, self.version, block.index)
+
+    @property
+    def in_use(self) -> bool:
+        return self.busy > 0 or (self.file is not None and self.file.leases > 0)
+
+    def leave(self) -> int:
+        """The index forgets the block. Returns its row."""
+        self._left = self._facts
+        row, self._row = self._row, -1
+        return row
+
+
+class Slots:
+    """A mapping of blocks to slots; 50 bytes a block. The blocks of a version share its packed form.
+
+    `open`: the slots whose files are open, the one used longest ago first. Each has its `file`, and no other has.
+    """
+
+    def __init__(self) -> None:
+        self.open: OrderedDict[BlockKey, Slot] = OrderedDict()
+        self.packed: list[bytes] = []
+        """Empty: the row is not in use."""
+        self.pages = array("I")
+        self.flags = bytearray()
+        self._layout_numbers = array("H")
+        self.layouts: list[BlockLayout] = []
+        self._disk_numbers = array("H")
+        self._disks: list[Disk] = []
+        self._rows = FreeRows()
+        self._index = RowIndex()
+        self._ids = bytearray()
+        self._indexes = array("I")
+        self.live: dict[int, ReferenceType[Slot]] = {}
+        """The slots that are in use. Not a WeakValueDictionary: it takes three times as long to enter one."""
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, block: BlockKey) -> bool:
+        return block in self.open or self.row(block) >= 0
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        """All blocks. They may come and go meanwhile."""
+        for row in range(self._rows.count):
+            if self.packed[row]:
+                yield self._key(row)
+
+    def values(self) -> list[Slot]:
+        return [self[block] for block in self]
+
+    def __getitem__(self, block: BlockKey) -> Slot:
+        slot = self.get(block)
+        if slot is None:
+            raise KeyError(block)
+        return slot
+
+    def get(self, block: BlockKey) -> Slot | None:
+        slot = self.open.get(block)
+        if slot is not None:
+            return slot
+        row = self.row(block)
+        return None if row < 0 else self.slot(row)
+
+    def slot(self, row: int) -> Slot:
+        known = self.live.get(row)
+        slot = None if known is None else known()
+        if slot is None:
+            slot = Slot(self, row)
+            self.live[row] = ref(slot)
+        return slot
+
+    def facts(self, row: int) -> tuple[bytes, BlockLayout, int]:
+        """The packed version, the layout, and the bytes on disk."""
+        return self.packed[row], self.layouts[self._layout_numbers[row]], self.pages[row] * PAGE_BYTES
+
+    def row(self, block: BlockKey) -> int:
+        """-1: it is not here."""
+        return self._index.find(hash(block), partial(self._is, block))
+
+    def _is(self, block: BlockKey, row: int) -> bool:
+        return self._indexes[row] == block[1] and self._ids.startswith(block[0], row * _ID_BYTES)
+
+    def _key(self, row: int) -> BlockKey:
+        return BlockKey(bytes(self._ids[row * _ID_BYTES : (row + 1) * _ID_BYTES]), self._indexes[row])
+
+    def rows_of(self, first: Iterable[BlockKey]) -> array[int]:
+        """The rows of all blocks: those of `first`, then the others."""
+        rows, met = array("I"), bytearray(self._rows.count)
+        for block in first:
+            row = self.row(block)
+            if row >= 0 and not met[row]:
+                met[row] = 1
+                rows.append(row)
+        rows.extend(row for row in range(len(met)) if self.packed[row] and not met[row])
+        return rows
+
+    def metas(self, rows: Iterable[int]) -> Iterator[BlockMeta]:
+        for row in rows:
+            packed, key = self.packed[row], self._key(row)
+            layout = self.layouts[self._layout_numbers[row]]
+            # This may run in a thread, and the row may have another block now.
+            if packed and self.packed[row] is packed and self._key(row) == key:
+                yield named_block(layout, PACKING.unpack_once(packed), key.index, key.version_id)
+
+    def version(self, row: int) -> ObjectVersion:
+        return unpack(self.packed[row])
+
+    def disk(self, row: int) -> Disk:
+        return self._disks[self._disk_numbers[row]]
+
+    def on(self, disk: Disk) -> list[BlockKey]:
+        return [self._key(row) for row in range(self._rows.count) if self.packed[row] and self.disk(row) is disk]
+
+    def is_verified(self, row: int) -> bool:
+        return self.flags[row] & VERIFIED != 0
+
+    def unverified(self) -> Iterator[BlockKey]:
+        """As of the moment at which each one is asked for."""
+        return (self._key(row) for row in range(self._rows.count) if self.packed[row] and not self.is_verified(row))
+
+    def is_proved(self, row: int) -> bool:
+        return self.flags[row] & _PROVED != 0
+
+    def add(self, disk: Disk, block: BlockKey, meta: BlockMeta, disk_bytes: int, *, verified: bool) -> int:
+        """The row of the block, which must not be here. Its file has whole pages."""
+        assert len(block.version_id) == _ID_BYTES
+        row, is_new = self._rows.take()
+        if is_new:
+            self.packed.append(b"")
+            self.pages.append(0)
+            self.flags.append(0)
+            self._layout_numbers.append(0)
+            self._disk_numbers.append(0)
+            self._ids += bytes(_ID_BYTES)
+            self._indexes.append(0)
+        self.packed[row] = pack(meta.version)
+        self.pages[row] = disk_bytes // PAGE_BYTES
+        self.flags[row] = VERIFIED if verified else 0
+        self._layout_numbers[row] = _number_of(meta.layout, self.layouts)
+        self._disk_numbers[row] = _number_of(disk, self._disks)
+        self._ids[row * _ID_BYTES : (row + 1) * _ID_BYTES] = block.version_id
+        self._indexes[row] = block.index
+        self._index.add(hash(block), row)
+        return row
+
+    def remove(self, block: BlockKey, slot: Slot) -> None:
+        row = slot.leave()
+        self.live.pop(row, None)
+        self._index.discard(hash(block), row)
+        self.packed[row] = b""
+        self._rows.give_back(row)
+
+
+def _number_of(value: T, known: list[T]) -> int:
+    """The place of a layout or a disk among those that are known. There are few of both."""
+    if value not in known:
+        known.append(value)
+    return known.index(value)
