@@ -246,7 +246,9 @@ class Settings(BaseModel):
     client_idle_s: float = Field(
         600.0, gt=0, le=86_400, description="How long a client connection may be idle between requests."
     )
-    catalog_entries: int = Field(1_000_000, ge=1, description="Objects whose version is remembered, at most.")
+    catalog_entries: int = Field(
+        2_000_000, ge=1, description="Objects whose version is remembered, and names that prefetch knows, at most."
+    )
     drain_s: float = Field(30.0, ge=0, le=3600, description="How long a stop waits for requests under way.")
     price_per_gb: float = Field(
         0.0,
