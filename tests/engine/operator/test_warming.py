@@ -87,7 +87,7 @@ async def test_a_zone_without_room_gives_way_to_the_next_one() -> None:
     world.caches.full = {"a"}
     await world.look_after(near(warm="0.9"))
     await world.look_after(near(warm="0.9"))
-    assert sorted(world.caches.begun) == ["a", "b"]
+    assert world.caches.begun == ["a", "b"], "each operator begins with the same one"
 
 
 async def test_another_cache_of_the_zone_is_asked_where_one_does_not_answer() -> None:
