@@ -73,7 +73,7 @@ class Warming:
         found = {warmth.zone: warmth for warmth in reports if warmth is not None}
         # Pods that can run in few zones come first: those that can run in more do with one of these.
         for zones in sorted(wanted, key=len):
-            # Of equal zones each operator begins with the same one.
+            # Each operator begins with the same one of equal zones.
             ranked = sorted(zones, key=str)
             while (due := zone_to_begin([found[each] for each in ranked if each in found], wanted[zones])) is not None:
                 begun = await self._begin(data, due)
