@@ -53,6 +53,11 @@ class ObjectRef(NamedTuple):
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
 
+    @property
+    def folder(self) -> tuple[str, str]:
+        """The bucket and the folder of an object: one job reads all objects in it alike."""
+        return self.bucket, self.key.rpartition("/")[0]
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Extent:

@@ -17,7 +17,7 @@ from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.read.version_cache import VersionCache
-from outrider.engine.read.version_lookup import VersionLookup, folder_of
+from outrider.engine.read.version_lookup import VersionLookup
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore
 
@@ -67,7 +67,7 @@ class BackgroundFill:
 
     def read(self, ref: ObjectRef, *, checksums: bool) -> None:
         """A client reads the object, and asks for checksums of the whole object or not."""
-        self._checksums[folder_of(ref)] = checksums
+        self._checksums[ref.folder] = checksums
 
     def known(self, ref: ObjectRef) -> ObjectVersion | None:
         """The current version; None: the origin must be asked for it."""
@@ -168,4 +168,4 @@ class BackgroundFill:
             raise StoreUnavailable("its bytes did not match the bucket's checksum")
 
     def _with_checksums(self, ref: ObjectRef) -> bool:
-        return bool(self._checksums.get(folder_of(ref), False))
+        return bool(self._checksums.get(ref.folder, False))

@@ -214,7 +214,7 @@ class ContentVerification:
 
     def is_silent(self, ref: ObjectRef) -> bool:
         """Whether the bucket told no checksum of the objects beside this one."""
-        return int(self._silent.get(_folder_of(ref), 0)) >= _SILENT_HEADS
+        return int(self._silent.get(ref.folder, 0)) >= _SILENT_HEADS
 
     # -- for the store: see `ports.Contents` --------------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class ContentVerification:
             return
         told = None if headers is None else checksum_of(version.etag, headers)
         if told is not None and told.kind.is_crc:
-            self._silent.pop(_folder_of(version.ref), None)
+            self._silent.pop(version.ref.folder, None)
         elif headers is not None:
             self._told_nothing(version.ref)
         content = self._ledger.get(version_id)
@@ -409,7 +409,7 @@ class ContentVerification:
             return reply.headers if same and last_modified(reply.headers) == version.identity.modified else None
 
     def _told_nothing(self, ref: ObjectRef) -> None:
-        folder = _folder_of(ref)
+        folder = ref.folder
         self._silent[folder] = self._silent.get(folder, 0) + 1
 
     # -- the verdict --------------------------------------------------------------------------------------------------
@@ -479,10 +479,6 @@ class ContentVerification:
                 self._ask(content, key.version_id)
         if content.proved and content.knows(key.index):
             self._prove(key.version_id, key.index)
-
-
-def _folder_of(ref: ObjectRef) -> tuple[str, str]:
-    return ref.bucket, ref.key.rpartition("/")[0]
 
 
 def _shown(blocks: Sequence[int]) -> str:

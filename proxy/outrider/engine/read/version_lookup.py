@@ -196,7 +196,7 @@ class VersionLookup:
     async def ask_checksums(self, ref: ObjectRef) -> None:
         """Ask for the checksums of an object whose version is fresh. The version cache has them afterwards, unless the
         origin does not tell them in time: a checksum is no reason to hold back, or refuse, bytes that are here."""
-        if folder_of(ref) not in self._no_checksums:
+        if ref.folder not in self._no_checksums:
             await self._answer_beside(
                 ref, self._ask_beside(ref, self.ask(ref, None, whole_headers=True, patient=False))
             )
@@ -232,7 +232,7 @@ class VersionLookup:
 
     async def _with_checksums(self, ref: ObjectRef, first_byte: int, *, patient: bool) -> ObjectVersion:
         """The answer of the GET under way, which tells no checksums, with those of a HEAD beside it."""
-        if folder_of(ref) in self._no_checksums:
+        if ref.folder in self._no_checksums:
             return await self.ask(ref, first_byte, patient=patient)
         beside = self._ask_beside(ref, self.ask(ref, None, whole_headers=True, patient=False))
         version = await self.ask(ref, first_byte, patient=patient)
@@ -303,7 +303,7 @@ class VersionLookup:
                 version = await self._head(ref, question, question.waiters)
                 if not version.whole_headers:
                     # A HEAD tells nothing, so it tells no checksums either.
-                    self._no_checksums[folder_of(ref)] = None
+                    self._no_checksums[ref.folder] = None
                 self._learn(ref, question, version)
             else:
                 await self._get(ref, question, first_byte)
@@ -384,7 +384,7 @@ class VersionLookup:
         # Checksums come with a GET of the whole object, or by a HEAD beside a GET of one block. The former is for small
         # objects: of a large one too much would be under way when we stop it.
         whole = question.whole_headers and question.small
-        asks = question.whole_headers and not whole and folder_of(ref) not in self._no_checksums
+        asks = question.whole_headers and not whole and ref.folder not in self._no_checksums
         beside = self._ask_beside(ref, self._head(ref, question, NOBODY, alone=True)) if asks else None
         headers: Headers = ()
         asked = None
@@ -497,7 +497,7 @@ class VersionLookup:
             except (Signal, S3Error) as error:
                 # An object that is gone says nothing about the others of its folder.
                 if not isinstance(error, OriginRefused) or error.status != 404:
-                    self._no_checksums[folder_of(ref)] = None
+                    self._no_checksums[ref.folder] = None
 
         task = self._runtime.spawn(ask(), f"head {ref}")
         task.add_done_callback(lambda _: settle(None))
@@ -513,7 +513,7 @@ class VersionLookup:
         finally:
             bound.cancel()
         if not beside.done():
-            self._no_checksums[folder_of(ref)] = None
+            self._no_checksums[ref.folder] = None
             return None
         return beside.result()
 
@@ -523,11 +523,6 @@ def _same(by_head: ObjectVersion | None, version: ObjectVersion) -> ObjectVersio
     if by_head is not None and by_head.identity == version.identity:
         return by_head
     return version
-
-
-def folder_of(ref: ObjectRef) -> tuple[str, str]:
-    """The bucket and the folder of an object: one job reads all objects in it alike."""
-    return ref.bucket, ref.key.rpartition("/")[0]
 
 
 def _brings(reply: OriginReply, body: Brought, flights: Sequence[Flight]) -> bool:
