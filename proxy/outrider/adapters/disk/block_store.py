@@ -65,6 +65,8 @@ class DiskBlockStore(BlockReads):
         # When the origin confirmed the version of a block, in seconds since 1970: that becomes the time of its file.
         # None: the time at which the file was written remains.
         self.confirmed_at: Callable[[BlockMeta], float] | None = None
+        self.on_reserved: Callable[[BlockMeta, int], None] = lambda meta, count: None
+        """Called when `count` bytes are reserved for a block; when the reservation ends, `count` is negative."""
         # Blocks to be dropped once no reader uses them.
         self._doomed: dict[BlockKey, None] = {}
         metrics.store_capacity_bytes.set_function(lambda: self.capacity_bytes)
@@ -284,6 +286,7 @@ class DiskBlockStore(BlockReads):
             except StoreUnavailable as error:
                 failed = error
                 continue
+            self.on_reserved(meta, header.disk_bytes)
             path = disk.directory.raw_tmp_path_of(meta.key, next(self._tmp_numbers))
             kind = None if self.contents is None or not hashed else self.contents.kind_for(meta)
             confirmed_at = None if self.confirmed_at is None else self.confirmed_at(meta)
@@ -318,6 +321,7 @@ class DiskBlockStore(BlockReads):
     ) -> None:
         """A block was renamed into place: its reservation becomes an entry of the index."""
         disk.written(disk_bytes)
+        self.on_reserved(meta, -disk_bytes)
         block = meta.key
         if (old := self._slots.get(block)) is not None:
             self._forget(block, old)
@@ -333,10 +337,11 @@ class DiskBlockStore(BlockReads):
         if self.contents is not None and kind is not None and content is not None:
             self.contents.came(meta, kind, content)
 
-    def released(self, disk: Disk, disk_bytes: int, *, left_behind: bool) -> None:
+    def released(self, disk: Disk, meta: BlockMeta, disk_bytes: int, *, left_behind: bool) -> None:
         """A writer gave its block up. `left_behind`: a file without an index entry lies in the directory."""
         disk.whole &= not left_behind
         disk.unreserve(disk_bytes)
+        self.on_reserved(meta, -disk_bytes)
 
     # -- recovery -----------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Reservation(Protocol):
         of this kind; None: there is none."""
         ...
 
-    def released(self, disk: Disk, disk_bytes: int, *, left_behind: bool) -> None:
+    def released(self, disk: Disk, meta: BlockMeta, disk_bytes: int, *, left_behind: bool) -> None:
         """The block was given up. `left_behind`: its file lies in its final place and could not be removed."""
         ...
 
@@ -260,7 +260,7 @@ class DiskBlockWriter:
         except RuntimeError:
             pass  # the store is closed; the next start sweeps `tmp`
         finally:
-            self._reservation.released(self._disk, self._header.disk_bytes, left_behind=left_behind)
+            self._reservation.released(self._disk, self._meta, self._header.disk_bytes, left_behind=left_behind)
 
 
 class BlockReceiver:
