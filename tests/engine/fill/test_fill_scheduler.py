@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from outrider.core.cache.tenants import Tenants, TenantShare
+from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import FIRST_FILLS, AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot, Purpose
@@ -15,23 +17,26 @@ from tests.support.fakes import FakeClock
 class Queue:
     """Fills that wait for slots and note in `order` when they get them."""
 
-    def __init__(self, limit: int, background_limit: int = 2) -> None:
+    def __init__(self, limit: int, background_limit: int = 2, tenants: Tenants | None = None) -> None:
         self.background_limit = BackgroundLimit(64)
         self.background_limit.alone = background_limit
         self.clock = FakeClock()
         self.aimd = AimdLimit(limit)
-        self.scheduler = FillScheduler(self.aimd, self.background_limit, self.clock)
+        self.scheduler = FillScheduler(self.aimd, self.background_limit, self.clock, tenants)
         self.order: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.done: dict[str, asyncio.Event] = {}
         self.of: dict[str, FillSlot] = {}
 
     async def add(
-        self, *names: str, ahead: int = 0, left_bytes: int = 0, purpose: Purpose = Purpose.READER
+        self, *names: str, ahead: int = 0, left_bytes: int = 0, purpose: Purpose = Purpose.READER,
+        ref: ObjectRef | None = None,
     ) -> None:  # fmt: skip
         """A name that begins with `p` is a prefetch."""
         for name in names:
-            slot = self.scheduler.slot(demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, purpose=purpose)
+            slot = self.scheduler.slot(
+                demand=name[0] != "p", ahead=ahead, left_bytes=left_bytes, purpose=purpose, ref=ref
+            )
             self.of[name], self.done[name] = slot, asyncio.Event()
             self.tasks[name] = asyncio.create_task(self._run(name))
         await self.settle()
@@ -55,7 +60,7 @@ class Queue:
             event.set()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
         assert self.scheduler._held == {True: 0, False: 0}
-        assert self.scheduler._nearest() is None
+        assert not self.scheduler._demand
         assert not self.scheduler._prefetch
 
 
@@ -618,3 +623,58 @@ async def test_the_time_of_questions_is_added_up() -> None:
     with queue.scheduler.question(), queue.scheduler.question():
         queue.clock.advance(1.5)
     assert queue.scheduler.question_s == 3.0
+
+
+GREEDY, MODEST = ObjectRef("train", "greedy/0"), ObjectRef("train", "modest/0")
+
+
+def tenants(**lines: float) -> Tenants:
+    found = Tenants()
+    found.renew({name: TenantShare(line=lines.get(name)) for name in ("greedy", "modest")})
+    found.read("greedy", GREEDY)
+    found.read("modest", MODEST)
+    return found
+
+
+async def one_by_one(queue: Queue, names: list[str]) -> str:
+    """Adds these fills, of which one at a time runs: those with a `g` in their names are of `greedy`. Returns the
+    tenants in the order of their slots."""
+    await queue.add("first" if names[0][0] != "p" else "p-first")
+    for name in names:
+        await queue.add(name, left_bytes=MB, ref=GREEDY if "g" in name else MODEST)
+    for place in range(len(names) + 1):
+        await queue.settle()
+        await queue.end(queue.order[place])
+    await queue.drain()
+    return "".join("g" if "g" in name else "m" for name in queue.order[1:])
+
+
+@pytest.mark.parametrize("kind", ["p", "d"])
+@pytest.mark.parametrize(
+    ("lines", "order"),
+    [
+        ({}, "ggggggmmmm"),
+        ({"greedy": 0.5, "modest": 0.5}, "gmgmgmgmgg"),
+        ({"greedy": 0.25, "modest": 0.75}, "gmmmgmgggg"),
+        ({"greedy": 0.5}, "gmggmggmgm"),
+    ],
+)
+async def test_tenants_take_turns_on_the_line_by_their_shares(kind: str, lines: dict[str, float], order: str) -> None:
+    """Where nobody has a share, the first come are the first served. Those without a share divide the rest of the line
+    with fills that nobody is known to read."""
+    queue = Queue(1, 1, tenants(**lines))
+    names = [f"{kind}g{number}" for number in range(6)] + [f"{kind}m{number}" for number in range(4)]
+    assert await one_by_one(queue, names) == order
+
+
+async def test_shares_of_the_line_change_while_fills_wait() -> None:
+    of_all = tenants()
+    queue = Queue(1, 1, of_all)
+    of_all.renew({name: TenantShare(line=0.5) for name in ("greedy", "modest")})
+    assert await one_by_one(queue, ["g1", "g2", "m1", "m2"]) == "gmgm"
+
+
+async def test_a_schedulers_line_has_the_tenants_of_the_other() -> None:
+    queue, other = Queue(1, 1, tenants(greedy=0.5, modest=0.5)), Queue(1, 1)
+    queue.scheduler.share_line(other.scheduler)
+    assert await one_by_one(other, ["g1", "g2", "m1", "m2"]) == "gmgm"

@@ -9,6 +9,8 @@ third.
   by the delay of small ones (LEDBAT).
 - `token_bucket` is the hard bandwidth limit that a setting gives to prefetch, or a client to its warm-up.
 
+`fair_turns` says which tenant is next where several want the line.
+
 A request that fails is tried again after a `backoff` with jitter. A reply that is later than 99 % of the recent ones
 gets a hedged request, within a budget (`hedging`). `error_causes` tells whether a refusal blames the proxy's clock or
 its credentials, so that the origin adapter can mend them and sign anew, and takes secrets out of error bodies.

@@ -113,7 +113,9 @@ class BackgroundFill:
         self._check_kept(ref)
         # A slot of fills from the origin is not held while a peer is waited for: see `FlightTable`.
         scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
-        slot = scheduler.slot(demand=False, purpose=purpose)
+        block_bytes = self.layout.block_bytes
+        first_bytes = min(size, block_bytes) if size >= 0 else block_bytes
+        slot = scheduler.slot(demand=False, purpose=purpose, ref=ref, work_bytes=first_bytes)
         async with slot:
             # A reader may have asked the origin already. To wait for that answer needs no slot.
             joined = self._version_lookup.is_asking(ref)
@@ -140,7 +142,7 @@ class BackgroundFill:
         """The version that the object's authority, or the origin, has now, without any of its bytes, asked for behind
         all demand. Raises Signal, S3Error."""
         scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
-        async with scheduler.slot(demand=False, purpose=purpose):
+        async with scheduler.slot(demand=False, purpose=purpose, ref=ref):
             version = await self._version_lookup.ask(ref, None, patient=False)
         return await self.brought(version)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from heapq import heappop, heappush
-from itertools import count
 from types import TracebackType
 
+from outrider.core.cache.tenants import NOBODY, Tenants
+from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.fair_turns import TurnQueue
 from outrider.ports import Clock
 
 READS_ON_S = 0.003
@@ -41,25 +41,28 @@ class FillSlot:
 
     `demand`: a reader waits for the fill, or is about to. `ahead`: how many blocks that reader has before those of the
     fill; 0: it waits for them. Within demand the nearest comes first. `left_bytes`: how many bytes are still to come,
-    as far as is known. `purpose` is that of a prefetch. `more`: the reader is about to ask for more blocks after these.
+    as far as is known. `purpose` is that of a prefetch. `tenant`: for whom it is; see `Tenants.on_line`. `more`: the
+    reader is about to ask for more blocks after these.
     """
 
     __slots__ = (
-        "_scheduler", "ahead", "began", "brought_bytes", "demand", "held", "is_here", "left_bytes", "more", "number",
-        "purpose", "waiter",
+        "_scheduler", "ahead", "began", "brought_bytes", "demand", "held", "is_here", "left_bytes", "more", "purpose",
+        "tenant", "waiter", "work_bytes",
     )  # fmt: skip
 
     def __init__(
-        self, scheduler: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, purpose: Purpose
+        self, scheduler: FillScheduler, *, demand: bool, ahead: int, left_bytes: int, purpose: Purpose, tenant: str,
+        work_bytes: int,
     ) -> None:  # fmt: skip
         self._scheduler = scheduler
         self.demand = demand
         self.ahead = ahead
         self.left_bytes = left_bytes
         self.purpose = purpose
+        self.tenant = tenant
+        self.work_bytes = work_bytes
         self.more = False
         self.held = False
-        self.number = 0
         self.began = 0.0
         self.brought_bytes = 0
         self.is_here = False
@@ -110,8 +113,8 @@ class FillSlot:
 
 
 class FillScheduler:
-    """Grants slots. Demand before prefetch; within demand, fewest blocks ahead of its reader, then first come; within
-    prefetch, by its purpose, then first come.
+    """Grants slots. Demand before prefetch; within demand, fewest blocks ahead of its reader; within prefetch, by its
+    purpose. Then tenants take turns by their shares of the line. Where nobody has a share: first come, first served.
 
     Demand waits for demand alone. Prefetch leaves a quarter of the slots free and does not count where demand asks, so
     that both together may exceed the limit for a moment. A `BackgroundLimit` lets only so many prefetches run as take
@@ -121,15 +124,17 @@ class FillScheduler:
     the line by the bytes of both.
     """
 
-    def __init__(self, aimd: AimdLimit, background_limit: BackgroundLimit, clock: Clock) -> None:
+    def __init__(
+        self, aimd: AimdLimit, background_limit: BackgroundLimit, clock: Clock, tenants: Tenants | None = None
+    ) -> None:  # fmt: skip
+        """`tenants` None: clients are not told apart."""
         self._aimd = aimd
         self._background_limit = background_limit
         self._clock = clock
-        # A heap by blocks ahead, then by number. An entry is void if its slot has another number by now: the slot has
-        # moved up, or is gone.
-        self._demand: list[tuple[int, int, FillSlot]] = []
-        self._numbers = count(1)
-        self._prefetch: deque[FillSlot] = deque()
+        self._tenants = tenants
+        # By blocks ahead, and by purpose.
+        self._demand: TurnQueue[FillSlot] = TurnQueue(self._weight_of)
+        self._prefetch: TurnQueue[FillSlot] = TurnQueue(self._weight_of)
         self._held = {True: 0, False: 0}
         # Bytes still to come for the demand that holds slots.
         self._left_bytes = 0
@@ -154,14 +159,20 @@ class FillScheduler:
         """For how long, in all, clients waited for replies that need no slot."""
 
     def slot(
-        self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, purpose: Purpose = Purpose.READER
+        self, *, demand: bool = True, ahead: int = 0, left_bytes: int = 0, purpose: Purpose = Purpose.READER,
+        ref: ObjectRef | None = None, work_bytes: int = 0,
     ) -> FillSlot:  # fmt: skip
-        return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, purpose=purpose)
+        """`ref`: the object, by which its tenant is known; None: of nobody. `work_bytes`: for so many it counts among
+        its tenant's, where `left_bytes` are not known. See `FillSlot` for the others."""
+        tenant = NOBODY if self._tenants is None or ref is None else self._tenants.on_line(ref)
+        return FillSlot(self, demand=demand, ahead=ahead, left_bytes=left_bytes, purpose=purpose, tenant=tenant,
+                        work_bytes=max(left_bytes, work_bytes))  # fmt: skip
 
     def share_line(self, other: FillScheduler) -> None:
         """The fills of `other` come over the same line. Each keeps slots of its own: prefetch of one never waits for
         prefetch of the other."""
         self._line = other._line = [self, other]
+        other._tenants = self._tenants
 
     @contextmanager
     def question(self) -> Iterator[None]:
@@ -178,7 +189,7 @@ class FillScheduler:
     @property
     def is_short(self) -> bool:
         """Demand waits for a slot, and as many fills run as the settings allow at most."""
-        return self._held[True] >= self._aimd.ceiling and self._nearest() is not None
+        return self._held[True] >= self._aimd.ceiling and len(self._demand) > 0
 
     def written(self, count: int) -> None:
         """`count` bytes from the origin are on disk."""
@@ -227,7 +238,7 @@ class FillScheduler:
     def _flowed(self, count: int, now: float, awaited: Callable[[], bool]) -> None:
         if self._background_limit.is_due(now):
             self._awaited = awaited()
-            self._background_limit.judge(now, awaited=self._awaited, queued=bool(self._prefetch))
+            self._background_limit.judge(now, awaited=self._awaited, queued=len(self._prefetch) > 0)
         self._background_limit.flowed(count)
 
     def came_small(self, after_s: float) -> None:
@@ -282,28 +293,24 @@ class FillScheduler:
     def queued(self, slot: FillSlot) -> asyncio.Future[None]:
         """From here until it is granted or given up, a slot with a waiter stands in one queue, once."""
         waiter = slot.waiter = asyncio.get_running_loop().create_future()
-        if slot.demand:
-            self._enter(slot)
-        elif not self._prefetch or slot.purpose >= self._prefetch[-1].purpose:
-            self._prefetch.append(slot)
-        else:
-            before = (place for place, other in enumerate(self._prefetch) if other.purpose > slot.purpose)
-            self._prefetch.insert(next(before), slot)
+        self._enter(slot)
         return waiter
 
     def given_up(self, slot: FillSlot) -> None:
         if slot.held:
             self.returned(slot)
         elif slot.waiter is not None:
-            if slot.demand:
-                slot.number = 0
-            else:
-                self._prefetch.remove(slot)
+            self._queue(slot).discard(slot)
             slot.waiter = None
 
+    def _weight_of(self, tenant: str) -> float:
+        return 1.0 if self._tenants is None else self._tenants.weight_of(tenant)
+
+    def _queue(self, slot: FillSlot) -> TurnQueue[FillSlot]:
+        return self._demand if slot.demand else self._prefetch
+
     def _enter(self, slot: FillSlot) -> None:
-        slot.number = next(self._numbers)
-        heappush(self._demand, (slot.ahead, slot.number, slot))
+        self._queue(slot).put(slot, slot.ahead if slot.demand else slot.purpose, slot.tenant, slot.work_bytes)
 
     def returned(self, slot: FillSlot) -> None:
         slot.held = False
@@ -328,24 +335,15 @@ class FillScheduler:
     def promoted(self, slot: FillSlot, ahead: int) -> None:
         if slot.held:
             self._count(slot, -1)
-        was_prefetch, slot.demand, slot.ahead = not slot.demand, True, ahead
+        elif slot.waiter is not None:
+            self._queue(slot).discard(slot)
+        slot.demand, slot.ahead = True, ahead
         if slot.held:
             self._count(slot, +1)
             self._demand_seen()
         elif slot.waiter is not None:
-            if was_prefetch:
-                self._prefetch.remove(slot)
             self._enter(slot)
         self._admit()
-
-    def _nearest(self) -> FillSlot | None:
-        """The first of the demand that waits; it stays in the heap."""
-        while self._demand:
-            _, number, slot = self._demand[0]
-            if number == slot.number:
-                return slot
-            heappop(self._demand)
-        return None
 
     def _demand_seen(self) -> None:
         demand = self._demand_held
@@ -359,32 +357,31 @@ class FillScheduler:
 
     def _admit(self) -> None:
         limit = self._aimd.limit
-        while self._held[True] < limit and (slot := self._nearest()) is not None:
-            heappop(self._demand)
+        while self._held[True] < limit and (slot := self._demand.first()) is not None:
             self._start(slot)
         # A quarter of the slots stays free for demand that comes next.
         for_prefetch = max(1, limit - limit // 4)
-        while self._prefetch and self._held[False] < for_prefetch:
+        while self._held[False] < for_prefetch and (slot := self._prefetch.first()) is not None:
             self._background_limit.fill_begins(self._clock())
-            slots, most = self._prefetch_limits(limit, for_prefetch)
+            slots, most = self._prefetch_limits(slot.purpose, limit, for_prefetch)
             if self._held[False] >= slots:
                 break
             if self._held[False] >= most:
                 self._background_limit.hindered()
                 break
-            self._start(self._prefetch.popleft())
+            self._start(slot)
             if self._held[False] >= most:
                 self._background_limit.reached()
         full = self._held[True] + self._held[False] >= for_prefetch
-        self._short = self._nearest() is not None or (full and bool(self._prefetch))
+        self._short = len(self._demand) > 0 or (full and len(self._prefetch) > 0)
 
-    def _prefetch_limits(self, limit: int, for_prefetch: int) -> tuple[int, int]:
-        """How many prefetches may hold slots now: by the AIMD limit, and by the background limit."""
+    def _prefetch_limits(self, purpose: Purpose, limit: int, for_prefetch: int) -> tuple[int, int]:
+        """How many prefetches of this purpose may hold slots now: by the AIMD limit, and by the background limit."""
         if self._waits:
-            slots, most = self._limits_beside(self._demand_held, limit, for_prefetch)
+            slots, most = self._limits_beside(purpose, limit, for_prefetch)
         else:
             slots, most = for_prefetch, self._background_limit.alone
-        return slots, self._guesses(most) if self._prefetch[0].purpose is Purpose.GUESS else most
+        return slots, self._guesses(most) if purpose is Purpose.GUESS else most
 
     @property
     def _waits(self) -> bool:
@@ -423,13 +420,13 @@ class FillScheduler:
         # One in any case. `_awaited` is judged as bytes come, so with no fill under way it would stay as it is.
         return max(1, bodies - self._awaited)
 
-    def _limits_beside(self, demand: int, limit: int, for_prefetch: int) -> tuple[int, int]:
+    def _limits_beside(self, purpose: Purpose, limit: int, for_prefetch: int) -> tuple[int, int]:
         """The same, where a reader waits or demand is under way."""
         # The client of a question is about to want more of its object. A warm-up need not use the slots of demand that
         # ends: no reader goes on with its blocks.
         expecting_more = any(scheduler._expecting_more for scheduler in self._line)
-        more_follows = expecting_more or self._asking or self._prefetch[0].purpose is not Purpose.READER
-        if demand > 0 and not more_follows and self._demand_ends_soon:
+        more_follows = expecting_more or self._asking or purpose is not Purpose.READER
+        if self._demand_held > 0 and not more_follows and self._demand_ends_soon:
             # All demand will be served within 50 ms and no reader has more to ask for: prefetch may use the free slots.
             # Otherwise the link would idle for a round trip at the end of each shard.
             return limit - self._held[True], self._background_limit.after
@@ -437,7 +434,8 @@ class FillScheduler:
 
     def _start(self, slot: FillSlot) -> None:
         assert slot.waiter is not None
-        slot.held, slot.number = True, 0
+        self._queue(slot).take(slot)
+        slot.held = True
         slot.began, slot.brought_bytes, slot.is_here = self._clock(), 0, False
         self._count(slot, +1)
         if slot.demand:

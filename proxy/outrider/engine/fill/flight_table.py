@@ -127,7 +127,9 @@ class FlightTable:
         prefetch."""
         left_bytes = sum(flight.meta.extent.length for flight in flights)
         scheduler = self.scheduler_of(remote=flights[0].is_remote)
-        slot = scheduler.slot(demand=not prefetch, ahead=ahead, left_bytes=left_bytes, purpose=purpose)
+        slot = scheduler.slot(
+            demand=not prefetch, ahead=ahead, left_bytes=left_bytes, purpose=purpose, ref=flights[0].meta.version.ref
+        )
         for flight in flights:
             flight.slot = slot
         # Not in the task: a prefetch could be granted a slot before the first step of a task of demand.
