@@ -25,6 +25,7 @@ from outrider.core.ahead.readers_elsewhere import ReadersElsewhere
 from outrider.core.ahead.sequential_reads import Readers
 from outrider.core.block_layout import block_count
 from outrider.core.cache.pins import Pins
+from outrider.core.cache.tenants import Tenants
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
 # Prefetch for a dataset pauses once so much of the cache was prefetched for it in vain lately.
@@ -84,6 +85,10 @@ class Planner:
         """Bytes that were prefetched."""
         self.wasted_bytes = 0
         """Bytes that were prefetched and evicted before a client asked for them."""
+
+    def share_line(self, tenants: Tenants) -> None:
+        """Tenants take turns: the most urgent object of the one whose turn it is comes first."""
+        self._candidates.share_line(tenants)
 
     def join(
         self, tell: Callable[[str, ObjectRef, int], None], mine: Callable[[ObjectRef, int], int],

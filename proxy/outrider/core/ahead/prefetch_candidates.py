@@ -15,7 +15,9 @@ from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.epoch import ORDER_LIKELY, Epoch
 from outrider.core.ahead.outstanding import Outstanding
 from outrider.core.block_layout import block_count
+from outrider.core.cache.tenants import Tenants
 from outrider.core.model import ObjectRef
+from outrider.core.origin.fair_turns import FairTurns
 
 # A block may be evicted for one that is needed sooner by this part of an epoch. To replace blocks for less would only
 # trade places.
@@ -105,6 +107,8 @@ class Candidates:
         self.readers_elsewhere: Callable[[], int] = lambda: 0
         """How many clients read at other members of the cluster."""
         self._now = 0.0
+        # None: clients are not told apart, and the most urgent object comes first.
+        self._tenants: Tenants | None = None
         # As the last call of `wants` was told.
         self._free_bytes = 0
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
@@ -115,6 +119,10 @@ class Candidates:
         self._begun: dict[Item, None] = {}
         # In one call of `wants`: so many bytes found no room in place of objects that are needed later than that.
         self._no_room = _FARTHEST, _FARTHEST
+
+    def share_line(self, tenants: Tenants) -> None:
+        """See `Planner.share_line`."""
+        self._tenants, self._turns = tenants, FairTurns(tenants.weight_of)
 
     def opened(self, dataset: Dataset) -> None:
         if dataset not in self._read_last:
@@ -153,12 +161,13 @@ class Candidates:
                 if (candidate := self._candidate(dataset, epoch)) is not None:
                     candidates.append(candidate)
             if len(candidates) > 1:
-                candidates.sort(key=lambda candidate: candidate.due_s)
+                candidates.sort(key=lambda candidate: (self._turn(candidate), candidate.due_s))
             asked = []
             for candidate in candidates[:_TRIED_MAX]:
                 want = self._want(candidate, free_bytes)
                 if want is not None:
                     wants.append(want)
+                    self._had_turn(candidate, want)
                     if not self._goes_on(candidate):
                         candidate.epoch.cursor.advance(candidate.epoch.agenda)
                     # Other epochs over the same dataset may have had the same candidate.
@@ -380,6 +389,20 @@ class Candidates:
             return None
         self._outstanding.hand_out(item, ref, missing, each_bytes, self._now, is_shared=True, asked_for=True)
         return Want(ref, size, tuple(block for block in range(count) if missing >> block & 1), True)
+
+    def _turn(self, candidate: _Candidate) -> float:
+        """Lower ones come first."""
+        if self._tenants is None:
+            return 0.0
+        dataset = candidate.dataset
+        ref = ObjectRef(dataset.bucket, dataset.names.keys[candidate.object_index])
+        return self._turns.start(self._tenants.on_line(ref))
+
+    def _had_turn(self, candidate: _Candidate, want: Want) -> None:
+        if self._tenants is not None:
+            size = want.size if want.size >= 0 else candidate.dataset.usual_bytes
+            want_bytes = min(size, len(want.blocks) * self._space.block_bytes) if want.size >= 0 else size
+            self._turns.served(self._tenants.on_line(want.ref), want_bytes)
 
     def _goes_on(self, candidate: _Candidate) -> bool:
         """Only a part of the object was handed out."""
