@@ -21,6 +21,7 @@ from outrider.core.cache.freshness import Freshness
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.cache.pins import Pins
 from outrider.core.cache.policies import POLICIES, EvictionPolicy
+from outrider.core.cache.tenants import Tenants
 from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import AimdLimit
@@ -185,12 +186,12 @@ def engine(
     prefetch_bytes_s: float = 0.0, buffer_bytes: Callable[[int], int] = as_large,
     reads_on: Callable[[float], Awaitable[object]] = at_once, later: Later = called_at_once,
     cpu: Callable[[], float] | None = None, peers: PeerReader | None = None, verify_origin: bool = False,
-    join: Join | None = None,
+    join: Join | None = None, tenants: Tenants | None = None,
 ) -> Iterator[Engine]:  # fmt: skip
     """`buffer_bytes`: `as_large`, `as_small`, where each block is written whole, or `by_threads`. `reads_on`: the sleep
     for which the disk work of a small block waits. `cpu`: the CPU time of the engine's thread; None: the fake clock.
     `later`: makes the calls that may wait until a reader has requested more. `join`: makes the engine a member of a
-    cluster."""
+    cluster. `tenants`: take turns on the line."""
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
@@ -208,7 +209,7 @@ def engine(
         verify_always=verify_always, pins=pins,
     )  # fmt: skip
     versions = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries, layout.version_id)
-    scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
+    scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock, tenants)
     origin_reader = OriginReader(origin, patience or no_wait_patience(), metrics, scheduler, Hedging())
     runtime = Runtime(tasks.spawn, clock, sleep)
     contents = ContentVerification(layout, origin_reader, runtime, metrics, on=verify_origin)
@@ -255,7 +256,7 @@ def engine(
     ahead = Prefetch(planner, fills, enumerator, scheduler, runtime, prefetching)
     warmup_runner = WarmupRunner(
         layout, versions, store, fills, enumerator, pins, runtime, blocks_at_once=prefetch_blocks,
-        view=None if joined is None else joined.view,
+        view=None if joined is None else joined.view, tenants=tenants,
     )  # fmt: skip
     try:
         yield Engine(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from outrider.core.cache.tenants import Tenants, TenantShare
 from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import Progress, State
 from outrider.core.model import ObjectRef, ObjectVersion
@@ -120,18 +121,27 @@ async def test_demand_goes_first(making: Making) -> None:
 
 @pytest.mark.parametrize("known", [False, True])
 async def test_all_fills_of_a_warm_up_are_by_command(making: Making, known: bool) -> None:
-    with making() as room:
+    """And in the turns of the tenant that asked for it, by the bytes that they bring."""
+    tenants = Tenants()
+    tenants.renew({"modest": TenantShare(line=0.5)})
+    with making(tenants=tenants) as room:
         if known:
             await room.range(0, 1, REFS[0])
             await room.tasks.settle()
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, body_gate=gate))
-        begun(room, REFS[:1])
+        warm_up = warmup(room, REFS[:1])
+        warm_up.client = "modest"
+        room.warmup_runner.begin(warm_up)
         async with asyncio.timeout(60):
             while not room.flights or any(flight.slot is None for flight in room.flights._flights.values()):
                 await asyncio.sleep(0)
         slots = [flight.slot for flight in room.flights._flights.values()]
         assert all(slot is not None and slot.purpose is Purpose.COMMAND for slot in slots)
+        assert {(slot.tenant, slot.work_bytes) for slot in slots if slot is not None} <= {
+            ("modest", BLOCK),
+            ("modest", 5),
+        }
         gate.set()
         await room.tasks.settle()
 
@@ -215,6 +225,34 @@ async def test_a_slow_warm_up_does_not_hold_up_another(making: Making) -> None:
         assert (other.progress.state, slow.running) == (State.DONE, True)
         room.warmup_runner.cancel(slow)
         await room.tasks.settle()
+
+
+@pytest.mark.parametrize("prefetch_bytes_s", [0.0, float(BLOCK)])
+async def test_tenants_take_turns_for_their_warm_ups(making: Making, prefetch_bytes_s: float) -> None:
+    """Also where all wait for the bandwidth of prefetch; and a warm-up counts for the tenant that asked for it."""
+    tenants, clock = Tenants(), FakeClock()
+    tenants.renew({"greedy": TenantShare(line=0.5), "modest": TenantShare(line=0.5)})
+
+    async def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        await asyncio.sleep(0)
+
+    with making(
+        tenants=tenants, prefetch_blocks=1, prefetch_bytes_s=prefetch_bytes_s, clock=clock, sleep=sleep
+    ) as room:
+        for name, refs in (("greedy", REFS[:4]), ("modest", REFS[4:])):
+            warm_up = warmup(room, refs)
+            warm_up.client = name
+            room.warmup_runner.begin(warm_up)
+        await room.tasks.settle()
+        gets = [request.key for request in room.origin.log if request.method == "GET" and request.key]
+        assert len(gets) == COUNT * 4
+        of_modest = {ref.key for ref in REFS[4:]}
+        # The modest one has eight blocks.
+        assert sum(key in of_modest for key in gets[:16]) >= 7
+        if prefetch_bytes_s:
+            assert clock() - 1000.0 >= COUNT * SIZE / prefetch_bytes_s - 2
+        assert [tenants.reader_of(ref) for ref in REFS] == ["greedy"] * 4 + ["modest"] * 2
 
 
 async def test_an_object_that_is_overwritten_meanwhile_is_warmed_as_it_is_now(making: Making) -> None:

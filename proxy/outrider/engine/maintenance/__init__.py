@@ -2,8 +2,9 @@
 
 1. A warm-up (`Warmup`) is a list of names and prefixes. The `WarmupRunner` expands the prefixes by LISTs, and then
    brings the objects, some at a time, by the means of prefetch: behind all demand, within a token bucket of its own and
-   the one of all prefetch. An object counts once its blocks are on disk and verified there. Objects for which there is
-   no room are refused, so that the end of a warm-up does not evict its beginning.
+   the one of all prefetch, and in turn with those of other tenants (`FairPlaces`). An object counts once its blocks are
+   on disk and verified there. Objects for which there is no room are refused, so that the end of a warm-up does not
+   evict its beginning.
 2. A pin is a warm-up whose objects are never evicted. `Pinning` first learns the sizes of all of them, reserves their
    room beside the other pins, and saves the pin; only then they are brought. At a start the saved pins are restored
    before the store learns which blocks there are. Blocks that were lost are brought again within a minute.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.pins import Pins
+from outrider.core.cache.tenants import Tenants
 from outrider.core.errors import (
     OriginBroke,
     S3Error,
@@ -35,6 +36,7 @@ from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
+from outrider.engine.maintenance.fair_places import FairPlaces
 from outrider.engine.maintenance.own_part import KeptPart, OwnPart
 from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
 from outrider.engine.read.version_answers import NotCacheable
@@ -75,9 +77,10 @@ class WarmupRunner:
     def __init__(
         self, layout: BlockLayout, versions: VersionCache, store: ControlledStore, fills: BackgroundFill,
         enumerator: Enumerator, pins: Pins, runtime: Runtime, *, blocks_at_once: int,
-        view: Callable[[], View] | None = None,
+        view: Callable[[], View] | None = None, tenants: Tenants | None = None,
     ) -> None:  # fmt: skip
-        """`view`: the cluster as this member sees it; None: the node is alone."""
+        """`view`: the cluster as this member sees it; None: the node is alone. `tenants` None: clients are not told
+        apart."""
         self.layout = layout
         self._view = view
         self._versions = versions
@@ -89,7 +92,8 @@ class WarmupRunner:
         self.clock = runtime.clock
         self._sleep = runtime.sleep
         # Blocks on their way for warm-ups, all together.
-        self._blocks = asyncio.Semaphore(blocks_at_once)
+        self._places = FairPlaces(blocks_at_once, tenants)
+        self._tenants = tenants
         self._hinted: dict[ObjectRef, None] = {}
         self._hints = asyncio.Semaphore(_OBJECTS_AT_ONCE)
         # All pauses for an origin that is away were in vain, and nothing came since: the next objects have none.
@@ -305,23 +309,25 @@ class WarmupRunner:
         if version is not None:
             version = await self._fills.brought(version)
         elif not item.counts:
-            async with self._blocks:
+            await self._place(warmup, item.ref)
+            try:
                 version = await self._fills.told(item.ref, purpose=Purpose.COMMAND)
+            finally:
+                self._places.give_back()
         else:
             brought = not self._begins_here(item.ref)
             # The answer brings the first block: count a whole one while the size is unknown.
             first_bytes = min(item.size, self.layout.block_bytes) if item.size >= 0 else self.layout.block_bytes
-            if warmup is not None:
-                await self._wait_for_allowance(warmup)
-                self._spend(warmup, first_bytes)
+            await self._place(warmup, item.ref, first_bytes)
             came_bytes = 0
             try:
-                async with self._blocks:
-                    version = await self._fills.opened(item.ref, size=item.size, purpose=Purpose.COMMAND)
+                version = await self._fills.opened(item.ref, size=item.size, purpose=Purpose.COMMAND)
                 came_bytes = min(version.size, self.layout.block_bytes)
             finally:
+                self._places.give_back()
                 if warmup is not None:
-                    self._spend(warmup, came_bytes - first_bytes)
+                    for allowance in (warmup.allowance, self._fills.allowance):
+                        allowance.spend(came_bytes - first_bytes)
         vid = self.version_id(version)
         if warmup is None:
             if self._view is None and self.pins.disk_bytes(version.size) > await self.store.most_bytes():
@@ -362,14 +368,10 @@ class WarmupRunner:
                     if passed % _PASSED_AT_ONCE == 0:
                         await asyncio.sleep(0)
                     continue
-                if warmup is not None and not self.store.has(key):
-                    # Before it takes a place among the blocks at once: a slow warm-up must not hold up the others.
-                    await self._wait_for_allowance(warmup)
-                    self._spend(warmup, length)
-                await self._blocks.acquire()
+                await self._place(warmup, item.ref, 0 if self.store.has(key) else length)
                 task = group.create_task(self._bring_block(warmup, item, version, key, length))
                 # Not a `finally` in the task: a task that is cancelled before its first step never gets there.
-                task.add_done_callback(lambda _: self._blocks.release())
+                task.add_done_callback(lambda _: self._places.give_back())
 
     async def _bring_block(
         self, warmup: Warmup | None, item: Item, version: ObjectVersion, key: BlockKey, length: int
@@ -383,17 +385,29 @@ class WarmupRunner:
                     raise flight.failure or StoreUnavailable("the fill was given up")
         _count(warmup, item, length, self.clock(), fetched=fetched)
 
-    async def _wait_for_allowance(self, warmup: Warmup) -> None:
-        while (wait_s := max(bucket.wait_s(self.clock()) for bucket in self._allowances(warmup))) > 0:
+    async def _place(self, warmup: Warmup | None, ref: ObjectRef, count: int = 0) -> None:
+        """Take a place among the blocks at once, for `count` bytes that a warm-up has the allowance for."""
+        if warmup is None:
+            await self._places.take()
+            return
+        if self._tenants is not None and warmup.client:
+            self._tenants.expect(warmup.client, ref)
+        if count > 0:
+            # Before it takes a place: a slow warm-up must not hold up the others.
+            await self._allowed(warmup.allowance, count)
+        await self._places.take(warmup.client, count)
+        if count > 0:
+            # In the place: those of one tenant must not use up the allowance of all before others have their turns.
+            try:
+                await self._allowed(self._fills.allowance, count)
+            except BaseException:
+                self._places.give_back()
+                raise
+
+    async def _allowed(self, allowance: TokenBucket, count: int) -> None:
+        while (wait_s := allowance.wait_s(self.clock())) > 0:
             await self._sleep(min(wait_s, _TOKENS_AGAIN_S))
-
-    def _spend(self, warmup: Warmup, count: int) -> None:
-        for allowance in self._allowances(warmup):
-            allowance.spend(count)
-
-    def _allowances(self, warmup: Warmup) -> tuple[TokenBucket, TokenBucket]:
-        """The token bucket of the warm-up, and the one of all prefetch."""
-        return warmup.allowance, self._fills.allowance
+        allowance.spend(count)
 
 
 class _NoRoomError(StoreUnavailable):
