@@ -53,6 +53,11 @@ One entry may have `anonymous = true` in place of the keys. Requests without a s
 they go to the origin unsigned and past the cache, and the origin decides. Without such an entry they are refused.
 [Security](security.md#unsigned-requests-sigv4) says more.
 
+`cache_share` and `line_share` are optional: a percentage, or a number up to 1. Clients of one `name` are one tenant.
+Their share of the cache is not evicted for other tenants, and their share of the line to the bucket is theirs while
+all want it.
+[Operations](operations.md#shares-of-the-cache-and-of-the-line) says more.
+
 ```toml
 {clients}```
 """
@@ -84,6 +89,8 @@ grants = [
     {bucket = "train-*", prefix = "images/", access = "read"},
     {bucket = "results", prefix = "vision/", access = "write"},
 ]
+cache_share = "30%"
+line_share = 0.5
 """
 
 

@@ -10,8 +10,10 @@ import typer
 from outrider.cli import load_settings
 from outrider.core.auth.grants import AccessLevel
 from outrider.core.cache.freshness import Freshness
+from outrider.core.cache.tenants import TenantShare
 from outrider.core.model import ObjectRef
 from outrider.settings import Settings, SettingsError, load
+from outrider.settings.clients_file import shares_of
 
 SECRET = "hunter2-hunter2"
 
@@ -299,6 +301,30 @@ def test_one_client_may_be_anonymous(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=error) as refused:
             with_clients(tmp_path, text)
         assert SECRET not in str(refused.value)
+
+
+def test_clients_of_one_name_are_one_tenant_with_one_share(tmp_path: Path) -> None:
+    second = f'[[client]]\naccess_key = "AK3"\nsecret_key = "{SECRET}"\nname = "job"\n'
+
+    def shares(text: str) -> dict[str, TenantShare]:
+        settings = with_clients(tmp_path, text)
+        return shares_of((settings.known_clients, None))
+
+    assert shares(GOOD) == {"job": TenantShare(), "AK2": TenantShare()}
+    text = GOOD + 'cache_share = "12.5%"\n' + second + "line_share = 1\n"
+    assert shares(text) == {"job": TenantShare(line=1.0), "AK2": TenantShare(cache=0.125)}
+    both = second.replace("AK3", "AK4") + 'line_share = "100 %"\n'
+    assert shares(text + both) == shares(text)
+    with pytest.raises(SettingsError, match="clients named job are one tenant: give them one line_share"):
+        shares(text + both.replace("100 %", "50%"))
+
+
+@pytest.mark.parametrize("wrong", ["0", "1.5", '"30"', '"0%"', '"101%"', '"30GiB"', "true", '"half"', "-0.5", "nan"])
+def test_a_share_is_a_percentage_or_a_number_up_to_one(wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"client.1.cache_share: is not a share: write a percentage such as 30%"):
+        with_clients(tmp_path, f"{GOOD}cache_share = {wrong}\n")
+    with pytest.raises(SettingsError, match="anonymous = true has no shares"):
+        with_clients(tmp_path, "[[client]]\nanonymous = true\nline_share = 0.5\n")
 
 
 def test_sigv4_takes_any_address_and_needs_clients(tmp_path: Path) -> None:

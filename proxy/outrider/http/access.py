@@ -12,6 +12,7 @@ from outrider.core.auth import browser_guard
 from outrider.core.auth.form_policy import SizeRange, is_unsigned, parse_policy, signer_of
 from outrider.core.auth.grants import Client, may_read, missing_grant
 from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, is_half_signed, verify
+from outrider.core.cache.tenants import NOBODY, Tenants
 from outrider.core.errors import AccessDenied
 from outrider.core.memo import Memo
 from outrider.core.model import Headers, ObjectRef
@@ -21,7 +22,7 @@ from outrider.core.s3.form_fields import PostForm
 from outrider.core.s3.operation import Operation
 from outrider.ports import Clock
 from outrider.settings import Settings
-from outrider.settings.clients_file import Clients, read_clients
+from outrider.settings.clients_file import Clients, read_clients, shares_of
 
 # Presigned URLs whose signature need not be verified again: some 2 KiB each.
 _PROVED_MAX = 1024
@@ -244,9 +245,12 @@ class Senders:
         self.access: Access
         self.names: dict[str, str] = {}
         """The name to show for each access key."""
+        self.tenants: Tenants | None = None
+        """None: senders are not told apart."""
         if settings.auth == "loopback":
             self.access = Loopback(settings.domain, cross_site=settings.cross_site)
         else:
+            self.tenants = Tenants()
             self.access = self._sigv4 = SigV4(time.time, cross_site=settings.cross_site)
             self._clients = settings.known_clients, settings.anonymous_client
             self._renew(self._clients)
@@ -267,3 +271,10 @@ class Senders:
         self._sigv4.renew({client.access_key: client for client, _ in known}, secrets, anonymous)
         # Readers that were there before keep their names.
         self.names |= {client.access_key: client.name for client, _ in known}
+        assert self.tenants is not None
+        self.tenants.renew(shares_of(clients))
+
+    def tenant_of(self, reader: str) -> str:
+        """The tenant that a reader belongs to (see `reader_name`), also one at another member of a cluster."""
+        parts = reader.split(" ", 2)
+        return self.names.get(parts[1], NOBODY) if len(parts) > 1 else NOBODY

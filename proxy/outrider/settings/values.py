@@ -53,6 +53,18 @@ def as_size(value: object) -> object:
     return Size(amount_bytes=int(float(match[1]) * _UNITS[match[2].lower()]))
 
 
+def as_share(value: object) -> object:
+    """A part of a whole, above 0 and up to 1: such a number, or a percentage as in sizes."""
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        part = float(match[1]) / 100 if match is not None and match[2] == "%" else 0.0
+    else:
+        part = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    if not 0 < part <= 1:
+        raise PydanticCustomError("share", "is not a share: write a percentage such as 30%, or a number up to 1")
+    return part
+
+
 def plain_bytes(value: object) -> object:
     """As `as_size`, for a number of bytes that is no share."""
     size = as_size(value)

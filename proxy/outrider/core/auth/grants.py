@@ -105,7 +105,7 @@ def _without_dots(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client key of the settings, with its grants."""
+    """A client key of the settings, with its grants. All clients of one `name` are one tenant."""
 
     name: str
     access_key: str
@@ -113,6 +113,9 @@ class Client:
     is_anonymous: bool = False
     """The client of all unsigned requests. It has no key: `access_key` is empty. Its requests go to the origin unsigned
     and past the cache, since the proxy's own credentials may read more than the origin shows to everybody."""
+    cache_share: float | None = None
+    line_share: float | None = None
+    """See `TenantShare`."""
 
 
 def may_read(client: Client, ref: ObjectRef) -> bool:
