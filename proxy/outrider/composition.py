@@ -25,7 +25,8 @@ from outrider.core.cache import block_file
 from outrider.core.cache.descriptor_budget import DescriptorBudget
 from outrider.core.cache.memory_budget import MemoryBudget, Shares
 from outrider.core.cache.pins import Pins, SavedPin
-from outrider.core.cache.policies import POLICIES
+from outrider.core.cache.policies import POLICIES, EvictionPolicy
+from outrider.core.cache.tenant_blocks import TenantBlocks
 from outrider.core.insight.load import CpuTimes
 from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.insight.next_step import Setup
@@ -56,6 +57,7 @@ from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
 from outrider.engine.status.document import Cache, Maintenance, StatusDocument
 from outrider.engine.status.overview import Overview
+from outrider.engine.status.tenants_part import TenantsPart
 from outrider.engine.status.verdicts import Parts, Verdicts
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
@@ -183,15 +185,21 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     )
     learned_file.load(newest([directory.orders for directory in present]), planner.registry)
     cluster = _cluster(settings, resources, layout, capacity_bytes)
+    senders = Senders(settings)
     policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
+    of_tenants = None if senders.tenants is None else TenantBlocks(
+        policy, senders.tenants, capacity_bytes, layout, block_file.usual_disk_bytes, lambda block: store.has(block)
+    )  # fmt: skip
+    # That of near blocks is around that of tenants: of a near block of any tenant another member has a copy.
+    its_policy: EvictionPolicy = of_tenants or policy
+    its_policy = its_policy if cluster is None else cluster.near_first(its_policy)
     always = settings.verify == "always"
-    its_policy = policy if cluster is None else cluster.near_first(policy)
     store = DiskBlockStore(
         disks, its_policy, metrics, clock, open_files=descriptors.block_files, verify_always=always, pins=pins
     )
     stack.callback(store.close)
     versions = VersionCache(origin.endpoint, settings.freshness_of, clock, settings.catalog_entries, layout.version_id)
-    scheduler = FillScheduler(AimdLimit(descriptors.fills), BackgroundLimit(descriptors.fills), clock)
+    scheduler = FillScheduler(AimdLimit(descriptors.fills), BackgroundLimit(descriptors.fills), clock, senders.tenants)
     origin_reader = OriginReader(origin, resources.patience, metrics, scheduler, Hedging(), resources.oddities)
     runtime, apart = Runtime(tasks.spawn, clock), Runtime(tasks.spawn_apart, clock)
     contents = ContentVerification(layout, origin_reader, apart, metrics, on=settings.verify_origin == "auto")
@@ -217,7 +225,6 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         cluster.serve(source, versions, store, flights, contents, version_lookup)
     reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)
     hits = HitLookup(layout, versions, store, clock)
-    senders = Senders(settings)
     access = senders.access
     enumerator = Enumerator(origin_reader, memory, versions)
     fills = BackgroundFill(
@@ -227,11 +234,12 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     blocks_at_once = min(settings.prefetch_blocks, descriptors.fills)
     prefetching = PrefetchPolicy(lambda ref: Mode(settings.prefetch_of(ref)), blocks_at_once, evicts=policy is planner)
     prefetch = Prefetch(planner, fills, enumerator, scheduler, apart, prefetching)
+    tenants = None if of_tenants is None else _tenants(of_tenants, senders, metrics, planner, prefetch, store)
     if cluster is not None:
         cluster.read_ahead_together(planner, prefetch, blocks_at_once)
     warmup_runner = WarmupRunner(
         layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=blocks_at_once,
-        view=None if cluster is None else cluster.view,
+        view=None if cluster is None else cluster.view, tenants=senders.tenants,
     )  # fmt: skip
     pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(newest([directory.pins for directory in present])), capacity_bytes)
@@ -297,7 +305,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     )
     outrider.status = StatusDocument(
         outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,
-        Maintenance(warmup_runner, warmups, pinning), None if cluster is None else cluster.part,
+        Maintenance(warmup_runner, warmups, pinning), None if cluster is None else cluster.part, tenants,
     )  # fmt: skip
     return outrider, Recovery(
         store, versions, touched=touched, wall_clock=resources.wall_clock, is_alone=cluster is None,
@@ -315,6 +323,17 @@ def _cluster(settings: Settings, resources: Resources, layout: BlockLayout, capa
         settings, layout, capacity_bytes, resources.metrics, resources.tasks, resources.clock, resources.peer_socket,
         newest([directory.members for directory in resources.directories if directory.missing is None]),
     )  # fmt: skip
+
+
+def _tenants(
+    blocks: TenantBlocks, senders: Senders, metrics: Metrics, planner: Planner, prefetch: Prefetch,
+    store: DiskBlockStore,
+) -> TenantsPart:  # fmt: skip
+    tenants = TenantsPart(blocks, metrics, senders.tenant_of)
+    planner.share_line(blocks.tenants)
+    prefetch.on_read = tenants.read_by
+    store.on_reserved = tenants.reserved
+    return tenants
 
 
 def _s3_server(

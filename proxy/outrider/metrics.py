@@ -214,6 +214,25 @@ class PeerMetrics:
         return name
 
 
+class TenantMetrics:
+    """By tenant: the name of clients in the clients file, or `-` where no tenant is known. Cached bytes are counted
+    only where a tenant has a share of the cache."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.cached_bytes = Gauge(
+            "outrider_tenant_cached_bytes", "Bytes on disk that count for the tenant's `cache_share`.", ["tenant"],
+            registry=registry,
+        )  # fmt: skip
+        self.served_bytes = Counter(
+            "outrider_tenant_served_bytes", "Body bytes of reads sent to the tenant's clients.", ["tenant"],
+            registry=registry,
+        )  # fmt: skip
+        self.origin_bytes = Counter(
+            "outrider_tenant_origin_bytes", "Body bytes that came from the origin of objects that the tenant reads.",
+            ["tenant"], registry=registry,
+        )  # fmt: skip
+
+
 def refused_connections(registry: CollectorRegistry) -> Counter:
     """The counter of a process's ports; see `http.wire.acceptor`."""
     return Counter(
@@ -380,6 +399,7 @@ class Metrics:
             registry=r,
         )
         self.peers = PeerMetrics(r)
+        self.tenants = TenantMetrics(r)
         self.info = Gauge("outrider_info", "1, with the version as a label.", ["version"], registry=r)
         self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)
         self._traffic = {source: self.served_bytes.labels(source) for source in SOURCES}

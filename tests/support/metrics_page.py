@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics import MetricWrapperBase
 
 from outrider.engine.operator.metrics import OperatorMetrics
-from outrider.metrics import Metrics, PeerMetrics, UsageMetrics
+from outrider.metrics import Metrics, PeerMetrics, TenantMetrics, UsageMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +26,7 @@ Labels are bounded. No label is an object's key.
 - `op` is `get`, `head`, `forward` and a method, or `bad`. `cache` is the value of `x-cache`. A `status` of `0` is a
   request that had no answer.
 - `peer` is the name of another member of the cluster, for the first 64 names; all others together are `other`.
+- `tenant` is the name of clients in the clients file; `-` stands for reads of no known tenant.
 - Each counter has a companion `_created`, a gauge of the time when it began.
 
 Two metrics tell whether training waits for the proxy. `outrider_dataset_wait_seconds_total` is the time for which
@@ -44,8 +45,8 @@ def all_metrics() -> dict[str, MetricWrapperBase]:
     """All metrics by their names in PromQL; a histogram by the name before `_bucket`, `_count` and `_sum`."""
     metrics = Metrics()
     found = {}
-    for holder in (metrics, metrics.usage_metrics, metrics.peers):
-        assert isinstance(holder, Metrics | UsageMetrics | PeerMetrics)
+    for holder in (metrics, metrics.usage_metrics, metrics.peers, metrics.tenants):
+        assert isinstance(holder, Metrics | UsageMetrics | PeerMetrics | TenantMetrics)
         for metric in vars(holder).values():
             if isinstance(metric, MetricWrapperBase):
                 (family,) = metric.describe()

@@ -41,7 +41,8 @@ def ls(
         return
     datasets = [dataset for dataset in status["datasets"] if words in f"{dataset['bucket']}/{dataset['name']}"]
     if as_json:
-        typer.echo(json.dumps({"datasets": datasets, "pins": status.get("pins", [])}, indent=2))
+        others = {name: status.get(name, []) for name in ("pins", "tenants")}
+        typer.echo(json.dumps({"datasets": datasets, **others}, indent=2))
         return
     if not datasets:
         typer.echo("No dataset was read yet." if not words else f"No dataset that was read has {words!r} in its name.")
@@ -54,9 +55,20 @@ def ls(
     hidden = status["datasets_known"] - len(status["datasets"])
     if hidden > 0:
         typer.echo(f"And {hidden:,} more that were read longer ago.")
+    # An older proxy does not tell them.
+    for tenant in status.get("tenants", []):
+        typer.echo(_tenant(tenant, status["disk"]["budget_bytes"]))
     for pin in status.get("pins", []):
         here, reserved = in_words(pin["bytes"]["on_disk"]), in_words(pin["reserved_bytes"])
         typer.echo(f"pin {status_client.shown(pin['name'])}: {here} here of {reserved} reserved")
+
+
+def _tenant(tenant: status_client.Status, capacity_bytes: int) -> str:
+    cache, line = tenant["cache_share"], tenant["line_share"]
+    of_cache = "" if cache is None else f" of a share of {in_words(int(cache * capacity_bytes))} ({_percent(cache)})"
+    of_line = "" if line is None else f", {_percent(line)} of the line"
+    here = "" if tenant["cached_bytes"] is None else f"{in_words(tenant['cached_bytes'])} here{of_cache}, "
+    return f"tenant {status_client.shown(tenant['name'])}: {here}{in_words(tenant['served_bytes'])} read{of_line}"
 
 
 def _verified(dataset: status_client.Status) -> str:

@@ -16,6 +16,7 @@ from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from outrider.core.ahead.prefetch_candidates import Want
+from outrider.core.cluster.messages import ReadsTold, ToldRead
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillSlot, Purpose
@@ -62,6 +63,22 @@ async def read(room: Engine, ref: ObjectRef) -> str:
     assert await taken(answer) == BODIES.get(ref, ramp(BLOCK, 77))
     room.prefetch.sent(CLIENT, ref)
     return answer.cache.value
+
+
+async def test_reads_of_all_clients_are_reported_in_any_mode(making: Making) -> None:
+    """Those that the engine served, hits that it did not serve, and those at other members."""
+    read_by: list[tuple[str, ObjectRef, bool]] = []
+    with making(policy="lru", prefetch=Mode.OFF) as room:
+        room.prefetch.on_read = lambda client, ref, version: read_by.append((client, ref, version is not None))
+        await read(room, REFS[0])
+        version = ObjectVersion(REFS[1], '"e"', BLOCK)
+        room.prefetch.note("noted", version, 0, 1, room.clock())
+        assert await room.prefetch.tick()
+    with making() as room:
+        room.prefetch.on_read = lambda client, ref, version: read_by.append((client, ref, version is not None))
+        room.prefetch.heard(ReadsTold("b", 1, (ToldRead("told", REFS[2], BLOCK, 0.0),)))
+        assert await room.prefetch.tick()
+    assert read_by == [(CLIENT, REFS[0], True), ("noted", REFS[1], True), ("b/told", REFS[2], False)]
 
 
 async def settled_loop() -> None:

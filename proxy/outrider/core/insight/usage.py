@@ -8,11 +8,12 @@ is full, and while its connection has no request.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil, floor, log
 
 from outrider.core.ahead.dataset.templates import Templates
+from outrider.core.model import ObjectRef
 from outrider.core.text import counted, in_words
 
 DatasetName = tuple[str, str]
@@ -167,6 +168,10 @@ class Usage:
         self._now = 0.0
         self.templates = Templates() if templates is None else templates
         """Names the datasets."""
+        self.on_served: Callable[[str, float], None] = lambda reader, count: None
+        """Called with the reader and the bytes of each `served`."""
+        self.on_came: Callable[[ObjectRef, int], None] = lambda ref, count: None
+        """Called with each `came`."""
         self.total = DatasetAccount()
         self._failed_reads = 0
         # The number of failed reads at each tick of the last minute.
@@ -194,6 +199,7 @@ class Usage:
         account.at = self._now
         account.sums.add(more)
         account.fresh.add(more)
+        self.on_served(reader, more.served_bytes)
 
     def passed_on(self, dataset: DatasetName, count: int) -> None:
         """The bucket answered a read, with `count` bytes: the cache does not answer such reads (of an old version, of
@@ -220,6 +226,7 @@ class Usage:
         """`count` bytes of this object came from the bucket."""
         self.total.came_bytes += count
         self._dataset(self.dataset_of(bucket, key)).came_bytes += count
+        self.on_came(ObjectRef(bucket, key), count)
 
     def tick(self, now: float) -> None:
         """To be called about once a second: recent sums fade."""

@@ -133,6 +133,9 @@ class Prefetch:
         self._cpu = policy.cpu
         # Readers of objects in the mode `object`, where the planner does not hear of them.
         self._readers = Readers()
+        self.on_read: Callable[[str, ObjectRef, ObjectVersion | None], None] = lambda client, ref, version: None
+        """Called with each read in any mode, by a client of this node or of another: `asked`, `note`, `heard`. The
+        version is None where it is not known."""
         self._hits = ReadLog()
         # Hits taken from the log of which the planner has not been told.
         self._untold: deque[ClientRead] = deque()
@@ -148,6 +151,7 @@ class Prefetch:
 
     def asked(self, client: str, version: ObjectVersion, extent: Extent, *, checksums: bool) -> None:
         """A client asks for `extent` of `version`; `checksums`: and for checksums of the whole object."""
+        self.on_read(client, version.ref, version)
         mode = self._mode_of(version.ref)
         if (mode is Mode.OFF and not self._evicts) or extent.length == 0:
             return
@@ -251,11 +255,13 @@ class Prefetch:
 
     def _tell_elsewhere(self, heard: _ReadElsewhere) -> None:
         with self._harmless():
+            self.on_read(heard.reader, heard.read.ref, None)
             self._planner.opened_elsewhere(
                 heard.member, heard.reader, heard.read.ref, heard.read.size, heard.readers, heard.at
             )
 
     def _tell_hit(self, hit: ClientRead) -> None:
+        self.on_read(hit.client, hit.version.ref, hit.version)
         mode = self._mode_of(hit.version.ref)
         if mode is Mode.OFF and not self._evicts:
             return

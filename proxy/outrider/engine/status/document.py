@@ -22,6 +22,7 @@ from outrider.settings import Settings
 
 if TYPE_CHECKING:
     from outrider.engine.status.cluster_part import ClusterPart
+    from outrider.engine.status.tenants_part import TenantsPart
 
 # Settings that the document repeats.
 _SETTINGS_SHOWN = (
@@ -122,8 +123,9 @@ class StatusDocument:
     def __init__(
         self, process: Process, settings: Settings, metrics: Metrics, cache: Cache, port: Port, planner: Planner,
         overview: Overview, maintenance: Maintenance, cluster: ClusterPart | None = None,
+        tenants: TenantsPart | None = None,
     ) -> None:  # fmt: skip
-        """`cluster` None: the node is alone."""
+        """`cluster` None: the node is alone. `tenants` None: clients are not told apart."""
         self._process = process
         self._settings = settings
         self._metrics = metrics
@@ -133,10 +135,12 @@ class StatusDocument:
         self._overview = overview
         self._maintenance = maintenance
         self._cluster = cluster
+        self._tenants = tenants
 
     def whole(self) -> dict[str, Any]:
         """For operators: the admin port shows it to those who have its token."""
-        return {**self._service(), **self._shown(), **self._maintenance.document()}
+        tenants = [] if self._tenants is None else self._tenants.document()
+        return {**self._service(), **self._shown(), **self._maintenance.document(), "tenants": tenants}
 
     def for_client(self, owner: str) -> dict[str, Any]:
         """For the client with this access key (empty in loopback mode): its own warm-ups and pins, and the fields that
