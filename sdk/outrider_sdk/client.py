@@ -168,21 +168,23 @@ class Client:
 
     def warm(
         self, urls: str | Iterable[str], wait: bool = True, progress: Callable[[Warmed], None] | None = None,
-        *, rate: str | None = None,
+        *, rate: str | None = None, copies: str | int | None = None,
     ) -> Warmed:  # fmt: skip
         """Have the proxy fetch objects into its cache, as far as the cache has room.
 
         `urls`: s3://BUCKET/KEY, s3://BUCKET/PREFIX/, templates like {000000..001281}, or many of them. Objects that
         cannot be fetched are in `failures` of the result, with the reason. `wait` False: returns at once, and the proxy
         continues. While this waits, `progress` is called whenever more is on disk. `rate`: bytes a second at most, like
-        200MB.
+        200MB. `copies`: in a cluster, at how many members each block is kept: "all", or a number; None: at its owner.
 
         Raises:
             ProxyNotFound: no Outrider answers.
             ProxyRefused: the proxy refuses the list.
             ValueError: a template makes no sense.
         """
-        return self._fetch("warm", urls, wait, progress, {} if rate is None else {"x-amz-meta-rate": rate})
+        more = {"x-amz-meta-rate": rate, "x-amz-meta-copies": copies}
+        told = {name: str(value) for name, value in more.items() if value is not None}
+        return self._fetch("warm", urls, wait, progress, told)
 
     def pin(
         self, urls: str | Iterable[str], wait: bool = True, progress: Callable[[Warmed], None] | None = None

@@ -20,7 +20,7 @@ class Gone(Exception):
 
 class Warmed:
     """Progress of one list at the last refresh: the `objects` that are whole on disk, the `bytes` of the wanted objects
-    on disk, and the `failures`, name to reason (the first 1,000).
+    on disk, and the `failures`, name to reason (the first 1,000). `notes`: sentences about copies that are not kept.
 
     The proxy continues by itself, whatever happens to this object.
     """
@@ -30,6 +30,7 @@ class Warmed:
         self.state = "running"
         self.objects = self.bytes = self.wanted_objects = self.wanted_bytes = self.fetched_bytes = 0
         self.failures: dict[str, str] = {}
+        self.notes: list[str] = []
         self._endpoint = endpoint
         self._key = key
         self._progress = progress
@@ -72,6 +73,7 @@ class Warmed:
         self.bytes, self.wanted_bytes = told["bytes"]["on_disk"], told["bytes"]["wanted"]
         self.fetched_bytes = told["bytes"]["fetched"]
         self.failures = {failure["object"]: failure["error"] for failure in told["failures"]}
+        self.notes = told.get("notes", [])
 
     def wait(self, timeout_s: float | None = None) -> Warmed:
         """Wait until it has ended, or for `timeout_s`; `done` tells which. Ctrl-C leaves it running in the proxy.

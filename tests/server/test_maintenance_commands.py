@@ -55,9 +55,16 @@ def test_all_named_objects_are_warmed_and_reported(command: Command, proxy: Prox
     done = command.run("warm", SHARDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"done: {COUNT} of {COUNT} objects on disk, 786 kB (0 B were here)"), done.stdout
-    again = command.run("warm", f"s3://{BUCKET}/", "--json")
+    # There is one node, so all copies are one.
+    again = command.run("warm", SHARDS, "--copies", "3")
+    assert again.returncode == 0, again.stderr
+    assert "3 copies are wanted, and this cache is alone: it keeps one" in again.stderr
+    again = command.run("warm", f"s3://{BUCKET}/", "--json", "--copies", "all")
     state = json.loads(again.stdout)
     assert (state["state"], state["bytes"]["fetched"]) == ("done", 0), again.stdout
+    assert (state["copies"], state["notes"], again.stderr) == ("all", [], "")
+    refused = command.run("warm", SHARDS, "--copies", "some")
+    assert (refused.returncode, "'some' is neither all nor a number of copies" in refused.stderr) == (1, True)
     names = [line.split()[:2] for line in command.run("warm").stdout.splitlines()]
     assert [state for _, state in names].count("done") >= 2
 

@@ -132,6 +132,9 @@ def test_a_warm_up_that_is_not_waited_for_goes_on_in_the_proxy(client: Client) -
 def test_a_warm_up_that_ended_just_before_it_was_cancelled_is_done(client: Client) -> None:
     warmed = client.warm(TEMPLATE, wait=False, rate="100MB")
     assert client.warm(TEMPLATE, rate="100MB").state == "done"
+    copied = client.warm(TEMPLATE, copies=2)
+    assert (copied.state, copied.notes) == ("done", ["2 copies are wanted, and this cache is alone: it keeps one"])
+    assert client.warm(TEMPLATE, copies="all").notes == []
     warmed.cancel()
     assert warmed.done
 

@@ -66,6 +66,17 @@ def test_a_warm_up_resumes_ends_and_does_not_begin_again(bucket: Bucket, simulat
         wait_until(lambda: names(proxy.client()) == ["next"])
 
 
+def test_a_warm_up_of_0_2_is_resumed_and_saved_again(bucket: Bucket) -> None:
+    """0.2 knew no copies."""
+    with Proxy(bucket) as proxy:
+        proxy.stop()
+        (proxy.cache_dir / "warmups").write_text(json.dumps({"format": 1, "warmups": [ENTRY]}))
+        proxy.start()
+        wait_until(lambda: names(proxy.client()) == ["x"])
+        warmed = wait_for_end(proxy.client(), "warm/x")
+        assert (warmed["copies"], warmed["notes"]) == ("1", [])
+
+
 def clients(path: Path, **prefixes: str) -> None:
     keys = {"stays": STAYS, "narrowed": NARROWED, "goes": GOES}
     entries = (
@@ -95,7 +106,8 @@ def test_a_warm_up_resumes_only_for_a_key_that_still_has_the_grant(bucket: Bucke
 
 
 ENTRY = {"owner": "", "name": "x", "body": PREFIX, "at": 1.0, "bytes_per_s": 0.0}
-ENTRIES: list[dict[str, object]] = [{}, ENTRY | {"body": "\ud800"}, ENTRY | {"at": 1e30}, ENTRY | {"bytes_per_s": -1.0}]
+ENTRIES: list[dict[str, object]] = [{}, ENTRY | {"body": "\ud800"}, ENTRY | {"at": 1e30}, ENTRY | {"bytes_per_s": -1.0},
+                                    ENTRY | {"copies": -1}]  # fmt: skip
 OF_ENTRIES = [json.dumps({"format": 1, "warmups": [entry]}) for entry in ENTRIES]
 
 

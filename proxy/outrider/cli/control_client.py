@@ -82,8 +82,10 @@ class Proxy:
             typer.echo(f"outrider: --endpoint {self.endpoint}: {error}", err=True)
             raise typer.Exit(2) from error
 
-    def put(self, key: str, body: bytes, *, rate: str | None = None) -> None:
-        more = {} if rate is None else {"Metadata": {"rate": rate}}
+    def put(self, key: str, body: bytes, **metadata: str | None) -> None:
+        """`metadata` that is None is left out."""
+        told = {name: value for name, value in metadata.items() if value is not None}
+        more = {"Metadata": told} if told else {}
         self._call_or_fail(lambda: self._client.put_object(Bucket=CONTROL_BUCKET, Key=key, Body=body, **more))
 
     def get(self, key: str, *, missing: str = "it is gone: was the proxy restarted?") -> dict[str, Any]:
@@ -275,6 +277,8 @@ def conclude(report: dict[str, Any], as_json: bool) -> NoReturn:
             if objects["wanted"]
             else f"{report['state']}: no object, in {report['elapsed_s']:.1f} s"
         )
+    for note in report.get("notes", ()):
+        typer.echo(f"outrider: {note}", err=True)
     tell_failures(report)
     raise typer.Exit(0 if report["state"] == "done" else 1)
 

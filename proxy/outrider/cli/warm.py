@@ -22,6 +22,13 @@ def warm(
     ] = None,
     name: control_client.Name = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="End the warm-up of this list, or of --name.")] = False,
+    copies: Annotated[
+        str | None,
+        typer.Option(
+            help="In a cluster, at how many members each block is kept: all, or a number; default: at its owner.",
+            metavar="all|N",
+        ),
+    ] = None,
     nodes: Annotated[
         int | None,
         typer.Option(
@@ -45,10 +52,14 @@ def warm(
     outrider warm s3://bucket/train/
     outrider warm 's3://bucket/train-{000000..001281}.tar' --rate 200MB --no-wait
     outrider warm --from-file shards.txt
+    outrider warm s3://bucket/weights/ --copies all
     """
     body = control_client.list_of(urls, from_file)
     if nodes is not None and (not body or cancel or not wait):
         typer.echo("outrider: --nodes takes a list, and waits for its end", err=True)
+        raise typer.Exit(2)
+    if nodes is not None and copies is not None:
+        typer.echo("outrider: --copies is for the members of a cluster, and --nodes for caches that are none", err=True)
         raise typer.Exit(2)
     if nodes is not None:
         name = control_client.name_of(name, body)
@@ -67,7 +78,7 @@ def warm(
         return
     try:
         if body:
-            proxy.put(key, body, rate=rate)
+            proxy.put(key, body, rate=rate, copies=copies)
         if not wait:
             control_client.show(proxy.get(key), as_json)
             return

@@ -175,6 +175,16 @@ def test_with_peers_one_pod_warms_a_zone(chart: helm.Chart) -> None:
     assert "WARM-UP train: with peers" in notes(chart, asked)
 
 
+@pytest.mark.parametrize(("copies", "words"), [("all", ["--copies", "all"]), (2, ["--copies", "2"]), (None, [])])
+def test_with_peers_a_warm_up_may_put_copies_at_several_caches(
+    chart: helm.Chart, copies: object, words: list[str]
+) -> None:
+    train = {"name": "train", "url": "s3://corpus/train/"} | ({} if copies is None else {"copies": copies})
+    values = {"warm": {"keySecret": "key", "jobs": [train]}}
+    [job] = of_kind(chart, values, "Job")
+    assert warm_pod(job)["spec"]["containers"][0]["args"] == ["warm", "s3://corpus/train/", "--wait", "--json", *words]
+
+
 def test_a_warm_up_that_is_stuck_keeps_no_changed_one_from_its_node(chart: helm.Chart) -> None:
     def told(url: str) -> Manifest:
         values = {"warm": {"keySecret": "key", "jobs": [{"name": "train", "url": url, "zones": 2}]}}

@@ -140,6 +140,10 @@ REFUSED: list[tuple[Values, str]] = [
     ({"warm": {"jobs": [WARM | {"schedule": "daily"}], "keySecret": "key"}}, "/warm/jobs/0/schedule"),
     ({"warm": {"jobs": [WARM | {"nodes": 0}], "keySecret": "key"}}, "/warm/jobs/0/nodes"),
     ({"warm": {"jobs": [WARM | {"zones": 0}], "keySecret": "key"}}, "/warm/jobs/0/zones"),
+    *(
+        ({"warm": {"jobs": [WARM | {"copies": wrong}], "keySecret": "key"}}, "/warm/jobs/0/copies")
+        for wrong in ("some", 0, 1.5)
+    ),
     ({"warm": {"jobs": [WARM | {"name": "Train"}], "keySecret": "key"}}, "/warm/jobs/0/name"),
     ({"warm": {"jobs": [{"name": "train"}], "keySecret": "key"}}, "missing property 'url'"),
     ({"monitoring": {"podMonitor": {"interval": "often"}}}, "/monitoring/podMonitor/interval"),
@@ -160,6 +164,12 @@ REFUSED: list[tuple[Values, str]] = [
 def test_two_warm_ups_of_one_name_are_refused(chart: helm.Chart) -> None:
     values = {"warm": {"jobs": [WARM, WARM | {"schedule": "@daily"}], "keySecret": "key"}}
     with pytest.raises(helm.HelmRenderError, match="two of them have the same name"):
+        chart.render(values, name=RELEASE, namespace=NAMESPACE)
+
+
+def test_copies_without_peers_are_refused(chart: helm.Chart) -> None:
+    values = {"warm": {"jobs": [WARM | {"copies": "all"}], "keySecret": "key"}, "peers": {"enabled": False}}
+    with pytest.raises(helm.HelmRenderError, match=re.escape("train has copies, which takes peers.enabled")):
         chart.render(values, name=RELEASE, namespace=NAMESPACE)
 
 

@@ -129,7 +129,10 @@ def test_a_host_without_an_address_is_told(addresses: list[str]) -> None:
     assert (told.exit_code, "has no address" in told.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("words", [["--no-wait"], ["--cancel"]])
-def test_nodes_are_waited_for(words: list[str]) -> None:
+@pytest.mark.parametrize(("words", "said"), [
+    (["--no-wait"], "--nodes takes a list"), (["--cancel"], "--nodes takes a list"),
+    (["--copies", "all"], "--copies is for the members of a cluster"),
+])  # fmt: skip
+def test_options_that_nodes_do_not_take_are_refused(words: list[str], said: str) -> None:
     told = run(9480, "--nodes", "2", *words)
-    assert (told.exit_code, "--nodes takes a list" in told.stderr) == (2, True)
+    assert (told.exit_code, said in told.stderr) == (2, True)

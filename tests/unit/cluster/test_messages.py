@@ -44,8 +44,8 @@ from outrider.core.model import ObjectRef, VersionIdentity
 DAY = "Thu, 01 Jan 2026 00:00:00 GMT"
 REF, OTHER = ObjectRef("bucket", "key\udcff/é"), ObjectRef("b", "k")
 
-# As members of 0.2 write them, but for fields that are younger: `modified` of a page, `first` of a forget, `known` and
-# `below` of a share.
+# As members of 0.2 write them, but for fields that are younger: `modified` of a page, `first` of a forget, `copies` of
+# a command, `known` and `below` of a share.
 GOLDEN: dict[Any, bytes] = {
     Hello(
         Member("n-1", "[fe80::1%eth0]:1", "zone", 10**12, "c:1", (1, 2)), 7, "ring", 3, 1.8e9, is_ready=False,
@@ -57,7 +57,7 @@ GOLDEN: dict[Any, bytes] = {
         b'"first":null}',
     Command("n", "put", "warm", "o\udcff", "a", b"s3://b/\xff\n", 1.5, 2.0):
         b'{"from":"n","verb":"put","folder":"warm","owner":"o\\udcff","name":"a","list":"czM6Ly9iL/8K","rate":1.5,'
-        b'"at":2}',
+        b'"at":2,"copies":null}',
     OrderTold("n", 1, 2, 3, "10.0.0.1", (REF, OTHER, ObjectRef("bucket", "2")), 4, 9):
         b'{"from":"n","boot":1,"number":2,"order":3,"client":"10.0.0.1","start":4,"total":9,"withdrawn":false,'
         b'"buckets":["bucket","b"],"reads":[[0,"key\\udcff/\\u00e9"],[1,"k"],[0,"2"]]}',
@@ -113,7 +113,7 @@ MESSAGES: tuple[st.SearchStrategy[Any], ...] = (
     st.builds(
         Command, words, st.sampled_from(("put", "get", "cancel", "delete", "begin", "list", "objects")),
         st.sampled_from(("warm", "pin", "evict", "verify", "plan")), from_wire, from_wire, st.binary(), seconds,
-        seconds,
+        seconds, st.none() | numbers,
     ),
     st.builds(CommandAnswer, st.none() | st.dictionaries(from_wire, st.none() | numbers), from_wire, from_wire),
     st.builds(
@@ -207,7 +207,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     Command: {
         "from": NO_NAME, "verb": (None, "", "post", "put\n", "input", ["put"]), "folder": (None, "", "stall"),
         "owner": NO_TEXT, "name": (*NO_TEXT, ""), "list": (*NO_TEXT, "-", "YQ", "Y\nQ==", "é"), "rate": NO_TIME,
-        "at": NO_TIME,
+        "at": NO_TIME, "copies": NO_NUMBER[1:],
     },
     CommandAnswer: {"told": ([], 1, "a"), "error": NO_TEXT, "code": NO_TEXT},
     OrderTold: {
@@ -258,7 +258,7 @@ def test_a_message_of_another_form_is_refused(kind: type, field: str) -> None:
         "fields of a later version are ignored"
     )
     wrongs = [fields | {field: value} for value in BAD[kind][field]]
-    if field not in ("total", "told", "modified", "first"):
+    if field not in ("total", "told", "modified", "first", "copies"):
         wrongs.append({name: its for name, its in fields.items() if name != field})
     for wrong in wrongs:
         with pytest.raises(WireError):

@@ -18,7 +18,9 @@ _FORMAT = sealed_file.JsonFormat("warmups", 1)
 # Each warm-up has a list of at most 4 MiB. A longer file was not written by this program.
 _BYTES_MAX = 512 * 1024 * 1024
 _AT_MAX = 1e11
-_FIELDS = {"owner": str, "name": str, "body": str, "at": float, "bytes_per_s": float}
+_FIELDS = {"owner": str, "name": str, "body": str, "at": float, "bytes_per_s": float, "copies": int}
+# That of a warm-up of 0.2, which knew no copies.
+_COPIES = 1
 
 
 def take(path: Path) -> list[SavedWarmup]:
@@ -38,14 +40,15 @@ def take(path: Path) -> list[SavedWarmup]:
 
 
 def _warmup_of(fields: dict[str, object]) -> SavedWarmup:
-    if not isinstance(fields, dict) or fields.keys() != _FIELDS.keys():
+    if not isinstance(fields, dict):
         raise TypeError("no warm-up")
-    if any(type(fields[name]) is not kind for name, kind in _FIELDS.items()):
+    fields = {"copies": _COPIES, **fields}
+    if fields.keys() != _FIELDS.keys() or any(type(fields[name]) is not kind for name, kind in _FIELDS.items()):
         raise TypeError("no warm-up")
     saved = SavedWarmup(**fields)  # type: ignore[arg-type]
     saved.body.encode("utf-8", "surrogateescape")
-    if not (0 <= saved.at < _AT_MAX and 0 <= saved.bytes_per_s < inf):
-        raise ValueError("no time, or no rate")
+    if not (0 <= saved.at < _AT_MAX and 0 <= saved.bytes_per_s < inf and saved.copies >= 0):
+        raise ValueError("no time, no rate, or no number of copies")
     return saved
 
 

@@ -323,7 +323,8 @@ class Command:
     """A maintenance command, passed on to the other owners of the blocks. `folder`, `name`, `body`: as the client gave
     them to `sender`. `owner`: the client's access key; empty: it has none. `bytes_per_s`: the receiver's share of the
     bandwidth; 0: no limit. `at`: when the client gave it, in seconds since 1970 by the clock of that member; 0: that
-    does not matter."""
+    does not matter. `copies`: see `core.maintenance.copies`; None: one, as members before 0.3 keep of each block
+    whatever is told."""
 
     sender: _Sender
     # "begin" of a pin comes from members of 0.2 alone, and changes nothing.
@@ -334,6 +335,7 @@ class Command:
     body: Annotated[Base64, Field(alias="list")] = b""
     bytes_per_s: Annotated[Seconds, Field(alias="rate")] = 0.0  # a rate has the bounds of a time
     at: Seconds = 0.0
+    copies: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

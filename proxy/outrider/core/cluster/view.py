@@ -115,6 +115,19 @@ class View:
         name = self.me.name
         return self.ring.owner(ref, index).name == name or self.takers.owner(ref, index).name == name
 
+    def keeps(self, ref: ObjectRef, index: int, copies: int) -> bool:
+        """Whether this node is among the first `copies` members for the block, or stands in for one of them that is
+        away; 0: each member is."""
+        if not copies:
+            return True
+        first = (*self.ring.owners(ref, index)[:copies], *self.takers.owners(ref, index)[:copies])
+        return any(member.name == self.me.name for member in first)
+
+    def turn(self, ref: ObjectRef, index: int) -> int:
+        """The turn in which this node asks others for copies of the block: how far behind this node its taker stands in
+        the ring. So members that bring the same blocks at the same time ask different ones."""
+        return self.ring.distance(self.me.name, self.taker(ref, index).name)
+
     def previous_owner(self, ref: ObjectRef, index: int) -> Member | None:
         """The member that took the block before the last change that moved it, within an hour, if it is alive: an owner
         that leaves, one of an earlier ring, or the stand-in for this node while it was away. None: nobody else did.

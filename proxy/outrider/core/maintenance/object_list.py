@@ -41,7 +41,7 @@ class SavedWarmup:
     """A warm-up that a stop of the proxy cut off.
 
     `owner`: an access key; empty: no particular client. `body`: the list as it was sent. `at`: seconds since 1970.
-    `bytes_per_s`: its bandwidth limit; 0: none.
+    `bytes_per_s`: its bandwidth limit; 0: none. `copies`: see `core.maintenance.copies`.
     """
 
     owner: str
@@ -49,6 +49,7 @@ class SavedWarmup:
     body: str
     at: float
     bytes_per_s: float
+    copies: int = 1
 
 
 def parse_list(body: bytes, *, objects_max: int = OBJECTS_MAX) -> ObjectList:

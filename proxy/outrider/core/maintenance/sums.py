@@ -46,6 +46,7 @@ def warmup_sum(parts: Sequence[Mapping[str, Any]], *, under_way: bool = False) -
         "elapsed_s": max(part.get("elapsed_s", 0.0) for part in parts),
         "ended_s": min(ended) if ended and state is not State.RUNNING else None,
         "failures": list(failures.values()),
+        "notes": list(dict.fromkeys(note for part in parts for note in part.get("notes", ()))),
     }
 
 

@@ -11,7 +11,8 @@
 3. A verification (`Verification`) reads the blocks that it names and compares their checksums. Bad blocks are dropped
    and reported. They come again with the next read.
 4. In a cluster, a warm-up, an eviction and a verification are passed on to all members (`Together`). A warm-up brings
-   the blocks that this member owns (`OwnPart`), and the progress is the sum of all parts.
+   the blocks that this member owns (`OwnPart`), and the progress is the sum of all parts. Where members are to keep
+   copies, each brings them from their owners once it has its own blocks.
 5. In a cluster, all members know all pins, and each keeps the blocks that it owns (`PinsTogether`).
 """
 

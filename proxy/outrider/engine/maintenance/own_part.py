@@ -1,8 +1,8 @@
-"""The part of a warm-up or a pin that one member of a cluster brings: the blocks that it owns."""
+"""The part of a warm-up or a pin that one member of a cluster brings: the blocks that it owns, and copies of others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outrider.core.block_layout import BlockLayout
@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OwnPart:
-    """The part by the ring, and by the members that are there, of one moment."""
+    """The part by the ring, and by the members that are there, of one moment. `copies`: see
+    `core.maintenance.copies`."""
 
     view: View
     layout: BlockLayout
+    copies: int = 1
 
     def has(self, ref: ObjectRef, index: int) -> bool:
-        return self.view.is_mine(ref, index)
+        return self.view.keeps(ref, index, self.copies)
+
+    @property
+    def own(self) -> OwnPart:
+        """The part of which no other member has a copy before this one."""
+        return self if self.copies == 1 else replace(self, copies=1)
 
     def share(self, ref: ObjectRef, size: int) -> Share:
         """The part of an object of `size` bytes."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.core.cluster.messages import Command, CommandAnswer
 from outrider.core.errors import ServiceUnavailable
+from outrider.core.maintenance.copies import before_0_3
 from outrider.core.maintenance.progress import State
 from outrider.core.maintenance.sums import UNANSWERED, failed_part
 from outrider.engine.cluster.commands import CommandsElsewhere
@@ -71,6 +72,8 @@ class Together:
             return UNANSWERED
         if answer.told is None:
             return failed_part(member, answer.error or "it does not know of the command")
+        if put.copies not in (None, 1) and "copies" not in answer.told:
+            return {**answer.told, "notes": [before_0_3(member)]}
         return answer.told
 
     # -- warm-ups -----------------------------------------------------------------------------------------------------
@@ -129,4 +132,5 @@ class Together:
         return is_here and warmup.progress.state is not State.CANCELLED
 
     def _put_of(self, warmup: Warmup) -> Command:
-        return Command("", "put", "warm", warmup.owner, warmup.name, warmup.body, warmup.allowance.bytes_per_s)
+        return Command("", "put", "warm", warmup.owner, warmup.name, warmup.body, warmup.allowance.bytes_per_s,
+                       copies=warmup.copies)  # fmt: skip

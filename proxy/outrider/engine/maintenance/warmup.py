@@ -9,6 +9,7 @@ from typing import Any
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.errors import InvalidRequest
+from outrider.core.maintenance.copies import in_words, too_many
 from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
 from outrider.core.maintenance.sums import warmup_sum
@@ -29,8 +30,8 @@ _RECOUNT_SHARE = 0.05
 class Item:
     """One object. `size` -1: unknown. `version_id` empty: the names of its blocks are unknown. `here`: how many of its
     bytes were seen on disk. `wanted_bytes`: how many of them this node is to have; 0 while the size is unknown.
-    `counts`: this node counts the object. `etag`: as the LIST shows it; empty: unknown. `modified`: see
-    `VersionIdentity`."""
+    `counts`: this node counts the object. `room_bytes`: the room that was found for it. `etag`: as the LIST shows it;
+    empty: unknown. `modified`: see `VersionIdentity`."""
 
     ref: ObjectRef
     size: int = -1
@@ -42,7 +43,7 @@ class Item:
     here: int = 0
     whole: bool = False
     failed: bool = False
-    has_room: bool = False
+    room_bytes: int = 0
 
     def is_now(self, version: ObjectVersion, version_id: bytes) -> None:
         self.is_named(version.identity)
@@ -74,8 +75,14 @@ class Warmup:
     allowance: TokenBucket
     items: dict[ObjectRef, Item] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
+    copies: int = 1
+    """The members that keep each block; see `core.maintenance.copies`."""
     need_bytes: int = 0
     """How much of the cache the objects take, as far as their sizes are known."""
+    room_bytes: int = 0
+    """How much there is for them."""
+    is_copying: bool = False
+    """All that this node owns was brought, and copies of others are brought now."""
     trusting: bool = False
     """Blocks that a start found on disk count without a check: they are verified before they are read."""
     is_divided: bool = False
@@ -97,10 +104,11 @@ class Warmup:
 
     def add(self, refs: Iterable[tuple[ObjectRef, int]]) -> None:
         """Want these objects, too, unless they are wanted already; each with its size (-1: unknown)."""
+        own = None if self.part is None else self.part.own
         for ref, size in refs:
             if ref not in self.items:
                 # The owner of an object's first block counts the object.
-                counts = self.part is None or self.part.has(ref, 0)
+                counts = own is None or own.has(ref, 0)
                 item = self.items[ref] = Item(ref, counts=counts)
                 self.progress.wanted_objects += counts
                 self.progress.unsized += counts
@@ -123,18 +131,35 @@ class Warmup:
             await asyncio.sleep(0)
         self.part, self.progress, self.items = part, anew.progress, anew.items
 
-    def own_bytes(self, ref: ObjectRef, size: int) -> int:
-        """How many bytes of an object of `size` bytes are wanted here."""
-        return size if self.part is None else self.part.share(ref, size).size
+    @property
+    def bringing(self) -> OwnPart | None:
+        """The blocks that are brought now: the own ones before copies of others, so that nobody asks an owner for
+        blocks that it does not have yet while it could bring them. None: all."""
+        return self.part if self.part is None or self.is_copying else self.part.own
 
-    def blocks(self, item: Item, layout: BlockLayout) -> Iterator[tuple[BlockKey, int]]:
-        """The blocks of an object whose size is known that are wanted here, each with its length in bytes."""
-        blocks, part = blocks_of(item, layout), self.part
+    def bringing_bytes(self, item: Item, size: int) -> int:
+        """How many bytes of an object of `size` bytes are brought now."""
+        part = self.bringing
+        if part is self.part and size == item.size:
+            return item.wanted_bytes
+        return size if part is None else part.share(item.ref, size).size
+
+    def bringing_blocks(self, item: Item, layout: BlockLayout) -> Iterable[tuple[BlockKey, int]]:
+        """As `blocks`, those that are brought now; copies of others in the turns of `View.turn`."""
+        part = self.bringing
+        blocks = self.blocks(item, layout, part)
+        if part is None or part.copies == 1:
+            return blocks
+        return sorted(blocks, key=lambda block: part.view.turn(item.ref, block[0].index))
+
+    def blocks(self, item: Item, layout: BlockLayout, part: OwnPart | None) -> Iterator[tuple[BlockKey, int]]:
+        """The blocks in `part` of an object whose size is known, each with its length in bytes."""
+        blocks = blocks_of(item, layout)
         return blocks if part is None else (block for block in blocks if part.has(item.ref, block[0].index))
 
     def _is_sized(self, item: Item, size: int) -> None:
         if size != item.size:
-            wanted = self.own_bytes(item.ref, max(0, size))
+            wanted = max(0, size) if self.part is None else self.part.share(item.ref, max(0, size)).size
             self.progress.wanted_bytes += wanted - item.wanted_bytes
             self.progress.unsized -= item.counts * ((item.size < 0) - (size < 0))
             item.size, item.wanted_bytes = size, wanted
@@ -179,7 +204,7 @@ class Warmup:
         began, self._removals = clock(), removals
         for item in self.items.values():
             if item.version_id and (item.whole or not self.running):
-                here = sum(length for key, length in self.blocks(item, layout) if has(key))
+                here = sum(length for key, length in self.blocks(item, layout, self.part) if has(key))
                 self.progress.bytes += here - item.here
                 self.progress.objects += item.counts * ((here == item.wanted_bytes) - item.whole)
                 item.here, item.whole = here, here == item.wanted_bytes
@@ -192,7 +217,9 @@ class Warmup:
 
     def told_part(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         """The progress of this node's part."""
-        return {"name": self.name, "client": self.client, **self.progress.told(now, failures_max)}
+        note = too_many(self.copies, 1 if self.part is None else len(self.part.view.ring.members))
+        return {"name": self.name, "client": self.client, "copies": in_words(self.copies),
+                **self.progress.told(now, failures_max), "notes": [] if note is None else [note]}  # fmt: skip
 
 
 def blocks_of(item: Item, layout: BlockLayout) -> Iterator[tuple[BlockKey, int]]:

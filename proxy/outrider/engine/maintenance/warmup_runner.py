@@ -230,7 +230,7 @@ class WarmupRunner:
 
     def _divide(self, warmup: Warmup) -> None:
         if warmup.is_divided and self._view is not None:
-            warmup.part = OwnPart(self._view(), self.layout)
+            warmup.part = OwnPart(self._view(), self.layout, warmup.copies)
 
     def _is_divided_otherwise(self, warmup: Warmup) -> bool:
         """Whether blocks have other owners by now."""
@@ -240,14 +240,18 @@ class WarmupRunner:
     async def _bring_all(self, warmup: Warmup, expand: bool) -> None:
         if expand:
             await self.expand(warmup)
-        room_bytes = await self.store.most_bytes() - self.pins.reserved_bytes
+        warmup.room_bytes, warmup.is_copying = await self.store.most_bytes() - self.pins.reserved_bytes, False
         # The objects whose versions this member is the authority of come first: others ask it for these.
-        await self.each(
-            sorted(warmup.items.values(), key=lambda item: not item.counts),
-            _OBJECTS_AT_ONCE,
-            lambda item: self._bring_or_note(warmup, item, room_bytes),
-        )
+        await self._bring_each(warmup, lambda item: not item.counts)
+        part = warmup.part
+        if part is not None and part.copies != 1:
+            warmup.is_copying = True
+            await self._bring_each(warmup, lambda item: part.view.turn(item.ref, 0))
         self._look_back(warmup)
+
+    async def _bring_each(self, warmup: Warmup, turn: Callable[[Item], int]) -> None:
+        items = sorted((item for item in warmup.items.values() if not item.failed), key=turn)
+        await self.each(items, _OBJECTS_AT_ONCE, lambda item: self._bring_or_note(warmup, item))
 
     def _stopped(self, warmup: Warmup, task: asyncio.Task[None]) -> None:
         # It may have begun again, with another task.
@@ -263,20 +267,21 @@ class WarmupRunner:
                 why = "evicted before the warm-up ended: the cache is too small for it and what else is read"
                 warmup.progress.fail(str(item.ref), why)
 
-    async def _bring_or_note(self, warmup: Warmup, item: Item, room_bytes: int) -> None:
+    async def _bring_or_note(self, warmup: Warmup, item: Item) -> None:
         try:
-            await self._bring(warmup, item, room_bytes)
-            warmup.completed(item)
+            await self._bring(warmup, item)
+            if warmup.bringing is warmup.part:
+                warmup.completed(item)
         except (Signal, S3Error) as error:
             item.failed = True
             warmup.progress.fail(str(item.ref), reason_of(error), is_passing=_is_passing(error))
 
-    async def _bring(self, warmup: Warmup | None, item: Item, room_bytes: int | None = None) -> None:
+    async def _bring(self, warmup: Warmup | None, item: Item) -> None:
         """Raises Signal, S3Error: why the object is not here as a whole."""
         pauses_s, away_pauses_s = iter(_PAUSES_S), iter(_AWAY_PAUSES_S)
         while True:
             try:
-                await self._bring_once(warmup, item, room_bytes)
+                await self._bring_once(warmup, item)
                 self._is_away_for_long = False
                 return
             except (Signal, S3Error) as error:
@@ -299,16 +304,17 @@ class WarmupRunner:
         self._is_away_for_long = pause_s is None
         return pause_s
 
-    async def _bring_once(self, warmup: Warmup | None, item: Item, room_bytes: int | None) -> None:
-        if item.size >= 0:
-            if not item.counts and not item.wanted_bytes:
+    async def _bring_once(self, warmup: Warmup | None, item: Item) -> None:
+        part = None if warmup is None else warmup.bringing
+        if item.size >= 0 and warmup is not None:
+            if not item.counts and not warmup.bringing_bytes(item, item.size):
                 return  # all of it is for other members
-            self._check_room(warmup, item, item.size, room_bytes)
+            self._check_room(warmup, item, item.size)
         version = self._fills.known(item.ref)
         brought = False
         if version is not None:
             version = await self._fills.brought(version)
-        elif not item.counts:
+        elif part is not None and not part.has(item.ref, 0):
             await self._place(warmup, item.ref)
             try:
                 version = await self._fills.told(item.ref, purpose=Purpose.COMMAND)
@@ -334,7 +340,7 @@ class WarmupRunner:
                 raise _NoRoomError("it is larger than the cache")
             item.is_now(version, vid)
         else:
-            self._check_room(warmup, item, version.size, room_bytes)
+            self._check_room(warmup, item, version.size)
             warmup.found(item, version, vid)
         if self.pins.is_pinned(item.ref):
             self.pins.block_came(version, vid)
@@ -345,21 +351,22 @@ class WarmupRunner:
         version = self._versions.stale(ref)
         return version is not None and self.store.has(BlockKey(self.version_id(version), 0))
 
-    def _check_room(self, warmup: Warmup | None, item: Item, size: int, room_bytes: int | None) -> None:
+    def _check_room(self, warmup: Warmup, item: Item, size: int) -> None:
         """Refuse an object for which there is no room left. Otherwise the end of a warm-up would evict its
         beginning."""
-        if warmup is None or room_bytes is None or item.has_room or self.pins.is_pinned(item.ref):
+        if self.pins.is_pinned(item.ref):
             return
-        need = self.pins.disk_bytes(warmup.own_bytes(item.ref, size))
-        if warmup.need_bytes + need > room_bytes:
-            raise _NoRoomError(f"no room: {warmup.need_bytes + need - room_bytes} bytes are missing in the cache")
-        item.has_room = True
+        need = self.pins.disk_bytes(warmup.bringing_bytes(item, size)) - item.room_bytes
+        if (missing := warmup.need_bytes + need - warmup.room_bytes) > 0 and need > 0:
+            where = "" if warmup.part is None or not warmup.is_copying else f" for a copy at {warmup.part.view.me.name}"
+            raise _NoRoomError(f"no room{where}: {missing} bytes are missing in the cache")
+        item.room_bytes += need
         warmup.need_bytes += need
 
     async def _bring_blocks(self, warmup: Warmup | None, item: Item, version: ObjectVersion, brought: bool) -> None:
         passed = 0
         async with TaskGroup() as group:
-            blocks = blocks_of(item, self.layout) if warmup is None else warmup.blocks(item, self.layout)
+            blocks = blocks_of(item, self.layout) if warmup is None else warmup.bringing_blocks(item, self.layout)
             for key, length in blocks:
                 if self.store.is_verified(key) or (self.store.has(key) and warmup is not None and warmup.trusting):
                     # The first block may have come a moment ago, with the answer to the question for the version.

@@ -1,7 +1,8 @@
 """The maintenance commands of the control bucket: a list of names under warm/, pin/, evict/ or verify/ (see
 `core.maintenance.object_list`).
 
-    PUT     warm/<name>     fetch all of it; `x-amz-meta-rate: 200MB` bounds the bytes a second
+    PUT     warm/<name>     fetch all of it; `x-amz-meta-rate: 200MB` bounds the bytes a second, and in a cluster
+                            `x-amz-meta-copies: all` puts a copy at each member, and a number at so many
     PUT     pin/<name>      the same, and never evict it; refused when it does not fit next to the other pins
     PUT     evict/<name>    drop the cached blocks of it
     PUT     verify/<name>   read the cached blocks of it and compare checksums; an empty list: all blocks
@@ -32,6 +33,7 @@ from outrider.core.errors import (
     ServiceUnavailable,
     StoreUnavailable,
 )
+from outrider.core.maintenance.copies import parse_copies
 from outrider.core.maintenance.object_list import BODY_BYTES_MAX, ObjectList, SavedWarmup, parse_list
 from outrider.core.maintenance.progress import Progress, State
 from outrider.core.maintenance.sums import PART_NAMES_MAX, eviction_sum, verification_sum
@@ -119,7 +121,7 @@ class MaintenanceCommands:
         """The warm-ups that have not ended."""
         return [
             SavedWarmup(warmup.owner, warmup.name, warmup.body.decode("utf-8", "surrogateescape"), warmup.at,
-                        warmup.allowance.bytes_per_s)
+                        warmup.allowance.bytes_per_s, warmup.copies)
             for warmup in self._warmups.all() if (warmup.running and not warmup.is_told) or warmup.is_led
         ]  # fmt: skip
 
@@ -135,7 +137,7 @@ class MaintenanceCommands:
             try:
                 wanted = await self._readable(body, who)
                 self._warm(Warmup(warmup.owner, client, warmup.name, body, warmup.at, wanted, _may(who), Progress(now),
-                                  TokenBucket(warmup.bytes_per_s, now)))  # fmt: skip
+                                  TokenBucket(warmup.bytes_per_s, now), copies=warmup.copies))  # fmt: skip
             except S3Error as error:
                 log.info("warm-up not resumed", extra={"warmup": warmup.name, "error": error.text})
 
@@ -164,7 +166,8 @@ class MaintenanceCommands:
                 return await self._evicted(name, wanted, who)
             now, client = self._warmup_runner.clock(), who.client.name if who.client else ""
             self._warm(Warmup(owner, client, name, command.body, self._clock(), wanted, _may(who), Progress(now),
-                              TokenBucket(command.bytes_per_s, now), is_divided=True, is_told=True))  # fmt: skip
+                              TokenBucket(command.bytes_per_s, now), is_divided=True, is_told=True,
+                              copies=1 if command.copies is None else command.copies))  # fmt: skip
         elif command.verb == "cancel" and folder == "warm":
             self._cancel(owner, name)
         elif command.verb == "delete":
@@ -214,11 +217,12 @@ class MaintenanceCommands:
     def _warmup(self, request: ControlRequest, folder: str, name: str, body: bytes, wanted: ObjectList) -> Warmup:
         now, who = self._warmup_runner.clock(), request.who
         client = who.client.name if who.client else ""
-        rate = _rate(dict(request.headers))
+        headers = dict(request.headers)
+        rate, copies = _rate(headers), _copies(headers, folder)
         if self._together is not None and folder == "warm":
             rate = self._together.share_of(rate)
         return Warmup(request.owner, client, name, body, self._clock(), wanted, _may(who), Progress(now),
-                      TokenBucket(rate, now))  # fmt: skip
+                      TokenBucket(rate, now), copies=copies)  # fmt: skip
 
     def _warm(self, warmup: Warmup) -> None:
         together = None if warmup.is_told else self._together
@@ -226,7 +230,7 @@ class MaintenanceCommands:
             warmup.is_divided = True
         before = self._warmups.get(warmup.owner, warmup.name)
         if before is not None and before.running:
-            if before.body == warmup.body and before.allowance.bytes_per_s == warmup.allowance.bytes_per_s:
+            if _asked(before) == _asked(warmup):
                 return  # this very warm-up is under way
             self._warmup_runner.cancel(before)
         self._warmups.put(warmup)
@@ -311,6 +315,10 @@ class MaintenanceCommands:
             warmup.progress.state = State.CANCELLED
 
 
+def _asked(warmup: Warmup) -> tuple[bytes, float, int]:
+    return warmup.body, warmup.allowance.bytes_per_s, warmup.copies
+
+
 def _may(who: Who) -> May:
     client = who.client
     return (lambda ref: True) if client is None else (lambda ref: may_read(client, ref))
@@ -337,3 +345,16 @@ def _rate(headers: Mapping[str, str]) -> float:
         return 0.0 if told is None else float(parse_bytes(told))
     except ValueError as error:
         raise InvalidArgument(f"x-amz-meta-rate is a number of bytes a second, like 200MB: {error}") from error
+
+
+def _copies(headers: Mapping[str, str], folder: str) -> int:
+    told = headers.get("x-amz-meta-copies")
+    if told is None:
+        return 1
+    if folder == "pin":
+        # Room for a pin is reserved where its blocks are owned. A copy elsewhere is what goes first.
+        raise InvalidArgument("x-amz-meta-copies is for warm/ alone: a pin keeps each block where it is owned.")
+    try:
+        return parse_copies(told)
+    except ValueError as error:
+        raise InvalidArgument(f"x-amz-meta-copies: {error}") from error
