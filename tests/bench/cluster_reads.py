@@ -31,6 +31,9 @@ _HELD = 0.40
 LINK_BYTES_S = 60e6
 # A cold byte comes in at its owner, leaves there, and comes in at the edge: links carry almost two for each one read.
 _PACE_BYTES_S = 25e6
+# Weights of 2 GB in blocks of 8 MiB, scaled down: as many blocks, and links that eight nodes fill without all the CPU.
+_WEIGHTS_BLOCK, _WEIGHTS_LINK_BYTES_S = MIB // 2, 7.5e6
+_WEIGHTS_BLOCKS = 240
 
 
 def every_node_reads_all(count: int, directory: Path, scale: float) -> list[Measured]:
@@ -84,6 +87,40 @@ def _paced(count: int, directory: Path, data: Data) -> list[Measured]:
             )
             for epoch in (1, 2)
         ]  # fmt: skip
+
+
+def weights(directory: Path, scale: float) -> list[Measured]:
+    """Eight nodes read the same bytes from the first one on, and begin together: one object, then a prefix of 16. The
+    bucket has no limit; a node's link brings it each byte once, from the bucket or from the byte's owner."""
+    blocks = max(16, int(_WEIGHTS_BLOCKS * scale) // 16 * 16)
+    measured: list[Measured] = []
+    for count in (1, 16):
+        place = directory / str(count)
+        place.mkdir()
+        measured += _weights(8, place, Data(count, blocks // count * _WEIGHTS_BLOCK))
+    return measured
+
+
+def _weights(count: int, directory: Path, data: Data) -> list[Measured]:
+    made = on_a_switch(
+        directory, data, count, 2 * data.total_bytes, _WEIGHTS_LINK_BYTES_S, block_bytes=_WEIGHTS_BLOCK
+    )
+    with made as (simulator, nodes):
+        report = checked(
+            run_epoch(
+                simulator, data, [node.endpoint for node in nodes.all], [data.keys] * count,
+                inside=[node.inside for node in nodes.all],
+            )
+        )  # fmt: skip
+    what = f"{count} nodes read the same {'object' if data.count == 1 else f'{data.count} objects'} at once"
+    least_s = data.total_bytes / _WEIGHTS_LINK_BYTES_S
+    return [
+        _share("weights", what, report, data, 1.005),
+        Measured(
+            "weights", f"{what}: the slowest, x the time of its link", report.took_s / least_s, 1.15,
+            detail=f"the fastest {min(rank.took_s for rank in report.ranks) / least_s:.2f}; of {least_s:.1f} s",
+        ),
+    ]  # fmt: skip
 
 
 @contextmanager
@@ -156,4 +193,5 @@ ROWS: dict[str, Row] = {
     "all-8": partial(every_node_reads_all, 8),
     "dealt": dealt_anew,
     "paced": paced,
+    "weights": weights,
 }
