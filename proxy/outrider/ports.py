@@ -12,7 +12,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cluster.member import Listed, Member
 from outrider.core.cluster.messages import Command, CommandAnswer, DatasetShare, Forget, Hello, ReadsTold, SharesAsked
-from outrider.core.cluster.peer_messages import Confirmed, PeerRead
+from outrider.core.cluster.peer_messages import Confirmed, PeerRead, Sending
 from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.checksums import Kind
 from outrider.core.s3.form_fields import PostForm
@@ -440,6 +440,11 @@ class PeerReply(Protocol):
     def digest(self) -> str:
         """The stored checksum of the block (`xxh3:HEX`, see `block_file`), if the body brings all of it and it is on
         the peer's disk; else empty."""
+        ...
+
+    @property
+    def sending(self) -> Sending:
+        """The load of the peer by all members, as of this reply."""
         ...
 
     async def some(self) -> Buffer:

@@ -102,9 +102,7 @@ def weights(directory: Path, scale: float) -> list[Measured]:
 
 
 def _weights(count: int, directory: Path, data: Data) -> list[Measured]:
-    made = on_a_switch(
-        directory, data, count, 2 * data.total_bytes, _WEIGHTS_LINK_BYTES_S, block_bytes=_WEIGHTS_BLOCK
-    )
+    made = on_a_switch(directory, data, count, 2 * data.total_bytes, _WEIGHTS_LINK_BYTES_S, block_bytes=_WEIGHTS_BLOCK)
     with made as (simulator, nodes):
         report = checked(
             run_epoch(

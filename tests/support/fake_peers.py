@@ -20,7 +20,7 @@ from outrider.core.cluster.messages import (
     ReadsTold,
     SharesAsked,
 )
-from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead
+from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerChanged, PeerFailed, PeerRead, Sending
 from outrider.core.cluster.wire_forms import decode
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
@@ -83,6 +83,7 @@ class FakePeerReply:
     extent: Extent | None
     digest: str
     pieces: AsyncGenerator[bytes, None]
+    sending: Sending = NOT_TOLD
     rest: bytes = b""
     in_thread: bool = True
 
@@ -252,7 +253,7 @@ def _reply(read: PeerRead, answer: PeerAnswer, pieces: AsyncGenerator[bytes, Non
         assert (confirmed.version.etag, confirmed.version.size) == (known.version.etag, known.version.size)
         confirmed = replace(confirmed, version=known.version)
     digest = answer.digest if fault.digest is None else fault.digest
-    return FakePeerReply(confirmed, answer.extent, digest, pieces)
+    return FakePeerReply(confirmed, answer.extent, digest, pieces, answer.sending)
 
 
 def _bytes_of(piece: Piece) -> bytes:

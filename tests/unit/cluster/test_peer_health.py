@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.core.cluster.body_pace import SendingPace
 from outrider.core.cluster.first_bytes import FirstBytes
 from outrider.core.cluster.peer_health import PeerHealth, PeersHealth
+from outrider.core.cluster.peer_messages import Sending
 from outrider.core.model import ObjectRef
 
 MIB = 1 << 20
@@ -136,6 +138,33 @@ def test_all_bodies_of_a_member_count_together() -> None:
     health = seen(bucket_mib_s=60.0)
     flows(health, "b", 4.0, bodies=16)
     assert not health.is_slow("b", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("sends_mib_s", "bodies", "slow"),
+    [
+        (0, 0, True), (29, 29, True), (31, 1, False), (0, 30, False),
+        pytest.param(300, 1, True, id="the way to it is broken"),
+    ],
+)  # fmt: skip
+def test_an_owner_whose_link_many_nodes_share_is_not_slow(sends_mib_s: int, bodies: int, slow: bool) -> None:
+    """All of them would ask the bucket for its blocks."""
+    health = seen(bucket_mib_s=60.0)
+    flows(health, "b", 1.0)
+    health.of("b").replied(0.01, Sending(sends_mib_s * MIB, bodies))
+    assert health.is_slow("b", 100.0) is slow
+
+
+def test_what_is_sent_to_members_is_told_by_the_second() -> None:
+    sending = SendingPace()
+    assert sending.bytes_s(0.0) == 0
+    for number in range(200):
+        sending.sent(MIB, 0.1 * number)
+    assert sending.bytes_s(19.9) == pytest.approx(10 * MIB, rel=0.05)
+    # After a pause of a minute the rate is that of now, within seconds.
+    for number in range(40):
+        sending.sent(MIB, 80 + 0.1 * number)
+    assert sending.bytes_s(83.9) == pytest.approx(10 * MIB, rel=0.2)
 
 
 def test_nobody_is_slow_because_this_nodes_link_is_full() -> None:

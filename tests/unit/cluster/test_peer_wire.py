@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
+from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerRead, ReadClass, Sending
 from outrider.core.cluster.peer_wire import (
     DIGEST,
     FIELD_BYTES_MAX,
     FROM,
     KNOWN,
     PEER,
+    SENDS,
     SEQUENCE,
     AnswerHead,
     Asker,
@@ -93,7 +94,8 @@ def test_an_answer_comes_as_it_was_sent(read: PeerRead, data: st.DataObject) -> 
         confirmed = replace(read.known, age_s=data.draw(ages), is_settled=data.draw(st.booleans()))
     digest = data.draw(st.sampled_from(("", "xxh3:0123456789abcdef"))) if extent is not None else ""
     status = 206 if extent is not None else 304 if read.known is not None else 200
-    sent = AnswerHead(confirmed, extent, digest)
+    sending = Sending(data.draw(sizes), data.draw(st.integers(0, 1000))) if extent is not None else NOT_TOLD
+    sent = AnswerHead(confirmed, extent, digest, sending)
     told = answer_headers(read, sent, "owner")
     assert parse_answer(read, status, told, 0 if extent is None else extent.length, "owner") == sent
 
@@ -181,6 +183,16 @@ def test_a_malformed_version_is_refused(value: str) -> None:
         parse_read("GET", "/b/k", {**asked, KNOWN: value})
     with pytest.raises(WireError):
         parse_answer(PeerRead(REF, None), 200, ((FROM, "owner"), (KNOWN, value)), 0, "owner")
+
+
+@pytest.mark.parametrize("value", ["", "1", "1/", "/1", "1/2/3", "-1/1", "1.5/1", "a/1", f"{2**63}/1"])
+def test_a_malformed_account_of_what_is_sent_is_refused(value: str) -> None:
+    read = PeerRead(REF, Extent(0, 1))
+    told = ((FROM, "owner"), (KNOWN, known_value()), ("content-range", "bytes 0-0/1"))
+    assert parse_answer(read, 206, (*told, (SENDS, "7/2")), 1, "owner").sending == (7, 2)
+    assert parse_answer(read, 206, told, 1, "owner").sending == NOT_TOLD, "a member before 0.3"
+    with pytest.raises(WireError):
+        parse_answer(read, 206, (*told, (SENDS, value)), 1, "owner")
 
 
 @pytest.mark.parametrize(

@@ -331,3 +331,17 @@ def test_a_node_keeps_what_it_reads_again_soonest_of_others_blocks() -> None:
     )).epochs  # fmt: skip
     assert max(epoch.peer_traffic for epoch in epochs[1:]) <= 0.30
     assert sum(epoch.read.origin_bytes for epoch in epochs[1:]) == 0
+
+
+@pytest.mark.parametrize(("objects", "told", "most"), [(1, False, 1.3), (16, False, 1.45), (16, True, 1.25)])
+def test_nodes_that_read_the_same_at_once_ask_the_bucket_once(objects: int, told: bool, most: float) -> None:
+    """Weights of 2 GB on eight nodes: the row `weights` of `make bench-cluster`, if owners send their blocks one after
+    the other. The fullest owner sends 1.06 times the data, and each node waits for it in each window. An order that is
+    told looks past the end of an object."""
+    size, link = 2_000_000_000 // objects, 60e6
+    nodes = Nodes(8, Machine(4_000_000_000, inf, 0.03, 8 * MIB), link, 1e9)
+    spec = JobSpec("w", Shards(objects, size, "w"), lambda _: [list(range(objects))] * 8, 1, 1e10, told=told)
+    (epoch,) = run(nodes, "cluster", spec).epochs
+    assert epoch.read.origin_bytes == objects * size
+    assert epoch.peer_bytes == 7 * objects * size
+    assert epoch.read.took_s <= most * objects * size / link

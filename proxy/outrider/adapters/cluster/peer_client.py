@@ -44,7 +44,7 @@ from outrider.core.model import Extent
 from outrider.metrics import Metrics
 from outrider.ports import Buffer, ByteSink, Clock
 
-_CONNECT_TIMEOUT_S = 0.25
+_CONNECT_TIMEOUT_S = 0.45
 # Idle connections to all members together. Each member of 200 keeps one for hellos.
 _IDLE_MAX = 256
 # A read waits as long for a connection, where as many as allowed are in use: then another source is asked.
@@ -250,6 +250,7 @@ class ReadReply:
         self.confirmed: Confirmed = head.confirmed
         self.extent: Extent | None = head.extent
         self.digest = head.digest
+        self.sending = head.sending
         self.in_thread = reply.in_thread
         self._reply = reply
         self._came = came

@@ -51,6 +51,18 @@ class BodyPace:
         return float(0.5 ** ((now - self._at) / self._half_life_s))
 
 
+class SendingPace(BodyPace):
+    """The rate of all bodies together that this node sends to members."""
+
+    def sent(self, count: int, now: float) -> None:
+        """A pause counts as a second at most: nobody asked meanwhile."""
+        self.flowed(count, min(1.0, now - self._at), now)
+
+    def bytes_s(self, now: float) -> int:
+        """0: too little was sent lately to tell."""
+        return int(self.rate(now) or 0)
+
+
 class BucketPace(BodyPace):
     """The rate of bodies from the bucket, lately and usually."""
 

@@ -39,6 +39,10 @@ class Breaker:
     def is_closed(self) -> bool:
         return self.state is Circuit.CLOSED
 
+    def serves(self, now: float) -> bool:
+        """Whether bytes came within the last second."""
+        return now - self._served_at < _SILENCE_S
+
     def served(self, now: float) -> None:
         """Bytes came that were asked for."""
         self._served_at = now
@@ -47,7 +51,7 @@ class Breaker:
     def failed(self, now: float) -> None:
         """A read failed."""
         self._failures += 1
-        if self.is_closed and self._failures >= _FAILURES and now - self._served_at >= _SILENCE_S:
+        if self.is_closed and self._failures >= _FAILURES and not self.serves(now):
             self._by_hello = False
             self._open(now)
 

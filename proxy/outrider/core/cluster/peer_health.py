@@ -10,6 +10,7 @@ from zlib import crc32
 from outrider.core.cluster.body_pace import BodyPace, BucketPace
 from outrider.core.cluster.breaker import Breaker
 from outrider.core.cluster.first_bytes import FirstBytes
+from outrider.core.cluster.peer_messages import NOT_TOLD, Sending
 from outrider.core.model import ObjectRef
 
 # The member answers, and is no worse for it.
@@ -22,19 +23,23 @@ _BUSY_REST_S = 1.0
 # A member is too slow below this part of the rate of one connection to the bucket, and of the others' rate.
 _SLOW = 0.5
 _SLOW_REST_S, _SLOW_REST_MAX_S = 30.0, 600.0
+# A member that sends so many times as much to all as one body of it brings is not shared by that many: the way to it is
+# broken. Fifty nodes that each read a few blocks of it at once are below that.
+_SHARED_MAX = 256
 # A second request is sent for at most this share of requests, and so many of these may be saved up.
 _SHARE, _SAVED_MAX = 0.02, 4.0
 
 
 @dataclass(slots=True)
 class PeerHealth:
-    """One member. `failures`: by the `why` of `PeerFailed`. `bytes_in`: of bodies."""
+    """One member. `failures`: by the `why` of `PeerFailed`. `bytes_in`: of bodies. `sending`: as it told last."""
 
     breaker: Breaker = field(default_factory=Breaker)
     pace: BodyPace = field(default_factory=BodyPace)
     first_bytes: FirstBytes = field(default_factory=FirstBytes)
     failures: Counter[str] = field(default_factory=Counter)
     bytes_in: int = 0
+    sending: Sending = NOT_TOLD
     boot: int = 0
     _absent_in_a_row: int = 0
     _busy_in_a_row: int = 0
@@ -60,9 +65,10 @@ class PeerHealth:
         """Whether it was too slow, a while ago."""
         return now < self._slow_until
 
-    def replied(self, wait_s: float) -> None:
-        """The head of a reply that is to be believed came after `wait_s`."""
+    def replied(self, wait_s: float, sending: Sending | None = None) -> None:
+        """The head of a reply that is to be believed came after `wait_s`. `sending` None: it is not told."""
         self.first_bytes.came(wait_s)
+        self.sending = self.sending if sending is None else sending
 
     def flowed(self, count: int, waited_s: float, now: float) -> None:
         """`count` bytes of a body came, for which a reader waited `waited_s`. 0: it waited in vain."""
@@ -128,13 +134,19 @@ class PeersHealth:
     def is_slow(self, name: str, now: float) -> bool:
         """Whether a body of the member, which is under way, had better be left for another source.
 
-        All bodies of the member together come at less than half the rate of one connection to the bucket. And it is not
-        this node's link that is full: that would slow down all bodies. So if bodies of other sources are under way, a
-        body of this member comes at less than half of their rate, too. False while its rate is not known.
+        All bodies of the member together come at less than half the rate of one connection to the bucket, and so do
+        those that it sends to all members: where many read the same, each gets a part of its link. If all of them went
+        to the bucket, that would give each block as many times. And it is not this node's link that is full: that would
+        slow down all bodies. So if bodies of other sources are under way, a body of this member comes at less than half
+        of their rate, too. False while its rate is not known.
         """
-        peer = self.of(name).pace
-        rate, bucket = peer.rate(now), self.bucket.usual
-        if rate is None or rate * max(1, peer.under_way) >= _SLOW * bucket:
+        health, least = self.of(name), _SLOW * self.bucket.usual
+        rate, (sends, bodies) = health.pace.rate(now), health.sending
+        if (
+            rate is None
+            or rate * max(1, health.pace.under_way, bodies) >= least
+            or least <= sends <= _SHARED_MAX * rate
+        ):
             return False
         others = [self.bucket, *(other.pace for each, other in self._peers.items() if each != name)]
         rates = [(other.rate(now), other.under_way) for other in others]

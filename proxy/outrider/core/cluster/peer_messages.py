@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 
@@ -24,6 +25,17 @@ class Confirmed:
     version: ObjectVersion
     age_s: float
     is_settled: bool = False
+
+
+class Sending(NamedTuple):
+    """The load of a member by all others: the bytes a second that it sends lately, and the bodies at this time."""
+
+    bytes_s: int
+    bodies: int
+
+
+NOT_TOLD = Sending(0, 0)
+"""As of members before 0.3."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ x-outrider-known   the known version, in base64 of JSON; absent: none is
 
 An answer of status 200, 206, 304 or 412 has `x-outrider-from`, the name of the member that gives it. It has
 `x-outrider-known`, but not with 412: without headers, if the version was known to the one that asked. A 206 has
-`content-range`, and `x-outrider-digest` if the block has one. The proof of an answer is `core.auth.peer_signature`'s.
+`content-range`, `x-outrider-digest` if the block has one, and `x-outrider-sends`: the bytes a second and the bodies
+that the member sends to all others (`BYTES/BODIES`). The proof of an answer is `core.auth.peer_signature`'s.
 
 Headers of an object are inside JSON, and so of any number, and of any bytes that came from a bucket. Fields of later
 versions of the wire, which this code does not know, are ignored. All that comes from the wire is checked here:
@@ -27,7 +28,7 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from outrider.core.cluster.member import WIRE_VERSIONS
-from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
+from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerRead, ReadClass, Sending
 from outrider.core.cluster.wire_forms import (
     NAME,
     NUMBER_MAX,
@@ -56,6 +57,7 @@ from outrider.core.model import (
 
 PEER, KNOWN = "x-outrider-peer", "x-outrider-known"
 FROM, DIGEST, SEQUENCE = "x-outrider-from", "x-outrider-digest", "x-outrider-seq"
+SENDS = "x-outrider-sends"
 
 FIELD_BYTES_MAX = 60 * 1024
 """The longest value of a header: `http.client` reads no line of more than 64 KiB. 700 headers of user metadata, which
@@ -101,6 +103,7 @@ class AnswerHead:
     confirmed: Confirmed | None
     extent: Extent | None
     digest: str
+    sending: Sending = NOT_TOLD
 
 
 # -- a read ---------------------------------------------------------------------------------------------------------
@@ -187,6 +190,8 @@ def answer_headers(read: PeerRead, answer: AnswerHead, name: str) -> Headers:
             headers.append(("content-range", span))
     if answer.digest:
         headers.append((DIGEST, answer.digest))
+    if any(answer.sending):
+        headers.append((SENDS, f"{answer.sending.bytes_s}/{answer.sending.bodies}"))
     return tuple(headers)
 
 
@@ -205,7 +210,10 @@ def parse_answer(read: PeerRead, status: int, headers: Headers, length: int | No
         return AnswerHead(None, None, "")
     confirmed = _answered_version(read, status, values)
     if status == 206:
-        return AnswerHead(confirmed, _answered_extent(read, confirmed, values, length), _digest_of(values))
+        extent = _answered_extent(read, confirmed, values, length)
+        bytes_s, _, bodies = values.get(SENDS, "0/0").partition("/")
+        sending = Sending(number(bytes_s, "sends"), number(bodies, "sends"))
+        return AnswerHead(confirmed, extent, _digest_of(values), sending)
     if status == 304:
         if read.known is None or read.extent is not None:
             raise WireError("nobody asked whether a version is current")

@@ -18,6 +18,9 @@ from outrider.engine.fill.content_verification import ContentMismatch
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.ports import Buffer, ByteSink, PeerReply, PeerTransport
 
+# A member whose bytes come by other connections, and to which none is made in time, has a full link. It is tried once
+# more, within a second in all: another member, or the bucket, would fetch the block anew.
+_RECONNECTS_MAX = 1
 # A reader gets the bytes of a block up to this size once all are here and have the peer's digest.
 _HELD_BYTES_MAX = 64 * 1024
 
@@ -47,6 +50,8 @@ class Reads(Protocol):
 
     def failed(self, member: Member, error: PeerFailed) -> None: ...
 
+    def serves(self, member: Member) -> bool: ...
+
     def gave_up(self, ref: ObjectRef, index: int, why: str) -> None: ...
 
     def refuted(self, version: ObjectVersion, index: int, member: Member) -> None: ...
@@ -68,6 +73,7 @@ class AskedBlock:
         self._digest_by: Member | None = None
         # Why the member that was asked last gave no more bytes.
         self._why = "absent"
+        self._reconnects_left = _RECONNECTS_MAX
         self.is_used = False
         """Bytes of a peer were handed on."""
         self.begun: tuple[PeerReply, WatchedRead] | None = None
@@ -117,6 +123,9 @@ class AskedBlock:
                 return reply, watched, context
             except PeerFailed as error:
                 failure = error
+                if error.why == "connect" and self._reconnects_left and self.reads.serves(member):
+                    self._reconnects_left -= 1
+                    continue
                 self._drop(member)
                 if isinstance(error, PeerChanged):
                     self._candidates.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.core.cluster.peer_messages import Confirmed
+from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, Sending
 from outrider.core.model import Extent
 from outrider.engine.read.body_pieces import Body
 
@@ -20,7 +20,7 @@ class PeerAnswer:
     412  the bucket has another version than the known one
     503  too busy
 
-    `confirmed` goes with 200, 206 and 304. `digest`: as `PeerReply.digest`. The port closes `body`.
+    `confirmed` goes with 200, 206 and 304. `digest`, `sending`: as those of `PeerReply`. The port closes `body`.
     """
 
     status: int
@@ -28,3 +28,4 @@ class PeerAnswer:
     extent: Extent | None = None
     digest: str = ""
     body: Body | None = None
+    sending: Sending = NOT_TOLD

@@ -206,7 +206,9 @@ class PeerReads:
         try:
             reply = await watched.awaited(sending.__aenter__())
             watched.has_head, watched.is_on_disk = True, bool(reply.digest)
-            peer.replied(self._runtime.clock() - watched.began)
+            # Only a reply with bytes tells it.
+            told = None if reply.extent is None else reply.sending
+            peer.replied(self._runtime.clock() - watched.began, told)
             if read.only_if_here:
                 peer.had(True)
             try:
@@ -257,6 +259,10 @@ class PeerReads:
 
     def failed(self, member: Member, error: PeerFailed) -> None:
         self._members.failed(member, error.why)
+
+    def serves(self, member: Member) -> bool:
+        """Whether bytes of the member came within the last second."""
+        return self._members.health.of(member.name).breaker.serves(self._runtime.clock())
 
     def promote(self, member: Member, read: PeerRead) -> None:
         """A reader waits now for a block that was asked for ahead of readers: its owner is asked once more, so that it

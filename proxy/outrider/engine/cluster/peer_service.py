@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
+from outrider.core.cluster.body_pace import SendingPace
 from outrider.core.cluster.messages import Command, CommandAnswer, DatasetShare, Forget, Hello, OrderTold, ReadsTold
-from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
+from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass, Sending
 from outrider.core.errors import OriginBroke, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.members import Members
@@ -24,7 +25,7 @@ from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.read.body import BodyParts, BodyRead
-from outrider.engine.read.body_pieces import ReaderCount
+from outrider.engine.read.body_pieces import Piece, ReaderCount
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
@@ -60,6 +61,7 @@ class PeerService:
         # Readers of other members share another line than those of this one.
         self._body_parts = BodyParts(layout, source, store, flights, contents, ReaderCount(), metrics)
         self._runtime, self._clock = runtime, runtime.clock
+        self._sending = SendingPace()
         # Blocks that the disk has been asked to open, and has not for too long.
         self._late = 0
         self.hear_reads: Callable[[ReadsTold], None] = lambda message: None
@@ -169,10 +171,14 @@ class PeerService:
                 lease.release()
         elif read.only_if_here:
             return PeerAnswer(404)
-        body = _PeerRead(read, version, extent, self._versions.changes, self._body_parts, self._owners)
+        body = _PeerRead(
+            read, version, extent, self._versions.changes, self._body_parts, self._owners,
+            lambda count: self._sending.sent(count, self._clock()),
+        )  # fmt: skip
         await body.begin()
         confirmed = Confirmed(version, confirmed.age_s + self._clock() - since, confirmed.is_settled)
-        return PeerAnswer(206, confirmed, extent, digest, body)
+        sending = Sending(self._sending.bytes_s(self._clock()), self._body_parts.readers.reading)
+        return PeerAnswer(206, confirmed, extent, digest, body, sending)
 
     async def _leased(self, key: BlockKey) -> Lease | None:
         """None: the block is not here. Raises SlowDown: the disk does not answer in time, or has just not."""
@@ -219,13 +225,20 @@ class _PeerRead(BodyRead):
     """The bytes of a part of one block, from the nearest place that waits for no peer."""
 
     def __init__(
-        self, read: PeerRead, version: ObjectVersion, extent: Extent, since: int, parts: BodyParts, owners: PeerReads
+        self, read: PeerRead, version: ObjectVersion, extent: Extent, since: int, parts: BodyParts, owners: PeerReads,
+        has_sent: Callable[[int], None],
     ) -> None:  # fmt: skip
         super().__init__(version, extent, since, parts)
         self._read = read
         self._owners = owners
+        self._has_sent = has_sent
         self._promotes = read.read_class is not ReadClass.AHEAD
         self._fills_begun = 0
+
+    def _sent(self, piece: Piece) -> None:
+        before = self._position
+        super()._sent(piece)
+        self._has_sent(self._position - before)
 
     def _begin_fills(self) -> bool:
         return False

@@ -164,7 +164,8 @@ class PeerHandler:
         """The reply, at whose end the read ends. `asked`: the headers of the request."""
         confirmed = answer.confirmed
         try:
-            head = AnswerHead(confirmed if answer.status in (200, 206, 304) else None, answer.extent, answer.digest)
+            told = confirmed if answer.status in (200, 206, 304) else None
+            head = AnswerHead(told, answer.extent, answer.digest, answer.sending)
             headers = peer_wire.answer_headers(read, head, name)
         except WireError:
             if answer.body is not None:
