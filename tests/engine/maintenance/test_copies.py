@@ -69,7 +69,7 @@ async def test_own_blocks_come_first_and_each_member_begins_with_the_one_after_i
 async def test_copies_for_which_a_member_has_no_room_fail_and_its_own_blocks_stay(tmp_path: Path) -> None:
     with room(tmp_path) as here:
         await here.time.run(here.nodes.meet())
-        here.nodes["b"].engine.store.budget.capacity_bytes = WHOLE_BYTES - 1
+        here.nodes["b"].engine.store.disks[0].budget.capacity_bytes = WHOLE_BYTES - 1
         await here.time.run(here.of["a"].send("PUT", "warm", LIST, x_amz_meta_copies="all"))
         told = await here.time.run(here.of["a"].ended())
         assert (told["state"], told["objects"]["failed"]) == ("failed", 1)
