@@ -169,12 +169,12 @@ class HttpOrigin:
         bucket = request.bucket or ""
         for _ in range(_REPAIRS_MAX):
             target = self._elsewhere.get(bucket, self._home)
-            credentials = await self._signer(request)
+            credentials, signed_off_s = await self._signer(request), self._clock_offset_s
             reply = await self._attempt(request, target, credentials)
             try:
                 if (elsewhere := moved(request, reply.status, reply.headers, target)) is not None:
                     self._elsewhere[bucket] = elsewhere
-                elif (why := await self._repair(request, reply, credentials)) is None:
+                elif (why := await self._repair(request, reply, credentials, signed_off_s)) is None:
                     return reply
                 elif request.body is not None:
                     # The body was streamed and is not here any more. The client still has it, and may retry.
@@ -204,18 +204,25 @@ class HttpOrigin:
             return None
         return error_causes.code_of(await reply.refusal()) or ""
 
-    async def _repair(self, request: OriginRequest, reply: Reply, credentials: Credentials | None) -> str | None:
-        """Repair the clock offset or the credentials. Returns what was wrong; None: nothing to repair."""
+    async def _repair(
+        self, request: OriginRequest, reply: Reply, credentials: Credentials | None, signed_off_s: float
+    ) -> str | None:  # fmt: skip
+        """Repair the clock offset or the credentials. Returns what was wrong; None: nothing to repair.
+
+        `signed_off_s`: the offset by which the request was signed. Another request, refused a moment before, may have
+        repaired it meanwhile.
+        """
         if credentials is None or reply.status not in error_causes.STATUSES:
             return None
         code = await self._refusal_code(request, reply, credentials)
         now = self._clock()
         offset_s = error_causes.clock_offset(
-            reply.status, code, dict(reply.headers).get("date"), now, self._clock_offset_s
+            reply.status, code, dict(reply.headers).get("date"), now, signed_off_s
         )  # fmt: skip
         if offset_s is not None:
-            log.warning("this clock is off, signing by the origin's", extra={"offset_s": round(offset_s)})
-            self._clock_offset_s = offset_s
+            if self._clock_offset_s == signed_off_s:
+                log.warning("this clock is off, signing by the origin's", extra={"offset_s": round(offset_s)})
+                self._clock_offset_s = offset_s
             return "the clock of this machine was off by more than the origin tolerates"
         if error_causes.blames_credentials(reply.status, code) and await self._credentials.renew(credentials):
             return "the credentials had expired, and were renewed"
