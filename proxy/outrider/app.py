@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 
 from aiohttp.abc import AbstractResolver
@@ -24,7 +24,7 @@ from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.origin.receivers import most_receivers
 from outrider.adapters.process.cpu_clock import cpu_times
-from outrider.adapters.process.listening import bind, naming
+from outrider.adapters.process.listening import bind, bind_packets, naming
 from outrider.adapters.process.port_tls import PortTls
 from outrider.adapters.process.read_again import follow
 from outrider.adapters.process.recent_errors import keep_recent_errors
@@ -42,6 +42,7 @@ from outrider.engine.status.held_datasets import HeldDatasets
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import background
 from outrider.http.admin.server import AdminServer
+from outrider.http.control.lender import Lender
 from outrider.http.wire.acceptor import BACKLOG, Listener
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
@@ -63,6 +64,8 @@ _UPKEEP_S = 0.25
 _LAST_FILLS_S = 0.5
 # After the drain, connections and the requests on them have this long to end.
 _SHUTDOWN_S = 1.0
+# In the cache directory, where others than this user and root find nothing.
+_SOCKET = "descriptors"
 _OPEN_FILES = "the limit on open files (`ulimit -n`)"
 # The work after the drain takes far less if the disk answers; the snapshot adds its time for each block.
 _LAST_ACTS_S = 5.0
@@ -275,8 +278,22 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
         with naming("--listen", settings.listen):
             listener, outrider.listen = await _listen(outrider.server, settings.listen)
     stack.callback(listener.close)
+    if outrider.lender is not None:
+        _lend(outrider.lender, [disk.directory for disk in outrider.store.disks])
     outrider.ready = True
     return listener
+
+
+def _lend(lender: Lender, directories: Sequence[BlockDir]) -> None:
+    """Without the socket, mounts send GETs. Calls on a remote disk may hang, and would hang the mount."""
+    local = [directory for directory in directories if directory.missing is None and not directory.is_remote]
+    if not local:
+        return
+    path = local[0].tmp.absolute() / _SOCKET
+    try:
+        lender.serve(bind_packets(path.parent, path.name), str(path))
+    except OSError as error:
+        log.info("mounts get no descriptors", extra={"error": str(error)})
 
 
 def _peer_socket(settings: Settings, stack: AsyncExitStack) -> socket.socket | None:

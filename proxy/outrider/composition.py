@@ -67,6 +67,7 @@ from outrider.http.access import Senders, reader_shown
 from outrider.http.control.batch_objects import BatchParts
 from outrider.http.control.batches import Batches
 from outrider.http.control.control_bucket import ControlBucket
+from outrider.http.control.lender import Lender
 from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handler import HandlerSettings, S3Handler, Services
@@ -105,6 +106,8 @@ class Outrider:
     cluster: Cluster | None
     """None: the node is alone."""
     senders: Senders
+    lender: Lender | None
+    """None: mounts on this machine send GETs."""
     status: StatusDocument = field(init=False)
     tls: PortTls | None = None
     """The certificate of the S3 port; None: it serves http."""
@@ -269,12 +272,17 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         cluster.obey(commands)
     plans = prefetch if cluster is None else cluster.plans_of_all(prefetch, fills)
     readers = DiskReaders(READERS, "outrider-read", metrics.disk_wait_s.inc)
+    lender = None
+    if access.is_open and not always:
+        lender = Lender(hits, prefetch.note, metrics, clock, block_bytes=settings.block_size)
+        stack.callback(lender.close)
+        versions.on_change = lender.changed
     control = ControlBucket(
         lambda owner: outrider.status.for_client(owner), plans, commands,
         Batches(
             BatchParts(hits, reads, passthrough, prefetch, access, clock, readers), memory, metrics.usage.dataset_of
         ),
-        access, metrics, time.time,
+        access, metrics, time.time, lender=lender,
     )  # fmt: skip
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, senders, control, memory, readers)
@@ -302,6 +310,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         origin_reader,
         cluster,
         senders,
+        lender,
     )
     outrider.status = StatusDocument(
         outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,

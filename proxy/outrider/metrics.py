@@ -273,7 +273,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self.requests = Counter(
-            "outrider_requests", "Requests answered; each object of a batch counts as a `get`.",
+            "outrider_requests",
+            "Requests answered; each object of a batch counts as a `get`, and reads of a mount by a block's file as a "
+            "`descriptor`.",
             ["op", "status", "cache"], registry=r,
         )  # fmt: skip
         self.served_bytes = Counter("outrider_served_bytes", "Body bytes sent to clients.", ["source"], registry=r)

@@ -134,11 +134,11 @@ def in_memory(fd: int, offset: int, count: int) -> bool:
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise
-        return _fd_stays_in_memory(fd) or is_in_memory(fd, offset, count)
+        return fd_stays_in_memory(fd) or is_in_memory(fd, offset, count)
     return True
 
 
-def _fd_stays_in_memory(fd: int) -> bool:
+def fd_stays_in_memory(fd: int) -> bool:
     """As `stays_in_memory`, for an open file."""
     device = os.fstat(fd).st_dev
     if (stays := _devices.get(device)) is None:

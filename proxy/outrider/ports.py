@@ -310,6 +310,11 @@ class BlockStore(Protocol):
         """A lease without a wait. None: the block is not here or not verified, or the disk would have to be asked."""
         ...
 
+    def lent(self, block: BlockKey) -> None:
+        """Another process has the descriptor of the block's file now, or has read by it. The file is emptied when the
+        block leaves: the process gets no more bytes of it, and it takes no room."""
+        ...
+
     def page_in(self, block: BlockKey, start: int, count: int) -> Callable[[], None] | None:
         """A function that reads `count` bytes of the block from disk into the page cache, so that they can be sent
         without a wait. The function waits for the disk and never fails. None: that would not help."""

@@ -125,6 +125,42 @@ def test_a_mount_of_nothing_is_told_with_the_nearest_prefix_that_has_objects(
     assert (done.returncode, done.stderr) == (0, told.format(name=name))
 
 
+@pytest.mark.skipif(complaint(facts()) is not None, reason=str(complaint(facts())))
+def test_files_of_a_cache_on_the_same_machine_are_read_without_a_get(bucket: Bucket, tmp_path: Path) -> None:
+    name = bucket.make_bucket("mounted-lent")
+    bodies = {"train/0.jpg": IMAGE, "train/1.jpg": IMAGE[::-1], "train/big.tar": SHARD}
+    place = tmp_path / "mount"
+    place.mkdir()
+    command = Command(bucket, tmp_path)
+    with Proxy(bucket, freshness="immutable") as proxy:
+        client = proxy.client()
+        for key, body in bodies.items():
+            client.put_object(Bucket=name, Key=key, Body=body)
+            assert client.get_object(Bucket=name, Key=key)["Body"].read() == body
+        proxy.settle()
+        gets = proxy.metric("outrider_requests_total", op="get")
+        with command.start("mount", "--endpoint", proxy.endpoint, f"s3://{name}", place) as process:
+            assert process.stderr is not None
+            assert "Ctrl-C" in process.stderr.readline()
+            for _ in ("by a question for each", "by their descriptors"):
+                for key, body in bodies.items():
+                    assert (place / key).read_bytes() == body
+                    with (place / key).open("rb") as file:
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            # A file system that nothing can be written to, as large as its files.
+            found = os.statvfs(place)
+            assert (found.f_blocks, found.f_bavail) == (-(-sum(map(len, bodies.values())) // found.f_frsize), 0)
+            assert proxy.metric("outrider_requests_total", op="get") == gets
+
+            client.put_object(Bucket=name, Key="train/0.jpg", Body=IMAGE * 2)
+            with pytest.raises(OSError, match="Stale"):
+                (place / "train/0.jpg").read_bytes()
+            assert (place / "train/0.jpg").read_bytes() == IMAGE * 2
+            process.terminate()
+            assert process.wait() == 0
+        assert proxy.metric("outrider_requests_total", op="descriptor") > 0
+
+
 @contextlib.contextmanager
 def mounted(bucket: Bucket, origin: OddOrigin, directory: Path) -> Iterator[Path]:
     place = directory / "mount"

@@ -126,5 +126,5 @@ def test_a_limit_too_low_to_serve_is_refused_at_the_start(bucket: Bucket, tmp_pa
     proxy = limited(bucket, tmp_path, 40)
     done = subprocess.run(proxy.argv, env=proxy.environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "the limit on open files is 40, and 52 are needed. Raise it: ulimit -n" in done.stderr
+    assert "the limit on open files is 40, and 64 are needed. Raise it: ulimit -n" in done.stderr
     assert "Traceback" not in done.stderr

@@ -5,6 +5,7 @@
    and `listed` says how far a LIST is believed.
 3. `bucket` asks the proxy: LIST and HEAD for names and attributes, GET for bytes. `plain_gets` sends those first that
    need no signature. `reads` turns the reads of a file that go on into a stream.
+4. `loans` are descriptors of block files, which a proxy on this machine gives: their bytes need no GET.
 
 The kernel keeps the pages of a file, and opens files by itself, so a file that was read before is read again without a
 request. Each version of an object is a file of its own, with another number: pages and open files never mix versions.

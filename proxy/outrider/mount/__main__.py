@@ -28,6 +28,7 @@ from outrider.metrics import Metrics
 from outrider.mount import device
 from outrider.mount.bucket import Bucket
 from outrider.mount.file_system import FileSystem
+from outrider.mount.loans import LOANS_MAX, Loans
 from outrider.mount.messages import READ_BYTES_MAX
 from outrider.mount.plain_gets import PlainGets
 
@@ -40,8 +41,8 @@ _REPORT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-async def serve(told: Mapping[str, str], helper: str) -> None:
-    """Mount, and serve until it is unmounted, or at SIGTERM."""
+async def serve(told: Mapping[str, str], helper: str, open_files: int) -> None:
+    """Mount, and serve until it is unmounted, or at SIGTERM. `open_files`: the limit."""
     directory = told["directory"]
     options = ["ro", "nosuid", "nodev", f"fsname=s3://{told['bucket']}", "subtype=outrider", "default_permissions"]
     fd = device.mount(helper, directory, [*options, *(["allow_other"] if told["allow_other"] else [])])
@@ -52,12 +53,13 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
     at, plain = Endpoint.at(told["endpoint"], told["region"]), None
     if at.base.startswith("http:") and at.proxy.url is None:
         plain = PlainGets(at, told["bucket"], connections=_CONNECTIONS, reply_s=_REPLY_S)
+    loans = Loans(proxy, told["bucket"], held_max=min(LOANS_MAX, open_files // 2))
     files: FileSystem | None = None
     reporting: asyncio.Task[None] | None = None
     try:
         await proxy.open()
         bucket = Bucket(proxy, told["bucket"], plain=plain)
-        files = FileSystem(fd, bucket, told["prefix"], float(told["believed_s"]))
+        files = FileSystem(fd, bucket, told["prefix"], float(told["believed_s"]), loans=loans)
 
         def stop(ended: asyncio.Event) -> None:
             subprocess.Popen([helper, "-u", "-z", directory], stderr=subprocess.DEVNULL)
@@ -65,6 +67,7 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop, files.ended)
+        await loans.start()
         files.start()
         device.read_ahead(directory, READ_BYTES_MAX)
         reporting = asyncio.create_task(_report_if_empty(bucket, told["prefix"]), name="prefix")
@@ -76,6 +79,7 @@ async def serve(told: Mapping[str, str], helper: str) -> None:
             reporting.cancel()
         if files is not None:
             await files.stop()
+        await loans.stop()
         os.close(fd)
         if plain is not None:
             plain.close()
@@ -96,11 +100,11 @@ def main() -> None:
     set_up_logs("warning", None)
     keep_memory_small()
     keep_collections_short()
-    raise_open_files_limit()
+    open_files = raise_open_files_limit()
     helper = shutil.which("fusermount3") or shutil.which("fusermount") or "fusermount3"
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(serve(told, helper))
+            runner.run(serve(told, helper, open_files))
     except device.NotMounted:
         sys.exit(1)  # fusermount3 has told why
 

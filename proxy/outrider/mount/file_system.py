@@ -28,6 +28,7 @@ from outrider.mount import messages
 from outrider.mount.bucket import Bucket, Stale
 from outrider.mount.listed import ListTrust, SettleVerdict, Told, verdict
 from outrider.mount.listings import Listings
+from outrider.mount.loans import Loans
 from outrider.mount.messages import HEADER, READ, Op, Owner
 from outrider.mount.nodes import Directory, File, Node, Nodes, is_name, packed_name
 from outrider.mount.reads import Reads
@@ -45,13 +46,18 @@ _LOG_PAUSE_S = 60.0
 _LOOKED_AT = 1000
 # Notices to the kernel that are written before other tasks get their turn.
 _NOTICES_AT_ONCE = 250
+_Bytes = bytes | memoryview
 
 
 class FileSystem:
     """Serves one mount on the event loop. `ended` is set when it is unmounted."""
 
-    def __init__(self, fd: int, bucket: Bucket, prefix: str, believed_s: float, clock: Clock = time.monotonic) -> None:
-        """`fd`: a descriptor of /dev/fuse, which does not block. `believed_s`: how long names and attributes hold."""
+    def __init__(
+        self, fd: int, bucket: Bucket, prefix: str, believed_s: float, clock: Clock = time.monotonic,
+        loans: Loans | None = None,
+    ) -> None:  # fmt: skip
+        """`fd`: a descriptor of /dev/fuse, which does not block. `believed_s`: how long names and attributes hold.
+        `loans` None: the proxy lends no descriptors."""
         self.ended = asyncio.Event()
         self._fd = fd
         self._bucket = bucket
@@ -63,7 +69,7 @@ class FileSystem:
         self._tasks: set[asyncio.Task[Any]] = set()
         # The requests that are not answered yet, by the kernel's number for them.
         self._waiting: dict[int, asyncio.Task[None]] = {}
-        self._reads = Reads(bucket, self._spawn, clock)
+        self._reads = Reads(bucket, self._spawn, clock, loans)
         self._listings = Listings(bucket, self._nodes, self._spawn, self._holds, clock)
         self._handles = count(1)
         self._opened: dict[int, list[tuple[str, Node]]] = {}
@@ -97,10 +103,6 @@ class FileSystem:
     def _take(self, request: memoryview) -> None:
         _, op, unique, number, _, _, _, _, _ = HEADER.unpack_from(request)
         body = request[HEADER.size :]
-        if op == Op.READ:
-            _, start, size, _, _, _, _ = READ.unpack_from(body)
-            self._later(unique, self._read(number, start, size))
-            return
         try:
             answer = self._at_once(op, number, body)
         except OSError as error:
@@ -119,9 +121,12 @@ class FileSystem:
         elif op not in _SILENT:
             self._reply(unique, answer)
 
-    def _at_once(self, op: int, number: int, body: memoryview) -> bytes | Coroutine[Any, Any, bytes]:
+    def _at_once(self, op: int, number: int, body: memoryview) -> _Bytes | Coroutine[Any, Any, _Bytes]:
         """The answer, or how to get it. An unknown request is one that the kernel then does by itself."""
         match op:
+            case Op.READ:
+                _, start, size, _, _, _, _ = READ.unpack_from(body)
+                return self._reads.at_once(self._file(number), start, size) or self._read(number, start, size)
             case Op.LOOKUP:
                 name = bytes(body).rstrip(b"\0").decode("utf-8", "surrogateescape")
                 return self._lookup(self._directory(number), name)
@@ -133,7 +138,7 @@ class FileSystem:
                 handle, offset, size, _, _, _, _ = READ.unpack_from(body)
                 return self._entries(number, handle, offset, size, plus=op == Op.READDIRPLUS)
             case Op.STATFS:
-                return messages.statfs_reply()
+                return messages.statfs_reply(self._nodes.file_bytes)
             case Op.INIT:
                 return messages.init_reply(body)
             case _ if op in _NOTICES:
@@ -152,6 +157,12 @@ class FileSystem:
             self._opened.pop(named, None)
         elif op == Op.INTERRUPT and (task := self._waiting.get(named)) is not None:
             task.cancel()
+
+    def _file(self, number: int) -> File:
+        node = self._nodes[number]
+        if not isinstance(node, File):
+            raise OSError(errno.EISDIR, "a directory")
+        return node
 
     def _directory(self, number: int) -> Directory:
         node = self._nodes[number]
@@ -244,7 +255,7 @@ class FileSystem:
         if found is SettleVerdict.CHANGED or is_other:
             self._put_in_place(file, told)
             raise self._outdated(file)
-        file.learn(told, self._clock(), settled=True)
+        self._nodes.learn(file, told, self._clock(), settled=True)
 
     def _put_in_place(self, file: File, told: Told | None) -> None:
         """`told`: the version that took the place of that of `file`; None: there is none."""
@@ -317,10 +328,8 @@ class FileSystem:
 
     # -- bytes -------------------------------------------------------------------------------------------------
 
-    async def _read(self, number: int, start: int, size: int) -> memoryview:
-        node = self._nodes[number]
-        if not isinstance(node, File):
-            raise OSError(errno.EISDIR, "a directory")
+    async def _read(self, number: int, start: int, size: int) -> _Bytes:
+        node = self._file(number)
         with contextlib.suppress(Stale):
             return await self._settling_read(node, start, size)
         try:
@@ -332,7 +341,7 @@ class FileSystem:
             # Now, since before that the kernel might have asked for what was still wrong.
             self._write([messages.outdated_attributes(number)])
 
-    async def _settling_read(self, file: File, start: int, size: int) -> memoryview:
+    async def _settling_read(self, file: File, start: int, size: int) -> _Bytes:
         """The bytes, of a version that is settled by them. Raises OSError, Stale."""
         data = await self._reads.read(file, start, size)
         if data and not file.is_settled:
@@ -342,7 +351,7 @@ class FileSystem:
 
     # -- replies -----------------------------------------------------------------------------------------------
 
-    def _later(self, unique: int, answer: Coroutine[Any, Any, bytes | memoryview]) -> None:
+    def _later(self, unique: int, answer: Coroutine[Any, Any, _Bytes]) -> None:
         task = self._waiting[unique] = self._spawn(self._answered(unique, answer))
         task.add_done_callback(partial(self._ended, unique, answer))
 
@@ -353,7 +362,7 @@ class FileSystem:
             answer.close()
             self._reply(unique, error=errno.EINTR)
 
-    async def _answered(self, unique: int, answer: Coroutine[Any, Any, bytes | memoryview]) -> None:
+    async def _answered(self, unique: int, answer: Coroutine[Any, Any, _Bytes]) -> None:
         try:
             self._reply(unique, await answer)
         except OSError as error:
@@ -375,10 +384,10 @@ class FileSystem:
             extra={"error": error.strerror, "errno": errno.errorcode.get(error.errno or 0)},
         )  # fmt: skip
 
-    def _reply(self, unique: int, body: bytes | memoryview = b"", error: int = 0) -> None:
+    def _reply(self, unique: int, body: _Bytes = b"", error: int = 0) -> None:
         self._write([messages.reply_head(unique, len(body), error), body])
 
-    def _write(self, parts: list[bytes | memoryview]) -> None:
+    def _write(self, parts: list[_Bytes]) -> None:
         try:
             os.writev(self._fd, parts)
         except OSError as error:

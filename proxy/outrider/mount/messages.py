@@ -122,9 +122,10 @@ def opened_reply(handle: int) -> bytes:
     return _OPENED.pack(handle, 0, 0)
 
 
-def statfs_reply() -> bytes:
-    """Nothing is free: it is read-only."""
-    return _STATFS.pack(0, 0, 0, _FILES_MAX, 0, _PAGE_BYTES, NAME_BYTES_MAX, _PAGE_BYTES, 0)
+def statfs_reply(file_bytes: int) -> bytes:
+    """Nothing is free: it is read-only. `file_bytes`: of all files that are known."""
+    blocks = -(-file_bytes // _PAGE_BYTES)
+    return _STATFS.pack(blocks, 0, 0, _FILES_MAX, 0, _PAGE_BYTES, NAME_BYTES_MAX, _PAGE_BYTES, 0)
 
 
 def directory_entry(name: bytes, attributes: Attributes, offset: int, entry: bytes | None) -> bytes:

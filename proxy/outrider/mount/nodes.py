@@ -99,6 +99,8 @@ class Nodes:
     def __init__(self, prefix: str) -> None:
         self._numbers = count(ROOT)
         self._by_number: dict[int, Node] = {}
+        self.file_bytes = 0
+        """The sizes of all files in it."""
         self.root = self._add(Directory(next(self._numbers), prefix))
 
     def __getitem__(self, number: int) -> Node:
@@ -111,7 +113,9 @@ class Nodes:
     def told(self, node: Node) -> None:
         """The kernel is told of this node by a reply."""
         node.lookups += 1
-        self._by_number[node.number] = node
+        if node.number not in self._by_number:
+            self._by_number[node.number] = node
+            self._count(node, 1)
 
     def forgotten(self, number: int, lookups: int) -> None:
         """The kernel forgets so many of the replies that told it of this node."""
@@ -129,8 +133,19 @@ class Nodes:
         if not (isinstance(known, File) and known.told.is_version(told)):
             known = File(next(self._numbers), parent.prefix + name, parent)
             self._put(parent, name, known)
-        known.learn(told, now, settled=settled)
+        self.learn(known, told, now, settled=settled)
         return known
+
+    def learn(self, file: File, told: Told, now: float, *, settled: bool) -> None:
+        """See `File.learn`."""
+        before = file.size
+        file.learn(told, now, settled=settled)
+        if file.number in self._by_number:
+            self.file_bytes += file.size - before
+
+    def _count(self, node: Node, times: int) -> None:
+        if isinstance(node, File):
+            self.file_bytes += times * node.size
 
     def directory(self, parent: Directory, name: str) -> Directory:
         known = parent.children.get(name)
@@ -161,7 +176,8 @@ class Nodes:
             node = leaving.pop()
             if node.is_child or node.lookups > 0:
                 continue
-            self._by_number.pop(node.number, None)
+            if self._by_number.pop(node.number, None) is not None:
+                self._count(node, -1)
             if isinstance(node, Directory):
                 for child in node.children.values():
                     child.is_child = False

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from outrider.mount.bucket import Bucket, Stale
 from outrider.mount.listed import FileVersion
+from outrider.mount.loans import Loans
 from outrider.mount.nodes import File
 from outrider.mount.target import Target
 from outrider.ports import Clock
@@ -65,15 +66,23 @@ class _Stream(Target):
 
 
 class Reads:
-    def __init__(self, bucket: Bucket, spawn: Callable[..., object], clock: Clock) -> None:
-        """`spawn` starts a task and keeps it."""
+    def __init__(self, bucket: Bucket, spawn: Callable[..., object], clock: Clock, loans: Loans | None = None) -> None:
+        """`spawn` starts a task and keeps it. `loans` None: there are none."""
+        self._loans = loans
         self._bucket = bucket
         self._spawn = spawn
         self._clock = clock
         # By the file's number and the start of the part, the one that was read last at the end.
         self._streams: OrderedDict[tuple[int, int], _Stream] = OrderedDict()
 
-    async def read(self, file: File, start: int, size: int) -> memoryview:
+    def at_once(self, file: File, start: int, size: int) -> memoryview | None:
+        """As `read`, for as long as nothing else is read. None: it has to wait, or the version has to be compared."""
+        stop = min(start + size, file.size)
+        if self._loans is None or start >= stop or not file.is_settled:
+            return None
+        return self._loans.at_once(file, start, stop)
+
+    async def read(self, file: File, start: int, size: int) -> bytes | memoryview:
         """The bytes of `file`, fewer at its end.
 
         Raises:
@@ -91,10 +100,15 @@ class Reads:
         for key in [key for key in self._streams if key[0] == file.number]:
             del self._streams[key]
 
-    async def _read(self, file: File, version: FileVersion, start: int, size: int) -> memoryview:
+    async def _read(self, file: File, version: FileVersion, start: int, size: int) -> bytes | memoryview:
         stop = min(start + size, file.size)
         if start >= stop:
-            return memoryview(b"")
+            return b""
+        # A stream that is under way brings what the proxy has to fetch.
+        if self._loans is not None and (file.number, start // STREAM_BYTES * STREAM_BYTES) not in self._streams:
+            data = await self._loans.read(file, start, stop)
+            if data is not None:
+                return data
         goes_on = start == 0 or abs(start - file.reads_at) <= _OUT_OF_ORDER_BYTES
         file.reads_at = stop
         if stream := self._stream_at(file, start, stop, begins=goes_on and stop - start < file.size):

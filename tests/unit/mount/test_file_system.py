@@ -283,6 +283,33 @@ async def test_a_listed_directory_answers_by_itself() -> None:
         assert world.requests == asked
 
 
+async def test_the_file_system_is_as_large_as_the_files_that_are_known() -> None:
+    async with mounted() as world:
+
+        async def pages() -> tuple[int, int]:
+            blocks, _, available, *_, page_bytes = struct.unpack_from(
+                "=QQQQQI", (await world.kernel.ask(Op.STATFS, 1)).body
+            )
+            assert page_bytes == 4096
+            return blocks, available
+
+        assert await pages() == (0, 0)
+        world.put("train/cat.jpg", bytes(10_000))
+        world.put("train/dog.jpg", bytes(3 * 4096))
+        await world.kernel.names()
+        assert await pages() == (6, 0)
+        cat = await world.kernel.found("cat.jpg")
+        world.clock.advance(61)
+        world.put("train/cat.jpg", bytes(100_000))
+        other = await world.kernel.found("cat.jpg")
+        # The kernel has both versions.
+        assert await pages() == (-(-(110_000 + 3 * 4096) // 4096), 0)
+        await world.kernel.forget(cat.number, cat.number)
+        assert not await world.kernel.knows(cat.number)
+        assert await pages() == (-(-(100_000 + 3 * 4096) // 4096), 0)
+        assert other.number != cat.number
+
+
 async def test_names_that_no_path_can_have_are_left_out() -> None:
     async with mounted() as world:
         keys = ("train/", "train//x", "train/./x", "train/nul\0", "train/both", "train/both/x", "train/" + 300 * "n")

@@ -2,7 +2,7 @@
 
     <dir>/outrider-cache    version of the layout, and the lock: one process per directory
     <dir>/v2/aa/<name>      one file per block (see core/cache/block_file); the name is a hash of the block's identity
-    <dir>/tmp/              blocks that are being written
+    <dir>/tmp/              blocks that are being written, and the socket of `http.control.lender`
     <dir>/index             snapshot of the index, present only between a clean stop and the next start
     <dir>/orders            orders of reads that the planner had learned at the last clean stop
     <dir>/pins              the pins

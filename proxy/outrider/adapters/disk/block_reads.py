@@ -109,6 +109,13 @@ class BlockReads(BlockIndex):
         slot.disk.reads += 1
         return file
 
+    def lent(self, block: BlockKey) -> None:
+        slot = self._slots.get(block)
+        if slot is not None:
+            slot.lent = True
+            self._reads.append(block)
+            slot.disk.reads += 1
+
     def _opened_at_once(self, block: BlockKey, slot: Slot) -> OpenFile | None:
         """The file of a verified block, if it can be opened without waiting for the disk.
 

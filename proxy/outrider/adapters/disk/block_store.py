@@ -23,7 +23,7 @@ from itertools import count, islice
 from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_reads import BlockReads
 from outrider.adapters.disk.block_writer import DiskBlockWriter
-from outrider.adapters.disk.disk import Disk, by_device, working
+from outrider.adapters.disk.disk import Disk, Stored, by_device, working
 from outrider.adapters.disk.leases import OpenFile
 from outrider.adapters.disk.slots import Slot
 from outrider.core.cache import block_file
@@ -110,7 +110,7 @@ class DiskBlockStore(BlockReads):
     async def _remove(self, block: BlockKey, slot: Slot) -> None:
         self._forget(block, slot)
         with suppress(StoreUnavailable):  # counted and logged
-            await self._unlink(slot.disk, [(block, slot.disk_bytes)])
+            await self._unlink(slot.disk, [slot.stored(block)])
 
     async def reserve(self, disk: Disk, need: int, meta: BlockMeta | None = None) -> None:
         """Take `need` bytes of the budget for a block; its victims are off the disk when this returns.
@@ -214,10 +214,11 @@ class DiskBlockStore(BlockReads):
         under way get no more bytes of them."""
         going = [(block, slot) for block in blocks if (slot := self._slots.get(block)) is not None]
         for block, slot in going:
+            slot.lent = True
             self._forget(block, slot)
 
         for disk, files in _by_disk(going):
-            disk.unlink(files, cut=True).add_done_callback(partial(self._expelled, disk))
+            disk.unlink(files).add_done_callback(partial(self._expelled, disk))
 
     def _expelled(self, disk: Disk, done: asyncio.Future[list[int | OSError]]) -> None:
         for result in done.result():
@@ -240,7 +241,7 @@ class DiskBlockStore(BlockReads):
         for block, slot in victims:
             self._forget(block, slot)
         self._metrics.evicted_blocks.inc(len(victims))
-        await self._unlink(disk, [(block, slot.disk_bytes) for block, slot in victims])
+        await self._unlink(disk, [slot.stored(block) for block, slot in victims])
 
     async def _unlink_from_all(self, gone: Sequence[tuple[BlockKey, Slot]]) -> None:
         """As `_unlink`, of files on any disk; one that fails keeps no other one from it."""
@@ -253,8 +254,8 @@ class DiskBlockStore(BlockReads):
         if failed is not None:
             raise failed
 
-    async def _unlink(self, disk: Disk, gone: Sequence[tuple[BlockKey, int]]) -> None:
-        """Unlink blocks that the index has already forgotten, each with its bytes on disk.
+    async def _unlink(self, disk: Disk, gone: Sequence[Stored]) -> None:
+        """Unlink blocks that the index has already forgotten.
 
         Raises:
             StoreUnavailable: a file could not be removed. It counts against the budget until the next start's scan.
@@ -395,9 +396,8 @@ class DiskBlockStore(BlockReads):
             disk.directory.close()
 
 
-def _by_disk(slots: Iterable[tuple[BlockKey, Slot]]) -> Iterable[tuple[Disk, list[tuple[BlockKey, int]]]]:
-    """The blocks on each disk, with their bytes there."""
-    found: dict[Disk, list[tuple[BlockKey, int]]] = {}
+def _by_disk(slots: Iterable[tuple[BlockKey, Slot]]) -> Iterable[tuple[Disk, list[Stored]]]:
+    found: dict[Disk, list[Stored]] = {}
     for block, slot in slots:
-        found.setdefault(slot.disk, []).append((block, slot.disk_bytes))
+        found.setdefault(slot.disk, []).append(slot.stored(block))
     return found.items()

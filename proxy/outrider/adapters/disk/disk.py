@@ -26,8 +26,9 @@ from outrider.ports import Clock
 from outrider.settings import Size
 
 T = TypeVar("T")
-Stored: TypeAlias = tuple[BlockKey, int]
-"""A block, and the bytes of its file on disk."""
+Stored: TypeAlias = tuple[BlockKey, int, bool]
+"""A block, the bytes of its file on disk, and whether the file is emptied when it is removed: those who have it open
+get no more bytes of it, and it takes no more room."""
 
 # As many files are removed in some tens of milliseconds.
 _TIDIED_AT_ONCE = 256
@@ -83,19 +84,19 @@ class Disk:
 
     # -- files that leave -------------------------------------------------------------------------------------------
 
-    def unlink(self, gone: Sequence[Stored], *, cut: bool = False) -> asyncio.Future[list[int | OSError]]:
+    def unlink(self, gone: Sequence[Stored]) -> asyncio.Future[list[int | OSError]]:
         """Remove the files of blocks that the index has forgotten. The result: the bytes that each gave back, or why it
-        did not. `cut`: readers under way get no more bytes of them."""
-        future = self.work.begin(self._unlink_all, gone, cut)
+        did not."""
+        future = self.work.begin(self._unlink_all, gone)
         self.leaving.add(future)
         future.add_done_callback(self._left)
         return future
 
-    def _unlink_all(self, gone: Sequence[Stored], cut: bool) -> list[int | OSError]:
+    def _unlink_all(self, gone: Sequence[Stored]) -> list[int | OSError]:
         results: list[int | OSError] = []
-        for block, disk_bytes in gone:
+        for block, disk_bytes, is_emptied in gone:
             try:
-                if cut:
+                if is_emptied:
                     with suppress(OSError):
                         os.truncate(self.directory.path_of(block), 0)
                 self.directory.remove(self.directory.raw_path_of(block))
@@ -125,7 +126,7 @@ class Disk:
         if block in self.left_behind:
             raise StoreUnavailable("an older file of the block cannot be removed")
 
-    def _unlink_left(self, files: Sequence[Stored]) -> asyncio.Future[list[int | OSError]]:
+    def _unlink_left(self, files: Sequence[tuple[BlockKey, int]]) -> asyncio.Future[list[int | OSError]]:
         def ended(done: asyncio.Future[list[int | OSError]]) -> None:
             for (block, _), result in zip(files, done.result(), strict=True):
                 if isinstance(result, OSError):
@@ -133,7 +134,7 @@ class Disk:
                 else:
                     self.left_behind.pop(block, None)
 
-        future = self.unlink(files)
+        future = self.unlink([(block, disk_bytes, False) for block, disk_bytes in files])
         future.add_done_callback(ended)
         return future
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 from weakref import ReferenceType, ref
 
-from outrider.adapters.disk.disk import Disk
+from outrider.adapters.disk.disk import Disk, Stored
 from outrider.adapters.disk.leases import OpenFile
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, named_block
@@ -21,7 +21,7 @@ from outrider.core.rows import FreeRows, RowIndex
 T = TypeVar("T")
 
 _ID_BYTES = 16
-VERIFIED, _PROVED = 1, 2
+VERIFIED, _PROVED, _LENT = 1, 2, 4
 
 
 class Slot:
@@ -72,6 +72,18 @@ class Slot:
     @proved.setter
     def proved(self, is_it: bool) -> None:
         self._set(_PROVED, is_it)
+
+    @property
+    def lent(self) -> bool:
+        """Others may have its file open, so that it is emptied when it is removed."""
+        return self.flags & _LENT != 0
+
+    @lent.setter
+    def lent(self, is_it: bool) -> None:
+        self._set(_LENT, is_it)
+
+    def stored(self, block: BlockKey) -> Stored:
+        return block, self.disk_bytes, self.lent
 
     def _set(self, flag: int, is_set: bool) -> None:
         self.flags = self.flags | flag if is_set else self.flags & ~flag

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _EVERYWHERE = "::"
 
@@ -34,6 +35,31 @@ def bind(
             # The system's default is a sysctl.
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != _EVERYWHERE)
         found.bind((host, port))
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def bind_packets(directory: Path, name: str) -> socket.socket:
+    """A listening socket of packets (SOCK_SEQPACKET) for processes of this user and root, in place of what is at `name`
+    in the directory.
+
+    Raises:
+        OSError: the file system has no sockets, or the directory cannot be written.
+    """
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # An address of this family has 108 bytes, which a directory may fill by itself.
+            path = Path(f"/proc/self/fd/{place}/{name}")
+            path.unlink(missing_ok=True)
+            found.bind(str(path))
+            path.chmod(0o600)
+        finally:
+            os.close(place)
+        found.listen()
     except OSError:
         found.close()
         raise

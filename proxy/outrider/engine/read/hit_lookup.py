@@ -33,6 +33,15 @@ class Known:
     changes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A block whose file another process may read for as long as `known` is current. `extent`: of the object."""
+
+    known: Known
+    extent: Extent
+    lease: Lease
+
+
 class HitLookup:
     """Only reads, and keeps nothing."""
 
@@ -48,6 +57,11 @@ class HitLookup:
         if fresh is None:
             return None
         return Known(*fresh)
+
+    @property
+    def changes(self) -> int:
+        """See `VersionCache.changes`."""
+        return self._versions.changes
 
     def is_current(self, known: Known) -> bool:
         """Whether the version cache would give the same answer again. False may also mean: look it up again."""
@@ -68,6 +82,42 @@ class HitLookup:
             return None
         file = self._store.open_file(_block_key((known.version_id, index)))
         return None if file is None else (file, file.payload_offset + inside)
+
+    def lend_at_once(self, known: Known, start: int) -> Lent | None:
+        """The block with the byte `start` of the object, if that takes no wait for the disk. The caller releases
+        the lease, once the other process has the descriptor."""
+        index = start // self._layout.block_bytes
+        block = BlockKey(known.version_id, index)
+        lease = self._store.lease_at_once(block)
+        if lease is None and self._store.verify_at_once(block):
+            lease = self._store.lease_at_once(block)
+        return self._lent(known, index, lease)
+
+    async def lend(self, known: Known, start: int) -> Lent | None:
+        """As `lend_at_once`; it waits until the block is verified. None: it is not here, or no longer the right one."""
+        index = start // self._layout.block_bytes
+        lent = self._lent(known, index, await self._store.lease(BlockKey(known.version_id, index)))
+        if lent is None:
+            return None
+        now_known = self.known(known.version.ref)
+        if now_known is None or now_known.version_id != known.version_id:
+            lent.lease.release()
+            return None
+        return Lent(now_known, lent.extent, lent.lease)
+
+    def _lent(self, known: Known, index: int, lease: Lease | None) -> Lent | None:
+        if lease is None:
+            return None
+        if lease.block.is_remote:
+            # A call on it may hang, and would hang the other process.
+            lease.release()
+            return None
+        self._store.lent(BlockKey(known.version_id, index))
+        return Lent(known, self._layout.extent(index, known.version.size), lease)
+
+    def read_by_loan(self, known: Known, start: int) -> None:
+        """Another process has read the byte `start` by a descriptor that it was lent."""
+        self._store.lent(BlockKey(known.version_id, start // self._layout.block_bytes))
 
     def pieces(self, known: Known, extent: Extent, at_most: int) -> list[Piece] | None:
         """The first bytes of `extent`, `at_most` so many, if all its blocks are here. The caller releases the leases.

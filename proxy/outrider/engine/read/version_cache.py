@@ -62,6 +62,8 @@ class VersionCache:
         """Called when the origin turned out to have another version of a name than was believed, or none."""
         self.changes = 0
         """Grows whenever a belief about any name ends: what was looked up before may not hold any more."""
+        self.on_change: Callable[[int], None] = lambda changes: None
+        """Called at once with each new value of `changes`."""
         self._times = GenerationTimes()
         self._forgotten = ForgetLog(capacity)
         self._forgotten_buckets = ForgetLog(10_000)
@@ -72,6 +74,10 @@ class VersionCache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def _change(self) -> None:
+        self.changes += 1
+        self.on_change(self.changes)
 
     def mark(self) -> Mark:
         return Mark(self._generation, self._clock())
@@ -165,7 +171,7 @@ class VersionCache:
         if entry is not None and entry.mark is not None and entry.mark > mark:
             return  # a question put later was answered earlier
         if entry is not None and entry.version != version:
-            self.changes += 1
+            self._change()
             if entry.version.identity != version.identity:
                 self.on_other(version.ref)
         # An answer from before a write is kept as well. It is not fresh, but the next question may confirm it.
@@ -176,7 +182,7 @@ class VersionCache:
         """The origin has no such object. That is not remembered: the next read asks again."""
         if self._entries.pop(ref):
             self._dropped.note(ref, 1)
-            self.changes += 1
+            self._change()
             self.on_other(ref)
         self._keep_from_recall(ref)
 
@@ -256,7 +262,7 @@ class VersionCache:
                 continue
             if not listed.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
                 self._entries.confirm(row, None, -inf)
-                self.changes += 1
+                self._change()
                 self._keep_from_recall(ref)
                 self.on_other(ref)
             elif mark.at < entry.lists_until:
@@ -271,14 +277,14 @@ class VersionCache:
             if dropped.asked.generation:
                 self._keep_from_recall(ref)
             # An answer about a name that has fallen out would not show as a change of it.
-            self.changes += 1
+            self._change()
 
     def forget(self, ref: ObjectRef) -> None:
         """A write is about to change `ref`, or has changed it: the next read asks the origin, and no older answer is
         believed."""
         self._next_generation()
         self._forgotten.note(_without_tenant(ref), self._generation)
-        self.changes += 1
+        self._change()
 
     def forget_now(self, ref: ObjectRef) -> int:
         """As `forget`; returns the number of changes afterwards."""
@@ -293,12 +299,12 @@ class VersionCache:
         """Writes may have been missed: each name is asked about before it is served again, `immutable` ones too."""
         self._next_generation()
         self._forgotten.note_all(self._generation)
-        self.changes += 1
+        self._change()
 
     def forget_bucket(self, bucket: str) -> None:
         self._next_generation()
         self._forgotten_buckets.note(without_tenant(bucket), self._generation)
-        self.changes += 1
+        self._change()
 
     def doubt(self, name: Name, for_s: float = DOUBT_S) -> None:
         """A write ended without an answer, and the origin may still carry it out: for a while each read of the name, or

@@ -7,7 +7,8 @@ S3 calls.
     PUT   stall/<name>    how long a training loop waited for data since its last report; GET returns the sums
     PUT   warm/, pin/, evict/, verify/   maintenance commands: see `maintenance`
     POST  batch           many objects as one tar: see `batch_body`
-    GET   ?list-type=2    all of these but batches
+    GET   descriptors.json    where a mount on this machine gets descriptors of block files: see `lender`
+    GET   ?list-type=2    all of these but batches and descriptors.json
 
 In sigv4 mode each client key has its own plans and stalls, and sees no others.
 """
@@ -23,6 +24,7 @@ from typing import Protocol
 
 from outrider.core.ahead.hint_messages import Plan, PlanProgress, Stall, parse_plan, parse_stall
 from outrider.core.ahead.hints import Hint
+from outrider.core.cache.loan_messages import DESCRIPTORS
 from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
 from outrider.core.model import ObjectRef
 from outrider.core.s3 import operation, xml
@@ -30,6 +32,7 @@ from outrider.core.s3.encoding import encode_path
 from outrider.core.s3.reach import LIST_QUERY
 from outrider.http.access import Access, Who
 from outrider.http.control.batches import Batches, is_batch
+from outrider.http.control.lender import Lender
 from outrider.http.control.maintenance import FOLDERS, MaintenanceCommands
 from outrider.http.control.objects import (
     ControlAnswer,
@@ -78,9 +81,11 @@ class ControlBucket:
 
     def __init__(
         self, status_of: Callable[[str], Mapping[str, object]], plans: Plans, maintenance: MaintenanceCommands,
-        batches: Batches, access: Access, metrics: Metrics, clock: Clock,
+        batches: Batches, access: Access, metrics: Metrics, clock: Clock, *, lender: Lender | None = None,
     ) -> None:  # fmt: skip
-        """`status_of`: the status document as the owner of this access key may see it. `clock`: seconds since 1970."""
+        """`status_of`: the status document as the owner of this access key may see it. `clock`: seconds since 1970.
+        `lender` None: nobody gets descriptors."""
+        self._lender = lender
         self._batches = batches
         self._status_of = status_of
         self.plans = plans
@@ -113,6 +118,8 @@ class ControlBucket:
             return await (self._plan(request, name) if folder == "plan" else self._stall(request, name))
         if not request.reads:
             raise MethodNotAllowed(f"The bucket _outrider takes <name> under {_TAKEN}.")
+        if key == DESCRIPTORS and self._lender and (offer := self._lender.offer(request.client)) is not None:
+            return json_answer(request, json_body(offer), self._clock())
         if key != "status.json":
             raise NoSuchKey(f"There is status.json, and <name> under {_TAKEN}.")
         return json_answer(request, self._status_json(request.owner), self._clock())
