@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The process at rest has 19 (measured with uvloop). The rest is for files that a thread opens for a moment
+# The process at rest has 20 (measured with uvloop). The rest is for files that a thread opens for a moment
 # (8 threads of the store, 8 readers), for mounts that get descriptors (8), for name lookups and for the admin port.
 _OWN = 44
 # The socket, and its duplicate for `sendfile`; a TLS connection has one alone.
