@@ -368,8 +368,10 @@ async def test_a_warm_up_goes_on_beside_the_demand_that_guesses_wait_for() -> No
 
 
 async def on_a_line_of_its_own(*, awaited: bool = False, large: bool = True) -> Queue:
-    """Demand has just ended there."""
+    """Demand has just ended there, after four seconds in which nobody waited."""
     queue = Queue(16, background_limit=4)
+    for _ in range(80):
+        queue.scheduler.tick()
     await queue.add("before")
     if large:
         queue.scheduler.flowed(MB, lambda: awaited)
@@ -398,6 +400,23 @@ async def test_large_guesses_of_a_node_by_itself_begin_once_nobody_has_waited_fo
     queue.scheduler.tick()
     await queue.settle()
     assert queue.order == ["before", "a", "p1", "p2"]
+    await queue.drain()
+
+
+async def test_large_guesses_wait_where_readers_waited_for_a_quarter_of_the_last_seconds() -> None:
+    queue = await on_a_line_of_its_own()
+    await queue.add("p1", purpose=Purpose.GUESS)
+    for _ in range(40):
+        with queue.scheduler.question():
+            queue.scheduler.tick()
+    queue.clock.advance(0.11)
+    queue.scheduler.tick()
+    await queue.settle()
+    assert queue.order == ["before"]
+    for _ in range(80):
+        queue.scheduler.tick()
+    await queue.settle()
+    assert queue.order == ["before", "p1"]
     await queue.drain()
 
 

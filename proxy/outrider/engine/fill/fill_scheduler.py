@@ -21,6 +21,9 @@ hold that request up for a millisecond of its sixty, so it is done later, while 
 
 # A reader that goes on asks for its next object within this time.
 _QUIET_S = 0.1
+# Readers that waited for more than this share of the last `_TICKS` ticks, some four seconds, need the line for
+# themselves.
+_WAITED_MAX, _TICKS = 0.25, 80
 
 
 class Purpose(IntEnum):
@@ -145,6 +148,8 @@ class FillScheduler:
         # Whether a reader waited for bytes when that was last looked at: a reader may also wait for a fill that needs
         # no slot.
         self._awaited = False
+        # For which share of the last seconds a reader waited.
+        self._waited = 0.5
         self._questions = 0
         # When demand last gave a slot back.
         self._demand_at = float("-inf")
@@ -320,7 +325,8 @@ class FillScheduler:
         self._admit_all()
 
     def tick(self) -> None:
-        """Called some times a second: guesses wait until nobody has waited for a while."""
+        """Called twenty times a second: guesses wait until nobody has waited for a while."""
+        self._waited += (self._a_reader_waits - self._waited) / _TICKS
         if self._prefetch:
             self._admit()
 
@@ -393,14 +399,18 @@ class FillScheduler:
 
         A node by itself does not know who else asks the bucket. Eight of them, each dealt an eighth of the data, each
         with one guess beside its demand, had half of the bucket's bandwidth for what they never read (`make papers`).
-        So large guesses use the line where nobody has waited for a while. Small ones cost a round trip, not bandwidth.
+        So large guesses use the line where nobody has waited for a while, and not often of late: a reader that gets
+        half of what it could take has its quiet moments, too. Small ones cost a round trip, not bandwidth.
         """
         if len(self._line) > 1:
             return most if not self._waits else min(most, self._bodies_left(most))
+        is_quiet = not self._a_reader_waits and self._clock() - self._demand_at >= _QUIET_S
+        return most if (is_quiet and self._waited < _WAITED_MAX) or not self._background_limit.is_large else 0
+
+    @property
+    def _a_reader_waits(self) -> bool:
         # `_awaited` is judged as bytes come: with no fill under way it would stay as it is.
-        waits = self.is_awaited or (self._awaited and self._held[False] > 0)
-        is_quiet = not waits and self._clock() - self._demand_at >= _QUIET_S
-        return most if is_quiet or not self._background_limit.is_large else 0
+        return self.is_awaited or (self._awaited and self._held[False] > 0)
 
     def _bodies_left(self, most: int) -> int:
         """How many more bodies than those of demand the line brings, each at the rate of one alone; `most` where nobody
