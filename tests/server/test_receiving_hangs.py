@@ -62,7 +62,7 @@ def test_a_client_gets_its_bytes_while_the_disk_hangs(bucket: Bucket, monkeypatc
             assert proxy.metric("outrider_store_errors_total", act="write") > 0
             answer.set()
         give_up_at = time.monotonic() + 60
-        while list(proxy.cache_dir.glob("tmp/*")):
+        while list(proxy.cache_dir.glob("tmp/*.*")):
             assert time.monotonic() < give_up_at
         proxy.settle()
         for _ in range(2):

@@ -93,7 +93,7 @@ def recovered(proxy: Proxy, shelf: Shelf) -> None:
     before = proxy.metric("outrider_origin_requests_total", method="GET")
     assert shelf.read_all(proxy.address) == RIGHT
     assert proxy.metric("outrider_origin_requests_total", method="GET") == before
-    assert list(proxy.cache_dir.glob("tmp/*")) == []
+    assert list(proxy.cache_dir.glob("tmp/*.*")) == []
 
 
 @pytest.mark.parametrize("ill", ILLS)
