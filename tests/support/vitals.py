@@ -35,7 +35,7 @@ class Vitals:
         fields = {name: value.split() for name, _, value in lines}
         return cls(
             int(fields["RssAnon"][0]) * 1024, len(list((proc / "fd").iterdir())), int(fields["Threads"][0]),
-            document["tasks"], document["connections"], len(list((served.cache_dir / "tmp").iterdir())),
+            document["tasks"], document["connections"], len(list((served.cache_dir / "tmp").glob("*.*"))),
         )  # fmt: skip
 
 
