@@ -24,11 +24,30 @@ _ID_BYTES = 16
 VERIFIED, _PROVED, _LENT = 1, 2, 4
 
 
+class _Flag:
+    """A bit of `Slot.flags`, as an attribute."""
+
+    def __init__(self, bit: int) -> None:
+        self._bit = bit
+
+    def __get__(self, slot: Slot, owner: type[Slot]) -> bool:
+        return slot.flags & self._bit != 0
+
+    def __set__(self, slot: Slot, is_set: bool) -> None:
+        slot._set(self._bit, is_set)
+
+
 class Slot:
     """One block on `disk`. There is at most one of these for a block at any time. `busy` counts readers that are
     opening it or use a file of their own: it is no victim then."""
 
     __slots__ = ("__weakref__", "_left", "_row", "_table", "busy", "disk", "file", "flags")
+
+    verified = _Flag(VERIFIED)
+    # Its bytes were compared with what the bucket knows of the object.
+    proved = _Flag(_PROVED)
+    # Others may have its file open, so that it is emptied when it is removed.
+    lent = _Flag(_LENT)
 
     def __init__(self, table: Slots, row: int) -> None:
         self._table = table
@@ -55,32 +74,6 @@ class Slot:
     @property
     def layout(self) -> BlockLayout:
         return self._facts[1]
-
-    @property
-    def verified(self) -> bool:
-        return self.flags & VERIFIED != 0
-
-    @verified.setter
-    def verified(self, is_it: bool) -> None:
-        self._set(VERIFIED, is_it)
-
-    @property
-    def proved(self) -> bool:
-        """Its bytes were compared with what the bucket knows of the object."""
-        return self.flags & _PROVED != 0
-
-    @proved.setter
-    def proved(self, is_it: bool) -> None:
-        self._set(_PROVED, is_it)
-
-    @property
-    def lent(self) -> bool:
-        """Others may have its file open, so that it is emptied when it is removed."""
-        return self.flags & _LENT != 0
-
-    @lent.setter
-    def lent(self, is_it: bool) -> None:
-        self._set(_LENT, is_it)
 
     def stored(self, block: BlockKey) -> Stored:
         return block, self.disk_bytes, self.lent
