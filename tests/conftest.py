@@ -199,8 +199,8 @@ def trials() -> Trials:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The table, in a long run."""
+    """The tables, in a long run."""
     if SCALE > 1 and TRIED.rows:
         terminalreporter.section("tried")
-        for line in TRIED.table():
+        for line in [*TRIED.table(), "", *TRIED.summary()]:
             terminalreporter.write_line(line)

@@ -48,3 +48,14 @@ class Trials:
             saw = ", ".join(f"{what} {times:,}" if len(row.saw) > 1 else what for what, times in row.saw.most_common())
             lines.append(f"| {area} | {fault} | {row.saw.total():,} | {saw} | {row.lost} |")
         return lines
+
+    def summary(self) -> list[str]:
+        """Markdown lines, one an area: how many faults, how often they were tried, and the losses of all."""
+        if not self.rows:
+            return []
+        lines = ["| area | faults | tried | lost or wrong |", "| --- | ---: | ---: | ---: |"]
+        for area in sorted({area for area, _ in self.rows}):
+            rows = [row for (of, _), row in self.rows.items() if of == area]
+            tried = sum(row.saw.total() for row in rows)
+            lines.append(f"| {area} | {len(rows)} | {tried:,} | {sum(row.lost for row in rows)} |")
+        return lines
