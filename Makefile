@@ -127,7 +127,7 @@ image:
 
 # The table of values in charts/outrider/README.md.
 chart-readme: install
-	$(BIN)/python -m tests.support.chart_readme
+	$(BIN)/python -m tests.support.chart readme
 
 # Apart from the rest: these tools bring requirements of their own.
 $(VENV)/tools/installed: $(VENV)/installed
@@ -208,21 +208,21 @@ playground-stop: install
 
 # The Helm chart with its default values, rendered by Helm's own engine from a wheel: Helm itself is not needed.
 chart: install
-	@$(BIN)/python -m tests.support.rendered
+	@$(BIN)/python -m tests.support.chart default
 
 # The pages that the code writes.
 docs: metrics-page settings-page sizing-page
 
 # docs/metrics.md and docs/settings.md, from the code.
 metrics-page: install
-	$(BIN)/python -m tests.support.metrics_page > docs/metrics.md
+	$(BIN)/python -m tests.support.generated_pages metrics > docs/metrics.md
 
 settings-page: install
-	$(BIN)/python -m tests.support.settings_page > docs/settings.md
+	$(BIN)/python -m tests.support.generated_pages settings > docs/settings.md
 
 # What `outrider simulate` prints, in docs/sizing.md: after a change of the policy.
 sizing-page: install
-	$(BIN)/python -m tests.support.simulated
+	$(BIN)/python -m tests.support.generated_pages simulated
 
 # `make -j2 lint` checks types beside the rest.
 .PHONY: style types layers

@@ -1,4 +1,4 @@
-"""The ground of many tests: one real bucket for the whole run, and calm weather before it for each test."""
+"""The ground of many tests: one real bucket for the whole run, and no faults before it for each test."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from outrider.adapters.process.system import JsonLines
 from tests.support.bucket import Bucket
-from tests.support.certificate import Certificate, certify
 from tests.support.simulator import Simulator
+from tests.support.tls import Certificate, certify
 from tests.support.trials import SCALE, Trials
 
 if TYPE_CHECKING:

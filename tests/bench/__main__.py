@@ -30,7 +30,7 @@ from tests.bench.runner import Runner
 from tests.bench.targets import OUTRIDER
 from tests.bench.world import SHORT, Plan, World, make_bucket
 from tests.support.child import scratch_directory
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,7 +21,7 @@ from boto3.s3.transfer import TransferConfig
 
 from tests.bench.world import NAME, PROBE, BenchError, World, pieces
 from tests.support.child import clean_environment, program
-from tests.support.simulator_process import REPOSITORY
+from tests.support.simulator import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

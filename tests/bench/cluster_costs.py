@@ -20,7 +20,7 @@ from tests.bench.cluster_world import BUCKET, MIB, Data, Row, RowError
 from tests.support.bucket import Bucket
 from tests.support.nodes import Node, Nodes
 from tests.support.proxy import ServedProxy
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 _KIB = 2**10
 _ROUNDS = 3

@@ -24,7 +24,7 @@ from tests.bench.demo import Steps
 from tests.support.bucket import Bucket
 from tests.support.child import scratch_directory
 from tests.support.nodes import Nodes
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 NODES = 4
 EPOCHS = 3

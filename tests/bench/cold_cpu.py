@@ -22,10 +22,10 @@ from pathlib import Path
 
 from tests.bench.simulator_speed import cpu_s
 from tests.support.bucket import Bucket
-from tests.support.certificate import Certificate, certify
 from tests.support.child import free_ports
 from tests.support.proxy import ServedProxy
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
+from tests.support.tls import Certificate, certify
 
 OBJECT_BYTES = 256 * 2**20
 READERS = 4

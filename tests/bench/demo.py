@@ -28,13 +28,13 @@ from tests.bench import demo_real
 from tests.bench.table import Row, footnotes, table
 from tests.support.bucket import Bucket
 from tests.support.child import Child, clean_environment, scratch_directory
-from tests.support.simulator_process import REPOSITORY, SimulatorProcess
+from tests.support.simulator import REPOSITORY, SimulatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.bench.dataset import Shard
-    from tests.support.weather import Counts
+    from tests.support.conditions import Counts
 
 TTFB_S = 0.030
 CONNECTION_BYTES_S = 40e6

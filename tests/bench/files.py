@@ -23,7 +23,7 @@ from tests.bench.targets import Target
 from tests.bench.world import NAME, PROBE, BenchError, Plan, World
 from tests.support.bucket import Bucket
 from tests.support.child import clean_environment, scratch_directory
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 LOCAL = "local files"
 _IMAGE_BYTES = 110_000

@@ -27,10 +27,10 @@ from tests.bench.peers import NGINX, NginxCache, NginxStatic, Rclone
 from tests.bench.targets import DIRECT, NGINX_CACHE, OUTRIDER, RCLONE, STATIC, Direct, Outrider, Target
 from tests.bench.world import NAME, BenchError, Plan, World
 from tests.support.bucket import Bucket
-from tests.support.certificate import Certificate, certify
 from tests.support.child import Child, free_ports, program, scratch_directory
-from tests.support.simulator_process import SimulatorProcess
-from tests.support.weather import Counts
+from tests.support.conditions import Counts
+from tests.support.simulator import SimulatorProcess
+from tests.support.tls import Certificate, certify
 
 ONE_CORE, TWO_CORES, REVERSE = "Outrider, one core", "Outrider, two cores", "nginx reverse proxy"
 BATCHES = "Outrider, batches"
@@ -54,7 +54,7 @@ class Origin(Protocol):
 
     def counts(self) -> Counts: ...
 
-    def set_weather(self, **knobs: Any) -> None: ...
+    def set_conditions(self, **knobs: Any) -> None: ...
 
 
 class Unlimited:
@@ -69,7 +69,7 @@ class Unlimited:
     def counts(self) -> Counts:
         return Counts({}, 0, 0, 0, 0)
 
-    def set_weather(self, **_: Any) -> None:
+    def set_conditions(self, **_: Any) -> None:
         pass
 
 

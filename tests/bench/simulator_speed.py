@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from tests.support.child import free_ports
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 BODY_BYTES = 1_000_000_000
 HEAD = f"HTTP/1.1 200 OK\r\nContent-Length: {BODY_BYTES}\r\n\r\n".encode()

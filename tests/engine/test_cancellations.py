@@ -21,10 +21,10 @@ from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.maintenance.warmup import Warmup
 from outrider.engine.write.upload import upload_of
-from tests.support.descriptors import open_below
+from tests.support.child import open_below
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, engine, taken
+from tests.support.event_loops import SeededLoop, SeededThreads
 from tests.support.fakes import FakeOrigin, Fault, ramp
-from tests.support.scheduler import SeededLoop, SeededThreads
 from tests.support.trials import SCALE, Trials
 
 if TYPE_CHECKING:

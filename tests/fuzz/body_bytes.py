@@ -23,12 +23,12 @@ from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm
 from outrider.core.s3.xml import keys_to_delete
 from tests.fuzz.request_bytes import allowed, check_refusal
 from tests.fuzz.target import pieces, target
-from tests.support import awschunked, forms, signed
-from tests.support.awschunked import SIGNED, SIGNED_TRAILER, UNSIGNED_TRAILER, Chunked, checksum
+from tests.support import forms, signed_requests
+from tests.support.signed_requests import SIGNED, SIGNED_TRAILER, UNSIGNED_TRAILER, Chunked, checksum
 
 _BODY = b"0123456789" * 7
 _HEAD = [("authorization", f"x Signature={'a' * 64}"), ("x-amz-date", "20260101T000000Z")]
-_SIGNING = awschunked.chunk_signing(_HEAD, "secret")
+_SIGNING = signed_requests.chunk_signing(_HEAD, "secret")
 _CRC = ("x-amz-checksum-crc32", checksum("crc32", _BODY))
 _FORMS = (
     (UNSIGNED_TRAILER, _CRC), (UNSIGNED_TRAILER, None), (SIGNED, None), (SIGNED_TRAILER, _CRC),
@@ -93,8 +93,19 @@ _FIELDS = {"key": "up/${filename}", "Content-Type": "a/b"}
 _POLICY = forms.policy([{"bucket": "b"}, ["starts-with", "$key", "up/"], ["content-length-range", 0, 100]])
 # Not by botocore, which signs the time of now: a corpus outlives the run that made it.
 _SIGNED_FORMS = [
-    forms.signed_as_it_stands(_FIELDS, json.dumps(_POLICY), (signed.AWS.access_key, signed.AWS.secret_key)),
-    dict(signed_anew(PostForm("x", tuple(_FIELDS.items()), "f", None), "b", signed.AWS, "r", signed.AT, signed.KEYS)),
+    forms.signed_as_it_stands(
+        _FIELDS, json.dumps(_POLICY), (signed_requests.AWS.access_key, signed_requests.AWS.secret_key)
+    ),
+    dict(
+        signed_anew(
+            PostForm("x", tuple(_FIELDS.items()), "f", None),
+            "b",
+            signed_requests.AWS,
+            "r",
+            signed_requests.AT,
+            signed_requests.KEYS,
+        )
+    ),
 ]
 
 
@@ -142,13 +153,13 @@ def form_upload(data: bytes) -> None:
     _check_as_email(form, file, ending)
     with suppress(S3Error):
         is_unsigned(form)
-        parse_policy(form.values.get("policy", "")).check(form, "b", signed.AT)
+        parse_policy(form.values.get("policy", "")).check(form, "b", signed_requests.AT)
     with suppress(S3Error):
-        signer_of(form, secret_of=signed.secret_of, keys=signed.KEYS)
+        signer_of(form, secret_of=signed_requests.secret_of, keys=signed_requests.KEYS)
         policy = form.values["policy"]
         assert any(policy == fields["policy"] for fields in _SIGNED_FORMS), "a policy that nobody signed"
     with suppress(S3Error):
-        signed_anew(form, "b", signed.AWS, "r", signed.AT, signed.KEYS)
+        signed_anew(form, "b", signed_requests.AWS, "r", signed_requests.AT, signed_requests.KEYS)
 
 
 def _check_as_email(form: PostForm, file: bytes, ending: bytes) -> None:
@@ -169,8 +180,11 @@ def post_policy(data: bytes) -> None:
         policy = allowed(parse_policy, encoded)
         form = PostForm("x", (("key", "k"), ("policy", encoded)), "f", None)
         if policy is not None:
-            allowed(policy.check, form, "b", signed.AT)
-        allowed(lambda form: signed_anew(form, "b", signed.AWS, "r", signed.AT, signed.KEYS), form)
+            allowed(policy.check, form, "b", signed_requests.AT)
+        allowed(
+            lambda form: signed_anew(form, "b", signed_requests.AWS, "r", signed_requests.AT, signed_requests.KEYS),
+            form,
+        )
 
 
 @target(

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import pytest
 
 import outrider.http.admin
+from tests.server.browser import browser, needs_chromium
 from tests.server.test_cluster_seen import twins
-from tests.support.browser import browser, needs_chromium
 from tests.support.nodes import Nodes, until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask

@@ -31,9 +31,9 @@ from outrider.engine.status.cluster_map import ClusterMap, OwnShares
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
 from tests.support.engine import REF, Engine, Joined, engine, taken
+from tests.support.event_loops import VirtualTime
 from tests.support.fake_peers import Answering, FakeMember, FakePeers
 from tests.support.fakes import AtOnce, FakeClock, FakeOrigin
-from tests.support.virtual_time import VirtualTime
 
 GIB = 2**30
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.conditions import Fault, FaultKind
 from tests.support.nodes import Node, Nodes, until
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.simulator import Simulator
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ def world(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         stack.callback(client.close)
         simulator = stack.enter_context(Simulator(bucket.address))
         nodes = Nodes(
-            bucket, tmp_path_factory.mktemp("nodes"), 4, origin=simulator.endpoint, hurried=True,
+            bucket, tmp_path_factory.mktemp("nodes"), 4, origin=simulator.endpoint, quick_hellos=True,
             block_size=str(BLOCK), freshness="ttl:3600", prefetch="off",
         )  # fmt: skip
         stack.callback(nodes.stop)
@@ -264,7 +264,7 @@ def test_a_member_that_is_told_to_stop(world: World) -> None:
     slow = next(key for key in keys if world.put(key) and owner_of(edge, key) == leaving.name)
     data = world.client.get_object(Bucket=NAME, Key=slow)["Body"].read()
     faults = faults_of([edge, world.nodes[2]])
-    world.simulator.weather.faults = [Fault(FaultKind.STALL, path_contains=slow, after_bytes=BLOCK // 2)]
+    world.simulator.conditions.faults = [Fault(FaultKind.STALL, path_contains=slow, after_bytes=BLOCK // 2)]
     with RawConnection(edge.address) as connection:
         connection.send(request("GET", f"/{NAME}/{slow}"))
         reply = connection.read_head()

@@ -19,8 +19,7 @@ from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES, BadBlock
 from outrider.core.model import ObjectRef, ObjectVersion
 from tests.fuzz.disk_bytes import sealed_header
-from tests.support.fuzzing import fuzzing
-from tests.support.trials import Trials
+from tests.support.trials import Trials, fuzzing
 
 WORDS = st.sampled_from(["a", "", "\ud800", "\udcff", '"etag"', "bucket", "http://o", "\r\n", "x" * 300])
 JSON = st.recursive(

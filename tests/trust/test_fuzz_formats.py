@@ -22,12 +22,10 @@ from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm
 from outrider.core.s3.list_page import parse_page
 from outrider.core.s3.operation import Kind, classify
 from outrider.core.s3.xml import keys_to_delete
-from tests.support.awschunked import SIGNED, SIGNED_TRAILER, Chunked, checksum
-from tests.support.awschunked import chunk_signing as signing_of
-from tests.support.fuzzing import fuzzing
-from tests.support.signed import ask as verified
-from tests.support.signed import signed_by_boto
-from tests.support.trials import Trials
+from tests.support.signed_requests import SIGNED, SIGNED_TRAILER, Chunked, checksum, signed_by_boto
+from tests.support.signed_requests import ask as verified
+from tests.support.signed_requests import chunk_signing as signing_of
+from tests.support.trials import Trials, fuzzing
 
 # -- XML --------------------------------------------------------------------------------------------------------------
 

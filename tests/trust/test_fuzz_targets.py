@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.catalogue import TARGETS
 from tests.fuzz.target import Target
-from tests.support.fuzzing import fuzzing
-from tests.support.trials import SCALE, Trials, rounds
+from tests.support.trials import SCALE, Trials, fuzzing, rounds
 
 FUZZED_S = rounds(2)
 """For all targets together: a minute in a soak of the usual length."""

@@ -16,7 +16,7 @@ import yaml
 from outrider.core.operator.wishes import Inject, wishes_of
 from outrider.settings import load
 from tests.support.chart import CHART, KUBERNETES, NAMESPACE
-from tests.support.deployed import is_of_kubernetes
+from tests.support.fake_kubectl import is_of_kubernetes
 
 EXAMPLES = CHART.parents[1] / "examples"
 MANIFESTS = (
