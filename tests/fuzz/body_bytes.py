@@ -109,7 +109,16 @@ _SIGNED_FORMS = [
 ]
 
 
+_ODD_PARTS = (
+    b"form-data; name*=utf-8''key", b"form-data; name*0=ke; name*1=y", b"form-data; name=x; name=y", b"form-data",
+    b"form-data; name=file; filename*=bogus''%ff", b"form-data; name=file; filename*=utf-8''%00%0d",
+    b"form-data; name=file; filename*0*=utf-8''a; filename*1=b", b"attachment; name=key", b'form-data; name="k',
+)  # fmt: skip
+
+
 def _form_seeds() -> Iterator[bytes]:
+    for part in _ODD_PARTS:
+        yield b"\7--" + forms.BOUNDARY.encode() + b"\r\nContent-Disposition : " + part + b"\r\n\r\nk\r\n--"
     for fields in (*_SIGNED_FORMS, {"key": "k", "acl": "private", "x-ignore-a": "é"}, {"key": ""}):
         for after in ((), (("submit", "Upload"),)):
             seed = b"\7" + forms.encoded(fields.items(), b"the\r\n--file\r\n", "dir/f.bin", after, "text/x")
@@ -192,6 +201,7 @@ def post_policy(data: bytes) -> None:
     b"<Quiet>true</Quiet><!-- c --><Object><Key><![CDATA[<b>]]></Key></Object></Delete>",
     b"<?xml version='1.0' encoding='UTF-2'?><Delete><Object><Key>k</Key></Object></Delete>",
     b"<Delete><x:Object xmlns:x='u'><x:Key>&#x41;</x:Key></x:Object><?p i?></Delete>",
+    b"<!DOCTYPE a><Delete><Other><Key>o</Key></Other><Object><Key>a<!-- c -->b</Key><Key/></Object></Delete>",
 )
 def keys_of_a_deletion(data: bytes) -> None:
     """Each key that a strict parser finds, which takes an element's first text for all of it, is among ours."""
