@@ -34,6 +34,8 @@ from tests.support.fakes import RAMP, FakeOrigin, Fault, pieces_of, reply_to
 from tests.support.simulator import Simulator
 from tests.support.tls import Certificate, TlsFront
 
+pytestmark = pytest.mark.lowest
+
 NAME = "contract-origin"
 DATA = RAMP[:300_000]
 _numbers = count()

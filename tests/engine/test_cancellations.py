@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.one_python
+
 DATA = ramp(3 * BLOCK + 5)
 OTHER, OTHER_DATA = ObjectRef("train", "b.tar"), ramp(2 * BLOCK, start=9)
 NEW = ramp(1000, start=77)

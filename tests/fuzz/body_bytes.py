@@ -40,6 +40,15 @@ def _chunked_seeds() -> Iterator[bytes]:
         for chunk_bytes in (16, 70, 100):
             wire = Chunked(_BODY, form, trailer, chunk_bytes).encode(_SIGNING if form != UNSIGNED_TRAILER else None)
             yield bytes((number, chunk_bytes)) + wire
+            if chunk_bytes == 16:
+                yield from (bytes((number, 0)) + changed for changed in _in_another_order(wire))
+
+
+def _in_another_order(wire: bytes) -> Iterator[bytes]:
+    """The first chunk and the second one change places, the first one is left out, and comes twice."""
+    stop = wire.index(b"\r\n", wire.index(b"\r\n") + 2) + 2
+    first, second, rest = wire[:stop], wire[stop : 2 * stop], wire[2 * stop :]
+    yield from (second + first + rest, second + rest, first + first + second + rest)
 
 
 def _decoded(form: str, trailer: object, parts: Iterator[bytes]) -> tuple[bytes, bool]:
@@ -119,7 +128,8 @@ _ODD_PARTS = (
 def _form_seeds() -> Iterator[bytes]:
     for part in _ODD_PARTS:
         yield b"\7--" + forms.BOUNDARY.encode() + b"\r\nContent-Disposition : " + part + b"\r\n\r\nk\r\n--"
-    for fields in (*_SIGNED_FORMS, {"key": "k", "acl": "private", "x-ignore-a": "é"}, {"key": ""}):
+    for fields in (*_SIGNED_FORMS, {"key": "k", "acl": "private", "x-ignore-a": "é"}, {"key": ""},
+                   {"x": f"a\n--{forms.BOUNDARY}\r\n", "key": "k"}):  # fmt: skip
         for after in ((), (("submit", "Upload"),)):
             seed = b"\7" + forms.encoded(fields.items(), b"the\r\n--file\r\n", "dir/f.bin", after, "text/x")
             yield seed
@@ -201,7 +211,10 @@ def post_policy(data: bytes) -> None:
     b"<Quiet>true</Quiet><!-- c --><Object><Key><![CDATA[<b>]]></Key></Object></Delete>",
     b"<?xml version='1.0' encoding='UTF-2'?><Delete><Object><Key>k</Key></Object></Delete>",
     b"<Delete><x:Object xmlns:x='u'><x:Key>&#x41;</x:Key></x:Object><?p i?></Delete>",
-    b"<!DOCTYPE a><Delete><Other><Key>o</Key></Other><Object><Key>a<!-- c -->b</Key><Key/></Object></Delete>",
+    b"<Delete><Other><Key>o</Key></Other><Object><Key>a<!-- c -->b</Key><Key/></Object></Delete>",
+    b"<Delete><Object><Key>a<?p i?>b</Key></Object></Delete>",
+    b"<Delete><Object><Key>a<b/>c</Key></Object></Delete>",
+    b"<!DOCTYPE a><Delete><Object><Key>a</Key></Object></Delete>",
 )
 def keys_of_a_deletion(data: bytes) -> None:
     """Each key that a strict parser finds, which takes an element's first text for all of it, is among ours."""

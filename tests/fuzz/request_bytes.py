@@ -312,7 +312,11 @@ def _meaning(request: SignedRequest) -> _Meaning:
 _LET_IN = [_meaning(request) for request in _SIGNED]
 
 
-@target(*map(_lines_of, _SIGNED), b"GET /b/k?acl\nhost: h\nauthorization: " + signed_requests.GOOD.encode())
+@target(
+    *map(_lines_of, _SIGNED),
+    *(_lines_of(request) + b"\nx-amz-acl: public-read" for request in _SIGNED),
+    b"GET /b/k?acl\nhost: h\nauthorization: " + signed_requests.GOOD.encode(),
+)
 def signed_request(data: bytes) -> None:
     """Nobody but the holder of a key makes a request that is let in: here, those of the seeds alone."""
     request = _request_of(data)

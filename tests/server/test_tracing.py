@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
     from tests.support.simulator import Simulator
 
+pytestmark = pytest.mark.lowest
+
 NAME = "tracing"
 MIB = 1024 * 1024
 RAMP = (bytes(range(251)) * (24 * MIB // 251 + 1))[: 24 * MIB]

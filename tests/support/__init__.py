@@ -53,6 +53,7 @@ Processes:
 - `child`: processes that die with the tests, and their open files
 - `forkserver`, `forked_command`, `aws`: Python programs forked from one that has imported them
 - `lowest_versions`, `release`: `make test-lowest`, `make release`
+- `system_programs`: `make test-tools`, `make bench-tools`
 
 Documentation:
 

@@ -26,6 +26,8 @@ from tests.support.fakes import FakeOrigin, ramp
 from tests.support.members import Cluster, Node, Time, cluster
 from tests.support.trials import rounds
 
+pytestmark = pytest.mark.one_python
+
 KEYS = [ObjectRef("train", name) for name in "xyz"]
 SIZES = (0, 1000, BLOCK, 2 * BLOCK + 5)
 

@@ -31,6 +31,8 @@ from outrider.ports import Belief, Name
 from tests.support.fakes import FakeClock
 from tests.support.trials import fuzzing
 
+pytestmark = pytest.mark.one_python
+
 A, B, C = ObjectRef("bkt", "a"), ObjectRef("bkt", "b"), ObjectRef("other", "a")
 NAMES = (A, B, C)
 LAYOUT = BlockLayout("http://o", 4096)

@@ -17,6 +17,8 @@ from outrider.http.operator.admission import Admission
 from tests.support.pods import KUBERNETES, Pod, patched, pods, validate
 from tests.support.trials import fuzzing
 
+pytestmark = pytest.mark.one_python
+
 HELD = [Holding("node-a", "zone-1", 1.0), Holding("node-b", "zone-1", 0.3), Holding(None, "zone-1", 1.0)]
 SIDECAR = Sidecar(
     {"name": "outrider", "image": "outrider:1", "volumeMounts": [{"name": "outrider-cache", "mountPath": "/cache"}]},
