@@ -23,8 +23,20 @@ from outrider_sdk import Client
 from tests.bench import clients
 from tests.bench.clients import Took
 from tests.bench.loads import Load, Run
-from tests.bench.peers import NGINX, NginxCache, NginxStatic, Rclone
-from tests.bench.targets import DIRECT, NGINX_CACHE, OUTRIDER, RCLONE, STATIC, Direct, Outrider, Target
+from tests.bench.targets import (
+    DIRECT,
+    NGINX,
+    NGINX_CACHE,
+    OUTRIDER,
+    RCLONE,
+    STATIC,
+    Direct,
+    NginxCache,
+    NginxStatic,
+    Outrider,
+    Rclone,
+    Target,
+)
 from tests.bench.world import NAME, BenchError, Plan, World
 from tests.support.bucket import Bucket
 from tests.support.child import Child, free_ports, program, scratch_directory

@@ -51,7 +51,7 @@ def objects(bucket: Bucket) -> None:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    pytest.importorskip("playwright", reason="playwright is not installed: `make install` does it")
+    pytest.importorskip("playwright", reason="playwright is not installed: `make install-all` does it")
     with browser() as running:
         yield running
 

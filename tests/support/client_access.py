@@ -133,9 +133,9 @@ def run(access: Access, *argv: str | Path, server: Server | None = None) -> byte
 def require(modules: Iterable[str], programs: Iterable[str] = ()) -> None:
     """A client that is not installed is a failure, not a skip: a test that did not run shows nothing."""
     for name in modules:
-        assert importlib.util.find_spec(name), f"no module {name}: `make install` brings it"
+        assert importlib.util.find_spec(name), f"no module {name}: `make install-all` brings it"
     for name in programs:
         try:
             program(name)
         except FileNotFoundError as error:
-            raise AssertionError(f"{error}; `make install` brings every program but curl") from None
+            raise AssertionError(f"{error}; `make install-all` brings every program but curl") from None
