@@ -44,7 +44,7 @@ def proxy_of(bucket: Bucket, roots: list[Path], **settings: Any) -> Proxy:
 
 
 def streams(proxy: Proxy, known: KnownObjects) -> None:
-    """Two connections read the whole known."""
+    """Two connections read all of the objects."""
     ends: list[str] = []
     readers = [threading.Thread(target=lambda: ends.append(known.read_all(proxy.address))) for _ in range(2)]
     for reader in readers:

@@ -1,4 +1,4 @@
-"""What tests of several folders share. What the tests of one folder need lies in that folder.
+"""The parts that tests of several folders share. A part that the tests of one folder need lies in that folder.
 
 A real S3 server, and what stands before it:
 

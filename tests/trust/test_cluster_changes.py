@@ -20,6 +20,7 @@ from tests.support.conditions import Fault, FaultKind
 from tests.support.nodes import Node, Nodes, until
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.simulator import Simulator
+from tests.trust.cluster import metric, of_peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,17 +115,6 @@ def put(node: Node, key: str, data: bytes) -> None:
     assert answer.status == 200, answer
 
 
-def metric(node: Node, sample: str) -> float:
-    with urllib.request.urlopen(f"{node.admin}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    return float(next((line.rpartition(" ")[2] for line in lines if line.startswith(f"{sample} ")), 0))
-
-
-def seen_by(node: Node, name: str) -> dict[str, Any]:
-    """The member `name` as `node` sees it; empty if it does not."""
-    return next((member for member in node.cluster["members"] if member["name"] == name), {})
-
-
 def is_left_out(node: Node, name: str, why: str) -> bool:
     found = [member for member in node.cluster["members"] if member["name"] == name]
     return [(member["state"], member["why"]) for member in found] == [("left_out", why)]
@@ -194,7 +184,7 @@ def test_a_member_that_speaks_another_version_of_the_wire(
     for node in world.nodes.running:
         assert {key: get(node, key) for key in objects} == objects
     assert faults_of(world.nodes.running) == faults
-    asked = seen_by(world.nodes[0], fourth.name)["requests"] + seen_by(fourth, "node-1").get("requests", 0)
+    asked = of_peer(world.nodes[0], fourth.name, "requests") + (of_peer(fourth, "node-1", "requests") or 0)
     assert (asked > 0) == is_understood
     assert (world.fetched() == 0) == is_understood
     if not is_understood:
@@ -203,7 +193,7 @@ def test_a_member_that_speaks_another_version_of_the_wire(
     with ThreadPoolExecutor(COUNT) as pool:
         list(pool.map(lambda key: put(world.nodes[0], key, new[key]), new))
     assert {key: get(fourth, key) for key in new} == new
-    received = metric(fourth, 'outrider_peer_forgets_total{result="received"}')
+    received = metric(fourth, "outrider_peer_forgets_total", result="received")
     assert received == 2 * COUNT if versions == (1, 1) else received <= 2 * COUNT, "one message for each write"
 
 
@@ -270,7 +260,7 @@ def test_a_member_that_is_told_to_stop(world: World) -> None:
         reply = connection.read_head()
         begun = reply.read(BLOCK // 4)
         leaving.send(signal.SIGTERM)
-        until(lambda: seen_by(edge, leaving.name)["is_leaving"], "the goodbye")
+        until(lambda: of_peer(edge, leaving.name, "is_leaving"), "the goodbye")
         for node in (edge, world.nodes[2]):
             assert {key: get(node, key) for key in objects} == objects
         world.simulator.release()

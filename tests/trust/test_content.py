@@ -40,7 +40,7 @@ def test_a_bit_turned_in_a_small_object_is_noticed_by_no_client(world: World, ki
 
 
 @pytest.fixture
-def weathered(bucket: Bucket) -> Iterator[tuple[OddOrigin, Simulator, Proxy]]:
+def odd_world(bucket: Bucket) -> Iterator[tuple[OddOrigin, Simulator, Proxy]]:
     with (
         OddOrigin().on_thread() as origin,
         Simulator(origin.endpoint.removeprefix("http://")) as simulator,
@@ -68,9 +68,9 @@ def wait_for_metric(proxy: Proxy, name: str, value: float) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind.is_crc])
 def test_a_bit_turned_in_a_large_object_is_dropped_told_and_fetched_again(
-    kind: Kind, weathered: tuple[OddOrigin, Simulator, Proxy], trials: Trials
+    kind: Kind, odd_world: tuple[OddOrigin, Simulator, Proxy], trials: Trials
 ) -> None:
-    origin, simulator, proxy = weathered
+    origin, simulator, proxy = odd_world
     data = bytes(range(256)) * (5 * BLOCK // 256) + b"the end"
     origin.put(NAME, "a.tar", data, checksum(kind, data), ("x-amz-checksum-type", "FULL_OBJECT"))
     simulator.conditions.faults = [turn(BLOCK - 9, "a.tar")]

@@ -82,7 +82,7 @@ def read(proxy: Proxy, known: KnownObjects, chance: random.Random, count: int = 
 
 
 def recovered(proxy: Proxy, known: KnownObjects) -> None:
-    """Without a restart the whole known is filled again and served from the disk."""
+    """Without a restart all is filled again and served from the disk."""
     for _ in range(2):
         assert known.read_all(proxy.address) == RIGHT
         proxy.settle()
@@ -142,7 +142,7 @@ def test_clients_do_not_notice_disk_errors_that_strike_now_and_then(
 
 
 @pytest.fixture(params=["sendfile", "tls"])
-def doors(request: pytest.FixtureRequest, certificate: Certificate) -> dict[str, Any]:
+def sending(request: pytest.FixtureRequest, certificate: Certificate) -> dict[str, Any]:
     """The ways a body is sent: by the kernel, or read into memory and sent through TLS."""
     if request.param == "tls":
         return {"tls_cert": certificate.chain, "tls_key": certificate.key}
@@ -150,14 +150,14 @@ def doors(request: pytest.FixtureRequest, certificate: Certificate) -> dict[str,
 
 
 def test_bytes_that_the_disk_fails_to_give_in_mid_hit_come_from_the_origin(
-    doors: dict[str, Any], bucket: Bucket, certificate: Certificate, trials: Trials
+    sending: dict[str, Any], bucket: Bucket, certificate: Certificate, trials: Trials
 ) -> None:
     chance = random.Random(10)
     # The object is one block that no socket takes at once, so that the disk fails while a reply is under way.
     known = KnownObjects.make(bucket, "disk-large", 1, 12 * 1024 * KIB)
     data = known.objects["0"]
-    with proxy_of(bucket, block_size="4MiB", **doors) as proxy, SickDisk(proxy.cache_dir) as sick:
-        verify = str(certificate.authority) if "tls_cert" in doors else True
+    with proxy_of(bucket, block_size="4MiB", **sending) as proxy, SickDisk(proxy.cache_dir) as sick:
+        verify = str(certificate.authority) if "tls_cert" in sending else True
 
         def read_from(start: int) -> tuple[str, bytes]:
             with closing(s3_client(proxy.endpoint, verify=verify)) as client:
@@ -171,7 +171,7 @@ def test_bytes_that_the_disk_fails_to_give_in_mid_hit_come_from_the_origin(
                 proxy.settle()
             from_origin = proxy.metric("outrider_served_bytes_total", source="origin")
             sick.after_bytes = PAGE_BYTES + chance.randrange(4 * 1024 * KIB)
-            sick.fail(["send"] if "tls_cert" not in doors else ["pread"], errno.EIO)
+            sick.fail(["send"] if "tls_cert" not in sending else ["pread"], errno.EIO)
             start = chance.randrange(1, len(data))
             assert read_from(start) == ("HIT", data[start:])
             proxy.settle()
@@ -255,10 +255,11 @@ def test_a_block_that_could_not_be_read_is_verified_before_it_is_used_again(
 def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
     acts: tuple[str, ...], bucket: Bucket, known: KnownObjects, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The cache has room for one of the shelves. LRU keeps the one that was read last. The policy epoch expects that
-    # both are read again, and keeps parts of both.
+    # The cache has room for one of the two sets of objects. LRU keeps the one that was read last. The policy epoch
+    # expects that both are read again, and keeps parts of both.
     small = str(BLOCKS * (BLOCK_BYTES + PAGE_BYTES))
-    with proxy_of(bucket, cache_size=small, policy="lru") as proxy:
+    # With one fill at a time, a fill that the disk holds has to give up its slot.
+    with proxy_of(bucket, cache_size=small, policy="lru", fills=1) as proxy:
         other = KnownObjects.make(bucket, "disk-other", 3)
         assert other.read_all(proxy.address) == RIGHT
         proxy.settle()
@@ -297,24 +298,6 @@ async def test_while_the_disk_does_not_answer_later_reads_do_not_wait_for_it(
         store.clock.advance(5.1)
         assert await store.read(meta_of(1)) == payload_of(meta_of(1))
     store.close()
-
-
-def test_fills_that_a_dead_disk_holds_give_up_their_slots(
-    bucket: Bucket, known: KnownObjects, trials: Trials, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with proxy_of(bucket, fills=1) as proxy, SickDisk(proxy.cache_dir) as sick:
-        for act in ("write", "rename"):
-            sick.hold(act)
-            with monkeypatch.context() as hasty:
-                hasty.setattr(disk_threads, "PATIENCE_S", 0.05)
-                assert known.read_all(proxy.address) == RIGHT
-            sick.release()
-            trials.record("disk", f"no answer to {act}, with one fill at a time", RIGHT, times=5)
-            proxy.settle()
-            recovered(proxy, known)
-            proxy.stop()
-            shutil.rmtree(proxy.cache_dir)
-            proxy.start()
 
 
 # -- gone ---------------------------------------------------------------------------------------------------------
@@ -420,7 +403,7 @@ def test_a_file_system_that_is_really_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The free space is measured before a fill, or it was measured a moment ago and is believed. The tmpfs has 2 MiB, of
-    # which the known needs 1.33; the budget allows far more.
+    # which the objects need 1.33; the budget allows far more.
     monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", known_s)
     hog = mounted.path / "hog"
     with proxy_of(bucket, cache_dir=str(mounted.path / "cache")) as proxy:

@@ -38,18 +38,16 @@ def known(request: pytest.FixtureRequest, bucket: Bucket) -> KnownObjects:
     return KnownObjects.make(bucket, f"remote-{request.param}", 6, request.param)
 
 
-@pytest.mark.parametrize("doors", ["one loop", "workers"])
 def test_no_loop_makes_a_call_on_a_remote_disk(
-    doors: str, bucket: Bucket, known: KnownObjects, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, known: KnownObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pagecache, "opens_at_once", lambda path: False)
     monkeypatch.setattr(pagecache, "stays_in_memory", lambda path: False)
     # Room for four of the six objects: files are removed, too.
     size = 4 * (len(known.objects["0"]) + PAGE_BYTES)
-    settings: dict[str, Any] = {"workers": 2} if doors == "workers" else {}
     calls: Counter[str] = Counter()
     waits: Counter[str] = Counter()
-    with Proxy(bucket, block_size="256KiB", freshness="immutable", cache_size=str(size), **settings) as proxy:
+    with Proxy(bucket, block_size="256KiB", freshness="immutable", cache_size=str(size)) as proxy:
 
         def watched(name: str) -> Callable[..., Any]:
             call = getattr(os, name)
@@ -62,8 +60,7 @@ def test_no_loop_makes_a_call_on_a_remote_disk(
 
             return made
 
-        # The first connection idles at the engine; a worker gets the second one.
-        with monkeypatch.context() as patch, RawConnection(proxy.address), RawConnection(proxy.address) as connection:
+        with monkeypatch.context() as patch, RawConnection(proxy.address) as connection:
             for name in CALLS:
                 patch.setattr(os, name, watched(name))
             for key in "000123455":

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import Answer, answers_to, ask, assert_correct
-from tests.support.recorder import OK, Received, Recorder
+from tests.support.recorder import OK, Recorder
 from tests.support.tenants import CLIENTS, NAME, TEAM, answer_to, wire
 
 if TYPE_CHECKING:
@@ -499,9 +499,3 @@ def test_an_origin_cannot_split_an_answer(proxy: Proxy, recorder: Recorder, head
             assert answer.status in (200, 503)
             assert not any("\r" in value or "\n" in value for value in answer.headers.values())
         trials.record("security", "an origin that splits its answers", "503, or one whole answer")
-
-
-def test_the_recorder_records(recorder: Recorder, proxy: Proxy) -> None:
-    ask(proxy.address, "PUT", f"/{NAME}/k", [("content-length", "3"), ("x-amz-meta-a", "b")], b"abc")
-    up: Received = recorder.received[-1]
-    assert (up.line, up.body, up.values("x-amz-meta-a")) == (f"PUT /{NAME}/k HTTP/1.1", b"abc", ["b"])
