@@ -87,7 +87,7 @@ def cpu(directory: Path, scale: float) -> list[Measured]:
             _emptied(edge)
             nodes.wait_for_all()
             _emptied(alone)
-            stack.callback(lambda: alone.stop() if alone._child is not None else None)
+            stack.callback(lambda: alone.stop() if alone.is_started else None)
             for node in (edge, owner, alone):
                 node.settle()
             # None of the reads that are compared asks the bucket whether its version is still the newest.

@@ -124,7 +124,7 @@ class Nodes:
 
     @property
     def running(self) -> list[Node]:
-        return [node for node in self.all if node._child is not None]
+        return [node for node in self.all if node.is_started]
 
     def wait_for_all(self) -> None:
         """Wait until each member that runs sees all of them alive, and the others of the list not."""

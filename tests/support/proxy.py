@@ -280,6 +280,11 @@ class ServedProxy:
         self._child: Child | None = None
 
     @property
+    def is_started(self) -> bool:
+        """It was started, and not stopped or waited for since."""
+        return self._child is not None
+
+    @property
     def pid(self) -> int:
         assert self._child is not None
         return self._child.process.pid

@@ -98,7 +98,7 @@ def fourth(world: World) -> Iterator[Node]:
     yield node
     node.argv, node.forked = command, forked
     world.nodes.list_members(world.nodes.all[:3])
-    if node._child is not None:
+    if node.is_started:
         node.stop()
     shutil.rmtree(node.cache_dir, ignore_errors=True)
     world.nodes.wait_for_all()

@@ -211,6 +211,12 @@ def test_learned_orders_with_one_odd_field_are_none(change: dict[str, Any]) -> N
         learned_state.unpacked(zlib.compress(json.dumps({**wholes, "datasets": [dataset | change]}).encode()))
 
 
+@pytest.mark.parametrize("version", [0, 2])
+def test_learned_orders_of_another_format_are_none(version: int) -> None:
+    with pytest.raises(ValueError, match=f"format {version}"):
+        learned_state.unpacked(zlib.compress(json.dumps({"format": version, "datasets": []}).encode()))
+
+
 @pytest.mark.parametrize("raw", [b"[" * 50_000, b'{"format":' * 9000])
 def test_learned_orders_of_any_depth_are_none(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):  # one Python finds it too deep, another finds that it is no JSON
