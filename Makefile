@@ -5,59 +5,56 @@ BIN := $(VENV)/bin
 # torch is pinned to a release without a wheel for newer Pythons: there, what needs it is left out.
 HAS_TORCH := $(shell $(PYTHON) -c 'import sys; print(int(sys.version_info[:2] == (3, 11)))')
 comma := ,
-EXTRAS := bucket,clients,dev$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
+ALL_EXTRAS := bucket,clients,dev,gate$(if $(filter 1,$(HAS_TORCH)),$(comma)examples)
 
-# What the benchmarks need and no wheel brings; nginx from here because the wheel's has no slice module.
-BENCH_TOOLS := curl nginx-light s3fs wrk
-# What some tests drive: the dashboard's browser, Prometheus with promtool, and a disk that hangs. Without them these
-# tests are skipped.
-# Programs; Debian has `kubectl` in kubernetes-client, and `ip`, `ss` and `tc` in iproute2.
-TEST_TOOLS := bindfs chromium ip kubectl prometheus
 # `make bench BENCH="--only range-16 --rounds 5"` hands words on.
 BENCH ?=
 
-.PHONY: install test test-python test-tools soak fuzz frameworks audit lock chart-readme bench bench-ahead bench-tools demo demo-short bench-cluster cluster-demo papers lint clean
+.PHONY: install install-all test test-python test-tools soak fuzz frameworks audit lock chart-readme bench bench-ahead bench-tools demo demo-short bench-cluster cluster-demo papers lint clean
 
+# What a first change needs: lint, and the tests of tests/unit, tests/engine and tests/contract. The gate needs all.
 install: $(VENV)/installed
+install-all: $(VENV)/installed-all
 
 # `--no-compile` halves the time of it: Python compiles what is imported, when it is.
-$(VENV)/installed: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
+PIP := $(BIN)/python -m pip install --quiet --no-compile
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile --editable ".[$(EXTRAS)]" --editable sdk
-	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement tests/clients/no-deps.txt
+
+$(VENV)/installed: pyproject.toml sdk/pyproject.toml | $(BIN)/python
+	$(PIP) --editable ".[bucket,dev]" --editable sdk
 	touch $@
+
+$(VENV)/installed-all: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt | $(BIN)/python
+	$(PIP) --editable ".[$(ALL_EXTRAS)]" --editable sdk
+	$(PIP) --no-deps --requirement tests/clients/no-deps.txt
+	touch $(VENV)/installed $@
 
 # `make test PYTEST="-x tests/engine"` hands words on. JOBS processes share the files out, each with an S3 server of its
 # own. Files that took long in earlier runs go first (tests/conftest.py), so that all end together. Three of them on two
 # cores: a quarter of the time of each is waiting. `JOBS=0`: all in one process.
 PYTEST ?=
 JOBS ?= 3
-test: install
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
+test: install-all
+	$(RUN_TESTS) $(PYTEST)
 
 # What another Python may change: `make test-python PYTHON=python3.13 VENV=.venv313`. What no Python changes is left out:
 # arithmetic, but for the draws of Python's own `random`; chart, pages, image, and the clients, which talk to the proxy
 # over a socket. So are the longest files, and most of the examples of a property; `make test PYTHON=... VENV=...` runs
 # all.
-PYTHON_TESTS := $(filter-out $(addprefix tests/unit/,ahead auth bench cache chart cli cluster insight maintenance mount \
-	operator origin project simulator __%),$(wildcard tests/unit/*)) \
-	tests/unit/ahead/order/test_webdataset_draws.py tests/engine $(addprefix --ignore tests/,engine/test_cancellations.py \
-	engine/cluster/test_histories.py engine/cluster/test_identity.py engine/read/test_object_read.py \
-	engine/read/test_versions_after_restarts.py unit/http/test_any_pod.py) \
-	tests/contract tests/server/test_imports.py
+PYTHON_TESTS := $(wildcard tests/unit/test_*.py) $(addprefix tests/unit/,adapters http s3 sdk \
+	ahead/order/test_webdataset_draws.py) tests/engine tests/contract tests/server/test_imports.py
 test-python: install
-	OUTRIDER_TEST_EXAMPLES=20 $(MAKE) test PYTEST="$(PYTHON_TESTS)"
+	OUTRIDER_TEST_EXAMPLES=20 $(RUN_TESTS) -m "not one_python" $(PYTHON_TESTS)
 
 # The proxy with each of its requirements at its lower bound, in an environment of its own: it starts, reads the bucket,
 # answers over HTTP and from its command line, and the extras' libraries do what is asked of them.
 LOWEST := $(VENV)/lowest
-LOWEST_TESTS := tests/server/test_imports.py tests/unit/cli/test_help.py tests/contract/test_origin.py \
-	tests/server/test_vary.py tests/unit/adapters/cluster/test_slurm_source.py tests/unit/adapters/test_certificates.py \
-	tests/server/test_tracing.py
 .PHONY: test-lowest
 test-lowest: $(LOWEST)/installed
-	$(LOWEST)/bin/python -m pytest -p no:cacheprovider $(LOWEST_TESTS)
+	$(LOWEST)/bin/python -m pytest -p no:cacheprovider -m lowest
 
 # boto3 as old as the botocore that aiobotocore chose: pip would try each of them, from the newest one down.
 $(LOWEST)/installed: $(VENV)/installed tests/support/lowest_versions.py
@@ -70,33 +67,23 @@ $(LOWEST)/installed: $(VENV)/installed tests/support/lowest_versions.py
 		hypothesis opentelemetry-proto pytest pytest-asyncio pytest-timeout trustme
 	touch $@
 
-# On Debian and its kin, as root, what is missing of them; anywhere else it says so, and nothing fails.
+# What some tests drive; without them these tests are skipped. On Debian and its kin, as root, what is missing of them;
+# anywhere else it says so, and nothing fails.
 test-tools:
-	@for tool in $(TEST_TOOLS); do command -v $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
-	test -z "$$missing" || { command -v apt-get >/dev/null 2>&1 && test "$$(id -u)" = 0 && apt-get update --quiet=2 \
-		&& DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends \
-		$$(echo $$missing | sed 's/\bkubectl\b/kubernetes-client/; s/\bip\b/iproute2/'); } \
-		|| echo "not installed:$$missing; the tests that need them are skipped"
+	@$(PYTHON) -m tests.support.system_programs test
 
 # The tests of trust, SOAK times longer, the tests whose full size is not in `make test`, and the table of what was tried;
 # `make soak SOAK=5 TESTS=tests/trust/test_crash.py`.
 # Native tracebacks: pytest's own are parsed anew, at which Python 3.11 may fail beside running threads ("AST constructor
 # recursion depth mismatch"), and one failure would end it all without a table.
 SOAK ?= 30
-TESTS ?= tests/trust tests/engine/test_cancellations.py tests/engine/test_state_machine.py \
-	tests/engine/cluster/test_histories.py tests/engine/cluster/test_identity.py \
-	tests/engine/read/test_versions_after_restarts.py tests/contract/test_receivers.py \
-	tests/server/test_bench.py tests/server/test_built_image.py tests/server/test_docs.py tests/server/test_fresh_clone.py \
-	tests/unit/ahead/order/test_same_order.py tests/unit/ahead/order/test_torch_sampler.py \
-	tests/unit/ahead/order/test_webdataset_shuffle.py tests/unit/ahead/order/test_order_search.py \
-	tests/unit/ahead/dataset/test_templates.py tests/unit/ahead/test_goals.py \
-	tests/unit/ahead/test_properties.py tests/unit/http/test_any_pod.py
-soak: install
+TESTS ?= -m soak
+soak: install-all
 	OUTRIDER_TEST_SCALE=$(SOAK) $(BIN)/python -m pytest --timeout 14400 --tb native $(TESTS)
 
 # Coverage-guided fuzzing of all that reads bytes of strangers: `make fuzz FUZZ="--seconds 3600 --only form"`.
 FUZZ ?=
-fuzz: install
+fuzz: install-all
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 # Asks the advisory database of PyPI about what requirements.lock names; without a network it says so, and fails.
@@ -113,7 +100,7 @@ lock: $(VENV)/tools/installed
 # The code of docs/frameworks.md, with each framework in an environment of its own below .venv-frameworks: gigabytes, and
 # half an hour the first time. `make frameworks FRAMEWORKS="polars or duckdb"` runs these alone.
 FRAMEWORKS ?=
-frameworks: install
+frameworks: install-all
 	$(BIN)/python -m pytest tests/frameworks/each_framework.py $(if $(FRAMEWORKS),-k "$(FRAMEWORKS)")
 
 # The image, by the first of these builders that works here; `make image IMAGE=registry.example.org/outrider:0.2.0`.
@@ -127,7 +114,7 @@ image:
 
 # The table of values in charts/outrider/README.md.
 chart-readme: install
-	$(BIN)/python -m tests.support.chart_readme
+	$(BIN)/python -m tests.support.chart readme
 
 # Apart from the rest: these tools bring requirements of their own.
 $(VENV)/tools/installed: $(VENV)/installed
@@ -142,22 +129,22 @@ release: $(VENV)/tools/installed
 
 # `make demo DEMO=--real` really trains.
 DEMO ?=
-demo: install
+demo: install-all
 	$(BIN)/python -m tests.bench.demo $(DEMO)
 
 # The simulated goals, what an event costs, and the live ones; `make bench-ahead BENCH="--only webdataset"`.
-bench-ahead: install
+bench-ahead: install-all
 	$(BIN)/python -m tests.bench.ahead_events
 	$(BIN)/python -m tests.bench.ahead $(BENCH)
 
 # How much later a command in the image says its first word with `outrider run --` in front of it.
 .PHONY: bench-start
-bench-start: install
+bench-start: install-all
 	$(BIN)/python -m tests.bench.entry_point $(BENCH)
 
 # The rooms of code that a request goes through, and how often it moves between them.
 .PHONY: trace
-trace: install
+trace: install-all
 	$(BIN)/python -m tests.bench.rooms $(BENCH)
 
 # Objects that are samples, as many as asked for; `make bench-samples BENCH="--objects 1000000"`.
@@ -166,7 +153,7 @@ bench-samples: $(VENV)/bench-installed
 	$(BIN)/python -m tests.bench.samples $(BENCH)
 
 # The goals of many nodes; `make bench-cluster BENCH="--only join,write --json run.json"`.
-bench-cluster: install
+bench-cluster: install-all
 	$(BIN)/python -m tests.bench.cluster $(BENCH)
 
 # DELI, TDCS and iGear beside Outrider: docs/papers.md; `make papers BENCH="--only deli --plot docs"`.
@@ -174,17 +161,17 @@ papers: $(VENV)/bench-installed
 	$(BIN)/python -m tests.bench.papers $(BENCH)
 
 # One training job on four nodes: each cache by itself, and all as one.
-cluster-demo: install
+cluster-demo: install-all
 	$(BIN)/python -m tests.bench.cluster_demo
 
-demo-short: install
+demo-short: install-all
 	$(BIN)/python -m tests.bench.demo --short
 
 bench: $(VENV)/bench-installed
 	$(BIN)/python -m tests.bench $(BENCH)
 
 # Outrider is measured with what it requires and no more, as in its image: some libraries import what they find.
-$(VENV)/bench-installed: $(VENV)/installed
+$(VENV)/bench-installed: $(VENV)/installed-all
 	$(BIN)/python -m pip install --quiet --no-compile --editable ".[bench]"
 	$(PYTHON) -m venv $(VENV)/alone
 	$(VENV)/alone/bin/python -m pip install --quiet --editable .
@@ -192,8 +179,7 @@ $(VENV)/bench-installed: $(VENV)/installed
 
 # On Debian and its kin, as root. Whoever else: the same four commands from your distribution.
 bench-tools:
-	for tool in $(BENCH_TOOLS); do dpkg -s $$tool >/dev/null 2>&1 || missing="$$missing $$tool"; done; \
-	test -z "$$missing" || { apt-get update && apt-get install --yes --no-install-recommends $$missing; }
+	@$(PYTHON) -m tests.support.system_programs bench
 
 # What the documentation needs.
 .PHONY: playground playground-stop chart docs metrics-page settings-page sizing-page
@@ -208,21 +194,21 @@ playground-stop: install
 
 # The Helm chart with its default values, rendered by Helm's own engine from a wheel: Helm itself is not needed.
 chart: install
-	@$(BIN)/python -m tests.support.rendered
+	@$(BIN)/python -m tests.support.chart default
 
 # The pages that the code writes.
 docs: metrics-page settings-page sizing-page
 
 # docs/metrics.md and docs/settings.md, from the code.
 metrics-page: install
-	$(BIN)/python -m tests.support.metrics_page > docs/metrics.md
+	$(BIN)/python -m tests.support.generated_pages metrics > docs/metrics.md
 
 settings-page: install
-	$(BIN)/python -m tests.support.settings_page > docs/settings.md
+	$(BIN)/python -m tests.support.generated_pages settings > docs/settings.md
 
 # What `outrider simulate` prints, in docs/sizing.md: after a change of the policy.
 sizing-page: install
-	$(BIN)/python -m tests.support.simulated
+	$(BIN)/python -m tests.support.generated_pages simulated
 
 # `make -j2 lint` checks types beside the rest.
 .PHONY: style types layers

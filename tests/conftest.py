@@ -1,12 +1,15 @@
-"""The ground of many tests: one real bucket for the whole run, and calm weather before it for each test."""
+"""The ground of many tests: one real bucket for the whole run, and no faults before it for each test."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
+import re
 import signal
 from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +17,8 @@ from hypothesis import HealthCheck, settings
 
 from outrider.adapters.process.system import JsonLines
 from tests.support.bucket import Bucket
-from tests.support.certificate import Certificate, certify
 from tests.support.simulator import Simulator
+from tests.support.tls import Certificate, certify
 from tests.support.trials import SCALE, Trials
 
 if TYPE_CHECKING:
@@ -118,7 +121,30 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files that take long come first, so that the processes which share the files out end together."""
     seconds = {**USUAL_SECONDS, **dict(known_seconds(config))}
+    for item in items if config.option.markexpr else []:
+        if is_for_soak(item.path):
+            item.add_marker("soak")
     items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), 0.0))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m soak` and `-m lowest` import no file without such a test: what others need may not be installed."""
+    has_mark = HAS_MARK.get(config.option.markexpr)
+    if has_mark is None or not collection_path.name.startswith("test_") or has_mark(collection_path):
+        return None
+    return True
+
+
+def is_for_soak(path: Path) -> bool:
+    return path.is_relative_to(TRUST) or LONG_FORM.search(path.read_text()) is not None
+
+
+TRUST = Path(__file__).parent / "trust"
+LONG_FORM = re.compile(r"^from tests\.support\.trials import .*(SCALE|fuzzing|rounds)", re.MULTILINE)
+HAS_MARK: dict[str, Callable[[Path], bool]] = {
+    "soak": is_for_soak,
+    "lowest": lambda path: "pytest.mark.lowest" in path.read_text(),
+}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

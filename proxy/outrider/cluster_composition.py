@@ -159,10 +159,9 @@ class Cluster:
         return self._layout.extent(index, version.size).length
 
     def connect(
-        self, store: DiskBlockStore, versions: VersionCache, contents: ContentVerification, list_cache: ListCache,
-        *, in_memory: bool,
-    ) -> None:  # fmt: skip
-        """Makes `members`, `reads` and `forgets`. `in_memory`: the cache ends with the process."""
+        self, store: DiskBlockStore, versions: VersionCache, contents: ContentVerification, list_cache: ListCache
+    ) -> None:
+        """Makes `members`, `reads` and `forgets`."""
         me = self._membership.view.me
         forgetter = Beliefs(versions, list_cache)
         self.forgets = Forgets(
@@ -170,7 +169,7 @@ class Cluster:
             self._metrics,
         )  # fmt: skip
         first = store.working_disks[0]
-        keeper = None if in_memory else MembersFile(first.directory.members, first.work)
+        keeper = None if self._settings.cache_in_memory else MembersFile(first.directory.members, first.work)
         self.members = Members(
             self._membership, self._boot, self._source, self._transport, self.forgets, keeper, self._runtime, time.time,
             random.Random().random, self._metrics,  # noqa: S311 - jitter

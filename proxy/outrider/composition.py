@@ -24,37 +24,24 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.descriptor_budget import DescriptorBudget
 from outrider.core.cache.memory_budget import MemoryBudget, Shares
-from outrider.core.cache.pins import Pins, SavedPin
-from outrider.core.cache.policies import POLICIES, EvictionPolicy
+from outrider.core.cache.pins import SavedPin
+from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.tenant_blocks import TenantBlocks
 from outrider.core.insight.load import CpuTimes
 from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.insight.next_step import Setup
 from outrider.core.insight.usage import Prices
 from outrider.core.model import ObjectRef
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
-from outrider.core.origin.hedging import Hedging
-from outrider.core.origin.token_bucket import TokenBucket
-from outrider.engine.ahead.background_fill import BackgroundFill
-from outrider.engine.ahead.prefetch import Mode, Prefetch, PrefetchPolicy
-from outrider.engine.fill.block_source import BlockSource
-from outrider.engine.fill.content_verification import ContentVerification, Listeners
-from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.ahead.prefetch import Mode, Prefetch
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
-from outrider.engine.listing.enumerate import Enumerator
-from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.listing.lists import Lists
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.verification import Verification
 from outrider.engine.maintenance.warmup import Book
-from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.hit_lookup import HitLookup
-from outrider.engine.read.object_read import ObjectReads
 from outrider.engine.read.version_cache import VersionCache
-from outrider.engine.read.version_lookup import VersionLookup
 from outrider.engine.status.document import Cache, Maintenance, StatusDocument
 from outrider.engine.status.overview import Overview
 from outrider.engine.status.tenants_part import TenantsPart
@@ -63,6 +50,7 @@ from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.written_names import note_written
+from outrider.engine_composition import EnginePorts, EngineSettings, make_engine
 from outrider.http.access import Senders, reader_shown
 from outrider.http.control.batch_objects import BatchParts
 from outrider.http.control.batches import Batches
@@ -174,81 +162,51 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     capacity_bytes = sum(disk.budget.capacity_bytes for disk in disks)
     miss_ratio = MissRatioCurve(capacity_bytes)
     layout = BlockLayout(origin.endpoint, settings.block_size)
-    pins = Pins(lambda size: layout.disk_bytes(size, block_file.usual_disk_bytes), layout.version_id)
-    planner = Planner(
-        capacity_bytes,
-        settings.block_size,
-        keys_max=settings.catalog_entries,
-        disk_bytes=block_file.usual_disk_bytes,
-        opened=miss_ratio.opened,
-        believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
-        fetches=lambda ref: settings.prefetch_of(ref) == "epoch",
-        pins=pins,
-        templates=metrics.usage.templates,
-    )
-    learned_file.load(newest([directory.orders for directory in present]), planner.registry)
     cluster = _cluster(settings, resources, layout, capacity_bytes)
     senders = Senders(settings)
-    policy = planner if settings.policy == "epoch" else POLICIES[settings.policy]()
-    of_tenants = None if senders.tenants is None else TenantBlocks(
-        policy, senders.tenants, capacity_bytes, layout, block_file.usual_disk_bytes, lambda block: store.has(block)
-    )  # fmt: skip
-    # That of near blocks is around that of tenants: of a near block of any tenant another member has a copy.
-    its_policy: EvictionPolicy = of_tenants or policy
-    its_policy = its_policy if cluster is None else cluster.near_first(its_policy)
-    always = settings.verify == "always"
-    store = DiskBlockStore(
-        disks, its_policy, metrics, clock, open_files=descriptors.block_files, verify_always=always, pins=pins
-    )
-    stack.callback(store.close)
-    versions = VersionCache(origin.endpoint, settings.freshness_of, clock, settings.catalog_entries, layout.version_id)
-    scheduler = FillScheduler(AimdLimit(descriptors.fills), BackgroundLimit(descriptors.fills), clock, senders.tenants)
-    origin_reader = OriginReader(origin, resources.patience, metrics, scheduler, Hedging(), resources.oddities)
+    of_tenants: TenantBlocks | None = None
+
+    def by_tenants(policy: EvictionPolicy) -> EvictionPolicy:
+        nonlocal of_tenants
+        if senders.tenants is None:
+            return policy
+        of_tenants = TenantBlocks(
+            policy, senders.tenants, capacity_bytes, layout, block_file.usual_disk_bytes, lambda block: store.has(block)
+        )
+        return of_tenants
+
     runtime, apart = Runtime(tasks.spawn, clock), Runtime(tasks.spawn_apart, clock)
-    contents = ContentVerification(layout, origin_reader, apart, metrics, on=settings.verify_origin == "auto")
-    contents.connect(store, Listeners(versions.forget_now, versions.stale, planner.proved))
-    store.contents = contents
-    memory = MemoryBudget(shares.clients_bytes)
-    list_cache = ListCache(settings.list_ttl_of, clock, shares.listings_bytes, memory)
-    in_memory = settings.cache_in_memory
-    if cluster is not None:
-        cluster.connect(store, versions, contents, list_cache, in_memory=in_memory)
-    peers = None if cluster is None else cluster.reads
-    source = BlockSource(origin_reader, peers)
-    if cluster is not None:
-        scheduler.share_line(cluster.remote_scheduler)
-    flights = FlightTable(
-        layout, source, store, contents, scheduler, runtime,
-        remote_scheduler=None if cluster is None else cluster.remote_scheduler,
+    blocks_at_once = min(settings.prefetch_blocks, descriptors.fills)
+    chosen = EngineSettings(
+        settings.policy, settings.freshness_of, lambda ref: Mode(settings.prefetch_of(ref)), settings.list_ttl_of,
+        settings.catalog_entries, descriptors.block_files, descriptors.fills, blocks_at_once,
+        settings.prefetch_bandwidth, shares.clients_bytes, shares.listings_bytes,
+        verify_always=settings.verify == "always", verify_origin=settings.verify_origin == "auto",
+        stale_if_error=settings.stale_if_error,
     )  # fmt: skip
-    version_lookup = VersionLookup(
-        layout, origin_reader, versions, flights, runtime, stale_if_error=settings.stale_if_error, peers=peers
+    ports = EnginePorts(
+        layout, disks, origin, metrics, clock, resources.patience, runtime, apart, resources.oddities, senders.tenants
     )
-    if cluster is not None:
-        cluster.serve(source, versions, store, flights, contents, version_lookup)
-    reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)
+    engine = make_engine(
+        chosen, ports, cluster, opened=miss_ratio.opened, templates=metrics.usage.templates, by_tenants=by_tenants
+    )
+    planner, store, versions, contents = engine.planner, engine.store, engine.versions, engine.contents
+    origin_reader, scheduler, flights = engine.origin_reader, engine.scheduler, engine.flights
+    version_lookup, reads, fills, prefetch = engine.version_lookup, engine.reads, engine.fills, engine.prefetch
+    memory, list_cache, warmup_runner = engine.memory, engine.list_cache, engine.warmup_runner
+    stack.callback(store.close)
+    learned_file.load(newest([directory.orders for directory in present]), planner.registry)
     hits = HitLookup(layout, versions, store, clock)
     access = senders.access
-    enumerator = Enumerator(origin_reader, memory, versions)
-    fills = BackgroundFill(
-        layout, versions, store, flights, contents, version_lookup, metrics,
-        TokenBucket(settings.prefetch_bandwidth, clock()),
-    )  # fmt: skip
-    blocks_at_once = min(settings.prefetch_blocks, descriptors.fills)
-    prefetching = PrefetchPolicy(lambda ref: Mode(settings.prefetch_of(ref)), blocks_at_once, evicts=policy is planner)
-    prefetch = Prefetch(planner, fills, enumerator, scheduler, apart, prefetching)
     tenants = None if of_tenants is None else _tenants(of_tenants, senders, metrics, planner, prefetch, store)
     if cluster is not None:
+        cluster.serve(engine.source, versions, store, flights, contents, version_lookup)
         cluster.read_ahead_together(planner, prefetch, blocks_at_once)
-    warmup_runner = WarmupRunner(
-        layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=blocks_at_once,
-        view=None if cluster is None else cluster.view, tenants=senders.tenants,
-    )  # fmt: skip
     pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
     pinning.restore(pin_file.load(newest([directory.pins for directory in present])), capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
     touched: list[WrittenNamesFile] = []
-    if not in_memory:
+    if not settings.cache_in_memory:
         runs = Runs.of(directories) if len(disks) > 1 else None
         touched = [WrittenNamesFile(disk.directory, disk.work, is_alone=cluster is None, runs=runs) for disk in disks]
     note = partial(note_written, WrittenNamesFiles(touched) if touched else None, versions, version_lookup)
@@ -273,7 +231,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     plans = prefetch if cluster is None else cluster.plans_of_all(prefetch, fills)
     readers = DiskReaders(READERS, "outrider-read", metrics.disk_wait_s.inc)
     lender = None
-    if access.is_open and not always:
+    if access.is_open and not chosen.verify_always:
         lender = Lender(hits, prefetch.note, metrics, clock, block_bytes=settings.block_size)
         stack.callback(lender.close)
         versions.on_change = lender.changed

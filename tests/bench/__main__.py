@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,18 +18,17 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from tests.bench import clients, files, line, pipeline, report, upkeep
+from tests.bench import clients, command, files, line, pipeline, report, upkeep
 from tests.bench.goals import NAMES, PIPELINE, UPKEEP
 from tests.bench.line import LineLoad
 from tests.bench.loads import LOADS, Load
-from tests.bench.peers import ALL
-from tests.bench.plot import plot
+from tests.bench.report import plot
 from tests.bench.results import Results
 from tests.bench.runner import Runner
-from tests.bench.targets import OUTRIDER
+from tests.bench.targets import ALL, OUTRIDER
 from tests.bench.world import SHORT, Plan, World, make_bucket
 from tests.support.child import scratch_directory
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if absent := clients.missing():
         console.print(f"[bold red]There is no {' and no '.join(absent)}[/]: `make bench-tools` installs it.")
         return 2
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupted)
+    command.end_on_signals()
     try:
         results, notes = run(chosen, console)
     except KeyboardInterrupt:
@@ -174,10 +171,6 @@ def _names(known: list[str]) -> Callable[[str], list[str]]:
         return names
 
     return parsed
-
-
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -12,12 +12,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -25,10 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.bench import ahead_simulated
+from tests.bench import ahead_simulated, command
 from tests.bench.ahead_live import Epoch, Live, RunFailed, World
 from tests.support.bucket import Bucket
-from tests.support.child import scratch_directory
 
 MIB = 2**20
 # Four workers, each of which gets 15 % of the job's consumption from one connection: 60 % in all.
@@ -262,15 +258,12 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.rounds < 1:
         parser.error(f"--rounds is {chosen.rounds}: must be 1 or more")
-    # Both signals end all started processes on the way out. SIGINT is set by name, since a shell starts its background
-    # processes with Ctrl-C ignored.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupted)
+    command.end_on_signals()
     found: list[Row] = []
     try:
-        with _directory(keep=chosen.keep) as directory:
+        with command.directory("outrider-ahead-", keep=chosen.keep) as directory:
             print(HEADING, flush=True)
-            for row in rows(chosen, directory, _told):
+            for row in rows(chosen, directory, command.report_progress):
                 found.append(row)
                 print(row.line(), flush=True)
     except (RunFailed, RuntimeError) as error:
@@ -282,25 +275,6 @@ def main() -> int:
         if chosen.json:
             chosen.json.write_text(json.dumps([asdict(row) for row in found], indent=2) + "\n")
     return 0
-
-
-def _told(progress: str) -> None:
-    print(f"    {progress}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _directory(*, keep: bool) -> Iterator[Path]:
-    if keep:
-        directory = Path(tempfile.mkdtemp(prefix="outrider-ahead-"))
-        print(f"keeping {directory}", file=sys.stderr)
-        yield directory
-    else:
-        with scratch_directory("outrider-ahead-") as directory:
-            yield directory
-
-
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from outrider.core.cache.block_file import usual_disk_bytes
 from tests.bench.procs import stolen_s
 from tests.support.bucket import Bucket
 from tests.support.child import Child, clean_environment
+from tests.support.conditions import Counts
 from tests.support.proxy import ServedProxy
-from tests.support.simulator_process import REPOSITORY, SimulatorProcess
-from tests.support.weather import Counts
+from tests.support.simulator import REPOSITORY, SimulatorProcess
 
 BANDWIDTH = 1.3
 RUN_DEADLINE_S = 900.0

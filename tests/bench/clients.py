@@ -21,7 +21,7 @@ from boto3.s3.transfer import TransferConfig
 
 from tests.bench.world import NAME, PROBE, BenchError, World, pieces
 from tests.support.child import clean_environment, program
-from tests.support.simulator_process import REPOSITORY
+from tests.support.simulator import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -164,7 +164,7 @@ def boto_readers(world: World, endpoint: str, keys: Sequence[str], readers: int)
         BenchError: they did not read every byte.
     """
     parts = pieces(list(keys), readers)
-    seconds, read = _run_together(world, [["tests.bench.reader", endpoint, NAME, PROBE, *part] for part in parts])
+    seconds, read = _run_together(world, [["boto3", endpoint, NAME, PROBE, *part] for part in parts])
     return _whole(Took(seconds, read, len(keys)), world, keys)
 
 
@@ -174,21 +174,21 @@ def sinks(world: World, url: str, size_bytes: int, reads: int, readers: int) -> 
     Raises:
         BenchError: it did not come whole each time.
     """
-    words = ["tests.bench.sink", str(reads // readers), url]
+    words = ["sink", str(reads // readers), url]
     seconds, read = _run_together(world, [words] * readers)
     if read != reads // readers * readers * size_bytes:
         raise BenchError(f"{read} of {reads * size_bytes} bytes were read")
     return Took(seconds, read, reads)
 
 
-def _run_together(world: World, modules: list[list[str]]) -> tuple[float, int]:
-    """Run modules with their arguments and start them all at once; returns the seconds until the last has read all, and
-    the bytes read."""
+def _run_together(world: World, readers: list[list[str]]) -> tuple[float, int]:
+    """Run readers (the words of `tests.bench.readers`) and start them all at once; returns the seconds until the last
+    has read all, and the bytes read."""
     env = clean_environment() | world.bucket.environment() | {"PYTHONPATH": str(REPOSITORY)}
     with contextlib.ExitStack() as stack:
         running = []
-        for words in modules:
-            argv: list[str] = [sys.executable, "-m", *words]
+        for words in readers:
+            argv: list[str] = [sys.executable, "-m", "tests.bench.readers", *words]
             process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             running.append(stack.enter_context(process))
         for process in running:
@@ -216,7 +216,7 @@ def files(world: World, paths: Sequence[Path], readers: int) -> Took:
     for number, part in enumerate(pieces([str(path) for path in paths], readers)):
         lists.append(world.directory / f"files-{number}")
         lists[-1].write_text("\n".join(part))
-    seconds, read = _run_together(world, [["tests.bench.file_reader", str(listed)] for listed in lists])
+    seconds, read = _run_together(world, [["files", str(listed)] for listed in lists])
     return Took(seconds, read, len(paths))
 
 

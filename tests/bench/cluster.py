@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from pathlib import Path
@@ -16,9 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from tests.bench import cluster_ahead, cluster_costs, cluster_faults, cluster_reads, cluster_simulated
-from tests.bench.cluster_goals import Measured, markdown, table
-from tests.bench.cluster_plot import plot
+from tests.bench import cluster_ahead, cluster_costs, cluster_faults, cluster_reads, cluster_simulated, command
+from tests.bench.cluster_goals import Measured, markdown, plot, table
 from tests.bench.cluster_world import Row, RowError
 from tests.support.child import scratch_directory
 
@@ -44,8 +42,7 @@ def main() -> int:
     if unknown := set(names) - set(ROWS):
         parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
     console = Console(width=None if sys.stdout.isatty() else 140)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupted)
+    command.end_on_signals()
     measured: list[Measured] = []
     failed = False
     try:
@@ -70,10 +67,6 @@ def main() -> int:
             if chosen.plot:
                 plot(measured, chosen.plot)
     return int(failed)
-
-
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from tests.bench.cluster_world import (
 )
 from tests.support.bucket import Bucket
 from tests.support.nodes import Node, Nodes
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 _NODES = 4
 _EPOCHS = (1, 2, 3)

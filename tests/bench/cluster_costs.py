@@ -20,7 +20,7 @@ from tests.bench.cluster_world import BUCKET, MIB, Data, Row, RowError
 from tests.support.bucket import Bucket
 from tests.support.nodes import Node, Nodes
 from tests.support.proxy import ServedProxy
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 _KIB = 2**10
 _ROUNDS = 3
@@ -87,7 +87,7 @@ def cpu(directory: Path, scale: float) -> list[Measured]:
             _emptied(edge)
             nodes.wait_for_all()
             _emptied(alone)
-            stack.callback(lambda: alone.stop() if alone._child is not None else None)
+            stack.callback(lambda: alone.stop() if alone.is_started else None)
             for node in (edge, owner, alone):
                 node.settle()
             # None of the reads that are compared asks the bucket whether its version is still the newest.

@@ -19,12 +19,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tests.bench import command
 from tests.bench.cluster_world import Data, EpochReport, run_epoch
 from tests.bench.demo import Steps
 from tests.support.bucket import Bucket
 from tests.support.child import scratch_directory
 from tests.support.nodes import Nodes
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 NODES = 4
 EPOCHS = 3
@@ -128,8 +129,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     chosen = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupted)
+    command.end_on_signals()
     console.print("starting an S3 server")
     data = Data(chosen.shards, chosen.shard_mib * 2**20)
     try:
@@ -151,10 +151,6 @@ def main() -> int:
 
 def _as_dict(row: Row) -> dict[str, object]:
     return {name: getattr(row, name) for name in Row.__slots__}
-
-
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

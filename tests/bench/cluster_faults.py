@@ -18,7 +18,7 @@ from tests.bench.cluster_goals import Measured, quantile
 from tests.bench.cluster_world import BUCKET, CONNECTION_BYTES_S, MIB, TTFB_S, Data, Row, checked, run_epoch
 from tests.support.bucket import Bucket
 from tests.support.nodes import Node, Nodes
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 _BLOCK = MIB
 _KILLED_OF = 8

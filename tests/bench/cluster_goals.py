@@ -1,12 +1,16 @@
-"""The goals of many nodes, and what a run measured of each."""
+"""The goals of many nodes, what a run measured of each, and a picture of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from rich.table import Table
+
+from tests.bench.charts import charts, label
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +80,33 @@ def quantile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+_COLUMNS = 3
+_MET, _MISSED, _GOAL = "#30638e", "#d1495b", "#222222"
+_SCALE = {"ms": 1e3}
+_UNITS = {"x": "", "": "count"}
+_WIDTH = 44
+# The height of a chart, in bars, at least: a single one is no thicker than others.
+_BARS = 3
+
+
+def plot(measured: Sequence[Measured], path: Path) -> None:
+    """A small chart for each row, with a bar and the goal of each value. A chart has one unit."""
+    grouped: dict[tuple[str, str], list[Measured]] = {}
+    for one in measured:
+        grouped.setdefault((one.row, one.unit), []).append(one)
+    with charts(path, len(grouped), _COLUMNS, (6.4, 2.2)) as axes:
+        for ((row, unit), its), axis in zip(grouped.items(), axes, strict=True):
+            scale = _SCALE.get(unit, 1.0)
+            places = range(len(its))
+            colours = [_MET if one.met else _MISSED for one in its]
+            bars = axis.barh(places, [one.value * scale for one in its], height=0.6, color=colours)
+            labels = [f"{shown(one.value, one.unit)} ({one.goal_shown})" for one in its]
+            axis.bar_label(bars, labels, padding=5, fontsize=7)
+            for place, one in zip(places, its, strict=True):
+                axis.plot([one.goal * scale] * 2, [place - 0.42, place + 0.42], color=_GOAL, linewidth=1.5)
+            axis.set_yticks(places, ["\n".join(wrap(one.what, _WIDTH)) for one in its])
+            axis.set_ylim(max(len(its), _BARS) - 0.5, -0.5)
+            axis.set_xlim(0, 1.45 * max(max(one.value, one.goal) * scale for one in its) or 1.0)
+            label(axis, row, _UNITS.get(unit, unit))

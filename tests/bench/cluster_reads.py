@@ -23,7 +23,7 @@ from tests.bench.cluster_world import (
 from tests.support.bucket import Bucket
 from tests.support.namespaces import Switch, are_here
 from tests.support.nodes import Nodes
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 BLOCK = 2 * MIB
 # One node holds so much of the data.

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.bench.cluster_goals import Measured
 from tests.bench.cluster_world import Row
-from tests.support.simulator_process import REPOSITORY
+from tests.support.simulator import REPOSITORY
 
 # ResNet50 on 16 nodes of 8 GPUs: each takes 1,100 images of 110 kB a second, 15.5 GB/s in all.
 _PLACE = ("--nodes", "16", "--gpus-per-node", "8", "--link", "25Gbit")

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from outrider.core.cache.block_file import usual_disk_bytes
 from tests.bench.cluster_goals import Measured
 from tests.support.bucket import Bucket
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 BUCKET = "cluster"
 MIB = 2**20

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from tests.support.child import Child, clean_environment
-from tests.support.simulator_process import REPOSITORY, SimulatorProcess
+from tests.support.simulator import REPOSITORY, SimulatorProcess
 
 if TYPE_CHECKING:
     from pathlib import Path

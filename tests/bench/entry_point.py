@@ -16,9 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tests.support.buildah import Buildah, NoBase, missing, run_argv
 from tests.support.child import clean_environment, scratch_directory
-from tests.support.dockerfile import Built, steps_of
+from tests.support.image import Buildah, Built, NoBase, missing, run_argv, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -17,13 +17,11 @@ from random import Random
 from tests.bench import clients
 from tests.bench.clients import Took
 from tests.bench.loads import Load, Run
-from tests.bench.mounts import JuiceFSMount, OutriderMount, RcloneMount
-from tests.bench.peers import S3fs
-from tests.bench.targets import Target
+from tests.bench.targets import JuiceFSMount, OutriderMount, RcloneMount, S3fs, Target
 from tests.bench.world import NAME, PROBE, BenchError, Plan, World
 from tests.support.bucket import Bucket
 from tests.support.child import clean_environment, scratch_directory
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 LOCAL = "local files"
 _IMAGE_BYTES = 110_000

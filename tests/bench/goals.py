@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING
 
 from tests.bench import files, line, pipeline, upkeep
 from tests.bench.loads import LOADS
-from tests.bench.mounts import JuiceFSMount, OutriderMount
-from tests.bench.peers import S3fs
-from tests.bench.targets import DIRECT, JUICEFS, NGINX_CACHE, OUTRIDER, RCLONE, SIGV4, STATIC
+from tests.bench.targets import (
+    DIRECT,
+    JUICEFS,
+    NGINX_CACHE,
+    OUTRIDER,
+    RCLONE,
+    SIGV4,
+    STATIC,
+    JuiceFSMount,
+    OutriderMount,
+    S3fs,
+)
 from tests.bench.world import TOTAL_BYTES_S
 
 if TYPE_CHECKING:

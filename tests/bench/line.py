@@ -23,14 +23,26 @@ from outrider_sdk import Client
 from tests.bench import clients
 from tests.bench.clients import Took
 from tests.bench.loads import Load, Run
-from tests.bench.peers import NGINX, NginxCache, NginxStatic, Rclone
-from tests.bench.targets import DIRECT, NGINX_CACHE, OUTRIDER, RCLONE, STATIC, Direct, Outrider, Target
+from tests.bench.targets import (
+    DIRECT,
+    NGINX,
+    NGINX_CACHE,
+    OUTRIDER,
+    RCLONE,
+    STATIC,
+    Direct,
+    NginxCache,
+    NginxStatic,
+    Outrider,
+    Rclone,
+    Target,
+)
 from tests.bench.world import NAME, BenchError, Plan, World
 from tests.support.bucket import Bucket
-from tests.support.certificate import Certificate, certify
 from tests.support.child import Child, free_ports, program, scratch_directory
-from tests.support.simulator_process import SimulatorProcess
-from tests.support.weather import Counts
+from tests.support.conditions import Counts
+from tests.support.simulator import SimulatorProcess
+from tests.support.tls import Certificate, certify
 
 ONE_CORE, TWO_CORES, REVERSE = "Outrider, one core", "Outrider, two cores", "nginx reverse proxy"
 BATCHES = "Outrider, batches"
@@ -54,7 +66,7 @@ class Origin(Protocol):
 
     def counts(self) -> Counts: ...
 
-    def set_weather(self, **knobs: Any) -> None: ...
+    def set_conditions(self, **knobs: Any) -> None: ...
 
 
 class Unlimited:
@@ -69,7 +81,7 @@ class Unlimited:
     def counts(self) -> Counts:
         return Counts({}, 0, 0, 0, 0)
 
-    def set_weather(self, **_: Any) -> None:
+    def set_conditions(self, **_: Any) -> None:
         pass
 
 

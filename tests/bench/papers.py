@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import papers_deli, papers_igear, papers_tdcs, report
+from tests.bench import command, papers_deli, papers_igear, papers_tdcs, report
 from tests.bench.ahead_live import RunFailed
 from tests.bench.cluster_world import RowError
 from tests.bench.papers_table import Table, plot
@@ -37,8 +36,7 @@ def main() -> int:
     names = chosen.only.split(",")
     if unknown := set(names) - set(PAPERS):
         parser.error(f"no such paper: {', '.join(sorted(unknown))}; there are {', '.join(PAPERS)}")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupted)
+    command.end_on_signals()
     tables: list[Table] = []
     failed = False
     machine = report.machine()
@@ -50,7 +48,7 @@ def main() -> int:
             begun, load = time.monotonic(), os.getloadavg()[0]
             try:
                 with scratch_directory(f"outrider-papers-{name}-") as directory:
-                    tables.append(PAPERS[name](directory, chosen.scale, _told))
+                    tables.append(PAPERS[name](directory, chosen.scale, command.report_progress))
             except (RowError, RunFailed, RuntimeError) as error:
                 failed = True
                 print(f"{name} failed: {error}", file=sys.stderr)
@@ -70,14 +68,6 @@ def main() -> int:
             for table in tables:
                 plot(table, chosen.plot / f"papers-{table.name}.png")
     return int(failed)
-
-
-def _told(progress: str) -> None:
-    print(f"    {progress}", file=sys.stderr, flush=True)
-
-
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -16,12 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from tests.bench.mounts import JuiceFSMount, OutriderMount, RcloneMount
 from tests.bench.papers_table import Cells, Figure, Line, Table
-from tests.bench.targets import Direct, Outrider, Target
+from tests.bench.targets import Direct, JuiceFSMount, Outrider, OutriderMount, RcloneMount, Target
 from tests.bench.world import CONNECTION_BYTES_S, NAME, SHORT, TOTAL_BYTES_S, TTFB_S, World, make_bucket
 from tests.support.child import Child, clean_environment
-from tests.support.simulator_process import REPOSITORY, SimulatorProcess
+from tests.support.simulator import REPOSITORY, SimulatorProcess
 
 _BATCH, _WORKERS = 128, 8
 _BATCHES = 24

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.bench.charts import charts, label
+
 _COLUMNS = 2
 _PAPER, _HERE, _OURS = "#8d99ae", "#30638e", "#d1495b"
 # The name of each way of Outrider begins so.
@@ -102,42 +104,26 @@ COMPARED: dict[str, Callable[[float], str]] = {"change": _change, "times": _time
 
 
 def plot(table: Table, path: Path) -> None:
-    """Write a PNG or SVG; the name's suffix decides. Columns of one name are a chart, with a bar for the ratio of each
-    way: first those of the paper, then those from here."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot
-
-    charts: dict[str, list[tuple[Line, tuple[str, str]]]] = {}
+    """Columns of one name are a chart, with a bar for the ratio of each way: first those of the paper, then those from
+    here."""
+    of: dict[str, list[tuple[Line, tuple[str, str]]]] = {}
     for column in table.columns:
-        charts.setdefault(column[1], []).extend((line, column) for line in table.lines if table.cell(line, column))
-    rows = -(-len(charts) // _COLUMNS)
-    bars_most = max(map(len, charts.values()))
-    figure, axes = pyplot.subplots(
-        rows, _COLUMNS, figsize=(7.5 * _COLUMNS, (0.3 * bars_most + 0.8) * rows), squeeze=False
-    )
-    for axis in axes.flat[len(charts) :]:
-        axis.set_axis_off()
-    for (name, shown), axis in zip(charts.items(), axes.flat, strict=False):
-        found = [table.figure(line, column) or Figure() for line, column in shown]
-        ratios = [1.0 if its.ratio is None else its.ratio for its in found]
-        bars = axis.barh(range(len(shown)), ratios, height=0.7, color=[_colour(*its) for its in shown])
-        axis.bar_label(bars, [table.cell(*its) for its in shown], padding=4, fontsize=7)
-        for place, its in enumerate(found):
-            if its.ratio is not None and its.to is not None:
-                axis.plot([its.ratio, its.to], [place + 0.42] * 2, color=_HERE, linewidth=1.5)
-        ways = [f"{line.way} (paper)" if side == "theirs" else line.way for line, (side, _) in shown]
-        axis.set_yticks(range(len(shown)), ways)
-        axis.set_ylim(bars_most - 0.5, -0.5)
-        axis.set_xlim(0, 1.4 * max([*ratios, *(its.to or 0.0 for its in found)]))
-        axis.set_title(name, fontsize=9)
-        axis.set_xlabel(f"{table.what}, x {table.lines[0].way}", fontsize=7)
-        axis.tick_params(labelsize=7)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+        of.setdefault(column[1], []).extend((line, column) for line in table.lines if table.cell(line, column))
+    bars_most = max(map(len, of.values()))
+    with charts(path, len(of), _COLUMNS, (7.5, 0.3 * bars_most + 0.8)) as axes:
+        for (title, shown), axis in zip(of.items(), axes, strict=True):
+            found = [table.figure(line, column) or Figure() for line, column in shown]
+            ratios = [1.0 if its.ratio is None else its.ratio for its in found]
+            bars = axis.barh(range(len(shown)), ratios, height=0.7, color=[_colour(*its) for its in shown])
+            axis.bar_label(bars, [table.cell(*its) for its in shown], padding=4, fontsize=7)
+            for place, its in enumerate(found):
+                if its.ratio is not None and its.to is not None:
+                    axis.plot([its.ratio, its.to], [place + 0.42] * 2, color=_HERE, linewidth=1.5)
+            ways = [f"{line.way} (paper)" if side == "theirs" else line.way for line, (side, _) in shown]
+            axis.set_yticks(range(len(shown)), ways)
+            axis.set_ylim(bars_most - 0.5, -0.5)
+            axis.set_xlim(0, 1.4 * max([*ratios, *(its.to or 0.0 for its in found)]))
+            label(axis, title, f"{table.what}, x {table.lines[0].way}")
 
 
 def _colour(line: Line, column: tuple[str, str]) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tests.bench.table import Row
+    from tests.bench.demo import Row
     from tests.bench.world import World
 
 STRAIGHT, COLD, WARM, LOCAL = "direct", "Outrider, cold", "Outrider, warm", "local disk"

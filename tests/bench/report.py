@@ -1,4 +1,4 @@
-"""The tables of a benchmark run, for a terminal, for Markdown, and as JSON."""
+"""The tables of a benchmark run, for a terminal, for Markdown, as JSON, and as one picture."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from rich.table import Table
 
 import outrider
 from tests.bench import files, pipeline, upkeep
+from tests.bench.charts import charts, label
 from tests.bench.goals import Goal, goals
-from tests.bench.peers import ALL
-from tests.bench.targets import OUTRIDER
+from tests.bench.results import Results
+from tests.bench.targets import ALL, DIRECT, OUTRIDER, SIGV4, STATIC
 from tests.support.child import program
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from pathlib import Path
 
     from tests.bench.loads import Load
-from tests.bench.results import Results
+    from tests.bench.results import Results
+
 
 _PEERS = tuple(dict.fromkeys(target.name for target in (*ALL, *files.ALL) if target.peer))
 _MET = {True: "yes", False: "no", None: "not measured"}
@@ -199,3 +202,24 @@ def _said_version(name: str, *words: str) -> str:
         return "not installed"
     words_said = (said.stdout + said.stderr).split()
     return next((word for word in words_said if any(digit in word for digit in "0123456789")), "unknown")
+
+
+_COLUMNS = 3
+_UNITS = {"mb_s": ("MB/s", 1.0), "req_s": ("requests/s", 1.0), "p50_s": ("ms, less is better", 1e3)}
+_COLOURS = {OUTRIDER: "#d1495b", SIGV4: "#e39aa5", STATIC: "#8d99ae", DIRECT: "#8d99ae"}
+_PEER = "#30638e"
+
+
+def plot(results: Results, loads: list[Load], path: Path) -> None:
+    """A small chart of bars for each load."""
+    shown = [load for load in loads if results.targets(load.name)]
+    with charts(path, len(shown), _COLUMNS, (5.2, 2.4)) as axes:
+        for load, axis in zip(shown, axes, strict=True):
+            unit, scale = _UNITS[load.figure]
+            measured = results.targets(load.name)
+            names = [name for name in reversed(load.targets) if name in measured]
+            values = [(results.median(load.name, name, load.figure) or 0.0) * scale for name in names]
+            bars = axis.barh(names, values, color=[_COLOURS.get(name, _PEER) for name in names])
+            axis.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=8)
+            axis.margins(x=0.15)
+            label(axis, load.title, unit, points=8)

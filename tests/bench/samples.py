@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from tests.bench import procs
 from tests.bench.clients import Took, Wanted, wrk, wrk_fixed, wrk_once
-from tests.bench.peers import NGINX
+from tests.bench.targets import NGINX
 from tests.support.bucket import Bucket
 from tests.support.child import Child, free_ports, program, scratch_directory
 from tests.support.proxy import ServedProxy

@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.support.bucket import ADMIN, READER, Bucket, Identity
-from tests.support.simulator_process import SimulatorProcess
+from tests.support.simulator import SimulatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -145,11 +145,11 @@ class World:
             client.close()
 
     def calm(self) -> None:
-        self.simulator.set_weather(ttfb_s=0.0, connection_bytes_s=None, total_bytes_s=None)
+        self.simulator.set_conditions(ttfb_s=0.0, connection_bytes_s=None, total_bytes_s=None)
 
     def far_away(self) -> None:
         """A bucket over a network: the latency and rates of all cold loads."""
-        self.simulator.set_weather(ttfb_s=TTFB_S, connection_bytes_s=CONNECTION_BYTES_S, total_bytes_s=TOTAL_BYTES_S)
+        self.simulator.set_conditions(ttfb_s=TTFB_S, connection_bytes_s=CONNECTION_BYTES_S, total_bytes_s=TOTAL_BYTES_S)
 
     def settle(self) -> None:
         """Wait until nothing more comes from the bucket: fills that outlive their readers count too."""

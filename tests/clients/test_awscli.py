@@ -5,9 +5,9 @@ from __future__ import annotations
 import filecmp
 from typing import TYPE_CHECKING
 
-from tests.support.door import Door, require, run
+from tests.support.client_access import Access, require, run
 from tests.support.proxy import ANY_KEYS, Proxy
-from tests.support.tools import aws
+from tests.support.s3_clients import aws
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,11 +34,11 @@ def test_directories_listings_and_presigned_urls_are_the_same_both_ways(bucket: 
     require((), ("aws", "curl"))
     bucket.make_bucket(NAME)
     with Proxy(bucket) as proxy:
-        direct = Door(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path)
-        through = Door(proxy.endpoint, ANY_KEYS, tmp_path)
+        direct = Access(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path)
+        through = Access(proxy.endpoint, ANY_KEYS, tmp_path)
 
-        def s3(door: Door, *words: str) -> str:
-            return aws(door, "s3", *words).decode()
+        def s3(access: Access, *words: str) -> str:
+            return aws(access, "s3", *words).decode()
 
         for writer, reader, prefix, files in (
             (direct, through, "theirs", FILES),

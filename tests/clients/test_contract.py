@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.bucket import Bucket
-from tests.support.door import MIB, Door, S3Client, require
-from tests.support.libraries import LIBRARIES
+from tests.support.client_access import MIB, Access, S3Client, require
 from tests.support.proxy import Keys, Proxy
-from tests.support.tools import TOOLS
+from tests.support.s3_clients import LIBRARIES, TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.support.certificate import Certificate
+    from tests.support.tls import Certificate
 
 NAME = "clients"
 KEYS: Keys = ("CLIENTSKEY", "clients/secret+one")
@@ -100,7 +99,7 @@ def kind(request: pytest.FixtureRequest) -> type[S3Client]:
 def direct(kind: type[S3Client], bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Client]:
     """The client at the bucket itself."""
     scratch = tmp_path_factory.mktemp("direct")
-    with contextlib.closing(kind(Door(bucket.endpoint, (bucket.access_key, bucket.secret_key), scratch))) as client:
+    with contextlib.closing(kind(Access(bucket.endpoint, (bucket.access_key, bucket.secret_key), scratch))) as client:
         yield client
 
 
@@ -111,7 +110,7 @@ def through(
     """The same client at the proxy. In `loopback` mode its keys are unknown to the bucket."""
     scratch = tmp_path_factory.mktemp("through")
     authority = certificate.authority if mode == "https" else None
-    with contextlib.closing(kind(Door(proxy.endpoint, KEYS, scratch, authority))) as client:
+    with contextlib.closing(kind(Access(proxy.endpoint, KEYS, scratch, authority))) as client:
         yield client
 
 

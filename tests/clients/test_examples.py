@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.child import clean_environment
-from tests.support.command import DEADLINE_S, Command
-from tests.support.door import HAS_TORCH
+from tests.support.client_access import HAS_TORCH
 from tests.support.forkserver import Process, Server
-from tests.support.proxy import Proxy
+from tests.support.proxy import DEADLINE_S, Command, Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.clients.streamed import SAMPLE_BYTES, SAMPLES, lines
-from tests.support.door import HAS_TORCH, Door, require, run
+from tests.support.client_access import HAS_TORCH, Access, require, run
 from tests.support.forkserver import Server
 from tests.support.proxy import Keys, Proxy, serving_environment
 
 if TYPE_CHECKING:
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
+    from tests.support.tls import Certificate
 
 pytestmark = pytest.mark.skipif(not HAS_TORCH, reason="the pinned torch has no wheel for this Python")
 
@@ -36,12 +36,12 @@ BESIDE_BYTES = 100_000
 ROOT = Path(__file__).parents[2]
 
 
-def streamed(server: Server, kind: str, door: Door, *acts: str) -> list[str]:
+def streamed(server: Server, kind: str, access: Access, *acts: str) -> list[str]:
     """The lines that a process of this kind prints of the samples that it read. `acts` are pairs of "write" or "read"
     and a URL."""
-    door.scratch.mkdir()
+    access.scratch.mkdir()
     argv = (sys.executable, "-m", f"tests.clients.stream_{kind}", *acts)
-    said = run(door, *argv, server=server).decode().splitlines()
+    said = run(access, *argv, server=server).decode().splitlines()
     return [line for line in said if line.partition(" ")[0].isdecimal()]
 
 
@@ -63,11 +63,11 @@ def test_a_dataset_is_the_same_whichever_side_wrote_it_and_is_filled_once(
     for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
 
-    def direct(name: str) -> Door:
-        return Door(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path / name)
+    def direct(name: str) -> Access:
+        return Access(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path / name)
 
-    def through(name: str) -> Door:
-        return Door(proxy.endpoint, KEYS, tmp_path / name, certificate.authority if tls else None)
+    def through(name: str) -> Access:
+        return Access(proxy.endpoint, KEYS, tmp_path / name, certificate.authority if tls else None)
 
     theirs, ours = f"s3://{NAME}/{kind}/direct", f"s3://{NAME}/{kind}/through"
     flags: dict[str, Any] = {"tls_cert": certificate.chain, "tls_key": certificate.key} if tls else {}

@@ -16,9 +16,9 @@ import webdataset as wds
 
 from tests.support.bucket import Bucket
 from tests.support.child import program
-from tests.support.door import Door
-from tests.support.libraries import Boto3, PresignedV2, PresignedV4, s3fs_options
+from tests.support.client_access import Access
 from tests.support.proxy import ANY_KEYS, Proxy
+from tests.support.s3_clients import Boto3, PresignedV2, PresignedV4, s3fs_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,35 +76,35 @@ def by_opener(opened: Callable[[str], Any], key: str) -> Samples:
     return samples(wds.SimpleShardList([key]), streams, expanded, grouped)
 
 
-def s5cmd_cat(door: Door, key: str) -> Samples:
+def s5cmd_cat(access: Access, key: str) -> Samples:
     return by_url(f"pipe:{program('s5cmd')} --retry-count 0 cat s3://{NAME}/{key}")
 
 
-def aws_cp(door: Door, key: str) -> Samples:
+def aws_cp(access: Access, key: str) -> Samples:
     return by_url(f"pipe:{program('aws')} s3 cp s3://{NAME}/{key} -")
 
 
-def pipe_curl(door: Door, key: str) -> Samples:
-    with contextlib.closing(PresignedV4(door)) as signer:
+def pipe_curl(access: Access, key: str) -> Samples:
+    with contextlib.closing(PresignedV4(access)) as signer:
         return by_url(f"pipe:curl -s -f -L '{signer.url('get_object', Bucket=NAME, Key=key)}'")
 
 
-def plain_url(door: Door, key: str) -> Samples:
+def plain_url(access: Access, key: str) -> Samples:
     # The URL that boto3 signs by default: SigV2.
-    with contextlib.closing(PresignedV2(door)) as signer:
+    with contextlib.closing(PresignedV2(access)) as signer:
         return by_url(signer.url("get_object", Bucket=NAME, Key=key))
 
 
-def fsspec_opener(door: Door, key: str) -> Samples:
-    fs = fsspec.filesystem("s3", skip_instance_cache=True, **s3fs_options(door))
+def fsspec_opener(access: Access, key: str) -> Samples:
+    fs = fsspec.filesystem("s3", skip_instance_cache=True, **s3fs_options(access))
     try:
         return by_opener(lambda url: fs.open(f"{NAME}/{url}", "rb"), key)
     finally:
         type(fs).close_session(fs.loop, fs._s3)
 
 
-def boto3_opener(door: Door, key: str) -> Samples:
-    with contextlib.closing(Boto3(door)) as client:
+def boto3_opener(access: Access, key: str) -> Samples:
+    with contextlib.closing(Boto3(access)) as client:
         return by_opener(lambda url: contextlib.closing(client.s3.get_object(Bucket=NAME, Key=url)["Body"]), key)
 
 
@@ -119,22 +119,22 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_a_shard_gives_the_same_samples_directly_cold_and_warm(
-    form: Callable[[Door, str], Samples], bucket: Bucket, proxy: Proxy, tmp_path: Path
+    form: Callable[[Access, str], Samples], bucket: Bucket, proxy: Proxy, tmp_path: Path
 ) -> None:
     key = f"{form.__name__}.tar"
     client = bucket.client()
     client.put_object(Bucket=bucket.make_bucket(NAME), Key=key, Body=shard())
     client.close()
-    doors = {
-        "direct": Door(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path),
-        "cold": Door(proxy.endpoint, ANY_KEYS, tmp_path),
-        "warm": Door(proxy.endpoint, ANY_KEYS, tmp_path),
+    accesses = {
+        "direct": Access(bucket.endpoint, (bucket.access_key, bucket.secret_key), tmp_path),
+        "cold": Access(proxy.endpoint, ANY_KEYS, tmp_path),
+        "warm": Access(proxy.endpoint, ANY_KEYS, tmp_path),
     }
-    for state, door in doors.items():
+    for state, access in accesses.items():
         proxy.settle()
         sent = proxy.metric("outrider_origin_bytes_total")
         # A pipe's command finds the endpoint where a training job's would: in the environment.
-        with patch.dict(os.environ, door.environment()):
-            assert form(door, key) == WANTED, state
+        with patch.dict(os.environ, access.environment()):
+            assert form(access, key) == WANTED, state
     proxy.settle()
     assert proxy.metric("outrider_origin_bytes_total") == sent, "a warm epoch takes nothing from the bucket"

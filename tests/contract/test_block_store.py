@@ -42,9 +42,9 @@ from outrider.core.s3.checksums import Kind
 from outrider.metrics import Metrics
 from outrider.ports import Belief, BlockStore, Name
 from tests.fuzz.disk_bytes import sealed_header
-from tests.support.descriptors import open_below
+from tests.support.child import open_below
 from tests.support.fakes import AtOnce, FakeClock, ramp
-from tests.support.sickdisk import SickDisk
+from tests.support.faulty_disk import SickDisk
 
 BLOCK = 8 * 1024
 MIB = 1024 * 1024

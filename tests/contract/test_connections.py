@@ -20,8 +20,8 @@ from outrider.adapters.origin.http_reply import Reply
 from outrider.core.errors import Broke, OriginBroke
 from outrider.metrics import Metrics
 from tests.contract.test_odd_heads import PLAIN
-from tests.support.asked import pieces_of
-from tests.support.certificate import certify
+from tests.support.fakes import pieces_of
+from tests.support.tls import certify
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from outrider.settings import SettingsError
 from tests.contract.test_origin import Keys
-from tests.support.asked import asked, pieces_of
 from tests.support.bucket import REGION
+from tests.support.fakes import pieces_of, reply_to
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 async def ask(origin: HttpOrigin, key: str) -> tuple[int, bytes]:
     await origin.open()
     try:
-        async with asked(origin, OriginRequest("GET", "forwarded", key)) as reply, aclosing(pieces_of(reply)) as chunks:
+        async with (
+            reply_to(origin, OriginRequest("GET", "forwarded", key)) as reply,
+            aclosing(pieces_of(reply)) as chunks,
+        ):
             return reply.status, b"".join([chunk async for chunk in chunks])
     finally:
         await origin.close()

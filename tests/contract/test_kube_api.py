@@ -13,10 +13,22 @@ from outrider.core.operator.events import event_of
 from outrider.core.operator.pod_patch import GATE, opened
 from outrider.operator_ports import ConflictError, KubeError
 from outrider.settings import SettingsError
-from tests.support.certificate import certify
-from tests.support.kube import CONFIGURATION, LEASE, NAME, NAMESPACE, SECRET, configuration
-from tests.support.kube_server import EVENTS, PODS, SLICES, WEBHOOKS, KubeServer, kube_server
+from tests.support.fake_kube import (
+    CONFIGURATION,
+    EVENTS,
+    LEASE,
+    NAME,
+    NAMESPACE,
+    PODS,
+    SECRET,
+    SLICES,
+    WEBHOOKS,
+    KubeServer,
+    configuration,
+    kube_server,
+)
 from tests.support.pods import near, pod
+from tests.support.tls import certify
 
 LABEL = "outrider.dev/schedule"
 SECRET_OF_CA = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{NAME}-ca"}, "data": {"a": "eA=="}}

@@ -14,8 +14,7 @@ from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from tests.support.asked import asked, pieces_of
-from tests.support.fakes import RAMP
+from tests.support.fakes import RAMP, pieces_of, reply_to
 
 ODD = (
     b"HTTP/1.1 200 OK\r\nx-amz-meta-a/b: 1\r\nETag: \"e\"\r\nx-amz-meta-(c): two\r\nx-amz-meta-d e: 3\r\n"
@@ -76,7 +75,7 @@ async def asking(scripted: Scripted, metrics: Metrics | None = None) -> AsyncIte
 
 
 async def ask(origin: HttpOrigin, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
-    async with asked(origin, OriginRequest(method, "b", "k")) as reply, aclosing(pieces_of(reply)) as chunks:
+    async with reply_to(origin, OriginRequest(method, "b", "k")) as reply, aclosing(pieces_of(reply)) as chunks:
         body = b"".join([chunk async for chunk in chunks])
         return reply.status, dict(reply.headers), body
 
@@ -167,7 +166,7 @@ async def test_threads_read_an_odd_head_as_the_event_loop_does(lines: bytes) -> 
     async def answer(origin: HttpOrigin, *, bulk: bool) -> object:
         try:
             async with (
-                asked(origin, OriginRequest("GET", "b", "k", bulk=bulk)) as reply,
+                reply_to(origin, OriginRequest("GET", "b", "k", bulk=bulk)) as reply,
                 aclosing(pieces_of(reply)) as chunks,
             ):
                 return reply.status, reply.headers, b"".join([chunk async for chunk in chunks])

@@ -22,10 +22,21 @@ from outrider.engine.operator.keeper import Keeper
 from outrider.engine.operator.leader import Leader
 from outrider.engine.operator.rights import Rights
 from outrider.operator_ports import CachePod, ConflictError, KubeError
-from tests.support.kube import NAME, NAMESPACE, configuration
-from tests.support.kube_server import EVENTS, LEASES, PODS, SECRETS, SLICES, WEBHOOKS, KubeServer, kube_server
+from tests.contract.real_kube import RealKube, needs_kube_apiserver, real_kube
+from tests.support.fake_kube import (
+    EVENTS,
+    LEASES,
+    NAME,
+    NAMESPACE,
+    PODS,
+    SECRETS,
+    SLICES,
+    WEBHOOKS,
+    KubeServer,
+    configuration,
+    kube_server,
+)
 from tests.support.pods import near
-from tests.support.real_kube import RealKube, needs_kube_apiserver, real_kube
 
 OTHERS_GATE = "kueue.x-k8s.io/admission"
 HELD = [Holding("node-a", "zone-a", 1.0), Holding(None, "zone-a", 1.0)]

@@ -27,14 +27,14 @@ from outrider.core.model import Headers
 from outrider.core.s3.ranges import parse_content_range
 from outrider.metrics import Metrics
 from outrider.ports import ByteSink, Origin, OriginReply, OriginRequest, Place
-from tests.support.asked import asked, pieces_of
 from tests.support.bucket import REGION, Bucket
-from tests.support.certificate import Certificate
-from tests.support.fakes import RAMP, FakeOrigin, Fault
+from tests.support.conditions import Fault as Conditions
+from tests.support.conditions import FaultKind
+from tests.support.fakes import RAMP, FakeOrigin, Fault, pieces_of, reply_to
 from tests.support.simulator import Simulator
-from tests.support.tls_front import TlsFront
-from tests.support.weather import Fault as Weather
-from tests.support.weather import FaultKind
+from tests.support.tls import Certificate, TlsFront
+
+pytestmark = pytest.mark.lowest
 
 NAME = "contract-origin"
 DATA = RAMP[:300_000]
@@ -138,7 +138,7 @@ class World:
         self.sink = sink
 
     async def ask(self, method: str, key: str, *headers: tuple[str, str]) -> tuple[int, dict[str, str], bytes]:
-        async with asked(self.origin, OriginRequest(method, NAME, key, headers=headers)) as reply:
+        async with reply_to(self.origin, OriginRequest(method, NAME, key, headers=headers)) as reply:
             if reply.status in (200, 206) and reply.content_length and reply.in_thread:
                 body = await received(reply, reply.content_length, self.sink)
             else:
@@ -148,7 +148,7 @@ class World:
 
     async def put(self, key: str, data: bytes, *headers: tuple[str, str]) -> str:
         request = OriginRequest("PUT", NAME, key, headers=headers, body=pieces(data), body_bytes=len(data))
-        async with asked(self.origin, request) as reply:
+        async with reply_to(self.origin, request) as reply:
             assert reply.status == 200
             return dict(reply.headers)["etag"]
 
@@ -187,10 +187,10 @@ async def http_world(
     await nowhere.open()
 
     def break_after(count: int) -> None:
-        simulator.weather.faults = [Weather(FaultKind.TRUNCATE, after_bytes=count)]
+        simulator.conditions.faults = [Conditions(FaultKind.TRUNCATE, after_bytes=count)]
 
     def answer(status: int) -> None:
-        simulator.weather.faults = [Weather(FaultKind.STATUS, status=status)]
+        simulator.conditions.faults = [Conditions(FaultKind.STATUS, status=status)]
 
     try:
         reading: tuple[Origin, Origin] = (InThreads(real), InThreads(nowhere)) if in_threads else (real, nowhere)
@@ -249,7 +249,7 @@ async def test_the_content_length_is_that_of_the_body_a_get_would_have(
     method: str, length: int, world: World, key: str
 ) -> None:
     await world.put(key, DATA[:length])
-    async with asked(world.origin, OriginRequest(method, NAME, key)) as reply:
+    async with reply_to(world.origin, OriginRequest(method, NAME, key)) as reply:
         assert (reply.status, reply.content_length) == (200, length)
         got = b"".join([chunk async for chunk in pieces_of(reply)])
     assert got == (DATA[:length] if method == "GET" else b"")
@@ -319,7 +319,7 @@ async def test_a_body_that_ends_early_is_never_taken_for_whole(after: int, world
     got = bytearray()
 
     async def take() -> None:
-        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
+        async with reply_to(world.origin, OriginRequest("GET", NAME, key)) as reply:
             async for chunk in pieces_of(reply):
                 got.extend(chunk)
 
@@ -336,7 +336,7 @@ async def test_a_body_that_ends_early_is_never_received_whole(after: int, world:
     sink = world.sink()
 
     async def take() -> None:
-        async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
+        async with reply_to(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             async for _ in reply.receive(len(DATA), sink):
                 pass
 
@@ -350,7 +350,7 @@ async def test_a_sink_that_fails_ends_the_body_with_its_own_error(world: World, 
     await world.put(key, DATA)
 
     async def take() -> None:
-        async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
+        async with reply_to(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             async for _ in reply.receive(len(DATA), world.sink(fail_after=1)):
                 pass
 
@@ -374,7 +374,7 @@ async def test_the_last_bytes_are_told_once_nothing_writes_any_more(
     monkeypatch.setattr(bulk_reply.Receiving, "run", late)
     async with http_world(bucket, simulator, in_threads=True) as world:
         await world.put(key, DATA)
-        async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
+        async with reply_to(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             sink, told = Sink(), 0
             counts = reply.receive(len(DATA), sink)
             first = asyncio.ensure_future(anext(counts))
@@ -394,7 +394,7 @@ async def test_a_body_that_is_given_up_writes_nothing_more(world: World, key: st
     await world.put(key, DATA)
     for _ in range(12):
         sink = world.sink()
-        async with asked(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
+        async with reply_to(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             counts = reply.receive(len(DATA), sink)
             await anext(counts)
             await counts.aclose()
@@ -412,14 +412,14 @@ async def test_a_status_of_the_origin_is_a_reply_like_any_other(world: World, ke
 
 async def test_no_reply_at_all_is_an_origin_that_broke(world: World, key: str) -> None:
     with pytest.raises(OriginBroke):
-        async with asked(world.nowhere, OriginRequest("GET", NAME, key)):
+        async with reply_to(world.nowhere, OriginRequest("GET", NAME, key)):
             pass
 
 
 async def test_a_reply_that_is_left_halfway_does_no_harm_to_the_next(world: World, key: str) -> None:
     await world.put(key, DATA)
     for _ in range(12):  # more replies than there are connections
-        async with asked(world.origin, OriginRequest("GET", NAME, key)) as reply:
+        async with reply_to(world.origin, OriginRequest("GET", NAME, key)) as reply:
             chunks = pieces_of(reply)
             assert DATA.startswith(await anext(chunks))
             await chunks.aclose()
@@ -436,7 +436,7 @@ async def test_a_request_whose_body_fails_stores_nothing(sent: int, world: World
     request = OriginRequest("PUT", NAME, key, body=failing(), body_bytes=len(DATA))
     status = None
     try:
-        async with asyncio.timeout(60), asked(world.origin, request) as reply:
+        async with asyncio.timeout(60), reply_to(world.origin, request) as reply:
             status = reply.status
     except OriginBroke:
         pass
@@ -458,7 +458,7 @@ async def test_what_came_of_a_reply_that_is_given_up_is_counted(
         origin = world.origin
         metrics = cast("HttpOrigin", origin._origin if isinstance(origin, InThreads) else origin)._metrics
         counted = partial(metrics.value, "outrider_duplicate_origin_bytes_total", cause="hedge")
-        async with asked(origin, OriginRequest("GET", NAME, key)) as reply:
+        async with reply_to(origin, OriginRequest("GET", NAME, key)) as reply:
             inner = cast("Reply", reply)
             async with asyncio.timeout(60):
                 # The head came with some of the body, which http.client may have buffered.
@@ -467,7 +467,7 @@ async def test_what_came_of_a_reply_that_is_given_up_is_counted(
             reply.give_up("hedge")
         assert 40_000 <= counted() <= 60_000
         before = counted()
-        async with asked(origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
+        async with reply_to(origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             assert await received(reply, 60_000) == DATA[:60_000]
             reply.give_up("hedge")
         assert counted() == before

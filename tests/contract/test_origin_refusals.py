@@ -13,7 +13,7 @@ from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from tests.support.asked import asked, pieces_of
+from tests.support.fakes import pieces_of, reply_to
 
 TOKEN = b"the-proxys-own"
 REFUSAL = b"<Error><Code>ExpiredToken</Code><Token-0>%b</Token-0><HostId>h</HostId></Error>" % TOKEN
@@ -56,7 +56,7 @@ async def test_credentials_that_cannot_be_renewed_are_reported(method: str, rene
             refused=lambda credentials, code: refused.append((credentials.access_key, code)),
         )  # fmt: skip
         await origin.open()
-        async with asked(origin, OriginRequest(method, "bucket", "key")) as reply:
+        async with reply_to(origin, OriginRequest(method, "bucket", "key")) as reply:
             assert reply.status == 400
         await origin.close()
     assert refused == [("AKID", "ExpiredToken")] * told
@@ -73,7 +73,10 @@ async def test_the_last_of_several_refusals_holds_nothing_about_the_signer(metho
     async with serving(refuse) as endpoint:
         origin = HttpOrigin(endpoint, "us-east-1", Rotating(), Metrics(), time.time, connections=2)
         await origin.open()
-        async with asked(origin, OriginRequest(method, "bucket", "key")) as reply, aclosing(pieces_of(reply)) as chunks:
+        async with (
+            reply_to(origin, OriginRequest(method, "bucket", "key")) as reply,
+            aclosing(pieces_of(reply)) as chunks,
+        ):
             body = b"".join([chunk async for chunk in chunks])
             assert reply.status == 400
             assert reply.content_length == len(body)

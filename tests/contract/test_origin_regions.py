@@ -15,7 +15,7 @@ from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from tests.support.asked import asked, pieces_of
+from tests.support.fakes import pieces_of, reply_to
 
 BODY = b"0123456789"
 
@@ -63,7 +63,7 @@ async def before(store: Store) -> AsyncIterator[HttpOrigin]:
 
 
 async def ask(origin: HttpOrigin, method: str) -> tuple[int, bytes]:
-    async with asked(origin, OriginRequest(method, "bucket", "key")) as reply, aclosing(pieces_of(reply)) as chunks:
+    async with reply_to(origin, OriginRequest(method, "bucket", "key")) as reply, aclosing(pieces_of(reply)) as chunks:
         return reply.status, b"".join([chunk async for chunk in chunks])
 
 

@@ -25,10 +25,8 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFail
 from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.ports import ByteSink, PeerReply, PeerTransport
-from tests.support.asked import pieces_of
-from tests.support.fake_peers import FakeMember, FakePeers
-from tests.support.fakes import ramp
-from tests.support.peer_wire import hello_of, peer_wire
+from tests.support.fake_peers import FakeMember, FakePeers, hello_of, peer_wire
+from tests.support.fakes import pieces_of, ramp
 
 SMALL, LARGE = 1000, 3 * 1024 * 1024
 REF = ObjectRef("bucket", "a/../b //%2F+ü\udcff")

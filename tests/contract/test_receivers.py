@@ -29,16 +29,13 @@ from outrider.metrics import Metrics
 from outrider.ports import OriginReply, OriginRequest
 from tests.contract.test_odd_heads import Anonymous, Scripted
 from tests.contract.test_origin import Keys, Placed
-from tests.support.asked import asked
-from tests.support.certificate import certify
-from tests.support.fake_peers import FakeMember
-from tests.support.fakes import RAMP
-from tests.support.hanging_disk import HangingDisk, can_hang
+from tests.support.fake_peers import FakeMember, Side, hello_of, peer_wire
+from tests.support.fakes import RAMP, reply_to
+from tests.support.faulty_disk import HangingDisk, can_hang
 from tests.support.member_sources import following
-from tests.support.peer_wire import Side, hello_of, peer_wire
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import RawConnection, request
-from tests.support.tls_front import TlsFront
+from tests.support.tls import TlsFront, certify
 from tests.support.trials import rounds
 from tests.unit.adapters.cluster.test_peer_tls import write as write_identity
 
@@ -46,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
     from tests.support.simulator import Simulator
+    from tests.support.tls import Certificate
 
 NAME = "receivers"
 REF = ObjectRef(NAME, "k")
@@ -227,7 +224,7 @@ async def test_sessions_of_tls_are_taken_up_again(front: TlsFront, bucket: Bucke
     origin = HttpOrigin(front.endpoint, "r", Keys(bucket), Metrics(), time.time, connections=4, receivers=1)
     await origin.open()
     for _ in range(3):
-        async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+        async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
             assert reply.status == 200
             assert await reply.some()
     await origin.close()
@@ -242,7 +239,7 @@ async def test_a_server_that_is_not_trusted_is_an_error_that_says_so(
     await origin.open()
     try:
         with pytest.raises(OriginBroke, match="certificate verify failed") as broke:
-            async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)):
+            async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)):
                 pass
         assert (broke.value.cause, broke.value.lasting) == (Broke.CONNECT, True)
     finally:
@@ -259,7 +256,7 @@ async def test_a_body_until_the_end_is_not_whole_when_its_receiver_dies(
         front.hold(20_000)
         origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
         await origin.open()
-        async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+        async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
             got = b""
             while not front.held.is_set():
                 got += await reply.some()
@@ -280,7 +277,7 @@ async def test_a_body_is_whole_however_its_server_ends_the_connection(certificat
     async with behind(scripted, certificate) as (front, origin):
         front.is_ragged = True
         for _ in range(8):
-            async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+            async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
                 assert await rest_of(reply) == SMALL[:10_000]
 
 
@@ -294,7 +291,7 @@ async def test_bytes_between_replies_shift_no_file(
     async with behind(scripted, certificate) as (front, origin):
         for _ in range(2):
             whole = Placed()
-            async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+            async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
                 assert await received_into(reply, whole) == len(SMALL)
             assert bytes(whole.data) == SMALL
         assert len(front.resumed) == 1
@@ -327,12 +324,12 @@ async def test_a_forward_proxy_on_the_way_is_asked_for_a_tunnel_first(
         await origin.open()
         request, whole = OriginRequest("GET", NAME, "k", bulk=True), Placed()
         if status == 200:
-            async with asked(origin, request) as reply:
+            async with reply_to(origin, request) as reply:
                 assert await received_into(reply, whole) == len(SMALL)
             assert bytes(whole.data) == SMALL
         else:
             with pytest.raises(OriginBroke, match="its proxy answers 403"):
-                async with asked(origin, request):
+                async with reply_to(origin, request):
                     pass
         assert asked_for == [b"CONNECT bucket.test:443 HTTP/1.1"]
         await origin.close()
@@ -349,11 +346,11 @@ async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None
 async def test_a_disk_that_takes_no_more_ends_its_own_line_alone(certificate: Certificate) -> None:
     scripted = Scripted([REPLY, REPLY])
     async with behind(scripted, certificate) as (_, origin):
-        async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+        async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
             with pytest.raises(StoreUnavailable):
                 await received_into(reply, Placed(fail_after=1000))
         whole = Placed()
-        async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+        async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
             assert await received_into(reply, whole) == len(SMALL)
         assert origin._metrics.value("outrider_receivers_lost_total") == 0
 
@@ -402,7 +399,7 @@ async def test_where_none_can_be_started_the_event_loop_receives(
     with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), certificate) as front:
         origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
         await origin.open()
-        async with asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+        async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
             assert not reply.in_thread
             assert await rest_of(reply) == SMALL
         await origin.close()
@@ -418,7 +415,7 @@ async def test_a_body_given_up_amid_a_file_leaves_the_file_alone(certificate: Ce
         front.hold(130_000)
         sink = Placed()
         async with (
-            asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply,
+            reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply,
             aclosing(reply.receive(len(SMALL), sink)) as counts,
         ):
             async for _ in counts:
@@ -430,7 +427,7 @@ async def test_a_body_given_up_amid_a_file_leaves_the_file_alone(certificate: Ce
         # Another body by the same receiver: the one before has been left.
         whole = Placed()
         async with (
-            asked(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply,
+            reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply,
             aclosing(reply.receive(len(SMALL), whole)) as counts,
         ):
             async for _ in counts:

@@ -19,8 +19,7 @@ from outrider.core.model import Headers
 from outrider.metrics import Metrics
 from outrider.ports import Buffer, ByteSink, OriginRequest
 from tests.contract.test_odd_heads import PLAIN, Anonymous, Scripted
-from tests.support.asked import asked, pieces_of
-from tests.support.fakes import RAMP
+from tests.support.fakes import RAMP, pieces_of, reply_to
 
 DATA = RAMP[:200_000]
 REPLY = PLAIN % len(DATA) + DATA
@@ -80,7 +79,7 @@ class World:
         self._files = files()
 
     async def receive(self, sink: ByteSink, headers: Headers = ()) -> None:
-        async with asked(self.origin, OriginRequest("GET", "b", "k", headers=headers, bulk=True)) as reply:
+        async with reply_to(self.origin, OriginRequest("GET", "b", "k", headers=headers, bulk=True)) as reply:
             if reply.in_thread:
                 async with aclosing(reply.receive(len(DATA), sink)) as counts:
                     assert sum([count async for count in counts]) == len(DATA)
@@ -182,7 +181,7 @@ async def test_header_values_keep_the_white_space_of_other_scripts(value: str) -
     reply = b"HTTP/1.1 200 OK\r\nx-amz-meta-a: %b \t\r\nContent-Length: 0\r\n\r\n" % value.encode()
     async with world_of(reply, reply) as world:
         for bulk in (True, False):
-            async with asked(world.origin, OriginRequest("GET", "b", "k", bulk=bulk)) as answer:
+            async with reply_to(world.origin, OriginRequest("GET", "b", "k", bulk=bulk)) as answer:
                 assert dict(answer.headers)["x-amz-meta-a"] == value
 
 
@@ -248,7 +247,7 @@ async def test_where_no_thread_can_be_started_the_request_goes_another_way() -> 
         with pytest.MonkeyPatch.context() as patch:
             no_thread_starts(patch)
             async with (
-                asked(world.origin, OriginRequest("GET", "b", "k", bulk=True)) as reply,
+                reply_to(world.origin, OriginRequest("GET", "b", "k", bulk=True)) as reply,
                 aclosing(pieces_of(reply)) as chunks,
             ):
                 assert b"".join([chunk async for chunk in chunks]) == DATA
@@ -261,7 +260,7 @@ async def test_where_no_thread_can_be_started_the_request_goes_another_way() -> 
 async def test_where_no_thread_can_be_started_for_a_body_it_breaks_off() -> None:
     async with world_of(REPLY) as world:
         sink, over = Kept(), threading.Event()
-        async with asked(world.origin, OriginRequest("GET", "b", "k", bulk=True)) as reply:
+        async with reply_to(world.origin, OriginRequest("GET", "b", "k", bulk=True)) as reply:
             # The only thread there is, and it is taken.
             await until(lambda: world.client._threads._idle_semaphore._value == 1)
             world.client.begin(lambda: over.wait(60))
@@ -332,7 +331,7 @@ async def test_an_upload_for_which_no_thread_can_be_started_fails_and_gives_its_
         with pytest.MonkeyPatch.context() as patch:
             no_thread_starts(patch)
             with pytest.raises(OriginBroke):
-                async with asked(
+                async with reply_to(
                     world.origin, OriginRequest("PUT", "b", "k", body=never(), body_bytes=2**20, body_in_thread=upload)
                 ):
                     pass

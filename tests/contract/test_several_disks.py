@@ -25,7 +25,7 @@ from outrider.metrics import Metrics
 from outrider.settings import Size
 from tests.contract.test_block_store import FILE, Believed, meta_of, on_disk, payload_of, read_through
 from tests.support.fakes import FakeClock
-from tests.support.sickdisk import SickDisk
+from tests.support.faulty_disk import SickDisk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -17,7 +17,7 @@ from outrider.engine.write.written_names import note_written
 from outrider.metrics import Metrics
 from tests.support.engine import REF, engine
 from tests.support.fakes import FakeClock
-from tests.support.sickdisk import SickDisk
+from tests.support.faulty_disk import SickDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from tests.support.asked import asked
+from tests.support.fakes import reply_to
 
 TOGETHER = 3
 BODY = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
@@ -65,7 +65,7 @@ async def test_all_requests_that_were_signed_by_a_wrong_clock_are_repeated(was_c
     )  # fmt: skip
 
     async def status_of(key: str) -> int:
-        async with asked(origin, OriginRequest("GET", "b", key)) as reply:
+        async with reply_to(origin, OriginRequest("GET", "b", key)) as reply:
             return reply.status
 
     if was_corrected:

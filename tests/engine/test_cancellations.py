@@ -21,15 +21,17 @@ from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.maintenance.warmup import Warmup
 from outrider.engine.write.upload import upload_of
-from tests.support.descriptors import open_below
+from tests.support.child import open_below
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, engine, taken
+from tests.support.event_loops import SeededLoop, SeededThreads
 from tests.support.fakes import FakeOrigin, Fault, ramp
-from tests.support.scheduler import SeededLoop, SeededThreads
 from tests.support.trials import SCALE, Trials
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.one_python
 
 DATA = ramp(3 * BLOCK + 5)
 OTHER, OTHER_DATA = ObjectRef("train", "b.tar"), ramp(2 * BLOCK, start=9)

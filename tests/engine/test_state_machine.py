@@ -30,10 +30,10 @@ from outrider.engine.read.hit_lookup import HitLookup
 from outrider.engine.read.object_read import ReadAnswer
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.write.upload import Upload, upload_of
-from tests.support.descriptors import open_below
+from tests.support.child import open_below
 from tests.support.engine import BLOCK, Engine, as_large, as_small, by_threads, engine, pieces_of
+from tests.support.event_loops import SeededLoop, SeededThreads, leave_after
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
-from tests.support.scheduler import SeededLoop, SeededThreads, leave_after
 from tests.support.trials import SCALE, rounds
 
 if TYPE_CHECKING:

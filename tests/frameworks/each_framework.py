@@ -16,12 +16,12 @@ import pytest
 from tests.frameworks import data
 from tests.frameworks.catalogue import NEED_TORCHVISION, REQUIREMENTS, TLS, WRITES, blocks, printed, value
 from tests.frameworks.environments import INSTALL_S, commands_of
-from tests.support.command import Command
+from tests.support.proxy import Command
 
 if TYPE_CHECKING:
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
     from tests.support.pages import Block
+    from tests.support.tls import Certificate
 
 RUN_S = 600.0
 # LIST pages go to the bucket each time.

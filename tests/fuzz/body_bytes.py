@@ -23,12 +23,12 @@ from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm
 from outrider.core.s3.xml import keys_to_delete
 from tests.fuzz.request_bytes import allowed, check_refusal
 from tests.fuzz.target import pieces, target
-from tests.support import awschunked, forms, signed
-from tests.support.awschunked import SIGNED, SIGNED_TRAILER, UNSIGNED_TRAILER, Chunked, checksum
+from tests.support import forms, signed_requests
+from tests.support.signed_requests import SIGNED, SIGNED_TRAILER, UNSIGNED_TRAILER, Chunked, checksum
 
 _BODY = b"0123456789" * 7
 _HEAD = [("authorization", f"x Signature={'a' * 64}"), ("x-amz-date", "20260101T000000Z")]
-_SIGNING = awschunked.chunk_signing(_HEAD, "secret")
+_SIGNING = signed_requests.chunk_signing(_HEAD, "secret")
 _CRC = ("x-amz-checksum-crc32", checksum("crc32", _BODY))
 _FORMS = (
     (UNSIGNED_TRAILER, _CRC), (UNSIGNED_TRAILER, None), (SIGNED, None), (SIGNED_TRAILER, _CRC),
@@ -40,6 +40,15 @@ def _chunked_seeds() -> Iterator[bytes]:
         for chunk_bytes in (16, 70, 100):
             wire = Chunked(_BODY, form, trailer, chunk_bytes).encode(_SIGNING if form != UNSIGNED_TRAILER else None)
             yield bytes((number, chunk_bytes)) + wire
+            if chunk_bytes == 16:
+                yield from (bytes((number, 0)) + changed for changed in _in_another_order(wire))
+
+
+def _in_another_order(wire: bytes) -> Iterator[bytes]:
+    """The first chunk and the second one change places, the first one is left out, and comes twice."""
+    stop = wire.index(b"\r\n", wire.index(b"\r\n") + 2) + 2
+    first, second, rest = wire[:stop], wire[stop : 2 * stop], wire[2 * stop :]
+    yield from (second + first + rest, second + rest, first + first + second + rest)
 
 
 def _decoded(form: str, trailer: object, parts: Iterator[bytes]) -> tuple[bytes, bool]:
@@ -93,13 +102,34 @@ _FIELDS = {"key": "up/${filename}", "Content-Type": "a/b"}
 _POLICY = forms.policy([{"bucket": "b"}, ["starts-with", "$key", "up/"], ["content-length-range", 0, 100]])
 # Not by botocore, which signs the time of now: a corpus outlives the run that made it.
 _SIGNED_FORMS = [
-    forms.signed_as_it_stands(_FIELDS, json.dumps(_POLICY), (signed.AWS.access_key, signed.AWS.secret_key)),
-    dict(signed_anew(PostForm("x", tuple(_FIELDS.items()), "f", None), "b", signed.AWS, "r", signed.AT, signed.KEYS)),
+    forms.signed_as_it_stands(
+        _FIELDS, json.dumps(_POLICY), (signed_requests.AWS.access_key, signed_requests.AWS.secret_key)
+    ),
+    dict(
+        signed_anew(
+            PostForm("x", tuple(_FIELDS.items()), "f", None),
+            "b",
+            signed_requests.AWS,
+            "r",
+            signed_requests.AT,
+            signed_requests.KEYS,
+        )
+    ),
 ]
 
 
+_ODD_PARTS = (
+    b"form-data; name*=utf-8''key", b"form-data; name*0=ke; name*1=y", b"form-data; name=x; name=y", b"form-data",
+    b"form-data; name=file; filename*=bogus''%ff", b"form-data; name=file; filename*=utf-8''%00%0d",
+    b"form-data; name=file; filename*0*=utf-8''a; filename*1=b", b"attachment; name=key", b'form-data; name="k',
+)  # fmt: skip
+
+
 def _form_seeds() -> Iterator[bytes]:
-    for fields in (*_SIGNED_FORMS, {"key": "k", "acl": "private", "x-ignore-a": "é"}, {"key": ""}):
+    for part in _ODD_PARTS:
+        yield b"\7--" + forms.BOUNDARY.encode() + b"\r\nContent-Disposition : " + part + b"\r\n\r\nk\r\n--"
+    for fields in (*_SIGNED_FORMS, {"key": "k", "acl": "private", "x-ignore-a": "é"}, {"key": ""},
+                   {"x": f"a\n--{forms.BOUNDARY}\r\n", "key": "k"}):  # fmt: skip
         for after in ((), (("submit", "Upload"),)):
             seed = b"\7" + forms.encoded(fields.items(), b"the\r\n--file\r\n", "dir/f.bin", after, "text/x")
             yield seed
@@ -142,13 +172,13 @@ def form_upload(data: bytes) -> None:
     _check_as_email(form, file, ending)
     with suppress(S3Error):
         is_unsigned(form)
-        parse_policy(form.values.get("policy", "")).check(form, "b", signed.AT)
+        parse_policy(form.values.get("policy", "")).check(form, "b", signed_requests.AT)
     with suppress(S3Error):
-        signer_of(form, secret_of=signed.secret_of, keys=signed.KEYS)
+        signer_of(form, secret_of=signed_requests.secret_of, keys=signed_requests.KEYS)
         policy = form.values["policy"]
         assert any(policy == fields["policy"] for fields in _SIGNED_FORMS), "a policy that nobody signed"
     with suppress(S3Error):
-        signed_anew(form, "b", signed.AWS, "r", signed.AT, signed.KEYS)
+        signed_anew(form, "b", signed_requests.AWS, "r", signed_requests.AT, signed_requests.KEYS)
 
 
 def _check_as_email(form: PostForm, file: bytes, ending: bytes) -> None:
@@ -169,8 +199,11 @@ def post_policy(data: bytes) -> None:
         policy = allowed(parse_policy, encoded)
         form = PostForm("x", (("key", "k"), ("policy", encoded)), "f", None)
         if policy is not None:
-            allowed(policy.check, form, "b", signed.AT)
-        allowed(lambda form: signed_anew(form, "b", signed.AWS, "r", signed.AT, signed.KEYS), form)
+            allowed(policy.check, form, "b", signed_requests.AT)
+        allowed(
+            lambda form: signed_anew(form, "b", signed_requests.AWS, "r", signed_requests.AT, signed_requests.KEYS),
+            form,
+        )
 
 
 @target(
@@ -178,6 +211,10 @@ def post_policy(data: bytes) -> None:
     b"<Quiet>true</Quiet><!-- c --><Object><Key><![CDATA[<b>]]></Key></Object></Delete>",
     b"<?xml version='1.0' encoding='UTF-2'?><Delete><Object><Key>k</Key></Object></Delete>",
     b"<Delete><x:Object xmlns:x='u'><x:Key>&#x41;</x:Key></x:Object><?p i?></Delete>",
+    b"<Delete><Other><Key>o</Key></Other><Object><Key>a<!-- c -->b</Key><Key/></Object></Delete>",
+    b"<Delete><Object><Key>a<?p i?>b</Key></Object></Delete>",
+    b"<Delete><Object><Key>a<b/>c</Key></Object></Delete>",
+    b"<!DOCTYPE a><Delete><Object><Key>a</Key></Object></Delete>",
 )
 def keys_of_a_deletion(data: bytes) -> None:
     """Each key that a strict parser finds, which takes an element's first text for all of it, is among ours."""

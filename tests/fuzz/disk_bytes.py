@@ -78,7 +78,7 @@ def snapshot_of_the_index(data: bytes) -> None:
     with suppress(BadFile):
         index_snapshot.decode(data)
     lines = [line + b"\n" for line in data.split(b"\n")]
-    for version in (3, 4):
+    for version in (2, 3, 4):
         try:
             found = index_snapshot.decode(b"".join(LinesFormat("outrider index", version).encode(lines)))
             metas = [meta for meta, *_ in found]

@@ -31,7 +31,7 @@ from outrider.core.s3.user_agent import app_of
 from outrider.http.wire.parser_guard import guarded, refused_for
 from outrider.http.wire.smuggling_guard import well_framed
 from tests.fuzz.target import pieces, target
-from tests.support import signed
+from tests.support import signed_requests
 
 # -- heads of requests -------------------------------------------------------------------------------------------------
 
@@ -265,9 +265,9 @@ def _check_range(header: str) -> None:
 # -- signatures --------------------------------------------------------------------------------------------------------
 
 _SIGNED = [
-    *signed.EXAMPLES.values(),
-    signed.PRESIGNED_EXAMPLE,
-    signed.presigned_by_hand({"host": "h", "x-amz-meta-a": "b"}, "UNSIGNED-PAYLOAD", "acl"),
+    *signed_requests.EXAMPLES.values(),
+    signed_requests.PRESIGNED_EXAMPLE,
+    signed_requests.presigned_by_hand({"host": "h", "x-amz-meta-a": "b"}, "UNSIGNED-PAYLOAD", "acl"),
     SignedRequest("GET", "/b/k", "AWSAccessKeyId=AKIAIOSFODNN7EXAMPLE&Expires=1469353600&Signature="
                   "vjbyPxybdZaNmGa%2ByT272YEAiv4%3D", (("host", "h"),)),
 ]  # fmt: skip
@@ -288,7 +288,7 @@ def _request_of(data: bytes) -> SignedRequest:
 
 def _verified(request: SignedRequest) -> Identity | None:
     try:
-        return signed.ask(request)
+        return signed_requests.ask(request)
     except S3Error as error:
         check_refusal(error)
         return None
@@ -312,7 +312,11 @@ def _meaning(request: SignedRequest) -> _Meaning:
 _LET_IN = [_meaning(request) for request in _SIGNED]
 
 
-@target(*map(_lines_of, _SIGNED), b"GET /b/k?acl\nhost: h\nauthorization: " + signed.GOOD.encode())
+@target(
+    *map(_lines_of, _SIGNED),
+    *(_lines_of(request) + b"\nx-amz-acl: public-read" for request in _SIGNED),
+    b"GET /b/k?acl\nhost: h\nauthorization: " + signed_requests.GOOD.encode(),
+)
 def signed_request(data: bytes) -> None:
     """Nobody but the holder of a key makes a request that is let in: here, those of the seeds alone."""
     request = _request_of(data)
@@ -333,7 +337,7 @@ def signed_anew_and_verified(data: bytes) -> None:
     path = encode_path(unquote_to_bytes(wanted.raw_path.encode("utf-8", "surrogateescape")))
     added = sigv4.sign_headers(
         method=wanted.method, host="h", path=path, query=query, headers=headers, payload_hash="UNSIGNED-PAYLOAD",
-        credentials=signed.AWS, region="r", now=signed.AT, keys=signed.KEYS,
+        credentials=signed_requests.AWS, region="r", now=signed_requests.AT, keys=signed_requests.KEYS,
     )  # fmt: skip
     if any(not name or set(name) & set("; ,\t") or not name.isprintable() for name in headers):
         return  # no HTTP library sends such a name

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.areas import parts
-from tests.support.awschunked import checksum
-from tests.support.batches import TARGET, body_of
+from tests.server.areas import parts
+from tests.support.control_bucket import TARGET, body_of
 from tests.support.forms import encoded, post
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import TIMEOUT_S, Answer, RawConnection, ask
 from tests.support.recorder import Received, Recorder
+from tests.support.signed_requests import checksum
 from tests.support.tenants import wire
 
 if TYPE_CHECKING:

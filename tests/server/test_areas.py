@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.areas import AREAS, Step, tags
-from tests.support.differential import Asker, difference
+from tests.server.areas import AREAS, Step, tags
+from tests.server.differential import Asker, difference
 from tests.support.forms import encoded, policy, post, signed
 from tests.support.proxy import ANY_KEYS, Keys, Proxy
 from tests.support.rawhttp import Answer

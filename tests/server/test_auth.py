@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.awschunked import signed_head
 from tests.support.logs import logged
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import Answer, RawConnection, ask
+from tests.support.signed_requests import signed_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,15 +14,15 @@ import pytest
 
 from outrider.core.s3.batch import READS_MAX
 from outrider.http.control.batch_body import _AHEAD_MAX, _BATCH_BYTES
-from tests.support.batches import TARGET, batch, body_of, entries_in, post
+from tests.support.conditions import Fault, FaultKind
+from tests.support.control_bucket import TARGET, batch, body_of, entries_in, post
 from tests.support.odd_origin import OddOrigin
 from tests.support.oddities import Oddities
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.simulator import Simulator
-from tests.support.tenants import CLIENTS, OTHER, TEAM, asked, wire
+from tests.support.tenants import CLIENTS, OTHER, TEAM, answer_to, wire
 from tests.support.tenants import NAME as SHARED
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,7 +102,7 @@ def simulator(bucket: Bucket) -> Iterator[Simulator]:
 def proxy(bucket: Bucket, simulator: Simulator) -> Iterator[Proxy]:
     with Proxy(bucket, simulator.endpoint) as running:
         yield running
-        simulator.weather.faults = []
+        simulator.conditions.faults = []
         simulator.release()
         running.settle()
         assert memory_of(running).used_bytes == 0, "all memory comes back"
@@ -128,7 +128,7 @@ def test_the_order_is_that_of_the_list_whatever_is_cached(proxy: Proxy) -> None:
 
 def test_an_object_that_comes_late_holds_up_its_place_alone(proxy: Proxy, simulator: Simulator) -> None:
     keys = list(SAMPLES)[:20]
-    simulator.weather.faults = [Fault(FaultKind.LATE, path_contains=keys[5])]
+    simulator.conditions.faults = [Fault(FaultKind.LATE, path_contains=keys[5])]
     with RawConnection(proxy.address) as connection:
         connection.send(
             request("POST", TARGET, (("content-length", str(len(body := body_of(list(map(url, keys)))))),), body)
@@ -245,14 +245,14 @@ def test_only_post_asks_for_a_batch(proxy: Proxy) -> None:
 
 def test_a_failure_in_the_middle_of_an_entry_cuts_the_connection(bucket: Bucket, simulator: Simulator) -> None:
     second = f"bytes={MIB}-"
-    simulator.weather.faults = [
+    simulator.conditions.faults = [
         Fault(FaultKind.DROP, times=None, when=lambda asked: second in asked.headers.get("range", ""))
     ]
     with Proxy(bucket, simulator.endpoint, block_size="1MiB", origin_patience_s="0.2") as proxy:
         for errors in ("entry", "batch"):
             with pytest.raises((http.client.IncompleteRead, ConnectionError)):
                 post(proxy, body_of([url(FIRST), url("large"), url("samples/0001")], errors=errors))
-        simulator.weather.faults = []
+        simulator.conditions.faults = []
         proxy.settle()
         assert memory_of(proxy).used_bytes == 0
         assert [entry.content for entry in batch(proxy, [url("large")])] == [RAMP]
@@ -299,15 +299,17 @@ def test_a_key_that_no_grant_covers_is_denied_as_a_get_of_it(bucket: Bucket, tmp
     body = body_of([f"s3://{SHARED}/team/a", f"s3://{SHARED}/other/a", f"s3://{NAME}/{FIRST}"])
     with Proxy(bucket, auth="sigv4", clients=tmp_path / "clients.toml") as proxy:
         # Also once it is cached.
-        assert asked(proxy, wire(proxy, OTHER, "GET", f"/{SHARED}/other/a")).body == b"other/a"
+        assert answer_to(proxy, wire(proxy, OTHER, "GET", f"/{SHARED}/other/a")).body == b"other/a"
         for _ in ("cold", "warm"):
-            own, others, far = entries_in(asked(proxy, wire(proxy, TEAM, "POST", TARGET, (), body)).body)
+            own, others, far = entries_in(answer_to(proxy, wire(proxy, TEAM, "POST", TARGET, (), body)).body)
             assert own.content == b"team/a"
             for entry, target in ((others, f"/{SHARED}/other/a"), (far, f"/{NAME}/{FIRST}")):
-                get = asked(proxy, wire(proxy, TEAM, "GET", target))
+                get = answer_to(proxy, wire(proxy, TEAM, "GET", target))
                 assert entry.reason == {"status": 403, "code": "AccessDenied", "message": get.error["Message"]}
             proxy.settle()
-        whole = asked(proxy, wire(proxy, TEAM, "POST", TARGET, (), body_of([f"s3://{SHARED}/other/a"], errors="batch")))
+        whole = answer_to(
+            proxy, wire(proxy, TEAM, "POST", TARGET, (), body_of([f"s3://{SHARED}/other/a"], errors="batch"))
+        )
         assert (whole.status, whole.code) == (403, "AccessDenied")
         assert proxy.metric("outrider_requests_total", op="get", status="403") == 5 + 4, "5 of batches and 4 GETs"
 
@@ -318,7 +320,7 @@ def test_a_batch_is_signed_like_other_control_calls(bucket: Bucket, tmp_path: Pa
     with Proxy(bucket, auth="sigv4", clients=tmp_path / "clients.toml") as proxy:
         assert post(proxy, body).status == 403
         changed = wire(proxy, TEAM, "POST", TARGET, (), body, payload="0" * 64)
-        assert asked(proxy, changed).code == "XAmzContentSHA256Mismatch"
+        assert answer_to(proxy, changed).code == "XAmzContentSHA256Mismatch"
 
 
 # -- counts -----------------------------------------------------------------------------------------------------------
@@ -432,7 +434,7 @@ def test_hits_whose_pages_are_not_in_memory_are_read_together(proxy: Proxy) -> N
 
 
 def test_a_client_that_hangs_up_ends_its_fetches(proxy: Proxy, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.LATE, times=None)]
+    simulator.conditions.faults = [Fault(FaultKind.LATE, times=None)]
     with RawConnection(proxy.address) as connection:
         body = body_of([url(key) for key in SAMPLES])
         connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
@@ -445,7 +447,7 @@ def test_a_client_that_hangs_up_ends_its_fetches(proxy: Proxy, simulator: Simula
         return sum(task.get_name().startswith("batch:") for task in asyncio.all_tasks())
 
     assert proxy.on_loop(early) == 0
-    simulator.weather.faults = []
+    simulator.conditions.faults = []
     simulator.release()
     proxy.settle()
     assert len(simulator.log()) == _AHEAD_MAX, "nothing more was asked for"
@@ -511,7 +513,7 @@ def test_objects_that_wait_for_a_slow_reader_hold_no_connection_to_the_bucket(
 def test_a_write_before_the_turn_of_an_object_is_seen(proxy: Proxy, simulator: Simulator) -> None:
     batch(proxy, [url(FIRST)])
     proxy.settle()
-    simulator.weather.faults = [Fault(FaultKind.LATE, path_contains="samples/0001")]
+    simulator.conditions.faults = [Fault(FaultKind.LATE, path_contains="samples/0001")]
     with RawConnection(proxy.address) as connection:
         body = body_of([url("samples/0001"), url(FIRST), url("samples/0002")])
         connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))

@@ -18,14 +18,13 @@ import pytest
 from tests.bench import line, procs, report, upkeep
 from tests.bench.goals import NAMES, goals
 from tests.bench.loads import LOADS, Load, measured, warm_up
-from tests.bench.peers import ALL, NginxStatic
 from tests.bench.results import Results, Sample
-from tests.bench.targets import DIRECT, OUTRIDER, RCLONE, SIGV4, STATIC, Outrider, Target
+from tests.bench.targets import ALL, DIRECT, OUTRIDER, RCLONE, SIGV4, STATIC, NginxStatic, Outrider, Target
 from tests.bench.world import NAME, PROBE, Plan, World, make_bucket
 from tests.support.bucket import Bucket
-from tests.support.door import HAS_TORCH
+from tests.support.client_access import HAS_TORCH
 from tests.support.proxy import Proxy
-from tests.support.simulator_process import REPOSITORY, SimulatorProcess
+from tests.support.simulator import REPOSITORY, SimulatorProcess
 from tests.support.trials import SCALE
 
 MIB = 1024 * 1024

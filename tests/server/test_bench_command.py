@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.child import free_ports
-from tests.support.command import Command
+from tests.support.proxy import Command
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,8 @@ import pytest
 
 from outrider import __version__
 from tests.support.bucket import REGION, Bucket
-from tests.support.buildah import Buildah, NoBase, missing, run_argv
 from tests.support.child import Child, free_ports, scratch_directory
-from tests.support.dockerfile import steps_of
+from tests.support.image import Buildah, NoBase, missing, run_argv, steps_of
 from tests.support.proxy import s3_client
 from tests.support.trials import SCALE
 

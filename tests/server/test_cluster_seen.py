@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.child import free_ports
-from tests.support.command import Command
 from tests.support.nodes import Nodes, until
-from tests.support.proxy import Proxy
+from tests.support.proxy import Command, Proxy
 from tests.support.rawhttp import ask
 
 if TYPE_CHECKING:

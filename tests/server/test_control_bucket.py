@@ -11,11 +11,11 @@ from botocore.exceptions import ClientError
 
 from outrider.http.control.control_bucket import BODY_BYTES_MAX, NAMES_MAX
 from outrider.metrics import SOURCES
-from tests.support.door import Door
-from tests.support.plans import Piece, RecordedPlans
+from tests.support.client_access import Access
+from tests.support.fakes import Piece, RecordedPlans
 from tests.support.proxy import ANY_KEYS, Keys, Proxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask
-from tests.support.tools import aws
+from tests.support.s3_clients import aws
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outrider.core.ahead.hints import Hint
     from outrider.core.model import ObjectRef
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
+    from tests.support.tls import Certificate
 
 ONE: Keys = ("CONTROLONE", "one/secret")
 TWO: Keys = ("CONTROLTWO", "two/secret")
@@ -165,19 +165,19 @@ def test_a_plan_in_another_encoding_of_json_can_be_read_back(proxy: Proxy, encod
 
 def test_the_aws_command_reads_and_writes_the_control_bucket(proxy: Proxy, tmp_path: Path) -> None:
     plans = record_plans_of(proxy)
-    door = Door(proxy.endpoint, ANY_KEYS, tmp_path)
+    access = Access(proxy.endpoint, ANY_KEYS, tmp_path)
     (tmp_path / "plan.json").write_text(json.dumps({"reads": READS[:3]}))
     plan = str(tmp_path / "plan.json")
-    aws(door, "s3api", "put-object", "--bucket", "_outrider", "--key", "plan/by hand", "--body", plan)
+    aws(access, "s3api", "put-object", "--bucket", "_outrider", "--key", "plan/by hand", "--body", plan)
     assert plans.urls == READS[:3]
-    aws(door, "s3", "cp", plan, "s3://_outrider/plan/by-cp")
+    aws(access, "s3", "cp", plan, "s3://_outrider/plan/by-cp")
     assert plans.urls == READS[:3] * 2
-    listed = aws(door, "s3", "ls", "s3://_outrider/").decode().split()
+    listed = aws(access, "s3", "ls", "s3://_outrider/").decode().split()
     assert listed[-1] == "status.json"
     assert "plan/" in listed
-    plans_listed = aws(door, "s3", "ls", "s3://_outrider/plan/").decode()
+    plans_listed = aws(access, "s3", "ls", "s3://_outrider/plan/").decode()
     assert [line for line in plans_listed.splitlines() if line.endswith(" by hand")], plans_listed
-    assert json.loads(aws(door, "s3", "cp", "s3://_outrider/status.json", "-"))["ready"] is True
+    assert json.loads(aws(access, "s3", "cp", "s3://_outrider/status.json", "-"))["ready"] is True
 
 
 def test_a_plan_may_come_in_chunks_over_https(bucket: Bucket, certificate: Certificate) -> None:

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import pytest
 
 import outrider.http.admin
+from tests.server.browser import browser, needs_chromium
 from tests.server.test_cluster_seen import twins
-from tests.support.browser import browser, needs_chromium
 from tests.support.nodes import Nodes, until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask
@@ -51,7 +51,7 @@ def objects(bucket: Bucket) -> None:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    pytest.importorskip("playwright", reason="playwright is not installed: `make install` does it")
+    pytest.importorskip("playwright", reason="playwright is not installed: `make install-all` does it")
     with browser() as running:
         yield running
 

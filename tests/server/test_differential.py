@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.support.differential import (
+from tests.server.differential import (
     BLOCK,
     LISTED_KEYS,
     RAMP,

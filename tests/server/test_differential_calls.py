@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from tests.server.differential import RAMP, Asker, Shape, object_shapes
+from tests.server.differential_calls import OF_BUCKETS, Call, Change, calls, changes, cors_questions
 from tests.server.test_differential import EXAMPLES, SEED, Pair, generated
-from tests.support.differential import RAMP, Asker, Shape, object_shapes
-from tests.support.differential_calls import OF_BUCKETS, Call, Change, calls, changes, cors_questions
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:

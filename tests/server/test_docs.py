@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import deployed, playground
-from tests.support.chart_readme import README as CHART_README
-from tests.support.cluster import Cluster
+from tests.support import fake_kubectl, playground
+from tests.support.chart import README as CHART_README
+from tests.support.fake_kubectl import Cluster
 from tests.support.pages import ROOT, example_manifests, pages
 from tests.support.shellpage import (
     DEADLINE_S,
@@ -87,7 +87,7 @@ def test_the_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path, w
     ran = run(page, tmp_path, world=None if page in FROM_NOTHING else world())
     assert ran == {block for block in shell_blocks(page) if possible(block)}
     if any(map(speaks_to_a_cluster, ran)):
-        deployed.check(Cluster(tmp_path / "cluster"), tmp_path / "pods")
+        fake_kubectl.check(Cluster(tmp_path / "cluster"), tmp_path / "pods")
 
 
 def test_only_commands_that_no_test_can_run_are_not_run() -> None:

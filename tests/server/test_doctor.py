@@ -21,12 +21,10 @@ from outrider.cli.doctor.machine_checks import check_open_files, check_room, jud
 from outrider.cli.doctor.origin_checks import Answer, check_answer, check_clock, masked
 from outrider.core.auth.sigv4 import Credentials
 from outrider.settings import load
-from tests.support.certificate import certify
 from tests.support.child import free_ports
-from tests.support.command import Command
-from tests.support.proxy import ServedProxy
+from tests.support.proxy import Command, ServedProxy
 from tests.support.recorder import Recorder
-from tests.support.tls_front import TlsFront
+from tests.support.tls import TlsFront, certify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

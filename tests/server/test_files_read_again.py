@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.bucket import Identity
-from tests.support.certificate import certify
 from tests.support.proxy import ServedProxy
 from tests.support.rawhttp import RawConnection
-from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM, asked, wire
-from tests.support.tls_front import TlsFront
+from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM, answer_to, wire
+from tests.support.tls import TlsFront, certify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
+    from tests.support.tls import Certificate
 
 KEY = f"/{NAME}/team/x"
 BODY = os.urandom(2_000_000)
@@ -54,7 +53,7 @@ def test_clients_come_change_and_go_while_others_read(bucket: Bucket, tmp_path: 
     with ServedProxy(bucket, tmp_path, auth="sigv4", clients=str(file), freshness="immutable") as served:
 
         def status(keys: tuple[str, str], target: str = KEY) -> int:
-            return asked(served, wire(served, keys, "GET", target)).status
+            return answer_to(served, wire(served, keys, "GET", target)).status
 
         signer = bucket.client(served.endpoint, Identity("team", *TEAM, ()), signature_version="s3v4")
         url = signer.generate_presigned_url("get_object", {"Bucket": NAME, "Key": "team/x"})
@@ -66,7 +65,7 @@ def test_clients_come_change_and_go_while_others_read(bucket: Bucket, tmp_path: 
             assert kept.read_answer("GET").status == 200
             # Once more, from the cache: its grant is remembered there.
             assert (status(TEAM), status(OTHER)) == (200, 403)
-            assert [asked(served, presigned.encode()).status for _ in range(2)] == [200, 200]
+            assert [answer_to(served, presigned.encode()).status for _ in range(2)] == [200, 200]
             with changed(served):
                 file.write_text(CLIENTS.replace('prefix = "other/"', 'prefix = ""'))
             assert (status(TEAM), status(OTHER)) == (200, 200)
@@ -81,7 +80,7 @@ def test_clients_come_change_and_go_while_others_read(bucket: Bucket, tmp_path: 
             with changed(served):
                 file.write_text(CLIENTS.replace(TEAM[1], "another/secret"))
             assert (status(TEAM), status((TEAM[0], "another/secret"))) == (403, 200)
-            assert asked(served, presigned.encode()).status == 403
+            assert answer_to(served, presigned.encode()).status == 403
         assert TEAM[1] not in served.log.read_text()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.forkserver import REPOSITORY, Process, is_forkable, shell_command, usual_server
 
-MODULE = "tests.support.forked_example"
+MODULE = "tests.server.forked_example"
 DEADLINE_S = 60.0
 BOTH = pytest.mark.parametrize("forked", [True, False])
 

@@ -64,13 +64,14 @@ def make(clone: Path, *words: str) -> str:
 
 
 def borrow_packages(clone: Path) -> None:
-    """A `.venv` as `make install` leaves it, with the packages of this one; `outrider` is the clone's own."""
+    """A `.venv` as `make install-all` leaves it, with the packages of this one; `outrider` is the clone's own."""
     python = clone / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     paths = os.pathsep.join((f"{clone}/proxy", f"{clone}/sdk"))
     python.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(paths)} exec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
-    (clone / ".venv" / "installed").touch()
+    for stamp in ("installed", "installed-all"):
+        (clone / ".venv" / stamp).touch()
 
 
 def test_the_readme_begins_with_the_two_commands_that_do_everything() -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.maintenance_commands import wait_until
+from tests.support.conditions import Fault, FaultKind
+from tests.support.control_bucket import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,7 +156,7 @@ def test_a_fill_that_fails_leaves_no_cycle(bucket: Bucket, simulator: Simulator,
     with Proxy(
         bucket, simulator.endpoint, freshness="immutable", prefetch="off", block_size="64KiB", origin_patience_s="0"
     ) as running:  # fmt: skip
-        simulator.weather.faults = [replace(FAULTS[fault])]
+        simulator.conditions.faults = [replace(FAULTS[fault])]
         read(running, 0)
         left = cycles_of(running, partial(repeat, partial(read, running), times=_FAILURES), _FAILED)
     assert left <= _FAILED, f"{left / _FAILURES:.1f} objects a failure"

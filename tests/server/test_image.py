@@ -18,7 +18,7 @@ from outrider.cli.demo.bucket import OBJECT_BYTES
 from tests.support.bucket import REGION, Bucket
 from tests.support.chart import CHART
 from tests.support.child import Child, free_ports, program, scratch_directory
-from tests.support.dockerfile import Built, context_of, readable_python, steps_of
+from tests.support.image import Built, context_of, readable_python, steps_of
 from tests.support.proxy import s3_client
 
 if TYPE_CHECKING:

@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.bucket import Bucket
 from tests.support.proxy import serving_environment
+
+pytestmark = pytest.mark.lowest
 
 # botocore's credential chain; aiohttp's applications; modules that only other commands need, and those that they draw
 # and print with; the sources of members, which only a cluster has, and their libraries.

@@ -19,11 +19,10 @@ from outrider.adapters.origin.pass_on import pass_on
 from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import Buffer, OriginRequest
-from tests.support.asked import asked
-from tests.support.awschunked import UNSIGNED_TRAILER, Chunked, checksum
-from tests.support.fakes import RAMP
+from tests.support.fakes import RAMP, reply_to
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, request
+from tests.support.signed_requests import UNSIGNED_TRAILER, Chunked, checksum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -320,7 +319,7 @@ async def test_a_send_that_is_given_up_frees_its_thread() -> None:
 
         async def send() -> None:
             put_it = OriginRequest("PUT", "bucket", "key", body=_none(), body_bytes=9 * MIB, body_in_thread=body)
-            async with asked(origin, put_it):
+            async with reply_to(origin, put_it):
                 raise AssertionError("an answer")
 
         sending = asyncio.create_task(send())

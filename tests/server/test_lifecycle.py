@@ -20,18 +20,18 @@ import pytest
 from outrider.adapters.process.listening import bind
 from outrider.http.s3.connection import Connection
 from tests.support import forkserver
+from tests.support.conditions import Fault, FaultKind
 from tests.support.logs import logged
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
     from tests.support.simulator import Simulator
+    from tests.support.tls import Certificate
 
 MIB = 1024 * 1024
 RAMP = (bytes(range(251)) * (20 * MIB // 251 + 1))[: 20 * MIB]
@@ -159,7 +159,7 @@ def _readiness(admin: str) -> int:
 def test_sigterm_lets_a_read_under_way_end_whole_and_the_next_start_hits(
     bucket: Bucket, simulator: Simulator, tmp_path: Path
 ) -> None:
-    simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
+    simulator.conditions.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
     with ServedProxy(bucket, tmp_path, simulator.endpoint) as served:
         with RawConnection(served.address) as reader, RawConnection(served.address) as idle:
             assert idle.ask("HEAD", "/no-such-bucket-at-all/key").status == 404
@@ -186,7 +186,7 @@ def test_sigterm_lets_a_read_under_way_end_whole_and_the_next_start_hits(
 
 
 def test_a_drain_ends_at_its_limit(bucket: Bucket, simulator: Simulator, tmp_path: Path) -> None:
-    simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
+    simulator.conditions.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
     (tmp_path / "config.toml").write_text("drain_s = 0.2\n")
     with ServedProxy(bucket, tmp_path, simulator.endpoint, config=str(tmp_path / "config.toml")) as served:
         with RawConnection(served.address) as reader:

@@ -9,13 +9,13 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.support.child import program
-from tests.support.door import Door, run
+from tests.support.client_access import Access, run
+from tests.support.control_bucket import put, read_json, wait_for_end, wait_until
 from tests.support.fakes import ramp
-from tests.support.maintenance_commands import put, read_json, wait_for_end, wait_until
 from tests.support.proxy import ANY_KEYS, Proxy
 from tests.support.rawhttp import ask
+from tests.support.s3_clients import aws
 from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM
-from tests.support.tools import aws
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,16 +139,16 @@ def test_a_warm_up_whose_blocks_were_evicted_does_not_report_them_on_disk(proxy:
 
 
 def test_the_aws_command_alone_can_warm(proxy: Proxy, tmp_path: Path) -> None:
-    door = Door(proxy.endpoint, ANY_KEYS, tmp_path)
-    run(door, "sh", "-c", f"echo {ALL} | {program('aws')} s3 cp - s3://_outrider/warm/x")
+    access = Access(proxy.endpoint, ANY_KEYS, tmp_path)
+    run(access, "sh", "-c", f"echo {ALL} | {program('aws')} s3 cp - s3://_outrider/warm/x")
     s3 = proxy.client()
     assert wait_for_end(s3, "warm/x")["state"] == "done"
-    assert json.loads(aws(door, "s3", "cp", "s3://_outrider/warm/x", "-"))["objects"]["on_disk"] == 4
-    assert aws(door, "s3", "ls", "s3://_outrider/warm/").decode().split()[-1] == "x"
+    assert json.loads(aws(access, "s3", "cp", "s3://_outrider/warm/x", "-"))["objects"]["on_disk"] == 4
+    assert aws(access, "s3", "ls", "s3://_outrider/warm/").decode().split()[-1] == "x"
     (tmp_path / "list").write_text(ALL)
-    aws(door, "s3api", "put-object", "--bucket", "_outrider", "--key", "pin/x", "--body", str(tmp_path / "list"))
+    aws(access, "s3api", "put-object", "--bucket", "_outrider", "--key", "pin/x", "--body", str(tmp_path / "list"))
     assert wait_for_end(s3, "pin/x")["reserved_bytes"] > sum(SIZES)
-    aws(door, "s3", "rm", "s3://_outrider/pin/x")
+    aws(access, "s3", "rm", "s3://_outrider/pin/x")
     assert ask(proxy.address, "GET", "/_outrider/pin/x").status == 404
 
 

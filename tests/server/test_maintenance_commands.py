@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.child import free_ports
-from tests.support.command import Command, python
+from tests.support.control_bucket import read_json, wait_until
 from tests.support.fakes import ramp
-from tests.support.maintenance_commands import read_json, wait_until
-from tests.support.proxy import Proxy
+from tests.support.proxy import Command, Proxy, python
 from tests.support.tenants import CLIENTS, NAME, TEAM
 
 if TYPE_CHECKING:

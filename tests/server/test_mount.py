@@ -22,10 +22,9 @@ from outrider.mount.listed import FileVersion
 from outrider.mount.plain_gets import PlainGets
 from outrider.mount.target import Target
 from tests.support.child import program
-from tests.support.command import Command
 from tests.support.odd_origin import OddOrigin
 from tests.support.oddities import ListETag, ListSize, Oddities
-from tests.support.proxy import Proxy
+from tests.support.proxy import Command, Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

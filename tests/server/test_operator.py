@@ -23,15 +23,26 @@ import yaml
 from outrider.adapters.kubernetes.api_calls import API_CALLS
 from outrider.core.operator.pod_patch import GATE
 from tests.support.bucket import Bucket
-from tests.support.certificate import certify
 from tests.support.child import Child
-from tests.support.command import Command
+from tests.support.control_bucket import wait_until
+from tests.support.fake_kube import (
+    EVENTS,
+    HOST,
+    LEASES,
+    NAME,
+    NAMESPACE,
+    NAMESPACES,
+    PODS,
+    SLICES,
+    WEBHOOKS,
+    KubeServer,
+    configuration,
+    kube_server,
+)
 from tests.support.fakes import ramp
-from tests.support.kube import HOST, NAME, NAMESPACE, configuration
-from tests.support.kube_server import EVENTS, LEASES, NAMESPACES, PODS, SLICES, WEBHOOKS, KubeServer, kube_server
-from tests.support.maintenance_commands import wait_until
 from tests.support.pods import Pod, near, patched, review_of
-from tests.support.proxy import Proxy, serving_environment
+from tests.support.proxy import Command, Proxy, serving_environment
+from tests.support.tls import certify
 
 BUCKET = "gated"
 

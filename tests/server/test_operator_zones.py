@@ -10,11 +10,11 @@ import pytest
 
 from outrider.core.operator.affinity import ZONE_LABEL
 from outrider.core.operator.wishes import OPERATOR
+from tests.server.zoned_caches import Scene, ZonedCaches, scene, until, zoned_caches
 from tests.support.bucket import Bucket
+from tests.support.conditions import Fault, FaultKind
+from tests.support.fake_kube import EVENTS, NODES
 from tests.support.fakes import ramp
-from tests.support.kube_server import EVENTS, NODES
-from tests.support.weather import Fault, FaultKind
-from tests.support.zones import Scene, ZonedCaches, scene, until, zoned_caches
 
 BUCKET = "zoned"
 OBJECTS, OBJECT_BYTES = 16, 50_000
@@ -82,7 +82,7 @@ async def test_each_pod_waits_for_the_caches_of_a_zone_where_it_can_run(at: Scen
 async def test_a_new_leader_in_another_zone_takes_up_the_warmup_that_is_under_way(at: Scene, bucket: Bucket) -> None:
     data, origin = put(bucket, "taken-up"), at.caches.origin
     origin.reset()
-    origin.weather.faults = [Fault(FaultKind.LATE, None, path_contains="taken-up/07")]
+    origin.conditions.faults = [Fault(FaultKind.LATE, None, path_contains="taken-up/07")]
     try:
         for beside in (A1, B):
             async with at.operator(beside):
@@ -90,11 +90,11 @@ async def test_a_new_leader_in_another_zone_takes_up_the_warmup_that_is_under_wa
                     at.wait(data)
                 await until(lambda: any(by.endswith(beside) for by in warming(at)))  # noqa: B023
                 if beside == B:
-                    origin.weather.faults = []
+                    origin.conditions.faults = []
                     origin.release()
                     assert (await at.opened())[0] == "Warm"
     finally:
-        origin.weather.faults = []
+        origin.conditions.faults = []
         origin.release()
     gets = [request.path for request in origin.log() if request.method == "GET" and "taken-up/" in request.path]
     assert sorted(gets) == [f"/{BUCKET}/taken-up/{number:02}.tar" for number in range(OBJECTS)], "read once"

@@ -13,9 +13,8 @@ from outrider.core.cluster.peer_messages import PeerRead
 from outrider.core.model import Extent
 from tests.server.test_peer_port import REF, SIZES, SMALL, member_with, read_whole, refusals, why
 from tests.server.test_silent_clients import turns_until
-from tests.support.asked import pieces_of
-from tests.support.fakes import ramp
-from tests.support.peer_wire import Side, hello_of, peer_wire
+from tests.support.fake_peers import Side, hello_of, peer_wire
+from tests.support.fakes import pieces_of, ramp
 
 ROOM = 4
 

@@ -43,10 +43,8 @@ from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, Piece
 from outrider.http.wire import bounded_head, sender
 from outrider.metrics import Metrics
-from tests.support.asked import pieces_of
-from tests.support.fake_peers import FakeMember
-from tests.support.fakes import ramp
-from tests.support.peer_wire import NOW_S, SECRET, PeerWire, Side, hello_of, peer_wire
+from tests.support.fake_peers import NOW_S, SECRET, FakeMember, PeerWire, Side, hello_of, peer_wire
+from tests.support.fakes import pieces_of, ramp
 
 SMALL, LARGE = 1000, 1024 * 1024
 REF = ObjectRef("bucket", "key")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.maintenance_commands import wait_until
+from tests.support.control_bucket import wait_until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.bucket import GETTER
+from tests.support.faulty_disk import SickDisk
 from tests.support.proxy import START_DEADLINE_S, Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import ask
-from tests.support.sickdisk import SickDisk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,9 +17,9 @@ from botocore.exceptions import ClientError
 
 from outrider.http.wire import sender
 from outrider.http.wire.sender import SocketSender
+from tests.support.conditions import Fault, FaultKind, Request
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask
-from tests.support.weather import Fault, FaultKind, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -248,7 +248,7 @@ def test_a_read_that_finds_half_of_its_blocks_says_partial(proxy: Proxy) -> None
 
 
 def test_fifty_cold_readers_fetch_each_byte_once(small_blocks: Proxy, simulator: Simulator) -> None:
-    simulator.weather.ttfb_s = 0.05
+    simulator.conditions.ttfb_s = 0.05
     with ThreadPoolExecutor(50) as readers:
         target = f"/{NAME}/block-and-one"
         bodies = readers.map(lambda _: ask(small_blocks.address, "GET", target).body == RAMP[: BLOCK + 1], range(50))
@@ -326,7 +326,7 @@ def test_http_1_0_gets_the_body_and_the_end_of_the_connection(proxy: Proxy) -> N
 
 
 def test_a_reader_that_hangs_up_stops_neither_the_fill_nor_the_others(proxy: Proxy, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
+    simulator.conditions.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
     with RawConnection(proxy.address) as leader, RawConnection(proxy.address) as follower:
         for reader in (leader, follower):
             reader.send(f"GET /{NAME}/five HTTP/1.1\r\nhost: x\r\n\r\n".encode())
@@ -340,7 +340,7 @@ def test_a_reader_that_hangs_up_stops_neither_the_fill_nor_the_others(proxy: Pro
 
 
 def test_a_fill_continues_to_disk_after_its_only_reader_left(proxy: Proxy, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
+    simulator.conditions.faults = [Fault(FaultKind.STALL, after_bytes=MIB)]
     with RawConnection(proxy.address) as reader:
         reader.send(f"GET /{NAME}/five HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         reader.read_head().read(MIB)
@@ -349,7 +349,7 @@ def test_a_fill_continues_to_disk_after_its_only_reader_left(proxy: Proxy, simul
     assert simulator.counts().body_bytes == 5 * MIB
 
 
-BAD_WEATHER = {
+BAD_CONDITIONS = {
     "resets in mid-body": Fault(FaultKind.RESET, times=None, probability=0.3, after_bytes=300_000),
     "bodies that end early": Fault(FaultKind.TRUNCATE, times=None, probability=0.3, after_bytes=500_000),
     "a storm of 503": Fault(FaultKind.STATUS, times=None, probability=0.3, status=503),
@@ -359,8 +359,8 @@ BAD_WEATHER = {
 }
 
 
-@pytest.mark.parametrize("weather", BAD_WEATHER)
-def test_faults_of_the_origin_go_unnoticed(small_blocks: Proxy, simulator: Simulator, weather: str) -> None:
+@pytest.mark.parametrize("conditions", BAD_CONDITIONS)
+def test_faults_of_the_origin_go_unnoticed(small_blocks: Proxy, simulator: Simulator, conditions: str) -> None:
     asked = Counter[str]()
 
     def may_strike(request: Request) -> bool:
@@ -369,7 +369,7 @@ def test_faults_of_the_origin_go_unnoticed(small_blocks: Proxy, simulator: Simul
         asked[extent] += 1
         return asked[extent] < 5
 
-    simulator.weather.faults = [replace(BAD_WEATHER[weather], when=may_strike)]
+    simulator.conditions.faults = [replace(BAD_CONDITIONS[conditions], when=may_strike)]
     answer = ask(small_blocks.address, "GET", f"/{NAME}/five-blocks")
     assert answer.body == RAMP
     assert small_blocks.metric("outrider_origin_retries_total") > 0, "no fault struck"
@@ -377,16 +377,16 @@ def test_faults_of_the_origin_go_unnoticed(small_blocks: Proxy, simulator: Simul
 
 
 def test_faults_without_end_become_the_origins_own_answer(small_blocks: Proxy, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.STATUS, times=None, status=503)]
+    simulator.conditions.faults = [Fault(FaultKind.STATUS, times=None, status=503)]
     answer = ask(small_blocks.address, "GET", f"/{NAME}/five")
     assert (answer.status, answer.code) == (503, "SlowDown")
-    simulator.weather.faults = []
+    simulator.conditions.faults = []
     assert ask(small_blocks.address, "GET", f"/{NAME}/five").body == RAMP[: 5 * MIB]
 
 
 def test_an_origin_that_fails_for_good_in_mid_body_cuts_the_reader(small_blocks: Proxy, simulator: Simulator) -> None:
     fifth = f"bytes={4 * MIB}-"
-    simulator.weather.faults = [
+    simulator.conditions.faults = [
         Fault(FaultKind.DROP, times=None, when=lambda request: fifth in request.headers["range"])
     ]
     with RawConnection(small_blocks.address) as connection:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import forms
+from tests.support.conditions import Fault, FaultKind
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask, request
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +136,7 @@ def test_a_write_that_a_stop_or_a_crash_cut_off_is_in_doubt_after_the_start(
     with served as proxy:
         assert read_all(proxy.endpoint) == ["MISS"] * COUNT
         proxy.settle()
-        simulator.weather.faults = [Fault(FaultKind.LATE, method="PUT")]
+        simulator.conditions.faults = [Fault(FaultKind.LATE, method="PUT")]
         with RawConnection(proxy.address) as connection:
             connection.send(request("PUT", f"/{NAME}/{KEYS[0]}", [("content-length", str(len(NEW)))]) + NEW)
             proxy.wait_until(lambda: any(asked.method == "PUT" for asked in simulator.log()), "the write at the bucket")

@@ -24,8 +24,7 @@ from outrider.cli.run.summary import Summary
 from outrider.core.text import in_words
 from tests.support.bucket import REGION
 from tests.support.child import free_ports
-from tests.support.command import DEADLINE_S, Command, Process, python
-from tests.support.proxy import ServedProxy
+from tests.support.proxy import DEADLINE_S, Command, Process, ServedProxy, python
 from tests.support.rawhttp import ask
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
-from tests.support.door import HAS_TORCH
-from tests.support.sampled import Sampled
+from tests.support.client_access import HAS_TORCH
+from tests.support.planner import Sampled
 
 if not HAS_TORCH:
     pytest.skip("torch is pinned to a release without a wheel for this Python", allow_module_level=True)

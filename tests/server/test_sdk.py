@@ -16,9 +16,8 @@ from outrider.metrics import SOURCES
 from outrider_sdk import Client, ProxyNotFound, ProxyRefused, Warmed, expand
 from outrider_sdk.warming import Gone
 from tests.support.child import free_ports
-from tests.support.command import Command, python
-from tests.support.plans import RecordedPlans
-from tests.support.proxy import Proxy
+from tests.support.fakes import RecordedPlans
+from tests.support.proxy import Command, Proxy, python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,12 +12,12 @@ from outrider_sdk import AsyncClient, Client, ObjectError, ProxyNotFound, ProxyR
 from outrider_sdk.samples import BatchedObjects
 from outrider_sdk.torch import AnnouncingSampler
 from tests.support.child import free_ports
-from tests.support.door import HAS_TORCH
+from tests.support.client_access import HAS_TORCH
+from tests.support.conditions import Fault, FaultKind
 from tests.support.odd_origin import OddOrigin
 from tests.support.oddities import Oddities
 from tests.support.proxy import Proxy
 from tests.support.simulator import Simulator
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from outrider_sdk.batch import Key, Sample
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
+    from tests.support.tls import Certificate
 
 NAME = "sdk-batches"
 RAMP = bytes(index % 251 for index in range(2**20))
@@ -138,7 +138,7 @@ def test_a_bucket_without_a_proxy_is_asked_once_for_a_batch(line: Simulator) -> 
 
 @pytest.mark.parametrize("status", [403, 404, 405, 501])
 def test_servers_that_know_no_batches_are_asked_by_gets(line: Simulator, status: int) -> None:
-    line.weather.faults = [Fault(FaultKind.STATUS, method="POST", status=status, times=None)]
+    line.conditions.faults = [Fault(FaultKind.STATUS, method="POST", status=status, times=None)]
     assert read(Client(line.endpoint), KEYS[:20]) == list(OBJECTS.items())[:20]
 
 
@@ -159,10 +159,10 @@ def test_a_batch_that_breaks_off_goes_on_where_it_was(front: Simulator, monkeypa
     client = Client(front.endpoint)
     read(client, KEYS[:1])
     front.reset()
-    front.weather.faults = [Fault(FaultKind.RESET, method="POST", after_bytes=1_000_000, times=2)]
+    front.conditions.faults = [Fault(FaultKind.RESET, method="POST", after_bytes=1_000_000, times=2)]
     assert read(client, KEYS) == list(OBJECTS.items())
     assert posts(front) == 3
-    front.weather.faults = [Fault(FaultKind.STATUS, method="POST", status=503, times=2)]
+    front.conditions.faults = [Fault(FaultKind.STATUS, method="POST", status=503, times=2)]
     assert read(client, KEYS[:9]) == list(OBJECTS.items())[:9]
 
 

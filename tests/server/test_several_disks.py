@@ -17,10 +17,9 @@ from outrider.cli.doctor.finding import Level
 from outrider.cli.doctor.machine_checks import cache_findings
 from outrider.settings import load
 from tests.server.test_verdicts import shown
-from tests.support.command import Command
-from tests.support.proxy import Proxy
-from tests.support.shelf import KIB, RIGHT, Shelf
-from tests.support.sickdisk import SickDisk
+from tests.support.faulty_disk import SickDisk
+from tests.support.proxy import Command, Proxy
+from tests.support.trials import KIB, RIGHT, KnownObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +32,8 @@ OBJECTS, BLOCKS = 16, 128
 
 
 @pytest.fixture(scope="module")
-def shelf(bucket: Bucket) -> Shelf:
-    return Shelf.make(bucket, "disks", OBJECTS, BLOCKS // OBJECTS * BLOCK_BYTES)
+def known(bucket: Bucket) -> KnownObjects:
+    return KnownObjects.make(bucket, "disks", OBJECTS, BLOCKS // OBJECTS * BLOCK_BYTES)
 
 
 def proxy_of(bucket: Bucket, roots: list[Path], **settings: Any) -> Proxy:
@@ -44,10 +43,10 @@ def proxy_of(bucket: Bucket, roots: list[Path], **settings: Any) -> Proxy:
     )  # fmt: skip
 
 
-def streams(proxy: Proxy, shelf: Shelf) -> None:
-    """Two connections read the whole shelf."""
+def streams(proxy: Proxy, known: KnownObjects) -> None:
+    """Two connections read all of the objects."""
     ends: list[str] = []
-    readers = [threading.Thread(target=lambda: ends.append(shelf.read_all(proxy.address))) for _ in range(2)]
+    readers = [threading.Thread(target=lambda: ends.append(known.read_all(proxy.address))) for _ in range(2)]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -65,7 +64,9 @@ def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it does not come to hold")
 
 
-def test_a_cache_on_two_disks(bucket: Bucket, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_on_two_disks(
+    bucket: Bucket, known: KnownObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk_threads, "FAILURE_PAUSE_S", 0.01)
     monkeypatch.setattr(recovery, "_LOOK_S", 0.01)
     roots = [tmp_path / "nvme0", tmp_path / "nvme1"]
@@ -81,9 +82,9 @@ def test_a_cache_on_two_disks(bucket: Bucket, shelf: Shelf, tmp_path: Path, monk
             return [disk["state"] for disk in proxy.status()["disks"]]
 
         # Warm streams use both in the ratio of their rooms, which is one to one here.
-        streams(proxy, shelf)
+        streams(proxy, known)
         before = of("reads_total")
-        streams(proxy, shelf)
+        streams(proxy, known)
         reads = [after - earlier for after, earlier in zip(of("reads_total"), before, strict=True)]
         # A file that is asked for twice for one reply counts twice.
         assert reads == pytest.approx([2 * blocks for blocks in of("blocks")], rel=0.1)
@@ -100,10 +101,10 @@ def test_a_cache_on_two_disks(bucket: Bucket, shelf: Shelf, tmp_path: Path, monk
         with SickDisk(roots[0]) as sick:
             sick.fail(["open", "pread", "write", "create", "rename", "unlink", "statvfs"], errno.EIO)
             asked = gets()
-            streams(proxy, shelf)
+            streams(proxy, known)
             assert 0 < gets() - asked <= lost
             asked = gets()
-            streams(proxy, shelf)
+            streams(proxy, known)
             assert gets() == asked
             assert of("blocks") == [0, BLOCKS]
             assert states() == ["failing", "works"]
@@ -125,14 +126,14 @@ def test_a_cache_on_two_disks(bucket: Bucket, shelf: Shelf, tmp_path: Path, monk
         until(lambda: states()[1] == "failing")
         roots[1].mkdir()
         until(lambda: states() == ["works", "works"] and of("blocks") == [0, 0])
-        streams(proxy, shelf)
+        streams(proxy, known)
         assert sum(of("blocks")) == BLOCKS
         assert min(of("blocks")) > 0
 
         # A restart finds all of it, and so does a verification without a proxy.
         proxy.restart()
         asked = gets()
-        streams(proxy, shelf)
+        streams(proxy, known)
         assert gets() == asked
         proxy.stop()
         command = Command(bucket, tmp_path)
@@ -146,7 +147,7 @@ def test_a_cache_on_two_disks(bucket: Bucket, shelf: Shelf, tmp_path: Path, monk
         proxy.start()
 
 
-def test_pins_outlive_the_loss_of_a_disk(bucket: Bucket, shelf: Shelf, tmp_path: Path) -> None:
+def test_pins_outlive_the_loss_of_a_disk(bucket: Bucket, known: KnownObjects, tmp_path: Path) -> None:
     roots = [tmp_path / "nvme0", tmp_path / "nvme1"]
     with proxy_of(bucket, roots) as proxy:
         proxy.client().put_object(Bucket="_outrider", Key="pin/keep", Body=b"s3://disks/0\n")

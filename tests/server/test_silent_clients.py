@@ -20,16 +20,15 @@ from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.http.operator.admission import Admission
 from outrider.http.operator.server import ServerCertificate, listening
 from outrider.http.wire import bounded_head
-from tests.support.fake_peers import FakeMember
+from tests.support.fake_peers import FakeMember, PeerWire, Side, hello_of, peer_wire
 from tests.support.nodes import until
-from tests.support.peer_wire import PeerWire, Side, hello_of, peer_wire
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
+    from tests.support.tls import Certificate
 
 ROOM = 8
 HALF = ROOM // 2

@@ -12,11 +12,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.support.bucket import READER
-from tests.support.pacing import SLICE_BYTES_MAX, Line, reserve, slice_bytes
-from tests.support.simulator import Simulator
-from tests.support.simulator_process import SimulatorProcess
-from tests.support.weather import Fault, FaultKind, Request, Weather
-from tests.support.wire import Stream
+from tests.support.conditions import SLICE_BYTES_MAX, Conditions, Fault, FaultKind, Line, Request, reserve, slice_bytes
+from tests.support.simulator import Simulator, SimulatorProcess
+from tests.support.simulator_exchange import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +124,7 @@ def test_counts_equal_the_traffic(client: Any, simulator: Simulator, ramp_bucket
 
 
 def test_a_reset_comes_after_exactly_the_bytes_asked_for(raw: RawClient, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.RESET, after_bytes=1_000_003)]
+    simulator.conditions.faults = [Fault(FaultKind.RESET, after_bytes=1_000_003)]
     answer = raw.get()
     assert answer.read(1_000_003) == RAMP[:1_000_003]
     with pytest.raises(ConnectionResetError):
@@ -136,7 +134,7 @@ def test_a_reset_comes_after_exactly_the_bytes_asked_for(raw: RawClient, simulat
 
 
 def test_a_truncated_body_ends_short_and_without_a_reset(raw: RawClient, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.TRUNCATE, after_bytes=1_000_003)]
+    simulator.conditions.faults = [Fault(FaultKind.TRUNCATE, after_bytes=1_000_003)]
     answer = raw.get()
     with pytest.raises(http.client.IncompleteRead) as error:
         answer.read()
@@ -144,13 +142,13 @@ def test_a_truncated_body_ends_short_and_without_a_reset(raw: RawClient, simulat
 
 
 def test_a_drop_gives_no_answer_at_all(raw: RawClient, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.DROP)]
+    simulator.conditions.faults = [Fault(FaultKind.DROP)]
     with pytest.raises(http.client.RemoteDisconnected):
         raw.get()
 
 
 def test_a_cut_after_the_head_gives_a_head_and_no_body(raw: RawClient, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.TRUNCATE, after_bytes=0)]
+    simulator.conditions.faults = [Fault(FaultKind.TRUNCATE, after_bytes=0)]
     answer = raw.get()
     assert answer.status == 200
     with pytest.raises(http.client.IncompleteRead):
@@ -158,7 +156,7 @@ def test_a_cut_after_the_head_gives_a_head_and_no_body(raw: RawClient, simulator
 
 
 def test_a_stalled_body_goes_on_when_it_is_released(raw: RawClient, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=1000)]
+    simulator.conditions.faults = [Fault(FaultKind.STALL, after_bytes=1000)]
     answer = raw.get()
     assert answer.read(1000) == RAMP[:1000]
     assert simulator.counts().body_bytes == 1000
@@ -167,7 +165,10 @@ def test_a_stalled_body_goes_on_when_it_is_released(raw: RawClient, simulator: S
 
 
 def test_a_status_is_s3_xml_and_does_not_reach_the_bucket(raw: RawClient, client: Any, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.STATUS, times=2, retry_after_s=7), Fault(FaultKind.STATUS, status=500)]
+    simulator.conditions.faults = [
+        Fault(FaultKind.STATUS, times=2, retry_after_s=7),
+        Fault(FaultKind.STATUS, status=500),
+    ]
     with pytest.raises(ClientError, match="SlowDown"):
         client.get_object(Bucket="anything", Key="at all")
     answer = raw.get()
@@ -180,7 +181,7 @@ def test_a_status_is_s3_xml_and_does_not_reach_the_bucket(raw: RawClient, client
 
 
 def test_a_failed_upload_fails_with_and_without_expect(client: Any, simulator: Simulator, ramp_bucket: str) -> None:
-    simulator.weather.faults = [Fault(FaultKind.STATUS, method=None, times=None)]
+    simulator.conditions.faults = [Fault(FaultKind.STATUS, method=None, times=None)]
     with pytest.raises(ClientError, match="SlowDown"):
         client.put_object(Bucket=ramp_bucket, Key="never", Body=RAMP)
     url = urlsplit(client.generate_presigned_url("put_object", Params={"Bucket": ramp_bucket, "Key": "never"}))
@@ -191,7 +192,7 @@ def test_a_failed_upload_fails_with_and_without_expect(client: Any, simulator: S
 
 
 def test_a_wrong_content_range_is_off_by_one(raw: RawClient, simulator: Simulator) -> None:
-    simulator.weather.faults = [Fault(FaultKind.WRONG_RANGE)]
+    simulator.conditions.faults = [Fault(FaultKind.WRONG_RANGE)]
     answer = raw.get(Range="bytes=100-199")
     assert answer.headers["Content-Range"] == f"bytes 101-200/{len(RAMP)}"
     assert answer.read() == RAMP[100:200]
@@ -211,9 +212,9 @@ def test_an_outage_refuses_connections_and_passes(raw: RawClient, simulator: Sim
 
 def test_chance_strikes_the_same_requests_each_time() -> None:
     def struck(seed: int) -> list[bool]:
-        weather = Weather(seed=seed, faults=[Fault(FaultKind.DROP, times=None, probability=0.3)])
+        conditions = Conditions(seed=seed, faults=[Fault(FaultKind.DROP, times=None, probability=0.3)])
         request = Request("GET", "/b/k", "", {})
-        return [weather.draw(request) is not None for _ in range(1000)]
+        return [conditions.draw(request) is not None for _ in range(1000)]
 
     assert struck(seed=1) == struck(seed=1)
     assert struck(seed=1) != struck(seed=2)
@@ -222,17 +223,17 @@ def test_chance_strikes_the_same_requests_each_time() -> None:
 
 def test_a_fault_spares_requests_that_it_does_not_match() -> None:
     fault = Fault(FaultKind.DROP, path_contains="/train-", when=lambda request: "range" in request.headers)
-    weather = Weather(faults=[fault])
-    assert weather.draw(Request("HEAD", "/b/train-1", "", {"range": "bytes=0-"})) is None
-    assert weather.draw(Request("GET", "/b/val-1", "", {"range": "bytes=0-"})) is None
-    assert weather.draw(Request("GET", "/b/train-1", "", {})) is None
-    assert weather.draw(Request("GET", "/b/train-1", "", {"range": "bytes=0-"})) is fault
-    assert weather.draw(Request("GET", "/b/train-1", "", {"range": "bytes=0-"})) is None, "spent"
+    conditions = Conditions(faults=[fault])
+    assert conditions.draw(Request("HEAD", "/b/train-1", "", {"range": "bytes=0-"})) is None
+    assert conditions.draw(Request("GET", "/b/val-1", "", {"range": "bytes=0-"})) is None
+    assert conditions.draw(Request("GET", "/b/train-1", "", {})) is None
+    assert conditions.draw(Request("GET", "/b/train-1", "", {"range": "bytes=0-"})) is fault
+    assert conditions.draw(Request("GET", "/b/train-1", "", {"range": "bytes=0-"})) is None, "spent"
 
 
 def test_an_unknown_setting_is_refused() -> None:
     with pytest.raises(ValueError, match="ttfb_ms"):
-        Weather().update({"ttfb_ms": 30})
+        Conditions().update({"ttfb_ms": 30})
 
 
 def test_a_chunked_answer_keeps_its_framing_and_trailer() -> None:
@@ -255,20 +256,20 @@ def test_a_chunked_answer_keeps_its_framing_and_trailer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weather", "expected_s"),
+    ("conditions", "expected_s"),
     [
-        (Weather(connection_bytes_s=40e6), len(RAMP) / 40e6),
-        (Weather(total_bytes_s=10e6), len(RAMP) / 10e6),
-        (Weather(connection_bytes_s=40e6, total_bytes_s=250e6), len(RAMP) / 40e6),
-        (Weather(ttfb_s=0.5), 0.5),
-        (Weather(), 0.0),
+        (Conditions(connection_bytes_s=40e6), len(RAMP) / 40e6),
+        (Conditions(total_bytes_s=10e6), len(RAMP) / 10e6),
+        (Conditions(connection_bytes_s=40e6, total_bytes_s=250e6), len(RAMP) / 40e6),
+        (Conditions(ttfb_s=0.5), 0.5),
+        (Conditions(), 0.0),
     ],
 )
 def test_an_answer_takes_the_configured_time(
-    bucket: Bucket, ramp_bucket: str, weather: Weather, expected_s: float
+    bucket: Bucket, ramp_bucket: str, conditions: Conditions, expected_s: float
 ) -> None:
     clock = FakeClock()
-    with Simulator(bucket.address, weather, clock=clock, sleep=clock.sleep) as simulator:
+    with Simulator(bucket.address, conditions, clock=clock, sleep=clock.sleep) as simulator:
         client = bucket.client(simulator.endpoint)
         assert client.get_object(Bucket=ramp_bucket, Key="ramp")["Body"].read() == RAMP
         client.close()
@@ -298,7 +299,7 @@ def test_stopping_leaves_no_thread(bucket: Bucket, ramp_bucket: str) -> None:
     with Simulator(bucket.address) as simulator:
         client = bucket.client(simulator.endpoint)
         stalled = RawClient(client, ramp_bucket)
-        simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=1)]
+        simulator.conditions.faults = [Fault(FaultKind.STALL, after_bytes=1)]
         stalled.get().read(1)
     stalled.close()
     client.close()
@@ -311,7 +312,7 @@ def test_the_process_has_the_same_surface(bucket: Bucket, ramp_bucket: str) -> N
         assert client.get_object(Bucket=ramp_bucket, Key="ramp")["Body"].read() == RAMP
         assert simulator.log()[0].path == f"/{ramp_bucket}/ramp"
         assert simulator.reset().gets == 1
-        simulator.set_weather(faults=[{"kind": "status", "times": 1}])
+        simulator.set_conditions(faults=[{"kind": "status", "times": 1}])
         with pytest.raises(ClientError, match="SlowDown"):
             client.get_object(Bucket=ramp_bucket, Key="ramp")
         assert simulator.counts().requests == 1

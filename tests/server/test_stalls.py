@@ -12,17 +12,17 @@ import pytest
 
 from outrider.http.wire.sender import SocketSender
 from outrider.metrics import SOURCES
+from tests.support.conditions import Fault, FaultKind
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
     from tests.support.simulator import Simulator
+    from tests.support.tls import Certificate
 
 NAME = "stalls"
 # Far more than the sockets of both sides take at once.
@@ -161,7 +161,7 @@ def test_a_slow_bucket_counts_as_the_readers_wait(
 ) -> None:
     clock = MovedClock(monkeypatch)
     with Proxy(bucket, origin=simulator.endpoint) as proxy, RawConnection(proxy.address) as connection:
-        simulator.weather.faults.append(Fault(FaultKind.ACT, after_bytes=100, act=lambda: clock.push(40.0)))
+        simulator.conditions.faults.append(Fault(FaultKind.ACT, after_bytes=100, act=lambda: clock.push(40.0)))
         connection.send(request("GET", f"/{NAME}/small-001.tar"))
         assert connection.read_answer().body == SMALL
         found = counted(proxy, "small-{}.tar", 1)

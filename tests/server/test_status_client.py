@@ -20,8 +20,7 @@ import pytest
 
 from outrider_sdk import Client, ProxyNotFound
 from tests.support.child import free_ports
-from tests.support.command import Command
-from tests.support.proxy import Proxy
+from tests.support.proxy import Command, Proxy
 from tests.support.rawhttp import ask
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from botocore.handlers import validate_bucket_name
 from tests.support.odd_origin import OddOrigin
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import Answer, ask
-from tests.support.tenants import asked, wire
+from tests.support.tenants import answer_to, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def strict(bucket: Bucket, origin: OddOrigin, tmp_path: Path) -> Iterator[Proxy]
 
 def named(proxy: Proxy, host: str, target: str) -> Answer:
     """The answer to a GET with this Host."""
-    return asked(proxy, f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    return answer_to(proxy, f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
 
 
 def boto(proxy: Proxy, keys: Keys) -> Any:
@@ -74,7 +74,7 @@ def test_an_object_of_a_tenants_bucket_is_read_and_kept(strict: Proxy, origin: O
         strict.settle()
     # Both spellings of the colon, each signed as it is sent, name the same object.
     for target in ("/acme:train/a", "/acme%3Atrain/a", "/acme%3atrain/a"):
-        hit = asked(strict, wire(strict, keys, "GET", target))
+        hit = answer_to(strict, wire(strict, keys, "GET", target))
         assert (hit.status, hit.body, hit.headers["x-cache"]) == (200, RAMP, "HIT"), target
     assert {seen.target for seen in origin.seen} == {"/acme%3Atrain/a"}
 
@@ -89,12 +89,12 @@ def test_a_presigned_url_of_a_tenants_bucket_is_accepted(strict: Proxy, version:
 
 
 def test_a_glob_without_a_tenant_covers_no_tenants_bucket(strict: Proxy, origin: OddOrigin) -> None:
-    assert asked(strict, wire(strict, ACME, "GET", "/train/a")).body == b"of no tenant"
+    assert answer_to(strict, wire(strict, ACME, "GET", "/train/a")).body == b"of no tenant"
     seen = len(origin.seen)
     for target in ("/acme:train/b", "/other:train/a", "/:train/a", "/trap:in/a", "/acme%3Atrain/b"):
-        assert asked(strict, wire(strict, ACME, "GET", target)).code == "AccessDenied", target
+        assert answer_to(strict, wire(strict, ACME, "GET", target)).code == "AccessDenied", target
     copy = [("x-amz-copy-source", "/other%3Atrain/a")]
-    assert asked(strict, wire(strict, ACME, "PUT", "/acme:train/a", copy)).code == "AccessDenied"
+    assert answer_to(strict, wire(strict, ACME, "PUT", "/acme:train/a", copy)).code == "AccessDenied"
     assert len(origin.seen) == seen
 
 
@@ -106,13 +106,13 @@ def test_a_write_by_one_name_of_a_bucket_is_seen_by_each_other(
     strict: Proxy, origin: OddOrigin, written: str, read: str
 ) -> None:
     def cached() -> str:
-        status = asked(strict, wire(strict, ALL, "GET", read)).headers["x-cache"]
+        status = answer_to(strict, wire(strict, ALL, "GET", read)).headers["x-cache"]
         strict.settle()
         return str(status)
 
     assert [cached(), cached()] == ["MISS", "HIT"]
     before = len(origin.seen)
-    asked(strict, wire(strict, ALL, "DELETE", written))
+    answer_to(strict, wire(strict, ALL, "DELETE", written))
     cached()
     assert [seen.method for seen in origin.seen[before:]][:1] == ["DELETE"]
     assert len(origin.seen) > before + 1, "the object was served without a question to the origin"

@@ -11,7 +11,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import ObjectRef, ObjectVersion
 from tests.support.proxy import Proxy
-from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM, asked, wire
+from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM, answer_to, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,7 +57,7 @@ def read(proxy: Proxy, keys: Keys, names: Iterable[str]) -> int:
     """How many of these objects did not come whole from the disk."""
     missed = 0
     for name in names:
-        answer = asked(proxy, wire(proxy, keys, "GET", f"/{NAME}/{name}"))
+        answer = answer_to(proxy, wire(proxy, keys, "GET", f"/{NAME}/{name}"))
         assert answer.status == 200
         missed += answer.headers["x-cache"] != "HIT"
         proxy.settle()

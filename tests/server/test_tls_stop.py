@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
+    from tests.support.tls import Certificate
 
 T = TypeVar("T")
 

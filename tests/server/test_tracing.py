@@ -14,12 +14,12 @@ from unittest.mock import patch
 import pytest
 
 from outrider.settings import SettingsError
-from tests.support.collector import CLIENT, ERROR, SERVER, Collector
+from tests.server.trace_collector import CLIENT, ERROR, SERVER, Collector
+from tests.support.conditions import Fault, FaultKind
+from tests.support.control_bucket import wait_for_end
 from tests.support.logs import logged
-from tests.support.maintenance_commands import wait_for_end
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import RawConnection, ask, request
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from tests.support.bucket import Bucket
     from tests.support.simulator import Simulator
+
+pytestmark = pytest.mark.lowest
 
 NAME = "tracing"
 MIB = 1024 * 1024
@@ -160,9 +162,9 @@ def test_spans_of_refusals_and_failures_name_the_error(
 ) -> None:
     with traced(bucket, collector, simulator.endpoint) as proxy:
         assert ask(proxy.address, "GET", f"/{NAME}/nothing").status == 404
-        simulator.weather.faults = [Fault(FaultKind.STATUS, method="DELETE", status=503)]
+        simulator.conditions.faults = [Fault(FaultKind.STATUS, method="DELETE", status=503)]
         assert ask(proxy.address, "DELETE", f"/{NAME}/nothing").status == 503
-        simulator.weather.faults = [Fault(FaultKind.TRUNCATE, after_bytes=10)]
+        simulator.conditions.faults = [Fault(FaultKind.TRUNCATE, after_bytes=10)]
         with RawConnection(proxy.address) as connection:
             connection.send(request("GET", f"/{NAME}?list-type=2"))
             with pytest.raises((OSError, HTTPException)):

@@ -15,6 +15,8 @@ from tests.support.rawhttp import Answer, ask
 if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
+pytestmark = pytest.mark.lowest
+
 RAMP = bytes(range(251)) * 40
 CORS = "Origin, Access-Control-Request-Headers, Access-Control-Request-Method"
 

@@ -12,12 +12,12 @@ from outrider.cli.run.summary import Summary
 from outrider.cli.stats import view
 from outrider.http.s3.connection import Connection
 from tests.server.test_stalls import MovedClock
-from tests.support.batches import TARGET, batch, body_of, entries_in
+from tests.support.conditions import Fault, FaultKind
+from tests.support.control_bucket import TARGET, batch, body_of, entries_in
 from tests.support.fakes import no_wait_patience
 from tests.support.nodes import until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,7 @@ def test_a_reader_whose_first_read_waits_is_waiting_and_judged(
     proxy: Proxy, simulator: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = MovedClock(monkeypatch)
-    simulator.weather.faults = [Fault(FaultKind.LATE)]
+    simulator.conditions.faults = [Fault(FaultKind.LATE)]
     with RawConnection(proxy.address) as connection:
         connection.send(request("GET", f"/{NAME}/train/shard-000000.tar"))
         until(lambda: simulator.counts().requests, "the request to the bucket")
@@ -84,7 +84,7 @@ def test_a_batch_under_way_is_a_read_that_waits(
     proxy: Proxy, simulator: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = MovedClock(monkeypatch)
-    simulator.weather.faults = [Fault(FaultKind.LATE, times=None)]
+    simulator.conditions.faults = [Fault(FaultKind.LATE, times=None)]
     body = body_of([f"s3://{NAME}/train/shard-{number:06d}.tar" for number in range(6)])
     with RawConnection(proxy.address) as connection:
         connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
@@ -94,7 +94,7 @@ def test_a_batch_under_way_is_a_read_that_waits(
         assert (reader["dataset"], reader["requests"], reader["reads_under_way"]) == ("train/shard-{}.tar", 0, 1)
         assert 30 <= reader["waiting_s"] < 60
         assert reader["slow"] == "bucket"
-        simulator.weather.faults = []
+        simulator.conditions.faults = []
         simulator.release()
         assert [entry.content for entry in entries_in(connection.read_answer("POST").body)] == [BODY] * 6
     proxy.settle()
@@ -119,7 +119,7 @@ def test_a_reader_that_takes_no_bytes_does_not_wait(proxy: Proxy, monkeypatch: p
 def test_reads_that_fail_are_told_for_a_minute_and_stand_among_the_last_errors(
     bucket: Bucket, simulator: Simulator
 ) -> None:
-    simulator.weather.faults = [Fault(FaultKind.STATUS, times=None, status=500)]
+    simulator.conditions.faults = [Fault(FaultKind.STATUS, times=None, status=500)]
     with Proxy(bucket, simulator.endpoint, verify_origin="off", patience=no_wait_patience()) as proxy:
         assert proxy.status()["verdict"]["alerts"] == []
         for number in (0, 1):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.conditions import Fault, FaultKind
+from tests.support.control_bucket import put, wait_for_end
 from tests.support.fakes import ramp
-from tests.support.maintenance_commands import put, wait_for_end
 from tests.support.proxy import Proxy
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ def test_an_object_that_grows_after_the_list_is_filled_whole(
 ) -> None:
     keys, s3, direct = stored(bucket, "grows", 1000), proxy.client(), bucket.client()
     grown = ramp(5 * MIB + 1)
-    simulator.weather.faults = [
+    simulator.conditions.faults = [
         # The LIST is complete, and on its way.
         Fault(FaultKind.ACT, act=lambda: direct.put_object(Bucket=NAME, Key=keys[0], Body=grown))
     ]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.conditions import Fault, FaultKind
+from tests.support.control_bucket import put, read_json, wait_for_end, wait_until
 from tests.support.fakes import ramp
-from tests.support.maintenance_commands import put, read_json, wait_for_end, wait_until
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import ask
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,21 +46,21 @@ def stalled() -> Fault:
 
 def test_a_warm_up_resumes_ends_and_does_not_begin_again(bucket: Bucket, simulator: Simulator) -> None:
     with Proxy(bucket, simulator.endpoint) as proxy:
-        simulator.weather.faults = [stalled()]
+        simulator.conditions.faults = [stalled()]
         s3 = proxy.client()
         put(s3, "warm/done", f"s3://{NAME}/none")
         assert wait_for_end(s3, "warm/done")["state"] == "failed"
         put(s3, "warm/cut", PREFIX, rate="500MB")
         wait_until(lambda: any("/train/" in request.path for request in simulator.log()))
         proxy.stop()
-        simulator.weather.faults = []
+        simulator.conditions.faults = []
         simulator.release()
         proxy.start()
         s3 = proxy.client()
         warmed = wait_for_end(s3, "warm/cut")
         assert (warmed["state"], warmed["objects"]["on_disk"]) == ("done", COUNT)
         assert ask(proxy.address, "GET", "/_outrider/warm/done").status == 404
-        simulator.weather.faults = [Fault(FaultKind.LATE, times=None, path_contains="none")]
+        simulator.conditions.faults = [Fault(FaultKind.LATE, times=None, path_contains="none")]
         put(s3, "warm/next", f"s3://{NAME}/none")
         proxy.restart()
         wait_until(lambda: names(proxy.client()) == ["next"])

@@ -14,11 +14,11 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
-from tests.support import awschunked
-from tests.support.awschunked import Chunked, checksum, chunk_signing, signed_head
-from tests.support.maintenance_commands import wait_until
+from tests.support import signed_requests
+from tests.support.control_bucket import wait_until
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import Answer, RawConnection, ask
+from tests.support.signed_requests import Chunked, checksum, chunk_signing, signed_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -285,16 +285,18 @@ def test_a_chunked_transfer_of_aws_chunks_is_stored(proxy: Proxy, direct: Any) -
     assert stored(direct, "te") == RAMP[:50_000]
 
 
-@pytest.mark.parametrize("form", [awschunked.SIGNED, awschunked.SIGNED_TRAILER, awschunked.UNSIGNED_TRAILER])
+@pytest.mark.parametrize(
+    "form", [signed_requests.SIGNED, signed_requests.SIGNED_TRAILER, signed_requests.UNSIGNED_TRAILER]
+)
 def test_chunks_of_each_form_are_verified_and_stored(strict: Proxy, direct: Any, form: str) -> None:
     body = RAMP[:70_000]
-    trailer = None if form == awschunked.SIGNED else ("x-amz-checksum-sha256", checksum("sha256", body))
+    trailer = None if form == signed_requests.SIGNED else ("x-amz-checksum-sha256", checksum("sha256", body))
     upload = Chunked(body, form, trailer)
 
     def send(key: str, wire_of: Any) -> Answer:
         target = f"/{NAME}/{key}"
         head = signed_head("PUT", strict.endpoint, target, KEYS, upload.headers(), form)
-        signing = None if form == awschunked.UNSIGNED_TRAILER else chunk_signing(head, KEYS[1])
+        signing = None if form == signed_requests.UNSIGNED_TRAILER else chunk_signing(head, KEYS[1])
         wire = wire_of(upload.encode(signing))
         with RawConnection(strict.address) as connection:
             lines = "".join(f"{name}: {value}\r\n" for name, value in [*head, ("content-length", str(len(wire)))])

@@ -1,4 +1,8 @@
-"""The Helm chart, rendered by Helm's own engine with the value files of charts/outrider/ci."""
+"""The Helm chart, rendered by Helm's own engine with the value files of charts/outrider/ci.
+
+`python -m tests.support.chart default` prints it with its default values, as `helm template` does (`make chart`);
+`... readme` makes the table of values in charts/outrider/README.md from values.yaml and its comments.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import json
 import pickle
 import re
 import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +23,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import yaml
 
 from outrider.settings import Settings, load
-from tests.support.cluster import LOADER
+from tests.support.fake_kubectl import LOADER
 
 CHART = Path(__file__).parents[2] / "charts" / "outrider"
 RELEASE, NAMESPACE = "fast", "training"
@@ -221,3 +226,79 @@ class Cluster:
 
 def started(chart: helm.Chart, values: Values, root: Path) -> Settings:
     return Cluster.of(manifests(chart, values), values).start(root)
+
+
+README = CHART / "README.md"
+_TABLE = re.compile(r"(?<=<!-- values: made by `make chart-readme` -->\n).*?(?=<!-- /values -->)", re.DOTALL)
+_KEY = re.compile(r"( *)([A-Za-z0-9_]+):(.*)")
+
+
+def described() -> dict[str, str]:
+    """The comment above each key of values.yaml, by its dotted path; empty where there is none."""
+    found: dict[str, str] = {}
+    path: list[str] = []
+    comment: list[str] = []
+    for line in (CHART / "values.yaml").read_text().splitlines():
+        key = _KEY.fullmatch(line)
+        if line.strip().startswith("#"):
+            comment.append(line.strip().removeprefix("#").strip())
+        elif key:
+            path = [*path[: len(key[1]) // 2], key[2]]
+            found[".".join(path)] = " ".join(comment)
+            comment = []
+        else:
+            comment = []
+    return found
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Path, default as JSON, description: of each value that has a description."""
+    values, told = yaml.safe_load((CHART / "values.yaml").read_text()), described()
+    found = []
+    for path, words in told.items():
+        has_rows = any(other.startswith(f"{path}.") and told[other] for other in told)
+        if words:
+            found.append((path, "" if has_rows else f"`{json.dumps(_at(values, path))}`", words))
+    return found
+
+
+def block(heading: str) -> str:
+    """The YAML that follows a line with `heading` in it."""
+    [found] = re.findall(rf"`{re.escape(heading)}`:\n\n```yaml.*\n((?:.*\n)*?)```\n", README.read_text())
+    return str(found)
+
+
+def _at(values: Any, path: str) -> Any:
+    for key in path.split("."):
+        values = values[key]
+    return values
+
+
+def table() -> str:
+    lines = ["| value | default | what it is |", "| --- | --- | --- |"]
+    lines += [f"| `{path}` | {default} | {words} |" for path, default, words in rows()]
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text: str) -> str:
+    made, count = _TABLE.subn(lambda _: table(), text)
+    assert count == 1, "README.md has no place for the table"
+    return made
+
+
+def rendered(release: str = "outrider", namespace: str = "default") -> str:
+    """All manifests, each preceded by the name of its template."""
+    with helm.Chart.load(CHART) as chart:
+        texts = chart.render({}, name=release, namespace=namespace)
+    return "".join(
+        f"---\n# Source: {name}\n{text.strip()}\n"
+        for name, text in texts.items()
+        if name.endswith(".yaml") and text.strip()
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "default":
+        print(rendered(), end="")
+    else:
+        README.write_text(with_table(README.read_text()))

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from tests.support.forkserver import Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
 
 LOG_TAIL_BYTES = 4000
 
@@ -188,3 +191,17 @@ def program(name: str) -> Path:
     if found is None:
         raise FileNotFoundError(f"{name} is neither beside {sys.executable} nor in PATH")
     return Path(found)
+
+
+def open_below(directory: Path) -> list[str]:
+    """The targets of the open descriptors that lead below `directory`.
+
+    Descriptors that lead elsewhere do not count: those of earlier tests may be closed at any time, by the garbage
+    collector or in a thread.
+    """
+    targets: list[str] = []
+    for fd in os.listdir("/proc/self/fd"):
+        # The descriptor of the listing itself is closed by now, and another may be.
+        with suppress(FileNotFoundError):
+            targets.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [target for target in targets if target.startswith(f"{directory}/")]

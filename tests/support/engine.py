@@ -6,49 +6,33 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from outrider.adapters.disk.block_dir import BlockDir
-from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.disk.disk import Disk
-from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.block_file import usual_disk_bytes
 from outrider.core.cache.disk_budget import DiskBudget
 from outrider.core.cache.freshness import Freshness
-from outrider.core.cache.memory_budget import MemoryBudget
-from outrider.core.cache.pins import Pins
-from outrider.core.cache.policies import POLICIES, EvictionPolicy
+from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.tenants import Tenants
 from outrider.core.cluster.view import View
-from outrider.core.model import ObjectRef
+from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
-from outrider.core.origin.hedging import Hedging
-from outrider.core.origin.token_bucket import TokenBucket
-from outrider.engine.ahead.background_fill import BackgroundFill
-from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchPolicy
+from outrider.engine.ahead.prefetch import Later, Mode
 from outrider.engine.cluster.forgets import Forgets
-from outrider.engine.cluster.peer_reader import PeerReads
-from outrider.engine.fill.block_source import BlockSource
-from outrider.engine.fill.content_verification import ContentVerification, Listeners
 from outrider.engine.fill.fill import BULK_BYTES
 from outrider.engine.fill.fill_scheduler import FillScheduler
-from outrider.engine.fill.flight_table import FlightTable
-from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
-from outrider.engine.fill.peer_block import IncomingBody, PeerReader
-from outrider.engine.listing.enumerate import Enumerator
-from outrider.engine.listing.list_cache import ListCache
-from outrider.engine.maintenance.warmup_runner import WarmupRunner
+from outrider.engine.fill.peer_block import IncomingBody, PeerBlock, PeerReader
 from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, Piece
-from outrider.engine.read.object_read import ObjectReads, ReadAnswer
-from outrider.engine.read.version_cache import VersionCache
-from outrider.engine.read.version_lookup import VersionLookup
+from outrider.engine.read.object_read import ReadAnswer
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
+from outrider.engine_composition import ClusterOfEngine, EnginePorts, EngineSettings, make_engine
+from outrider.engine_composition import Engine as Parts
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock, FakeOrigin, FakeTasks, no_wait_patience
 
@@ -80,50 +64,58 @@ def by_threads(fills: int) -> int:
     return BLOCK
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The parts that make an engine a member of a cluster."""
-
-    reads: PeerReads
-    forgets: Forgets
-    view: Callable[[], View]
-
-
-class Join(Protocol):
+class Join(ClusterOfEngine, Protocol):
     """Makes an engine a member of a cluster (`tests.support.members`)."""
 
-    def near_first(self, policy: EvictionPolicy) -> EvictionPolicy: ...
+    forgets: Forgets
 
-    def parts(
-        self, layout: BlockLayout, versions: VersionCache, contents: ContentVerification, list_cache: ListCache,
-        runtime: Runtime, metrics: Metrics,
-    ) -> Joined: ...  # fmt: skip
+    def begin(self, layout: BlockLayout, runtime: Runtime, metrics: Metrics) -> None:
+        """Called first."""
+        ...
 
 
-@dataclass(slots=True)
-class Engine:
-    """All parts of one proxy, without its network ports."""
+@dataclass
+class OnlyBlocks:
+    """A cluster of which `peers` bring blocks, and in which nobody else knows a version."""
+
+    peers: PeerReader
+    remote_scheduler: FillScheduler
+
+    @property
+    def reads(self) -> Any:
+        return self
+
+    def block(self, version: ObjectVersion, index: int) -> PeerBlock | None:
+        return self.peers.block(version, index)
+
+    def origin_flowed(self, count: int, waited_s: float) -> None:
+        self.peers.origin_flowed(count, waited_s)
+
+    def tells(self, ref: ObjectRef) -> bool:
+        return False
+
+    def told(self, ref: ObjectRef) -> bool:
+        return False
+
+    def near_first(self, policy: EvictionPolicy) -> EvictionPolicy:
+        return policy
+
+    def connect(self, *parts: object) -> None: ...
+
+    def view(self) -> View:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Engine(Parts):
+    """All parts of one proxy, without its network ports. `prefetch` prefetches only if the policy is `epoch` and it is
+    told of reads."""
 
     origin: FakeOrigin
-    layout: BlockLayout
     clock: FakeClock
     tasks: FakeTasks
     metrics: Metrics
-    store: DiskBlockStore
-    versions: VersionCache
-    flights: FlightTable
-    reads: ObjectReads
     passthrough: Passthrough
-    prefetch: Prefetch
-    """It prefetches only if the policy is `epoch` and it is told of reads."""
-    planner: Planner
-    scheduler: FillScheduler
-    pins: Pins
-    warmup_runner: WarmupRunner
-    version_lookup: VersionLookup
-    fills: BackgroundFill
-    contents: ContentVerification
-    source: BlockSource
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         """The body of a GET; `headers` with `_` for `-`."""
@@ -181,7 +173,7 @@ def engine(
     root: Path, origin: FakeOrigin | None = None, *, directory: BlockDir | None = None,
     capacity_bytes: int = 64 * 1024 * 1024, min_free_bytes: int = 0, policy: str = "lru", freshness: str = "ttl:60",
     stale_if_error: bool = False, fills_max: int = 64, verify_always: bool = False, clock: FakeClock | None = None,
-    catalog_entries: int = 10_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    catalog_entries: int = 1_000_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     patience: Patience | None = None, prefetch: Mode = Mode.EPOCH, prefetch_blocks: int = 64,
     prefetch_bytes_s: float = 0.0, buffer_bytes: Callable[[int], int] = as_large,
     reads_on: Callable[[float], Awaitable[object]] = at_once, later: Later = called_at_once,
@@ -195,73 +187,29 @@ def engine(
     origin = origin or FakeOrigin()
     clock = clock or FakeClock()
     tasks, metrics = FakeTasks(), Metrics()
-    mode = Freshness.parse(freshness)
-    layout = BlockLayout(origin.endpoint, BLOCK)
-    pins = Pins(lambda size: layout.disk_bytes(size, usual_disk_bytes), layout.version_id)
-    planner = Planner(capacity_bytes, BLOCK, disk_bytes=usual_disk_bytes, believed_s=lambda _: mode.ttl_s,
-                      fetches=lambda _: prefetch is Mode.EPOCH, pins=pins)  # fmt: skip
-    its_policy: EvictionPolicy = planner if policy == "epoch" else POLICIES[policy]()
-    if join is not None:
-        its_policy = join.near_first(its_policy)
-    store = DiskBlockStore(
-        [Disk(directory or BlockDir.open(root), DiskBudget(capacity_bytes, min_free_bytes), metrics, clock)],
-        its_policy, metrics, clock,
-        verify_always=verify_always, pins=pins,
-    )  # fmt: skip
-    versions = VersionCache(origin.endpoint, lambda _: mode, clock, catalog_entries, layout.version_id)
-    scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock, tenants)
-    origin_reader = OriginReader(origin, patience or no_wait_patience(), metrics, scheduler, Hedging())
+    mode, layout = Freshness.parse(freshness), BlockLayout(origin.endpoint, BLOCK)
     runtime = Runtime(tasks.spawn, clock, sleep)
-    contents = ContentVerification(layout, origin_reader, runtime, metrics, on=verify_origin)
-    contents.connect(store, Listeners(versions.forget_now, versions.stale, planner.proved))
-    store.contents = contents
-    memory = MemoryBudget(64 * 1024 * 1024)
-    list_cache = ListCache(lambda prefix: None, clock, 1 << 20, memory)
-    joined = None if join is None else join.parts(layout, versions, contents, list_cache, runtime, metrics)
-    source = BlockSource(origin_reader, peers if joined is None else joined.reads)
-    remote_scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
-    if joined is not None:
-        scheduler.share_line(remote_scheduler)
-    flights = FlightTable(
-        layout,
-        source,
-        store,
-        contents,
-        scheduler,
-        replace(runtime, sleep=reads_on),
-        buffer_bytes_of=buffer_bytes,
-        bulk_bytes=1 if buffer_bytes is by_threads else BULK_BYTES,
-        remote_scheduler=remote_scheduler,
-    )
-    version_lookup = VersionLookup(
-        layout, origin_reader, versions, flights, runtime, stale_if_error=stale_if_error,
-        peers=None if joined is None else joined.reads,
+    chosen = EngineSettings(
+        policy, lambda _: mode, lambda _: prefetch, lambda prefix: None, catalog_entries, 256, fills_max,
+        prefetch_blocks, prefetch_bytes_s, memory_bytes=64 * 1024 * 1024, listings_bytes=1 << 20,
+        verify_always=verify_always, verify_origin=verify_origin, stale_if_error=stale_if_error,
     )  # fmt: skip
-    reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)
+    disk = Disk(directory or BlockDir.open(root), DiskBudget(capacity_bytes, min_free_bytes), metrics, clock)
+    ports = EnginePorts(
+        layout, [disk], origin, metrics, clock, patience or no_wait_patience(), runtime, runtime, tenants=tenants,
+        fill_runtime=replace(runtime, sleep=reads_on), buffer_bytes_of=buffer_bytes,
+        bulk_bytes=1 if buffer_bytes is by_threads else BULK_BYTES, later=later, cpu=cpu or clock,
+    )  # fmt: skip
+    if join is not None:
+        join.begin(layout, runtime, metrics)
+    scheduler = FillScheduler(AimdLimit(fills_max), BackgroundLimit(fills_max), clock)
+    parts = make_engine(chosen, ports, join or (None if peers is None else OnlyBlocks(peers, scheduler)))
     passthrough = Passthrough(
-        origin, origin_reader, versions, list_cache.forget, elsewhere=None if joined is None else joined.forgets
-    )
-    enumerator = Enumerator(origin_reader, memory, versions)
-    fills = BackgroundFill(
-        layout,
-        versions,
-        store,
-        flights,
-        contents,
-        version_lookup,
-        metrics,
-        TokenBucket(prefetch_bytes_s, clock()),
-    )
-    prefetching = PrefetchPolicy(lambda _: prefetch, prefetch_blocks, policy == "epoch", later, cpu or clock)
-    ahead = Prefetch(planner, fills, enumerator, scheduler, runtime, prefetching)
-    warmup_runner = WarmupRunner(
-        layout, versions, store, fills, enumerator, pins, runtime, blocks_at_once=prefetch_blocks,
-        view=None if joined is None else joined.view, tenants=tenants,
+        origin, parts.origin_reader, parts.versions, parts.list_cache.forget,
+        elsewhere=None if join is None else join.forgets,
     )  # fmt: skip
     try:
-        yield Engine(
-            origin, layout, clock, tasks, metrics, store, versions, flights, reads, passthrough, ahead, planner,
-            scheduler, pins, warmup_runner, version_lookup, fills, contents, source,
-        )  # fmt: skip
+        made: dict[str, Any] = {each.name: getattr(parts, each.name) for each in fields(parts)}
+        yield Engine(**made, origin=origin, clock=clock, tasks=tasks, metrics=metrics, passthrough=passthrough)
     finally:
-        store.close()
+        parts.store.close()

@@ -1,18 +1,27 @@
-"""Fakes of the ports with knobs: an origin in memory, a clock that the test moves, retries without a wait."""
+"""Fakes at the ports of the engine: origin, clock, tasks, plans."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers, ObjectRef
 from outrider.engine.fill.patience import Patience
-from outrider.ports import Buffer, ByteSink, OriginRequest
+from outrider.ports import Buffer, ByteSink, Origin, OriginReply, OriginRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from outrider.core.ahead.hints import Hint
+    from outrider.core.model import ObjectRef
 
 
 def ramp(count: int, start: int = 0) -> bytes:
@@ -374,3 +383,64 @@ async def _read(request: OriginRequest) -> bytes | None:
     if request.body_bytes is not None and len(body) != request.body_bytes:
         raise OriginBroke("the request's body has another length than it said")
     return bytes(body)
+
+
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One call of `told`."""
+
+    client: str
+    urls: tuple[str, ...]
+    start: int
+    total: int | None
+
+
+@dataclass(slots=True)
+class RecordedPlans:
+    """The proxy's loop calls it, a test's thread reads it."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
+        with self._changed:
+            self.pieces.append(Piece(client, tuple(map(str, refs)), start, total))
+            self._changed.notify_all()
+
+    def withdraw(self, hint: Hint, others: Iterable[Hint]) -> int:
+        return 0
+
+    async def progress(self, hint: Hint) -> PlanProgress:
+        return PlanProgress()
+
+    @property
+    def urls(self) -> list[str]:
+        """All URLs, in the order in which they were announced."""
+        return [url for piece in self.pieces for url in piece.urls]
+
+    def wait(self, until: Callable[[RecordedPlans], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: until(self), DEADLINE_S), self.pieces
+
+
+class Body(Protocol):
+    async def some(self) -> Buffer: ...
+
+
+@asynccontextmanager
+async def reply_to(origin: Origin, request: OriginRequest) -> AsyncIterator[OriginReply]:
+    """The reply, which is closed at the end of the context."""
+    reply = await origin.ask(request)
+    try:
+        yield reply
+    finally:
+        reply.close()
+
+
+async def pieces_of(reply: Body) -> AsyncGenerator[bytes, None]:
+    """The body as it arrives."""
+    while piece := await reply.some():
+        yield bytes(piece)

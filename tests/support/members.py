@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.near_blocks import NearBlocks
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Listed, Member
 from outrider.core.cluster.membership import Domain, Membership
 from outrider.core.cluster.messages import Hello
+from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.origin.aimd import AimdLimit
+from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
 from outrider.engine.cluster.beliefs import Beliefs
@@ -25,15 +29,16 @@ from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
 from outrider.engine.cluster.told_reads import ToldReads
 from outrider.engine.fill.content_verification import ContentVerification
+from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.status.cluster_map import ClusterMap, OwnShares
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
-from tests.support.engine import REF, Engine, Joined, engine, taken
+from tests.support.engine import REF, Engine, engine, taken
+from tests.support.event_loops import VirtualTime
 from tests.support.fake_peers import Answering, FakeMember, FakePeers
 from tests.support.fakes import AtOnce, FakeClock, FakeOrigin
-from tests.support.virtual_time import VirtualTime
 
 GIB = 2**30
 
@@ -76,7 +81,10 @@ class Node:
         self.told: ToldReads
         self.plans: OrdersOfAll
         self.map: ClusterMap
+        self._layout: BlockLayout
+        self._metrics: Metrics
         self._runtime: Runtime
+        self.remote_scheduler: FillScheduler
         self.near: NearBlocks
 
     def near_first(self, policy: EvictionPolicy) -> EvictionPolicy:
@@ -89,20 +97,25 @@ class Node:
     def _is_near(self, version: ObjectVersion, index: int) -> bool:
         return not self.membership.view.is_mine(version.ref, index)
 
-    def parts(
-        self, layout: BlockLayout, versions: VersionCache, contents: ContentVerification, list_cache: ListCache,
-        runtime: Runtime, metrics: Metrics,
-    ) -> Joined:  # fmt: skip
-        sender = Sender(self.name, self.boot, lambda: self.membership.view)
+    def view(self) -> View:
+        return self.membership.view
+
+    def begin(self, layout: BlockLayout, runtime: Runtime, metrics: Metrics) -> None:
+        self._layout, self._runtime, self._metrics = layout, runtime, metrics
+        self.remote_scheduler = FillScheduler(AimdLimit(64), BackgroundLimit(64), self.clock)
+
+    def connect(
+        self, store: DiskBlockStore, versions: VersionCache, contents: ContentVerification, list_cache: ListCache
+    ) -> None:
+        runtime, metrics = self._runtime, self._metrics
+        sender = Sender(self.name, self.boot, self.view)
         self.forgets = Forgets(sender, self.wire, Beliefs(versions, list_cache), runtime, metrics)
         self.members = Members(
             self.membership, self.boot, self.source, self.wire, self.forgets, None, runtime, self.clock, lambda: 0.5,
             metrics,
         )  # fmt: skip
-        self.reads = PeerReads(self.members, self.wire, layout, versions, contents, runtime, metrics)
-        self._runtime = runtime
-        self.told = ToldReads(lambda: self.membership.view, self.wire, runtime, lambda: self.engine.planner.readers)
-        return Joined(self.reads, self.forgets, lambda: self.membership.view)
+        self.reads = PeerReads(self.members, self.wire, self._layout, versions, contents, runtime, metrics)
+        self.told = ToldReads(self.view, self.wire, runtime, lambda: self.engine.planner.readers)
 
     def serve(self, made: Engine) -> None:
         """The engine is there: answer the other members."""
@@ -115,12 +128,12 @@ class Node:
         self.wire.services[self.address] = self.service
         made.planner.join(self.told.opened, self._mine_of, lambda: self.near.bytes)
         self.service.hear_reads = made.prefetch.heard
-        here = HereOfAll(made.fills, lambda: self.membership.view, self.wire)
+        here = HereOfAll(made.fills, self.view, self.wire)
         self.service.look_here = here.answer
         own = self.service.own_shares = OwnShares(made.planner, self._mine_of).told
-        self.map = ClusterMap(own, lambda: self.membership.view, self.wire, self.clock)
+        self.map = ClusterMap(own, self.view, self.wire, self.clock)
         self.plans = OrdersOfAll(
-            made.prefetch, here, lambda: self.membership.view, self.wire, self._runtime, boot=self.boot
+            made.prefetch, here, self.view, self.wire, self._runtime, boot=self.boot
         )  # fmt: skip
         self.service.hear_orders = self.plans.heard
         self.members.on_hello.append(self.plans.send)

@@ -26,10 +26,10 @@ class Node(ServedProxy):
 
     def __init__(
         self, bucket: Bucket, directory: Path, number: int, peer_port: int, *, origin: str | None, together: bool,
-        members: Path, key: Path, switch: Switch | None = None, hurried: bool = False, **flags: str,
+        members: Path, key: Path, switch: Switch | None = None, quick_hellos: bool = False, **flags: str,
     ) -> None:  # fmt: skip
         """`number` counts from 1: it is in the name, and in the last part of the loopback address. `switch`: the node
-        runs on the host of its name there. `hurried`: see `tests.support.hurried`."""
+        runs on the host of its name there. `quick_hellos`: see `tests.support.quick_hellos`."""
         self.name = f"node-{number}"
         self.host = f"127.0.0.{number + 1}" if switch is None else "127.0.0.1"
         self.peer_address = f"{self.host if switch is None else switch.address(self.name)}:{peer_port}"
@@ -44,8 +44,8 @@ class Node(ServedProxy):
         }  # fmt: skip
         (directory / self.name).mkdir(exist_ok=True)
         super().__init__(bucket, directory / self.name, origin, **own, **(peers if together else {}), **flags)
-        if hurried:
-            self.argv[self.argv.index("outrider")] = "tests.support.hurried"
+        if quick_hellos:
+            self.argv[self.argv.index("outrider")] = "tests.support.quick_hellos"
 
     def tell(self, address: str) -> None:
         """Others ask this member at `address`, which leads to its peer port: it stands so in its hellos, and in lists
@@ -81,10 +81,10 @@ class Nodes:
 
     def __init__(
         self, bucket: Bucket, directory: Path, count: int = 3, *, origin: str | None = None, together: bool = True,
-        switch: Switch | None = None, hurried: bool = False, **flags: str,
+        switch: Switch | None = None, quick_hellos: bool = False, **flags: str,
     ) -> None:  # fmt: skip
-        """`switch` None: on loopback addresses; else a host `node-1`, `node-2` and so on for each. `hurried`: see
-        `tests.support.hurried`."""
+        """`switch` None: on loopback addresses; else a host `node-1`, `node-2` and so on for each. `quick_hellos`: see
+        `tests.support.quick_hellos`."""
         self.members = directory / "members"
         self.key = directory / "key"
         self.key.write_text(secrets.token_hex(32) + "\n")
@@ -95,7 +95,7 @@ class Nodes:
         self.all = [
             Node(
                 bucket, directory, number, port, origin=origin, together=together, members=self.members, key=self.key,
-                switch=switch, hurried=hurried, **flags,
+                switch=switch, quick_hellos=quick_hellos, **flags,
             )
             for number, port in enumerate(ports, 1)
         ]  # fmt: skip
@@ -124,7 +124,7 @@ class Nodes:
 
     @property
     def running(self) -> list[Node]:
-        return [node for node in self.all if node._child is not None]
+        return [node for node in self.all if node.is_started]
 
     def wait_for_all(self) -> None:
         """Wait until each member that runs sees all of them alive, and the others of the list not."""

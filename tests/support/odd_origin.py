@@ -18,8 +18,19 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, quote, unquote
 from xml.sax.saxutils import escape
 
-from tests.support.odd_replies import Reply, etag_of, object_reply, refusal, send
-from tests.support.oddities import AWS, ListETag, ListSize, Oddities, Seen, Stored
+from tests.support.oddities import (
+    AWS,
+    ListETag,
+    ListSize,
+    Oddities,
+    Reply,
+    Seen,
+    Stored,
+    etag_of,
+    object_reply,
+    refusal,
+    send,
+)
 
 if TYPE_CHECKING:
     import socket

@@ -1,4 +1,4 @@
-"""The proxy under test: in this process, on a thread with a loop of its own, or as a process that takes signals."""
+"""Real proxies: in this process (`Proxy`), as `outrider serve` (`ServedProxy`), and other commands (`Command`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import patch
@@ -25,16 +27,19 @@ from outrider.app import running
 from outrider.composition import Outrider
 from outrider.core.origin.backoff import Backoff
 from outrider.engine.fill.patience import Patience
+from tests.support import forkserver
 from tests.support.bucket import REGION
 from tests.support.child import Child
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from pathlib import Path
 
     from aiohttp.abc import AbstractResolver
 
     from tests.support.bucket import Bucket
+
 
 # Upper bounds for operations that hang, however slow the machine is.
 START_DEADLINE_S = 60.0
@@ -275,6 +280,11 @@ class ServedProxy:
         self._child: Child | None = None
 
     @property
+    def is_started(self) -> bool:
+        """It was started, and not stopped or waited for since."""
+        return self._child is not None
+
+    @property
     def pid(self) -> int:
         assert self._child is not None
         return self._child.process.pid
@@ -359,3 +369,83 @@ def serving_environment(bucket: Bucket) -> dict[str, str]:
         **bucket.environment(),
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
+
+
+DEADLINE_S = 180.0
+
+
+class Process(forkserver.Process):
+    """Ends with its context, even where the test fails before it has ended it."""
+
+    def __exit__(self, *failure: Any) -> None:
+        if failure[0] is not None:
+            self.kill()
+        super().__exit__(*failure)
+
+
+class Command:
+    """`outrider` with the keys of `bucket` and no other AWS variable in its environment; HOME and cache in
+    `directory`."""
+
+    def __init__(self, bucket: Bucket, directory: Path) -> None:
+        self.cache_dir = directory / "cache"
+        config = directory / "outrider.toml"
+        config.write_text(f'cache_dir = "{self.cache_dir}"\ncache_size = "256MiB"\nmin_free = "0"\n')
+        self.environ = {
+            **serving_environment(bucket),
+            "HOME": str(directory),
+            "OUTRIDER_CONFIG": str(config),
+        }
+
+    def start(self, *words: str | Path, stdin: int | None = subprocess.DEVNULL) -> Process:
+        argv = [sys.executable, "-m", "outrider", *(str(word) for word in words)]
+        return Process(argv, env=self.environ, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        with self.start(*words) as process:
+            out, err = process.communicate(timeout=DEADLINE_S)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def without(self, *names: str) -> None:
+        for name in names:
+            self.environ.pop(name, None)
+
+
+def python(program: str, *arguments: str) -> Sequence[str]:
+    """The command line that runs a Python program."""
+    return [sys.executable, "-c", program, *arguments]
+
+
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """The resources of one process at one moment. `anonymous_bytes`: its memory less the pages that it shares with
+    files on disk."""
+
+    anonymous_bytes: int
+    descriptors: int
+    threads: int
+    tasks: int
+    connections: int
+    temporary_files: int
+
+    @classmethod
+    def of(cls, served: ServedProxy) -> Vitals:
+        """Reading `/status` takes a connection and a task: the same in each measurement."""
+        document = status(served)
+        proc = Path("/proc") / str(served.pid)
+        lines = (line.partition(":") for line in (proc / "status").read_text().splitlines())
+        fields = {name: value.split() for name, _, value in lines}
+        return cls(
+            int(fields["RssAnon"][0]) * 1024, len(list((proc / "fd").iterdir())), int(fields["Threads"][0]),
+            document["tasks"], document["connections"], len(list((served.cache_dir / "tmp").glob("*.*"))),
+        )  # fmt: skip
+
+
+def status(served: ServedProxy) -> dict[str, int]:
+    """The content of the admin port's /status."""
+    with urllib.request.urlopen(f"{served.admin}/status", timeout=ANSWER_S) as answer:
+        document: dict[str, int] = json.load(answer)
+    return document

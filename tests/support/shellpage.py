@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.support import cluster, playground
+from tests.support import fake_kubectl, playground
 from tests.support.child import clean_environment, free_ports
 from tests.support.forkserver import server_with_aws, shell_command
 from tests.support.pages import ROOT, Block, blocks_of
@@ -97,12 +97,12 @@ def steps_of(block: Block) -> list[Step]:
 def run(page: Path, directory: Path, *, world: str | None) -> set[Block]:
     """Run all blocks that are possible here, and return them. `world`: the quick start was done before, and these lines
     name its bucket (`tests.support.playground.filled`); None: the page begins with nothing.
-    Their effects on a cluster are in `directory`/cluster (`tests.support.cluster`).
+    Their effects on a cluster are in `directory`/cluster (`tests.support.fake_kubectl`).
 
     Raises PageFailed.
     """
     tree = _tree(directory / "outrider")
-    cluster.programs(directory / "cluster", tree / ".venv" / "bin")
+    fake_kubectl.programs(directory / "cluster", tree / ".venv" / "bin")
     (tree / "clients.toml").write_text(clients_file(page))
     ports: dict[str, str] = {}
     chosen = [block for block in shell_blocks(page) if possible(block)]

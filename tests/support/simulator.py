@@ -1,8 +1,4 @@
-"""The bucket simulator: an HTTP-aware proxy before a real bucket, with latency, bandwidth, faults and counters.
-
-In a test: `with Simulator(bucket.address, Weather(...)) as sim`. As a process of its own (`python -m
-tests.support.simulator --help`) it takes no CPU from the process that measures: see `simulator_process`.
-"""
+"""The bucket simulator: an S3 endpoint before a real one, with chosen rates, latency and faults."""
 
 from __future__ import annotations
 
@@ -11,18 +7,22 @@ import contextlib
 import json
 import signal
 import socket
+import sys
+import tempfile
 import threading
 import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.support.child import free_ports
-from tests.support.exchange import Connection
-from tests.support.pacing import Line
-from tests.support.weather import Counts, Request, Tally, Weather
+from tests.support.child import Child, free_ports
+from tests.support.conditions import Conditions, Counts, Line, Request, Tally
+from tests.support.simulator_exchange import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
 
 JOIN_S = 60.0
 
@@ -30,14 +30,14 @@ JOIN_S = 60.0
 class Simulator:
     """One thread a connection. Heads pass untouched, so signatures made for `endpoint` stay valid at the bucket.
 
-    `keys` are the bucket's, for the one fault that must sign anew (`DEAF`). Change `weather` at any time, or replace
+    `keys` are the bucket's, for the one fault that must sign anew (`DEAF`). Change `conditions` at any time, or replace
     it. After `stop()` no thread or socket of it is left.
     """
 
     def __init__(
         self,
         origin: str,
-        weather: Weather | None = None,
+        conditions: Conditions | None = None,
         *,
         keys: tuple[str, str] | None = None,
         port: int = 0,
@@ -51,7 +51,7 @@ class Simulator:
         host, _, origin_port = origin.rpartition(":")
         self.origin = (host, int(origin_port))
         self.keys = keys
-        self.weather = weather or Weather()
+        self.conditions = conditions or Conditions()
         self.recorder = Tally()
         self.clock = clock
         self.sleep = sleep
@@ -157,13 +157,13 @@ class Simulator:
                 with contextlib.suppress(OSError):
                     client.shutdown(socket.SHUT_RDWR)
         for thread in threads:
-            if thread is not threading.current_thread():  # an `act` of the weather may end the whole simulator
+            if thread is not threading.current_thread():  # an `act` of the conditions may end the whole simulator
                 thread.join(JOIN_S)
 
 
 def control_server(simulator: Simulator, port: int) -> ThreadingHTTPServer:
     """Control a simulator over HTTP: GET /counts, GET /log, POST /reset (answers the counts), POST /release,
-    /weather."""
+    /conditions."""
 
     def log(_: dict[str, Any]) -> Any:
         return [[request.method, request.path, request.query, request.headers] for request in simulator.log()]
@@ -173,7 +173,7 @@ def control_server(simulator: Simulator, port: int) -> ThreadingHTTPServer:
         "GET /log": log,
         "POST /reset": lambda _: simulator.reset().as_json(),
         "POST /release": lambda _: simulator.release(),
-        "POST /weather": lambda knobs: simulator.weather.update(knobs),
+        "POST /conditions": lambda knobs: simulator.conditions.update(knobs),
     }
 
     class Control(BaseHTTPRequestHandler):
@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--per-connection-mb", type=float, default=None, help="MB/s (10^6); default: no limit")
     parser.add_argument("--total-mb", type=float, default=None, help="MB/s (10^6); default: no limit")
     chosen = parser.parse_args()
-    weather = Weather(
+    conditions = Conditions(
         ttfb_s=chosen.ttfb_ms / 1e3,
         connection_bytes_s=chosen.per_connection_mb and chosen.per_connection_mb * 1e6,
         total_bytes_s=chosen.total_mb and chosen.total_mb * 1e6,
@@ -225,7 +225,7 @@ def main() -> None:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    with Simulator(chosen.origin, weather, port=chosen.port, listen=chosen.listen) as simulator:
+    with Simulator(chosen.origin, conditions, port=chosen.port, listen=chosen.listen) as simulator:
         control = control_server(simulator, chosen.control_port)
         threading.Thread(target=control.serve_forever, daemon=True).start()
         ports = {"port": simulator.port, "control_port": control.server_port}
@@ -237,3 +237,108 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+READY_DEADLINE_S = 60.0
+ANSWER_S = 60.0
+REPOSITORY = Path(__file__).parents[2]
+
+
+class SimulatorProcess:
+    """The same surface as `Simulator`, with `set_conditions(knob=value)` in place of the conditions object."""
+
+    def __init__(
+        self,
+        origin: str,
+        *,
+        ttfb_s: float = 0.0,
+        connection_bytes_s: float | None = None,
+        total_bytes_s: float | None = None,
+        listen: str = "127.0.0.1",
+        inside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """`listen`: the address where it listens. It is started, and gets its conditions, within `inside`: so it can
+        stand on a host of a switch."""
+        self._listen = listen
+        self._inside = inside
+        self._origin = origin
+        self._knobs = {
+            "ttfb_s": ttfb_s,
+            "connection_bytes_s": connection_bytes_s,
+            "total_bytes_s": total_bytes_s,
+        }
+        self._child: Child | None = None
+        self.endpoint = ""
+        self._control = ""
+
+    def start(self) -> None:
+        directory = Path(tempfile.mkdtemp(prefix="outrider-simulator-"))
+        with self._inside():
+            self._child = self._begun(directory)
+        try:
+            self._child.wait_until(self._announced, what="the simulator", deadline_s=READY_DEADLINE_S)
+            self.set_conditions(**self._knobs)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begun(self, directory: Path) -> Child:
+        return Child(
+            [sys.executable, "-m", "tests.support.simulator", "--origin", self._origin, "--listen", self._listen],
+            log=directory / "log",
+            cwd=REPOSITORY,
+            scratch=(directory,),
+            stop_signal=signal.SIGKILL,
+        )
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None, "not started"
+        return self._child.process.pid
+
+    def counts(self) -> Counts:
+        return Counts(**self._call("/counts"))
+
+    def log(self) -> list[Request]:
+        return [Request(*fields) for fields in self._call("/log")]
+
+    def reset(self) -> Counts:
+        return Counts(**self._call("/reset", {}))
+
+    def release(self) -> None:
+        self._call("/release", {})
+
+    def set_conditions(self, **knobs: Any) -> None:
+        """Names and values as in `Conditions`; `faults` as a list of dicts."""
+        self._call("/conditions", knobs)
+
+    def _announced(self) -> bool:
+        assert self._child is not None
+        line, newline, _ = self._child.log.read_text().partition("\n")
+        if not newline:
+            return False
+        try:
+            ports = json.loads(line)
+        except ValueError:
+            # Most likely a traceback: the process is about to end, and its log will be shown.
+            return False
+        self.endpoint = ports["endpoint"]
+        self._control = f"http://127.0.0.1:{ports['control_port']}"
+        return True
+
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        with self._inside(), urllib.request.urlopen(self._control + path, data=data, timeout=ANSWER_S) as answer:
+            return json.load(answer)

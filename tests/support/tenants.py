@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.support.awschunked import signed_head
 from tests.support.rawhttp import Answer, RawConnection
+from tests.support.signed_requests import signed_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ def wire(
     return f"{method} {target} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + body
 
 
-def asked(proxy: Proxy | ServedProxy, data: bytes) -> Answer:
+def answer_to(proxy: Proxy | ServedProxy, data: bytes) -> Answer:
     """Send these bytes on a connection of their own; returns the answer."""
     with RawConnection(proxy.address) as connection:
         connection.send(data)

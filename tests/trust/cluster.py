@@ -16,15 +16,15 @@ from outrider.core.model import ObjectRef
 from tests.support.nodes import Node, Nodes
 from tests.support.rawhttp import Answer, RawConnection, ask
 from tests.support.simulator import Simulator
-from tests.support.tenants import asked, wire
+from tests.support.tenants import answer_to, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.support.bucket import Bucket
+    from tests.support.conditions import Fault, Request
     from tests.support.proxy import Keys
-    from tests.support.weather import Fault, Request
 
 NAME = "faults-of-clusters"
 # A body of so many bytes is received by a thread, from its second part on.
@@ -149,13 +149,13 @@ class World:
             node.settle()
 
     @contextmanager
-    def weather(self, simulator: Simulator, *faults: Fault) -> Iterator[None]:
+    def conditions(self, simulator: Simulator, *faults: Fault) -> Iterator[None]:
         """Faults that have not struck by the end of the block are removed."""
-        simulator.weather.faults = [*faults]
+        simulator.conditions.faults = [*faults]
         try:
             yield
         finally:
-            simulator.weather.faults = []
+            simulator.conditions.faults = []
             simulator.release()
 
     def calm(self) -> None:
@@ -166,7 +166,7 @@ class World:
         self.nodes.wait_for_all()
         self.settle()
         for simulator in (self.simulator, *self.links.values()):
-            simulator.weather.faults = []
+            simulator.conditions.faults = []
             simulator.reset()
 
 
@@ -189,7 +189,7 @@ def get(
     """`extent`: half-open."""
     if extent is not None:
         headers["range"] = f"bytes={extent[0]}-{extent[1] - 1}"
-    return asked(node, wire(node, keys, method, f"/{NAME}/{key}", headers.items()))
+    return answer_to(node, wire(node, keys, method, f"/{NAME}/{key}", headers.items()))
 
 
 def body(node: Node, key: str, extent: tuple[int, int] | None = None) -> bytes:
@@ -201,7 +201,7 @@ def body(node: Node, key: str, extent: tuple[int, int] | None = None) -> bytes:
 
 def put(node: Node, stored: Stored, **headers: str) -> int:
     """Write the object through a node; returns the status."""
-    return asked(node, wire(node, TENANT, "PUT", f"/{NAME}/{stored.key}", headers.items(), stored.data)).status
+    return answer_to(node, wire(node, TENANT, "PUT", f"/{NAME}/{stored.key}", headers.items(), stored.data)).status
 
 
 class Reading:

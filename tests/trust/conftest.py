@@ -50,10 +50,10 @@ def running_world(bucket: Bucket) -> Iterator[World]:
 
 @pytest.fixture
 def world(running_world: World, request: pytest.FixtureRequest) -> Iterator[World]:
-    """The weather is calm at first. All chance is seeded with the test's name alone."""
+    """No faults strike at first. All chance is seeded with the test's name alone."""
     running_world.rng = random.Random(request.node.name)
-    running_world.simulator.weather.faults = []
+    running_world.simulator.conditions.faults = []
     yield running_world
-    running_world.simulator.weather.faults = []
+    running_world.simulator.conditions.faults = []
     running_world.simulator.release()
     running_world.settle()

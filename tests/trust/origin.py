@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.support.conditions import Fault
     from tests.support.proxy import Proxy
     from tests.support.simulator import Simulator
     from tests.support.trials import Trials
-    from tests.support.weather import Fault
 
 NAME = "faults"
 BLOCK = 64 * 1024
@@ -107,7 +107,7 @@ class Proxies(dict[str, "Proxy"]):
 
 @dataclass
 class World:
-    """A bucket, the faults of its weather, and the proxies in front of it."""
+    """A bucket, the faults of its conditions, and the proxies in front of it."""
 
     direct: Any
     simulator: Simulator
@@ -123,13 +123,13 @@ class World:
         return trial
 
     @contextmanager
-    def weather(self, *faults: Fault) -> Iterator[None]:
+    def conditions(self, *faults: Fault) -> Iterator[None]:
         """Faults that have not struck by the end of the block are removed."""
-        self.simulator.weather.faults = [*faults]
+        self.simulator.conditions.faults = [*faults]
         try:
             yield
         finally:
-            self.simulator.weather.faults = []
+            self.simulator.conditions.faults = []
             self.simulator.release()
 
     def settle(self) -> None:
@@ -158,7 +158,7 @@ class Trial:
         self.world.direct.delete_object(Bucket=NAME, Key=self.key)
 
     def warm(self, proxy: Proxy) -> None:
-        """Fill some blocks of the object, in calm weather."""
+        """Fill some blocks of the object, in no faults."""
         for _ in range(2):
             assert read(proxy, self.key, self.versions, some_extent(self.world.rng, len(self.data))) == RIGHT
         proxy.settle()

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.conditions import Fault, FaultKind
 from tests.support.nodes import Node, Nodes, until
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.simulator import Simulator
-from tests.support.weather import Fault, FaultKind
+from tests.trust.cluster import metric, of_peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,7 +79,7 @@ def world(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         stack.callback(client.close)
         simulator = stack.enter_context(Simulator(bucket.address))
         nodes = Nodes(
-            bucket, tmp_path_factory.mktemp("nodes"), 4, origin=simulator.endpoint, hurried=True,
+            bucket, tmp_path_factory.mktemp("nodes"), 4, origin=simulator.endpoint, quick_hellos=True,
             block_size=str(BLOCK), freshness="ttl:3600", prefetch="off",
         )  # fmt: skip
         stack.callback(nodes.stop)
@@ -97,7 +98,7 @@ def fourth(world: World) -> Iterator[Node]:
     yield node
     node.argv, node.forked = command, forked
     world.nodes.list_members(world.nodes.all[:3])
-    if node._child is not None:
+    if node.is_started:
         node.stop()
     shutil.rmtree(node.cache_dir, ignore_errors=True)
     world.nodes.wait_for_all()
@@ -112,17 +113,6 @@ def get(node: Node, key: str) -> bytes:
 def put(node: Node, key: str, data: bytes) -> None:
     answer = ask(node.address, "PUT", f"/{NAME}/{key}", (("content-length", str(len(data))),), data)
     assert answer.status == 200, answer
-
-
-def metric(node: Node, sample: str) -> float:
-    with urllib.request.urlopen(f"{node.admin}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    return float(next((line.rpartition(" ")[2] for line in lines if line.startswith(f"{sample} ")), 0))
-
-
-def seen_by(node: Node, name: str) -> dict[str, Any]:
-    """The member `name` as `node` sees it; empty if it does not."""
-    return next((member for member in node.cluster["members"] if member["name"] == name), {})
 
 
 def is_left_out(node: Node, name: str, why: str) -> bool:
@@ -194,7 +184,7 @@ def test_a_member_that_speaks_another_version_of_the_wire(
     for node in world.nodes.running:
         assert {key: get(node, key) for key in objects} == objects
     assert faults_of(world.nodes.running) == faults
-    asked = seen_by(world.nodes[0], fourth.name)["requests"] + seen_by(fourth, "node-1").get("requests", 0)
+    asked = of_peer(world.nodes[0], fourth.name, "requests") + (of_peer(fourth, "node-1", "requests") or 0)
     assert (asked > 0) == is_understood
     assert (world.fetched() == 0) == is_understood
     if not is_understood:
@@ -203,7 +193,7 @@ def test_a_member_that_speaks_another_version_of_the_wire(
     with ThreadPoolExecutor(COUNT) as pool:
         list(pool.map(lambda key: put(world.nodes[0], key, new[key]), new))
     assert {key: get(fourth, key) for key in new} == new
-    received = metric(fourth, 'outrider_peer_forgets_total{result="received"}')
+    received = metric(fourth, "outrider_peer_forgets_total", result="received")
     assert received == 2 * COUNT if versions == (1, 1) else received <= 2 * COUNT, "one message for each write"
 
 
@@ -264,13 +254,13 @@ def test_a_member_that_is_told_to_stop(world: World) -> None:
     slow = next(key for key in keys if world.put(key) and owner_of(edge, key) == leaving.name)
     data = world.client.get_object(Bucket=NAME, Key=slow)["Body"].read()
     faults = faults_of([edge, world.nodes[2]])
-    world.simulator.weather.faults = [Fault(FaultKind.STALL, path_contains=slow, after_bytes=BLOCK // 2)]
+    world.simulator.conditions.faults = [Fault(FaultKind.STALL, path_contains=slow, after_bytes=BLOCK // 2)]
     with RawConnection(edge.address) as connection:
         connection.send(request("GET", f"/{NAME}/{slow}"))
         reply = connection.read_head()
         begun = reply.read(BLOCK // 4)
         leaving.send(signal.SIGTERM)
-        until(lambda: seen_by(edge, leaving.name)["is_leaving"], "the goodbye")
+        until(lambda: of_peer(edge, leaving.name, "is_leaving"), "the goodbye")
         for node in (edge, world.nodes[2]):
             assert {key: get(node, key) for key in objects} == objects
         world.simulator.release()

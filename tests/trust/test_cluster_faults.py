@@ -16,10 +16,10 @@ import pytest
 
 from outrider.core.auth import peer_signature
 from outrider.core.auth.sigv4 import SigningKeys
+from tests.support.conditions import Fault, FaultKind
 from tests.support.nodes import until
 from tests.support.rawhttp import RawConnection
-from tests.support.tenants import asked, wire
-from tests.support.weather import Fault, FaultKind
+from tests.support.tenants import answer_to, wire
 from tests.trust.cluster import (
     BLOCK,
     NAME,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.bucket import Bucket
+    from tests.support.conditions import Request
     from tests.support.nodes import Node
-    from tests.support.weather import Request
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_the_owner_is_gone_amid_a_body(world: World, number: signal.Signals) -> 
     edge, owner, stand_in, _ = world.nodes.all
     stored = world.put_owned([edge], [owner, stand_in], [edge])
     others = [world.put_owned([owner, stand_in], [owner, stand_in]) for _ in range(4)]
-    with world.weather(world.simulator, held(stored.key, block=1)), Reading(edge, stored.key) as reading:
+    with world.conditions(world.simulator, held(stored.key, block=1)), Reading(edge, stored.key) as reading:
         reading.read(BLOCK + 1)
         owner.send(number)
         if number is signal.SIGKILL:
@@ -163,7 +163,7 @@ def test_clients_that_leave_a_cold_owner(world: World) -> None:
     """The block warms all the same, by one GET."""
     edge, owner, *rest = world.nodes.all
     stored = world.put_owned([owner])
-    with world.weather(world.simulator, held(stored.key)):
+    with world.conditions(world.simulator, held(stored.key)):
         for _ in range(3):
             with Reading(edge, stored.key) as reading:
                 reading.read(1)
@@ -179,7 +179,7 @@ def test_64_readers_of_a_cold_block_on_all_nodes(world: World) -> None:
     nodes, readers = world.nodes.all, 16
     stored = world.put_owned([nodes[1]])
     with ThreadPoolExecutor(len(nodes) * readers) as pool:
-        with world.weather(world.simulator, Fault(FaultKind.LATE, when=lambda request: is_get(request, stored.key))):
+        with world.conditions(world.simulator, Fault(FaultKind.LATE, when=lambda request: is_get(request, stored.key))):
             reads = [pool.submit(body, node, stored.key) for node in nodes for _ in range(readers)]
             for node in nodes:
                 node.wait_until(lambda node=node: node.status()["requests"] == readers, "all readers wait")  # type: ignore[misc]
@@ -197,7 +197,7 @@ def test_an_object_is_overwritten_while_members_stream_it(world: World, through:
     nodes = world.nodes.all
     stored = world.put_owned(*([node] for node in nodes))
     with ExitStack() as stack:
-        stack.enter_context(world.weather(world.simulator, held(stored.key, block=2)))
+        stack.enter_context(world.conditions(world.simulator, held(stored.key, block=2)))
         readings = [stack.enter_context(Reading(node, stored.key)) for node in nodes]
         for reading in readings:
             reading.read(2 * BLOCK + 1)
@@ -239,7 +239,7 @@ def test_a_bit_turns_at_the_owner_or_between(world: World, where: str) -> None:
             byte = file.read(1)
             file.seek(BLOCK // 2)
             file.write(bytes([byte[0] ^ 1]))
-    with world.weather(world.links[owner.name], *([turned] if where == "between" else [])):
+    with world.conditions(world.links[owner.name], *([turned] if where == "between" else [])):
         with Reading(edge, stored.key) as reading:
             assert outcome(reading) in (stored.data, "cut")
         assert body(edge, stored.key) == stored.data
@@ -270,7 +270,7 @@ def test_a_member_that_is_always_busy(world: World) -> None:
     """Its blocks come from the stand-in. It is no dead member: it is asked again."""
     edge, owner, stand_in, _ = world.nodes.all
     busy = Fault(FaultKind.STATUS, times=None, when=lambda request: is_get(request), status=503)
-    with world.weather(world.links[owner.name], busy):
+    with world.conditions(world.links[owner.name], busy):
         for _ in range(3):
             stored = world.put_owned([owner, stand_in], [owner, stand_in])
             assert body(edge, stored.key) == stored.data
@@ -284,10 +284,10 @@ def test_a_member_that_is_always_busy(world: World) -> None:
 def test_a_member_that_is_slower_than_the_bucket(world: World) -> None:
     """It is left amid the body, and not asked for a while."""
     edge, owner, stand_in, _ = world.nodes.all
-    link = world.links[owner.name].weather
+    link = world.links[owner.name].conditions
     try:
         # A bucket whose rate is known, once its bodies were waited for long enough, and a member at a tenth of it.
-        world.simulator.weather.connection_bytes_s, link.connection_bytes_s = 10e6, 1e6
+        world.simulator.conditions.connection_bytes_s, link.connection_bytes_s = 10e6, 1e6
         for _ in range(8):
             assert body(edge, world.put_owned([edge]).key)
         edge.wait_until(
@@ -302,7 +302,7 @@ def test_a_member_that_is_slower_than_the_bucket(world: World) -> None:
             assert body(edge, stored.key) == stored.data
         assert len(world.asked(owner)) == asked
     finally:
-        world.simulator.weather.connection_bytes_s = link.connection_bytes_s = None
+        world.simulator.conditions.connection_bytes_s = link.connection_bytes_s = None
         # It forgets that the member was slow.
         edge.stop()
 
@@ -418,7 +418,7 @@ def test_a_tenant_without_a_grant(world: World) -> None:
                     assert get(node, stored.key, None, keys, method, **headers).status == 403
         order = f"s3://{NAME}/{stored.key}".encode()
         for folder in ("warm", "pin", "evict", "verify"):
-            assert asked(node, wire(node, STRANGER, "PUT", f"/_outrider/{folder}/theirs", (), order)).status == 403
+            assert answer_to(node, wire(node, STRANGER, "PUT", f"/_outrider/{folder}/theirs", (), order)).status == 403
     assert reads == [len(world.gets(stored.key)), *(len(world.asked(node, stored.key)) for node in nodes)]
     with RawConnection(edge.address) as connection:
         for keys, status in ((TENANT, 200), (TENANT, 200), (STRANGER, 403), (TENANT, 200)):

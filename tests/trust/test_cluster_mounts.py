@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.cli.mount.missing import complaint, facts
-from tests.support.command import Command
+from tests.support.proxy import Command
 from tests.trust.cluster import NAME, TENANT, World
 from tests.trust.test_cluster_counts import BLOCK, OBJECTS, SHARE_MAX, Excused, dataset, share
 

@@ -15,6 +15,7 @@ from tests.support.namespaces import Switch, are_here
 from tests.support.nodes import Node, Nodes, until
 from tests.support.rawhttp import Answer, ask
 from tests.support.simulator import Simulator
+from tests.trust.cluster import of_peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,11 +100,6 @@ def _asked(
 ) -> Answer:  # fmt: skip
     with node.inside():
         return ask(node.address, method, f"/{NAME}/{key}", headers, body)
-
-
-def of_peer(node: Node, name: str, field: str) -> Any:
-    """The field of the member `name`, as `node` sees it."""
-    return next(member[field] for member in node.cluster["members"] if member["name"] == name)
 
 
 def test_a_link_that_goes_down_is_waited_for_once(world: World) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.core.s3.checksums import Kind
+from tests.support.conditions import Fault, FaultKind
 from tests.support.damage import block_files
 from tests.support.odd_origin import OddOrigin
 from tests.support.proxy import START_DEADLINE_S, Proxy
 from tests.support.simulator import Simulator
-from tests.support.weather import Fault, FaultKind
 from tests.trust.origin import BLOCK, NAME, RIGHT, World, WrongBytesError, place, read
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def test_a_bit_turned_in_a_small_object_is_noticed_by_no_client(world: World, ki
     proxy = world.proxies[kind]
     for size in (1, 1000, BLOCK - 1, BLOCK):
         trial = world.put(size)
-        with world.weather(turn(place(world.rng, size), trial.key)):
+        with world.conditions(turn(place(world.rng, size), trial.key)):
             assert trial.seen("a bit turned in a small object", proxy, "whole") == RIGHT
         for _ in range(2):
             assert trial.read(proxy) == RIGHT
@@ -40,7 +40,7 @@ def test_a_bit_turned_in_a_small_object_is_noticed_by_no_client(world: World, ki
 
 
 @pytest.fixture
-def weathered(bucket: Bucket) -> Iterator[tuple[OddOrigin, Simulator, Proxy]]:
+def odd_world(bucket: Bucket) -> Iterator[tuple[OddOrigin, Simulator, Proxy]]:
     with (
         OddOrigin().on_thread() as origin,
         Simulator(origin.endpoint.removeprefix("http://")) as simulator,
@@ -68,12 +68,12 @@ def wait_for_metric(proxy: Proxy, name: str, value: float) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind.is_crc])
 def test_a_bit_turned_in_a_large_object_is_dropped_told_and_fetched_again(
-    kind: Kind, weathered: tuple[OddOrigin, Simulator, Proxy], trials: Trials
+    kind: Kind, odd_world: tuple[OddOrigin, Simulator, Proxy], trials: Trials
 ) -> None:
-    origin, simulator, proxy = weathered
+    origin, simulator, proxy = odd_world
     data = bytes(range(256)) * (5 * BLOCK // 256) + b"the end"
     origin.put(NAME, "a.tar", data, checksum(kind, data), ("x-amz-checksum-type", "FULL_OBJECT"))
-    simulator.weather.faults = [turn(BLOCK - 9, "a.tar")]
+    simulator.conditions.faults = [turn(BLOCK - 9, "a.tar")]
     try:
         saw = read(proxy, "a.tar", [data])
     except WrongBytesError:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import os
 import random
 import signal
 import threading
-import zlib
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -28,8 +26,7 @@ from outrider.core.cache.block_file import PAGE_BYTES
 from tests.support.damage import AFTER_POWER_LOSS, block_files
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import RawConnection
-from tests.support.shelf import BROKEN, KIB, RIGHT, Shelf, WrongBytes
-from tests.support.trials import rounds
+from tests.support.trials import BROKEN, KIB, RIGHT, KnownObjects, WrongBytes, rounds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
     from tests.support.trials import Trials
 
 BLOCK_BYTES = 64 * KIB
-# The cache holds 24 of the shelf's 96 blocks, and so most reads evict.
+# The cache holds 24 of the objects' 96 blocks, and so most reads evict.
 BUDGET_BYTES = 24 * (BLOCK_BYTES + PAGE_BYTES)
 READERS = 3
 # This many reads bring every operation at which a running proxy can be killed.
@@ -47,8 +44,8 @@ READS = 20
 
 
 @pytest.fixture(scope="module")
-def shelf(bucket: Bucket) -> Shelf:
-    return Shelf.make(bucket, "crash", 24)
+def known(bucket: Bucket) -> KnownObjects:
+    return KnownObjects.make(bucket, "crash", 24)
 
 
 def on_disk(root: Path) -> int:
@@ -58,27 +55,27 @@ def on_disk(root: Path) -> int:
 
 
 class Mortal(ServedProxy):
-    """`outrider serve` with a small cache. It kills itself at the operation that `DOOM` names
-    (`tests.support.doomed`)."""
+    """`outrider serve` with a small cache. It kills itself at the operation that `KILL_POINT` names
+    (`tests.support.kill_points`)."""
 
     def __init__(self, bucket: Bucket, directory: Path) -> None:
         super().__init__(
             bucket, directory, cache_size=str(BUDGET_BYTES), block_size=str(BLOCK_BYTES), freshness="immutable",
             prefetch="off",
         )  # fmt: skip
-        self.argv[self.argv.index("outrider")] = "tests.support.doomed"
+        self.argv[self.argv.index("outrider")] = "tests.support.kill_points"
         self.environment["PYTHONPATH"] += ":."
 
-    def start_to_die(self, doom: str) -> bool:
+    def start_to_die(self, point: str) -> bool:
         """False if the proxy died before it served."""
-        self.environment["DOOM"] = doom
+        self.environment["KILL_POINT"] = point
         try:
             self.start()
         except RuntimeError:
             assert self.wait() == -signal.SIGKILL, self.log.read_text()[-4000:]
             return False
         finally:
-            del self.environment["DOOM"]
+            del self.environment["KILL_POINT"]
         return True
 
     @property
@@ -104,7 +101,7 @@ class Mortal(ServedProxy):
         assert on_disk(self.cache_dir) == self.status()["bytes"] <= BUDGET_BYTES
 
 
-def load(proxy: Mortal, shelf: Shelf, seed: int) -> list[str]:
+def load(proxy: Mortal, known: KnownObjects, seed: int) -> list[str]:
     """The outcomes of the reads, until all were made or the proxy died."""
     seen: list[str] = []
     wrong: list[WrongBytes] = []
@@ -114,7 +111,7 @@ def load(proxy: Mortal, shelf: Shelf, seed: int) -> list[str]:
         try:
             with RawConnection(proxy.address) as connection:
                 for _ in range(READS):
-                    seen.append(shelf.read_any(connection, chance))
+                    seen.append(known.read_any(connection, chance))
                     if seen[-1] != RIGHT:
                         return
         except WrongBytes as error:
@@ -149,7 +146,7 @@ MOMENTS = [
 
 
 def test_killed_at_any_moment_it_starts_again_with_right_bytes_and_within_its_budget(
-    bucket: Bucket, shelf: Shelf, trials: Trials, tmp_path: Path
+    bucket: Bucket, known: KnownObjects, trials: Trials, tmp_path: Path
 ) -> None:
     chance = random.Random(6)
     # Each operation comes up from time to time, in no fixed order.
@@ -159,10 +156,10 @@ def test_killed_at_any_moment_it_starts_again_with_right_bytes_and_within_its_bu
     with ExitStack() as stack:
         stack.push(proxy.__exit__)
         for number, (fault, moment, latest) in enumerate(moments):
-            doom = f"{moment}:{chance.randint(1, latest)}" + chance.choice(["", ":after"])
+            point = f"{moment}:{chance.randint(1, latest)}" + chance.choice(["", ":after"])
             seen: list[str] = []
-            if proxy.start_to_die(doom) and proxy.outlives_an_examination():
-                seen = load(proxy, shelf, number)
+            if proxy.start_to_die(point) and proxy.outlives_an_examination():
+                seen = load(proxy, known, number)
                 if not proxy.is_dead:
                     proxy.send(signal.SIGTERM)
                 status = proxy.wait()
@@ -173,7 +170,7 @@ def test_killed_at_any_moment_it_starts_again_with_right_bytes_and_within_its_bu
             trials.record("crash", f"SIGKILL in {fault}", told(seen))
     with proxy:
         proxy.examine()
-        assert shelf.read_all(proxy.address) == RIGHT
+        assert known.read_all(proxy.address) == RIGHT
         proxy.settle()
         assert on_disk(proxy.cache_dir) <= BUDGET_BYTES
 
@@ -181,16 +178,16 @@ def test_killed_at_any_moment_it_starts_again_with_right_bytes_and_within_its_bu
 # -- power loss -------------------------------------------------------------------------------------------------
 
 
-def served_right(proxy: Proxy, shelf: Shelf) -> None:
+def served_right(proxy: Proxy, known: KnownObjects) -> None:
     """All reads give the right bytes, and the store's count of its bytes is that of the disk."""
-    assert shelf.read_all(proxy.address) == RIGHT
+    assert known.read_all(proxy.address) == RIGHT
     proxy.settle()
     assert on_disk(proxy.cache_dir) == proxy.outrider.store.used_bytes <= BUDGET_BYTES
 
 
 @pytest.fixture
 def roomy(bucket: Bucket) -> Iterator[Proxy]:
-    """A cache that holds all of the small shelf."""
+    """A cache that holds all of `few`."""
     with Proxy(
         bucket, cache_size=str(BUDGET_BYTES), block_size=str(BLOCK_BYTES), freshness="immutable", scrub_bandwidth="0"
     ) as proxy:
@@ -198,16 +195,16 @@ def roomy(bucket: Bucket) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="module")
-def small_shelf(bucket: Bucket) -> Shelf:
-    return Shelf.make(bucket, "power", 5)
+def few(bucket: Bucket) -> KnownObjects:
+    return KnownObjects.make(bucket, "power", 5)
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["snapshot", "scan"])
 def test_files_that_power_loss_damaged_are_found_and_never_served(
-    clean: bool, roomy: Proxy, small_shelf: Shelf, trials: Trials
+    clean: bool, roomy: Proxy, few: KnownObjects, trials: Trials
 ) -> None:
     chance = random.Random(clean)
-    served_right(roomy, small_shelf)
+    served_right(roomy, few)
     for _ in range(rounds(1)):
         for fault, damage in AFTER_POWER_LOSS.items():
             roomy.stop()
@@ -221,7 +218,7 @@ def test_files_that_power_loss_damaged_are_found_and_never_served(
                 assert on_disk(roomy.cache_dir) == roomy.outrider.store.used_bytes, (
                     "the scan left a file that the index does not know"
                 )
-            served_right(roomy, small_shelf)
+            served_right(roomy, few)
             # The object's two other blocks were still hits.
             assert roomy.metric("outrider_served_bytes_total", source="disk") > 0
             trials.record("crash", f"power loss: {fault}", RIGHT, times=len(files))
@@ -237,15 +234,6 @@ def stale_snapshot(proxy: Proxy, _: bytes) -> None:
         file.write_bytes(other.read_bytes())
 
 
-def garbage(proxy: Proxy, chance: bytes) -> None:
-    (proxy.cache_dir / "index").write_bytes(chance)
-
-
-def cut_snapshot(proxy: Proxy, chance: bytes) -> None:
-    index = proxy.cache_dir / "index"
-    index.write_bytes(index.read_bytes()[: -1 - chance[0]])
-
-
 def flipped_snapshot(proxy: Proxy, chance: bytes) -> None:
     """The snapshot can be read, but one entry names another block than the file that is there."""
     index = proxy.cache_dir / "index"
@@ -258,12 +246,28 @@ def flipped_snapshot(proxy: Proxy, chance: bytes) -> None:
     index.write_bytes(b"".join(lines))
 
 
-@pytest.mark.parametrize("spoil", [stale_snapshot, garbage, cut_snapshot, flipped_snapshot])
+def half_a_snapshot(proxy: Proxy, version: int) -> None:
+    """A snapshot of that format with a right checksum. Its contents are not true: they mean something else there."""
+    index = proxy.cache_dir / "index"
+    head, *lines = index.read_bytes().splitlines(keepends=True)
+    body = head.replace(b":4", b":%d" % version) + b"".join(lines[: len(lines) // 2])
+    index.write_bytes(body + b'{"xxh3":"%s"}\n' % xxhash.xxh3_64(body).hexdigest().encode())
+
+
+def older_snapshot(proxy: Proxy, _: bytes) -> None:
+    half_a_snapshot(proxy, 1)
+
+
+def newer_snapshot(proxy: Proxy, _: bytes) -> None:
+    half_a_snapshot(proxy, 5)
+
+
+@pytest.mark.parametrize("spoil", [stale_snapshot, flipped_snapshot, older_snapshot, newer_snapshot])
 def test_a_snapshot_that_does_not_fit_the_directory_makes_no_wrong_byte_and_no_orphan(
-    spoil: Callable[[Proxy, bytes], None], roomy: Proxy, small_shelf: Shelf, trials: Trials
+    spoil: Callable[[Proxy, bytes], None], roomy: Proxy, few: KnownObjects, trials: Trials
 ) -> None:
     chance = random.Random(spoil.__name__)
-    served_right(roomy, small_shelf)
+    served_right(roomy, few)
     for _ in range(rounds(1)):
         roomy.stop()
         spoil(roomy, chance.randbytes(4096))
@@ -273,16 +277,16 @@ def test_a_snapshot_that_does_not_fit_the_directory_makes_no_wrong_byte_and_no_o
             assert {block_io.file_name(block) for block in roomy.outrider.store.present()} == there, (
                 "the scan missed a block"
             )
-        served_right(roomy, small_shelf)
+        served_right(roomy, few)
         trials.record("crash", f"power loss: {spoil.__name__.replace('_', ' ')}", RIGHT)
 
 
 def test_a_snapshot_is_removed_durably_before_its_blocks_are_adopted(
-    roomy: Proxy, small_shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    roomy: Proxy, few: KnownObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # If the snapshot came back after a power loss, blocks written later would be on the disk and in no budget.
     index = roomy.cache_dir / "index"
-    served_right(roomy, small_shelf)
+    served_right(roomy, few)
     roomy.stop()
     synced: list[tuple[str, bool]] = []
     fsync = os.fsync
@@ -320,54 +324,18 @@ def of_format(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("clean", [True, False], ids=["snapshot", "scan"])
 @pytest.mark.parametrize("version", [block_file.FORMAT - 1, block_file.FORMAT + 1])
 def test_blocks_of_another_format_are_discarded_and_never_misread(
-    version: int, clean: bool, roomy: Proxy, small_shelf: Shelf, monkeypatch: pytest.MonkeyPatch, trials: Trials
+    version: int, clean: bool, roomy: Proxy, few: KnownObjects, monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
-    served_right(roomy, small_shelf)
+    served_right(roomy, few)
     roomy.stop()
     for path in block_files(roomy.cache_dir)[::2]:
         of_format(path, version, monkeypatch)
     if not clean:
         (roomy.cache_dir / "index").unlink()
     roomy.start()
-    served_right(roomy, small_shelf)
+    served_right(roomy, few)
     assert len(roomy.outrider.store) == 20
     trials.record("crash", f"block files of {'an older' if version < block_file.FORMAT else 'a newer'} format", RIGHT)
-
-
-@pytest.mark.parametrize("version", [1, 5])
-def test_a_snapshot_of_another_format_is_not_believed(
-    version: int, roomy: Proxy, small_shelf: Shelf, trials: Trials
-) -> None:
-    served_right(roomy, small_shelf)
-    roomy.stop()
-    index = roomy.cache_dir / "index"
-    head, *lines = index.read_bytes().splitlines(keepends=True)
-    # The snapshot has a right checksum, and its contents are not true: in that format they mean something else.
-    body = head.replace(b":4", b":%d" % version) + b"".join(lines[: len(lines) // 2])
-    index.write_bytes(body + b'{"xxh3":"%s"}\n' % xxhash.xxh3_64(body).hexdigest().encode())
-    roomy.start()
-    assert len(roomy.outrider.store) == 20, "the scan missed a block"
-    served_right(roomy, small_shelf)
-    trials.record("crash", f"a snapshot of {'an older' if version == 1 else 'a newer'} format", RIGHT)
-
-
-@pytest.mark.parametrize("version", [0, 2])
-def test_learned_orders_of_another_format_are_not_believed(
-    version: int, roomy: Proxy, small_shelf: Shelf, caplog: pytest.LogCaptureFixture, trials: Trials
-) -> None:
-    served_right(roomy, small_shelf)
-    roomy.stop()
-    orders = roomy.cache_dir / "orders"
-    said = json.loads(zlib.decompress(orders.read_bytes()[16:]))
-    assert said["format"] == 1
-    data = zlib.compress(json.dumps({**said, "format": version}).encode())
-    orders.write_bytes(xxhash.xxh3_128_digest(data) + data)
-    roomy.start()
-    assert f"format {version}" in str(
-        [vars(record) for record in caplog.records if "orders ignored" in record.getMessage()]
-    )
-    served_right(roomy, small_shelf)
-    trials.record("crash", f"learned orders of {'an older' if version == 0 else 'a newer'} format", RIGHT)
 
 
 # -- ready before the directory is known --------------------------------------------------------------------------
@@ -391,8 +359,8 @@ class Gate:
 
 
 @pytest.fixture
-def stopped(roomy: Proxy, small_shelf: Shelf) -> Proxy:
-    served_right(roomy, small_shelf)
+def stopped(roomy: Proxy, few: KnownObjects) -> Proxy:
+    served_right(roomy, few)
     roomy.stop()
     return roomy
 
@@ -407,7 +375,7 @@ async def started(stopped: Proxy) -> AsyncIterator[Outrider]:
 
 
 async def test_ready_does_not_wait_for_the_scan(
-    stopped: Proxy, small_shelf: Shelf, monkeypatch: pytest.MonkeyPatch, trials: Trials
+    stopped: Proxy, few: KnownObjects, monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
     (stopped.cache_dir / "index").unlink()
     gate = Gate()
@@ -428,14 +396,14 @@ async def test_ready_does_not_wait_for_the_scan(
             assert not outrider.indexed.is_set()
             assert (gate.asked, opened) == ([blocks], []), "the scan has begun, and no file was read"
             host, _, port = outrider.listen.rpartition(":")
-            assert await asyncio.to_thread(small_shelf.read_all, (host, int(port))) == RIGHT
+            assert await asyncio.to_thread(few.read_all, (host, int(port))) == RIGHT
             assert len(outrider.store) == 0, "no block is admitted before the directory has been scanned"
             gate.open.set()
             await outrider.indexed.wait()
             assert len(outrider.store) == 20
     finally:
         gate.open.set()
-    trials.record("crash", "a read before the directory was scanned", RIGHT, times=len(small_shelf.objects))
+    trials.record("crash", "a read before the directory was scanned", RIGHT, times=len(few.objects))
 
 
 @pytest.mark.parametrize("length", ["short", "long"])

@@ -1,6 +1,6 @@
 """A disk that is full, read-only, slow, removed or failing: clients get the right bytes, and a healed disk is used.
 
-`tests.support.sickdisk` injects most of the faults at the port. A small tmpfs is really full and really unmounted,
+`tests.support.faulty_disk` injects most of the faults at the port. A small tmpfs is really full and really unmounted,
 where mounting is allowed.
 """
 
@@ -27,20 +27,19 @@ from outrider.core.cache import block_file, disk_budget
 from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.http.wire import sender
 from tests.contract.test_block_store import FILE, Disk, flip, meta_of, on_disk, payload_of
+from tests.support.conditions import Fault, FaultKind
 from tests.support.damage import block_files
+from tests.support.faulty_disk import ILLS, SickDisk
 from tests.support.proxy import Proxy, s3_client
 from tests.support.rawhttp import RawConnection, request
-from tests.support.shelf import BROKEN, KIB, RIGHT, Shelf
-from tests.support.sickdisk import ILLS, SickDisk
-from tests.support.trials import rounds
-from tests.support.weather import Fault, FaultKind
+from tests.support.trials import BROKEN, KIB, RIGHT, KnownObjects, rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
     from tests.support.simulator import Simulator
+    from tests.support.tls import Certificate
     from tests.support.trials import Trials
 
 BLOCK_BYTES = 64 * KIB
@@ -48,8 +47,8 @@ BLOCKS = 20
 
 
 @pytest.fixture(scope="module")
-def shelf(bucket: Bucket) -> Shelf:
-    return Shelf.make(bucket, "disk", 5)
+def known(bucket: Bucket) -> KnownObjects:
+    return KnownObjects.make(bucket, "disk", 5)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +63,7 @@ def proxy_of(bucket: Bucket, **settings: Any) -> Proxy:
     return Proxy(bucket, **chosen)
 
 
-def read(proxy: Proxy, shelf: Shelf, chance: random.Random, count: int = 12) -> set[str]:
+def read(proxy: Proxy, known: KnownObjects, chance: random.Random, count: int = 12) -> set[str]:
     """The outcomes of reads at random places, several of them at once."""
     seen: set[str] = set()
 
@@ -72,7 +71,7 @@ def read(proxy: Proxy, shelf: Shelf, chance: random.Random, count: int = 12) -> 
         own = random.Random(seed)
         with RawConnection(proxy.address) as connection:
             for _ in range(count):
-                seen.add(shelf.read_any(connection, own))
+                seen.add(known.read_any(connection, own))
 
     threads = [threading.Thread(target=reads, args=(chance.random(),)) for _ in range(3)]
     for thread in threads:
@@ -82,23 +81,23 @@ def read(proxy: Proxy, shelf: Shelf, chance: random.Random, count: int = 12) -> 
     return seen
 
 
-def recovered(proxy: Proxy, shelf: Shelf) -> None:
-    """Without a restart the whole shelf is filled again and served from the disk."""
+def recovered(proxy: Proxy, known: KnownObjects) -> None:
+    """Without a restart all is filled again and served from the disk."""
     for _ in range(2):
-        assert shelf.read_all(proxy.address) == RIGHT
+        assert known.read_all(proxy.address) == RIGHT
         proxy.settle()
     store = proxy.outrider.store
     assert len(store) == BLOCKS
     # HEADs for checksums may come at any time.
     before = proxy.metric("outrider_origin_requests_total", method="GET")
-    assert shelf.read_all(proxy.address) == RIGHT
+    assert known.read_all(proxy.address) == RIGHT
     assert proxy.metric("outrider_origin_requests_total", method="GET") == before
     assert list(proxy.cache_dir.glob("tmp/*.*")) == []
 
 
 @pytest.mark.parametrize("ill", ILLS)
 def test_reads_go_on_while_the_disk_fails_and_a_healed_disk_is_used_again(
-    ill: str, bucket: Bucket, shelf: Shelf, trials: Trials
+    ill: str, bucket: Bucket, known: KnownObjects, trials: Trials
 ) -> None:
     chance = random.Random(ill)
     with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
@@ -106,17 +105,17 @@ def test_reads_go_on_while_the_disk_fails_and_a_healed_disk_is_used_again(
             # Some blocks are cached, some are not.
             for key in ("0", "1", "2"):
                 with RawConnection(proxy.address) as connection:
-                    assert shelf.read(connection, key) == RIGHT
+                    assert known.read(connection, key) == RIGHT
             proxy.settle()
             sick.fail(*ILLS[ill])
-            assert read(proxy, shelf, chance) == {RIGHT}
+            assert read(proxy, known, chance) == {RIGHT}
             proxy.settle()
             assert proxy.outrider.store.used_bytes <= proxy.outrider.settings.cache_size.amount_bytes
             trials.record("disk", ill, RIGHT, times=36)
             assert sick.failed
             sick.failed = 0
             sick.heal()
-            recovered(proxy, shelf)
+            recovered(proxy, known)
             # As at the beginning, no block is cached.
             proxy.stop()
             shutil.rmtree(proxy.cache_dir)
@@ -124,7 +123,7 @@ def test_reads_go_on_while_the_disk_fails_and_a_healed_disk_is_used_again(
 
 
 def test_clients_do_not_notice_disk_errors_that_strike_now_and_then(
-    bucket: Bucket, shelf: Shelf, trials: Trials
+    bucket: Bucket, known: KnownObjects, trials: Trials
 ) -> None:
     chance = random.Random("now and then")
     small = str(12 * (BLOCK_BYTES + PAGE_BYTES))
@@ -133,7 +132,7 @@ def test_clients_do_not_notice_disk_errors_that_strike_now_and_then(
         for _ in range(rounds(2)):
             sick.fail(*ILLS["errors on all"])
             sick.after_bytes = PAGE_BYTES + chance.randrange(BLOCK_BYTES)
-            assert read(proxy, shelf, chance) == {RIGHT}
+            assert read(proxy, known, chance) == {RIGHT}
             sick.heal()
             proxy.settle()
             trials.record("disk", "one call in ten fails", RIGHT, times=36)
@@ -143,7 +142,7 @@ def test_clients_do_not_notice_disk_errors_that_strike_now_and_then(
 
 
 @pytest.fixture(params=["sendfile", "tls"])
-def doors(request: pytest.FixtureRequest, certificate: Certificate) -> dict[str, Any]:
+def sending(request: pytest.FixtureRequest, certificate: Certificate) -> dict[str, Any]:
     """The ways a body is sent: by the kernel, or read into memory and sent through TLS."""
     if request.param == "tls":
         return {"tls_cert": certificate.chain, "tls_key": certificate.key}
@@ -151,18 +150,18 @@ def doors(request: pytest.FixtureRequest, certificate: Certificate) -> dict[str,
 
 
 def test_bytes_that_the_disk_fails_to_give_in_mid_hit_come_from_the_origin(
-    doors: dict[str, Any], bucket: Bucket, certificate: Certificate, trials: Trials
+    sending: dict[str, Any], bucket: Bucket, certificate: Certificate, trials: Trials
 ) -> None:
     chance = random.Random(10)
     # The object is one block that no socket takes at once, so that the disk fails while a reply is under way.
-    shelf = Shelf.make(bucket, "disk-large", 1, 12 * 1024 * KIB)
-    data = shelf.objects["0"]
-    with proxy_of(bucket, block_size="4MiB", **doors) as proxy, SickDisk(proxy.cache_dir) as sick:
-        verify = str(certificate.authority) if "tls_cert" in doors else True
+    known = KnownObjects.make(bucket, "disk-large", 1, 12 * 1024 * KIB)
+    data = known.objects["0"]
+    with proxy_of(bucket, block_size="4MiB", **sending) as proxy, SickDisk(proxy.cache_dir) as sick:
+        verify = str(certificate.authority) if "tls_cert" in sending else True
 
         def read_from(start: int) -> tuple[str, bytes]:
             with closing(s3_client(proxy.endpoint, verify=verify)) as client:
-                answer = client.get_object(Bucket=shelf.name, Key="0", Range=f"bytes={start}-")
+                answer = client.get_object(Bucket=known.name, Key="0", Range=f"bytes={start}-")
                 body = answer["Body"].read()
             return answer["ResponseMetadata"]["HTTPHeaders"]["x-cache"], body
 
@@ -172,7 +171,7 @@ def test_bytes_that_the_disk_fails_to_give_in_mid_hit_come_from_the_origin(
                 proxy.settle()
             from_origin = proxy.metric("outrider_served_bytes_total", source="origin")
             sick.after_bytes = PAGE_BYTES + chance.randrange(4 * 1024 * KIB)
-            sick.fail(["send"] if "tls_cert" not in doors else ["pread"], errno.EIO)
+            sick.fail(["send"] if "tls_cert" not in sending else ["pread"], errno.EIO)
             start = chance.randrange(1, len(data))
             assert read_from(start) == ("HIT", data[start:])
             proxy.settle()
@@ -182,22 +181,22 @@ def test_bytes_that_the_disk_fails_to_give_in_mid_hit_come_from_the_origin(
 
 
 def test_a_disk_error_in_mid_hit_cuts_the_reply_when_the_version_is_gone(bucket: Bucket, trials: Trials) -> None:
-    shelf = Shelf.make(bucket, "disk-moved", 1)
+    known = KnownObjects.make(bucket, "disk-moved", 1)
     with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
-        assert shelf.read_all(proxy.address) == RIGHT
+        assert known.read_all(proxy.address) == RIGHT
         proxy.settle()
-        Shelf.make(bucket, "disk-moved", 1, 300 * KIB)
+        KnownObjects.make(bucket, "disk-moved", 1, 300 * KIB)
         sick.after_bytes = PAGE_BYTES + 1000
         sick.fail(["send"], errno.EIO)
-        assert shelf.read_all(proxy.address) == BROKEN
+        assert known.read_all(proxy.address) == BROKEN
         sick.heal()
         trials.record("disk", "errors in the middle of a hit, and the object was overwritten", BROKEN)
-        assert Shelf.make(bucket, "disk-moved", 1, 300 * KIB).read_all(proxy.address) == RIGHT
+        assert KnownObjects.make(bucket, "disk-moved", 1, 300 * KIB).read_all(proxy.address) == RIGHT
 
 
 @pytest.mark.parametrize("times", [1, None])
 def test_a_flight_whose_file_cannot_be_read_is_relayed_and_not_followed_over_a_gap(
-    times: int | None, bucket: Bucket, simulator: Simulator, shelf: Shelf, trials: Trials
+    times: int | None, bucket: Bucket, simulator: Simulator, known: KnownObjects, trials: Trials
 ) -> None:
     # The disk gives less than a piece of a flight. With `times` 1 it is well again at the next piece. The second reader
     # reads the flight from the disk; the first reader has all bytes from memory.
@@ -206,31 +205,31 @@ def test_a_flight_whose_file_cannot_be_read_is_relayed_and_not_followed_over_a_g
         while flight.partial.reach(0) < 30_000:
             await asyncio.sleep(0)
 
-    simulator.weather.faults = [Fault(FaultKind.STALL, after_bytes=30_000)]
+    simulator.conditions.faults = [Fault(FaultKind.STALL, after_bytes=30_000)]
     with proxy_of(bucket, origin=simulator.endpoint) as proxy, SickDisk(proxy.cache_dir) as sick:
         proxy.outrider.flights._buffer_bytes_of = lambda fills: 10_000
         with RawConnection(proxy.address) as first, RawConnection(proxy.address) as second:
-            first.send(request("GET", f"/{shelf.name}/0"))
+            first.send(request("GET", f"/{known.name}/0"))
             reply = first.read_head()
             begun = reply.read(30_000)
             proxy.on_loop(on_disk)
             sick.after_bytes, sick.times = PAGE_BYTES + 10_000, times
             sick.fail(["send"], errno.EIO)
-            assert shelf.read(second, "0") == RIGHT
+            assert known.read(second, "0") == RIGHT
             assert sick.failed >= 1
             simulator.release()
-            assert begun + reply.read() == shelf.objects["0"]
+            assert begun + reply.read() == known.objects["0"]
         sick.heal()
         trials.record("disk", "errors while a fill is read", RIGHT)
-        recovered(proxy, shelf)
+        recovered(proxy, known)
 
 
 @pytest.mark.parametrize("act", ["send", "read"])
 def test_a_block_that_could_not_be_read_is_verified_before_it_is_used_again(
-    bucket: Bucket, shelf: Shelf, act: str, trials: Trials
+    bucket: Bucket, known: KnownObjects, act: str, trials: Trials
 ) -> None:
     with proxy_of(bucket) as proxy, SickDisk(proxy.cache_dir) as sick:
-        recovered(proxy, shelf)
+        recovered(proxy, known)
         sick.after_bytes, sick.times = PAGE_BYTES, 1
         sick.fail([act], errno.EIO)
         for file in block_files(proxy.cache_dir):
@@ -241,7 +240,7 @@ def test_a_block_that_could_not_be_read_is_verified_before_it_is_used_again(
             with RawConnection(proxy.address) as connection:
                 start, stop = meta.extent.start, meta.extent.stop
                 for _ in range(2):
-                    assert shelf.read(connection, meta.version.ref.key, start, stop) == RIGHT
+                    assert known.read(connection, meta.version.ref.key, start, stop) == RIGHT
             proxy.settle()
         trials.record("disk", "errors on a block that is bad as well", RIGHT, times=2 * BLOCKS)
         assert proxy.metric("outrider_bad_blocks_total") == BLOCKS
@@ -254,13 +253,14 @@ def test_a_block_that_could_not_be_read_is_verified_before_it_is_used_again(
     "acts", [("write",), ("create",), ("rename",), ("open", "read", "pread"), ("statvfs",), ("unlink",)], ids=" ".join
 )
 def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
-    acts: tuple[str, ...], bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
+    acts: tuple[str, ...], bucket: Bucket, known: KnownObjects, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The cache has room for one of the shelves. LRU keeps the one that was read last. The policy epoch expects that
-    # both are read again, and keeps parts of both.
+    # The cache has room for one of the two sets of objects. LRU keeps the one that was read last. The policy epoch
+    # expects that both are read again, and keeps parts of both.
     small = str(BLOCKS * (BLOCK_BYTES + PAGE_BYTES))
-    with proxy_of(bucket, cache_size=small, policy="lru") as proxy:
-        other = Shelf.make(bucket, "disk-other", 3)
+    # With one fill at a time, a fill that the disk holds has to give up its slot.
+    with proxy_of(bucket, cache_size=small, policy="lru", fills=1) as proxy:
+        other = KnownObjects.make(bucket, "disk-other", 3)
         assert other.read_all(proxy.address) == RIGHT
         proxy.settle()
         # No block file is open yet, and one is bad.
@@ -272,12 +272,12 @@ def test_a_disk_that_does_not_answer_is_waited_for_only_so_long(
                 # Far below the time that a client waits.
                 hasty.setattr(disk_threads, "PATIENCE_S", 0.05)
                 hasty.setattr(sender, "_READ_PATIENCE_S", 0.05)
-                assert shelf.read_all(proxy.address) == RIGHT
+                assert known.read_all(proxy.address) == RIGHT
                 assert other.read_all(proxy.address) == RIGHT
             sick.release()
             trials.record("disk", f"no answer to {' '.join(acts)}", RIGHT, times=8)
             proxy.settle()
-            recovered(proxy, shelf)
+            recovered(proxy, known)
 
 
 async def test_while_the_disk_does_not_answer_later_reads_do_not_wait_for_it(
@@ -300,39 +300,21 @@ async def test_while_the_disk_does_not_answer_later_reads_do_not_wait_for_it(
     store.close()
 
 
-def test_fills_that_a_dead_disk_holds_give_up_their_slots(
-    bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with proxy_of(bucket, fills=1) as proxy, SickDisk(proxy.cache_dir) as sick:
-        for act in ("write", "rename"):
-            sick.hold(act)
-            with monkeypatch.context() as hasty:
-                hasty.setattr(disk_threads, "PATIENCE_S", 0.05)
-                assert shelf.read_all(proxy.address) == RIGHT
-            sick.release()
-            trials.record("disk", f"no answer to {act}, with one fill at a time", RIGHT, times=5)
-            proxy.settle()
-            recovered(proxy, shelf)
-            proxy.stop()
-            shutil.rmtree(proxy.cache_dir)
-            proxy.start()
-
-
 # -- gone ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_directory_that_is_removed_and_comes_back(bucket: Bucket, shelf: Shelf, trials: Trials) -> None:
+def test_a_directory_that_is_removed_and_comes_back(bucket: Bucket, known: KnownObjects, trials: Trials) -> None:
     with proxy_of(bucket) as proxy:
         for _ in range(rounds(2)):
-            recovered(proxy, shelf)
+            recovered(proxy, known)
             shutil.rmtree(proxy.cache_dir)
-            assert read(proxy, shelf, random.Random(3)) == {RIGHT}
+            assert read(proxy, known, random.Random(3)) == {RIGHT}
             proxy.settle()
             trials.record("disk", "gone: the directory was removed", RIGHT, times=36)
             proxy.cache_dir.mkdir()
             # The restart closes the open files, which are served on although the directory is gone.
             proxy.restart()
-            recovered(proxy, shelf)
+            recovered(proxy, known)
 
 
 def lock_is_free(directory: Path) -> bool:
@@ -347,14 +329,14 @@ def lock_is_free(directory: Path) -> bool:
     return True
 
 
-def test_a_directory_that_was_made_again_is_locked_again(bucket: Bucket, shelf: Shelf, trials: Trials) -> None:
+def test_a_directory_that_was_made_again_is_locked_again(bucket: Bucket, known: KnownObjects, trials: Trials) -> None:
     with proxy_of(bucket) as proxy:
-        recovered(proxy, shelf)
+        recovered(proxy, known)
         for what in (proxy.cache_dir, proxy.cache_dir / "outrider-cache"):
             assert not lock_is_free(proxy.cache_dir)
             (shutil.rmtree if what.is_dir() else os.unlink)(what)
             proxy.cache_dir.mkdir(exist_ok=True)
-            other = Shelf.make(bucket, f"disk-{what.name}", 2)
+            other = KnownObjects.make(bucket, f"disk-{what.name}", 2)
             assert other.read_all(proxy.address) == RIGHT
             proxy.settle()
             assert not lock_is_free(proxy.cache_dir)
@@ -364,10 +346,10 @@ def test_a_directory_that_was_made_again_is_locked_again(bucket: Bucket, shelf: 
 
 
 def test_a_directory_that_another_process_made_again_belongs_to_that_process(
-    bucket: Bucket, shelf: Shelf, trials: Trials
+    bucket: Bucket, known: KnownObjects, trials: Trials
 ) -> None:
     with proxy_of(bucket, cache_size=str(8 * (BLOCK_BYTES + PAGE_BYTES))) as proxy:
-        assert shelf.read_all(proxy.address) == RIGHT
+        assert known.read_all(proxy.address) == RIGHT
         proxy.settle()
         names = [path.relative_to(proxy.cache_dir) for path in block_files(proxy.cache_dir)]
         shutil.rmtree(proxy.cache_dir)
@@ -377,7 +359,7 @@ def test_a_directory_that_another_process_made_again_belongs_to_that_process(
                 # Two of the files may lie in one directory.
                 (proxy.cache_dir / name).parent.mkdir(parents=True, exist_ok=True)
                 (proxy.cache_dir / name).write_bytes(b"his")
-            assert read(proxy, shelf, random.Random(7)) == {RIGHT}
+            assert read(proxy, known, random.Random(7)) == {RIGHT}
             proxy.settle()
             trials.record("disk", "gone, and made again by another process", RIGHT, times=36)
             proxy.stop()
@@ -413,44 +395,49 @@ def mounted(tmp_path: Path) -> Iterator[Mounted]:
 
 @pytest.mark.parametrize("known_s", [0.0, float("inf")], ids=["seen", "unseen"])
 def test_a_file_system_that_is_really_full(
-    known_s: float, mounted: Mounted, bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
+    known_s: float,
+    mounted: Mounted,
+    bucket: Bucket,
+    known: KnownObjects,
+    trials: Trials,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The free space is measured before a fill, or it was measured a moment ago and is believed. The tmpfs has 2 MiB, of
-    # which the shelf needs 1.33; the budget allows far more.
+    # which the objects need 1.33; the budget allows far more.
     monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", known_s)
     hog = mounted.path / "hog"
     with proxy_of(bucket, cache_dir=str(mounted.path / "cache")) as proxy:
         for _ in range(rounds(2)):
             with RawConnection(proxy.address) as connection:
-                assert shelf.read(connection, "0") == RIGHT
+                assert known.read(connection, "0") == RIGHT
             proxy.settle()
             cached = len(proxy.outrider.store)
             hog.write_bytes(bytes(os.statvfs(mounted.path).f_bavail * 4096))
-            assert read(proxy, shelf, random.Random(4)) == {RIGHT}
+            assert read(proxy, known, random.Random(4)) == {RIGHT}
             proxy.settle()
             trials.record("disk", "full: a real file system", RIGHT, times=36)
             assert len(proxy.outrider.store) <= cached < BLOCKS, "the file system was not full"
             assert (proxy.metric("outrider_store_errors_total") > 0) is (known_s > 0)
             hog.unlink()
-            recovered(proxy, shelf)
+            recovered(proxy, known)
             proxy.stop()
             shutil.rmtree(proxy.cache_dir)
             proxy.start()
 
 
 def test_a_file_system_that_is_unmounted_and_another_mounted(
-    mounted: Mounted, bucket: Bucket, shelf: Shelf, trials: Trials
+    mounted: Mounted, bucket: Bucket, known: KnownObjects, trials: Trials
 ) -> None:
     with proxy_of(bucket, cache_dir=str(mounted.path / "cache")) as proxy:
         for _ in range(rounds(2)):
-            recovered(proxy, shelf)
+            recovered(proxy, known)
             mounted.unmount()
-            assert read(proxy, shelf, random.Random(5)) == {RIGHT}
+            assert read(proxy, known, random.Random(5)) == {RIGHT}
             proxy.settle()
             trials.record("disk", "gone: really unmounted", RIGHT, times=36)
             assert mounted.mount()
             proxy.cache_dir.mkdir()
-            assert read(proxy, shelf, random.Random(6)) == {RIGHT}
+            assert read(proxy, known, random.Random(6)) == {RIGHT}
             proxy.settle()
             trials.record("disk", "an empty file system in its place", RIGHT, times=36)
 
@@ -459,10 +446,10 @@ def test_a_file_system_that_is_unmounted_and_another_mounted(
 
 
 def test_a_snapshot_that_cannot_be_read_is_replaced_by_a_scan(
-    bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, known: KnownObjects, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with proxy_of(bucket) as proxy:
-        recovered(proxy, shelf)
+        recovered(proxy, known)
         proxy.stop()
         read_bytes = Path.read_bytes
 
@@ -475,7 +462,7 @@ def test_a_snapshot_that_cannot_be_read_is_replaced_by_a_scan(
             sick.setattr(Path, "read_bytes", failing)
             proxy.start()
         assert len(proxy.outrider.store) == BLOCKS
-        recovered(proxy, shelf)
+        recovered(proxy, known)
         trials.record("disk", "errors on reading the snapshot", RIGHT, times=5)
 
 

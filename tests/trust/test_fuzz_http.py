@@ -17,11 +17,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from outrider.core.s3.plain_request import recognise
-from tests.support.awschunked import Chunked, signed_head
-from tests.support.fuzzing import fuzzing
 from tests.support.proxy import Proxy
-from tests.support.rawhttp import Answer, RawConnection, ask
-from tests.support.replies import answers_to, assert_correct
+from tests.support.rawhttp import Answer, RawConnection, answers_to, ask, assert_correct
+from tests.support.signed_requests import Chunked, signed_head
+from tests.support.trials import fuzzing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.catalogue import TARGETS
 from tests.fuzz.target import Target
-from tests.support.fuzzing import fuzzing
-from tests.support.trials import SCALE, Trials, rounds
+from tests.support.trials import SCALE, Trials, fuzzing, rounds
 
 FUZZED_S = rounds(2)
 """For all targets together: a minute in a soak of the usual length."""
@@ -23,8 +22,12 @@ FUZZED_S = rounds(2)
 
 @st.composite
 def changed_seeds(draw: st.DrawFn, target: Target) -> bytes:
-    """A seed with some runs of bytes replaced by words of any seed."""
+    """A seed with some runs of bytes replaced by words of any seed, or moved, doubled and left out."""
     data = draw(st.sampled_from(target.seeds))
+    if draw(st.booleans()):
+        start, to, count = (draw(st.integers(0, 2000)) % (len(data) + 1) for _ in range(3))
+        piece, kept = data[start : start + count], data[:start] + data[start + draw(st.sampled_from([0, count])) :]
+        data = kept[:to] + draw(st.sampled_from([piece, b""])) + kept[to:]
     for at, gone, word in draw(
         st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 9), st.sampled_from(target.words)), max_size=3)
     ):
@@ -39,7 +42,7 @@ def test_what_a_target_asserts_holds_near_its_seeds(target: Target, trials: Tria
         target.run(seed)
 
     @given(changed_seeds(target))
-    @fuzzing(25)
+    @fuzzing(60)
     def holds(data: bytes) -> None:
         target.run(data)
         trials.record("fuzz", "real messages, changed, in each target of tests/fuzz", "refused, or read as others do")

@@ -55,137 +55,116 @@ def kinds(made: History, *reads: Read) -> list[str]:
     return [violation.kind for violation in judged(made).violations]
 
 
-# -- bytes and heads ---------------------------------------------------------------------------------------------------
+HEARD_AT = 11 + 2 + GREETED_S
+"""A member that heard nothing of the write at 10 s has heard of it from a hello by then."""
 
 
-def test_reads_of_the_version_in_the_bucket_are_right() -> None:
-    reads = [read(5, OLD), read(11.1), read(12, way="HEAD", numbers=()), read(90, node="c")]
-    assert kinds(history(0), *reads) == []
+def parted(some: str, others: str, ttl_s: float = inf) -> History:
+    """A fault between these members; empty: with all others. The messages of `a` are late meanwhile."""
+    made = history(ttl_s, late=LATE)
+    made.disturbances = [Disturbance("", frozenset(some), frozenset([others] if others else []), 9, 40)]
+    return made
 
 
-def test_bytes_of_two_writes_are_a_violation() -> None:
-    assert kinds(history(), read(20, numbers=(2, 1))) == ["mixed"]
-    assert kinds(history(), read(20, is_misplaced=True)) == ["mixed"]
-    assert kinds(history(), read(20, numbers=(7,))) == ["mixed"]
-    assert kinds(history(), read(20, status=206, numbers=(2, 1), is_whole=False)) == ["mixed"]
+def slow() -> History:
+    made = history(late=LATE)
+    made.lags = [(15.0, 1.0)]
+    return made
 
 
-def test_a_head_of_another_version_than_the_bytes_is_a_violation() -> None:
-    for head in (OLD.head, (NEW.etag, OLD.modified, 1000), (NEW.etag, NEW.modified, 999)):
-        assert kinds(history(), read(20, head=head)) == ["headers"]
-    assert kinds(history(), read(20, if_match='"old"')) == ["headers"]
+def began_later() -> History:
+    """`b` was cut off, nobody looked at `a`, and `c` was started meanwhile."""
+    made = history()
+    made.disturbances = [Disturbance("", frozenset("b"), frozenset(), 9, 40)]
+    made.looks = [look for look in made.looks if look.node != "a"]
+    made.downs = [Down("c", 12, 14)]
+    return made
 
 
-# -- age ---------------------------------------------------------------------------------------------------------------
+def with_write(write: Write, *versions: Version) -> History:
+    made = history()
+    made.versions["k"] += versions
+    made.writes[write.number] = write
+    return made
 
 
-def test_a_member_that_confirmed_a_write_shows_nothing_older() -> None:
-    assert kinds(history(), read(10.5, OLD)) == []
-    assert kinds(history(), read(11.1, OLD)) == ["stale"]
+def with_versions(*versions: Version) -> History:
+    made = history()
+    made.versions["k"] = list(versions)
+    return made
 
 
-def test_the_member_through_which_a_write_went_shows_nothing_older() -> None:
-    assert kinds(history(late=LATE), read(11.1, OLD, "a")) == ["stale"]
+def killed() -> History:
+    made = history()
+    made.downs = [Down("b", 19, 30)]
+    return made
 
 
-def test_a_member_that_is_late_shows_the_older_version_until_a_hello() -> None:
-    heard_at = 11 + 2 + GREETED_S
-    assert kinds(history(late=LATE), read(heard_at - 0.1, OLD)) == []
-    assert kinds(history(late=LATE), read(heard_at + 0.1, OLD)) == ["stale"]
-    slow = history(late=LATE)
-    slow.lags = [(15.0, 1.0)]
-    assert kinds(slow, read(heard_at + 0.1, OLD)) == []
+def busy() -> History:
+    made = history()
+    made.disturbances = [Disturbance("", frozenset([BUCKET]), frozenset(), 19, 30)]
+    return made
 
 
-def test_a_member_that_cannot_be_reached_shows_the_older_version_for_its_time_to_live() -> None:
-    for ttl_s, allowed_until in ((5.0, 15.0), (inf, 40 + GREETED_S)):
-        parted = history(ttl_s, late=LATE)
-        parted.disturbances = [Disturbance("", frozenset("a"), frozenset("b"), 9, 40)]
-        assert kinds(parted, read(allowed_until - 0.1, OLD)) == []
-        assert kinds(parted, read(allowed_until + 0.1, OLD)) == ["stale"]
+DELETED = Write(3, "k", "DELETE", "a", 30, 31, True), Version(3, 30, None)
+GONE = Write(3, "k", "PUT", "a", 20, 21, True)
+# The history, its reads, and the kinds of violations.
+CASES: dict[str, tuple[History, list[Read], list[str]]] = {
+    "versions that are in the bucket":
+        (history(0), [read(5, OLD), read(11.1), read(12, way="HEAD", numbers=()), read(90, node="c")], []),
+    "bytes of two writes": (history(), [read(20, numbers=(2, 1))], ["mixed"]),
+    "bytes in another place": (history(), [read(20, is_misplaced=True)], ["mixed"]),
+    "bytes of no write": (history(), [read(20, numbers=(7,))], ["mixed"]),
+    "bytes of two writes, in a part": (
+        history(), [read(20, status=206, numbers=(2, 1), is_whole=False)], ["mixed"]
+    ),
+    "the head of another version": (history(), [read(20, head=OLD.head)], ["headers"]),
+    "another date": (history(), [read(20, head=(NEW.etag, OLD.modified, 1000))], ["headers"]),
+    "another size": (history(), [read(20, head=(NEW.etag, NEW.modified, 999))], ["headers"]),
+    "another version than that of If-Match": (history(), [read(20, if_match='"old"')], ["headers"]),
+    "an older version before the write is acknowledged": (history(), [read(10.5, OLD)], []),
+    "an older version after it, at a member that confirmed it": (history(), [read(11.1, OLD)], ["stale"]),
+    "an older version at the member through which it went": (history(late=LATE), [read(11.1, OLD, "a")], ["stale"]),
+    "a late member before a hello": (history(late=LATE), [read(HEARD_AT - 0.1, OLD)], []),
+    "a late member after it": (history(late=LATE), [read(HEARD_AT + 0.1, OLD)], ["stale"]),
+    "a late member on a slow machine": (slow(), [read(HEARD_AT + 0.1, OLD)], []),
+    "a member that is cut off, within its time to live": (parted("a", "b", 5.0), [read(14.9, OLD)], []),
+    "a member that is cut off, after it": (parted("a", "b", 5.0), [read(15.1, OLD)], ["stale"]),
+    "a member that is cut off, without an end of it": (parted("a", "b"), [read(40 + GREETED_S - 0.1, OLD)], []),
+    "a member that meets the others again": (parted("a", "b"), [read(40 + GREETED_S + 0.1, OLD)], ["stale"]),
+    **{f"a fault between {some} and {others or 'all'}, no excuse": (parted(some, others), [read(30, OLD)], ["stale"])
+       for some, others in (("a", "c"), ("c", ""), ("b", BUCKET))},
+    "a process that began later, and heard from a late member": (began_later(), [read(30, OLD, "c")], []),
+    "the same, once all met": (began_later(), [read(40 + GREETED_S + 0.1, OLD, "c")], ["stale"]),
+    **{f"a write past the members, {when} {ttl_s} s": (history(ttl_s, through=""), [read(at + ttl_s, OLD)], found)
+       for ttl_s in (0.0, 5.0) for when, at, found in (("within", 10, []), ("after", 10.1, ["stale"]))},
+    "a write past the members, without a time to live": (history(through=""), [read(90, OLD)], []),
+    "a 404 where there is an object": (history(), [read(20, status=404)], ["stale"]),
+    "a 404 after a deletion": (with_write(*DELETED), [read(32, status=404)], []),
+    "an object after a deletion": (with_write(*DELETED), [read(32)], ["stale"]),
+    "an acknowledged write that the bucket never got": (with_write(GONE), [], ["lost"]),
+    "a write without an answer that the bucket never got": (with_write(replace(GONE, is_acknowledged=False)), [], []),
+    "a write that came damaged": (with_versions(OLD, replace(NEW, is_damaged=True)), [], ["lost"]),
+    "a write that came twice": (with_versions(OLD, NEW, replace(NEW, at=20)), [], ["twice"]),
+    **{f"a read that failed: {failed}": (history(), [read(20, **failed)], ["failed"])
+       for failed in ({"status": 503}, {"status": 0}, {"is_whole": False}, {"status": 412}, {"status": 416})},
+    "refusals that the requests asked for": (
+        history(), [read(20, status=412, if_match='"old"'), read(20, status=416, start=1000)], []
+    ),
+    "a member that was killed": (killed(), [read(20, status=0), read(18.95, is_whole=False)], []),
+    "another member than that which was killed": (killed(), [read(20, status=0, node="c")], ["failed"]),
+    "a failure of the bucket that is handed on": (busy(), [read(20, status=503, is_relayed=True)], []),
+    "a failure that is not the bucket's": (busy(), [read(20, status=503)], ["failed"]),
+    "a failure of the bucket that is over": (busy(), [read(40, status=503, is_relayed=True)], ["failed"]),
+    "a body that an overwrite cut": (history(), [read(9.95, OLD, is_whole=False)], []),
+    "a body that was cut before it": (history(), [read(9.8, OLD, is_whole=False)], ["failed"]),
+}  # fmt: skip
 
 
-def test_a_fault_between_others_is_no_excuse() -> None:
-    for some, others in (("a", "c"), ("c", ""), ("b", BUCKET)):
-        parted = history(late=LATE)
-        parted.disturbances = [Disturbance("", frozenset(some), frozenset([others] if others else []), 9, 40)]
-        assert kinds(parted, read(30, OLD)) == ["stale"]
-
-
-def test_a_process_that_began_later_believes_what_a_late_member_knows() -> None:
-    begun = history()
-    begun.disturbances = [Disturbance("", frozenset("b"), frozenset(), 9, 40)]
-    begun.looks = [look for look in begun.looks if look.node != "a"]
-    begun.downs = [Down("c", 12, 14)]
-    assert kinds(begun, read(30, OLD, "c")) == []
-    assert kinds(begun, read(40 + GREETED_S + 0.1, OLD, "c")) == ["stale"]
-
-
-@pytest.mark.parametrize("ttl_s", [0.0, 5.0])
-def test_a_write_past_the_members_shows_after_the_time_to_live(ttl_s: float) -> None:
-    assert kinds(history(ttl_s, through=""), read(10 + ttl_s, OLD)) == []
-    assert kinds(history(ttl_s, through=""), read(10.1 + ttl_s, OLD)) == ["stale"]
-    assert kinds(history(through=""), read(90, OLD)) == []
-
-
-def test_an_object_that_is_not_there_is_a_version() -> None:
-    assert kinds(history(), read(20, status=404)) == ["stale"]
-    deleted = history()
-    deleted.versions["k"].append(Version(3, 30, None))
-    deleted.writes[3] = Write(3, "k", "DELETE", "a", 30, 31, True)
-    assert kinds(deleted, read(32, status=404)) == []
-    assert kinds(deleted, read(32)) == ["stale"]
-
-
-# -- writes ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_acknowledged_write_that_the_bucket_never_got_is_lost() -> None:
-    gone = history()
-    gone.writes[3] = Write(3, "k", "PUT", "a", 20, 21, True)
-    assert kinds(gone) == ["lost"]
-    gone.writes[3] = replace(gone.writes[3], is_acknowledged=False)
-    assert kinds(gone) == []
-
-
-def test_a_write_that_came_damaged_is_lost() -> None:
-    damaged = history()
-    damaged.versions["k"][1] = replace(NEW, is_damaged=True)
-    assert kinds(damaged) == ["lost"]
-
-
-def test_a_write_that_came_twice_is_a_violation() -> None:
-    again = history()
-    again.versions["k"].append(replace(NEW, at=20))
-    assert kinds(again) == ["twice"]
-
-
-# -- failures ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_read_that_fails_is_a_violation() -> None:
-    for failed in ({"status": 503}, {"status": 0}, {"is_whole": False}, {"status": 412}, {"status": 416}):
-        assert kinds(history(), read(20, **failed)) == ["failed"]
-    assert kinds(history(), read(20, status=412, if_match='"old"'), read(20, status=416, start=1000)) == []
-
-
-def test_a_read_of_a_member_that_was_killed_may_fail() -> None:
-    killed = history()
-    killed.downs = [Down("b", 19, 30)]
-    assert kinds(killed, read(20, status=0), read(18.95, is_whole=False)) == []
-    assert kinds(killed, read(20, status=0, node="c")) == ["failed"]
-
-
-def test_the_bucket_s_own_failure_may_be_handed_on() -> None:
-    busy = history()
-    busy.disturbances = [Disturbance("", frozenset([BUCKET]), frozenset(), 19, 30)]
-    assert kinds(busy, read(20, status=503, is_relayed=True)) == []
-    assert kinds(busy, read(20, status=503), read(40, status=503, is_relayed=True)) == ["failed", "failed"]
-
-
-def test_a_body_may_be_cut_by_an_overwrite() -> None:
-    assert kinds(history(), read(9.95, OLD, is_whole=False)) == []
-    assert kinds(history(), read(9.8, OLD, is_whole=False)) == ["failed"]
+@pytest.mark.parametrize("case", CASES)
+def test_each_kind_of_violation_is_found_and_nothing_that_is_allowed(case: str) -> None:
+    made, reads, expected = CASES[case]
+    assert kinds(made, *reads) == expected
 
 
 # -- against models ----------------------------------------------------------------------------------------------------

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outrider.http.s3.connection import Connection
-from tests.support.crowd import Client
+from tests.support.conditions import Fault, FaultKind
 from tests.support.fakes import ramp
-from tests.support.proxy import Proxy, ServedProxy
-from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.proxy import Proxy, ServedProxy, Vitals, status
+from tests.support.rawhttp import Client, RawConnection, ask, request
 from tests.support.trials import SCALE, Trials, rounds
-from tests.support.vitals import Vitals, status
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -91,7 +89,7 @@ async def test_500_clients_that_read_one_cold_object_cost_one_fill_per_block(
         with served(bucket, tmp_path, simulator.endpoint, block_size="256KiB", origin_timeout_s="3600") as proxy:
             all_here = threading.Event()
             waits = functools.partial(all_here.wait, 600)
-            simulator.weather.faults = [Fault(FaultKind.ACT, path_contains=f"cold-{number}", act=waits)]
+            simulator.conditions.faults = [Fault(FaultKind.ACT, path_contains=f"cold-{number}", act=waits)]
             simulator.reset()
             async with crowd(proxy.address, clients_count) as clients:
                 reads = [asyncio.create_task(client.get(f"/{NAME}/cold-{number}", data)) for client in clients]

@@ -14,8 +14,6 @@ from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
 from outrider.adapters.process.system import new_event_loop
-from tests.support.fuzzing import fuzzing
-from tests.support.odd_worlds import BLOCK, Ask, OddWorld, odd_world
 from tests.support.oddities import (
     AWS,
     Body,
@@ -27,7 +25,8 @@ from tests.support.oddities import (
     Length,
     Oddities,
 )
-from tests.support.trials import SCALE, rounds
+from tests.support.trials import SCALE, fuzzing, rounds
+from tests.trust.odd_worlds import BLOCK, Ask, OddWorld, odd_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.child import Child, clean_environment, free_ports, program
+from tests.support.control_bucket import put, wait_for_end
 from tests.support.fakes import no_wait_patience
-from tests.support.maintenance_commands import put, wait_for_end
 from tests.support.odd_origin import OddOrigin
-from tests.support.odd_worlds import BLOCK, MORE
 from tests.support.oddities import AWS, Body, Checksum, ContentRange, ETag, HeadLength, IfMatch, Length, Oddities
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import Answer, RawConnection, ask
+from tests.trust.odd_worlds import BLOCK, MORE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

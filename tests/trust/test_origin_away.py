@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from tests.support.conditions import Fault, FaultKind, Request
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection
 from tests.support.rawhttp import request as raw_request
 from tests.support.trials import SCALE, rounds
-from tests.support.weather import Fault, FaultKind, Request
 from tests.trust.origin import BLOCK, BROKEN, MODES, NAME, RIGHT, Trial, World, place
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def test_an_origin_that_is_killed_in_mid_body_and_comes_back(world: World, prefe
         if mode == "mixed":
             trial.warm(proxy)
         at = place(world.rng, len(trial.data))
-        with world.weather(Fault(FaultKind.ACT, path_contains=trial.key, after_bytes=at, act=restart)):
+        with world.conditions(Fault(FaultKind.ACT, path_contains=trial.key, after_bytes=at, act=restart)):
             assert trial.seen("origin killed in mid-body, back at once", proxy, mode) == RIGHT
         trial.recovers(proxy, RIGHT)
 
@@ -55,7 +55,7 @@ def test_an_origin_that_is_killed_in_mid_body_and_stays_away(world: World) -> No
         if mode == "mixed":
             trial.warm(proxy)
         at = place(world.rng, len(trial.data))
-        with world.weather(Fault(FaultKind.ACT, path_contains=trial.key, after_bytes=at, act=world.simulator.stop)):
+        with world.conditions(Fault(FaultKind.ACT, path_contains=trial.key, after_bytes=at, act=world.simulator.stop)):
             saw = trial.seen("origin killed in mid-body, away", proxy, mode)
             assert saw in VISIBLE
             world.simulator.stop()
@@ -122,7 +122,7 @@ def test_epochs_in_a_storm(world: World, small: Proxy, fault: str) -> None:
         dataset = [world.put(world.rng.choice((3 * BLOCK, 3 * BLOCK + 1, 4 * BLOCK - 1))) for _ in range(9)]
         # Reads outlast a storm that strikes some requests. Several odd replies in a row may cut them.
         seen = VISIBLE if fault == ALL_KINDS else {RIGHT}
-        with world.weather(*STORMS[fault]):
+        with world.conditions(*STORMS[fault]):
             assert epochs(small, dataset, fault) <= seen
         small.settle()
         assert {trial.read(small) for trial in dataset} == {RIGHT}, "the storm is over"
@@ -168,7 +168,7 @@ def test_an_origin_whose_name_is_gone(world: World, bucket: Bucket) -> None:
             # Cached objects need no name. The origin's address is still known for the others.
             names.failing = None
             other = world.put(3 * BLOCK)
-            with world.weather(Fault(FaultKind.RESET, 2, path_contains=other.key, after_bytes=BLOCK)):
+            with world.conditions(Fault(FaultKind.RESET, 2, path_contains=other.key, after_bytes=BLOCK)):
                 assert trial.seen("DNS gone, cached", proxy, "whole") == RIGHT
                 assert other.seen("DNS gone in mid-read", proxy, "whole") == RIGHT
 
@@ -181,7 +181,7 @@ def test_a_bucket_that_says_slow_down_for_longer_than_a_few_tries_cuts_no_read(w
         return kind == "relay" or request.headers["range"].startswith(f"bytes={4 * BLOCK}-")
 
     busy = Fault(FaultKind.STATUS, 5, path_contains=trial.key, retry_after_s=0, when=is_inside)
-    with world.weather(busy):
+    with world.conditions(busy):
         assert trial.seen("503 SlowDown for longer than a few tries", proxy, "whole") == RIGHT
     assert busy.times == 0, "the storm struck"
 

@@ -15,12 +15,11 @@ from outrider.core.errors import OriginBusy
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from tests.contract.test_origin import Keys
-from tests.support.asked import asked, pieces_of
 from tests.support.bucket import REGION
-from tests.support.fakes import ramp
+from tests.support.conditions import Conditions, Fault, FaultKind
+from tests.support.fakes import pieces_of, ramp, reply_to
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
-from tests.support.weather import Fault, FaultKind, Weather
 
 if TYPE_CHECKING:
     from tests.support.bucket import Bucket
@@ -86,20 +85,20 @@ async def test_a_connection_is_free_once_the_reply_was_read_even_before_its_read
     await origin.open()
     small, large = (OriginRequest("GET", NAME, key) for key in ("small", "large"))
     try:
-        async with asked(origin, small) as first, aclosing(pieces_of(first)) as chunks:
+        async with reply_to(origin, small) as first, aclosing(pieces_of(first)) as chunks:
             assert b"".join([chunk async for chunk in chunks]) == LARGE[:1000]
-            async with asked(origin, large) as second:
+            async with reply_to(origin, large) as second:
                 assert second.status == 200
                 with monkeypatch.context() as hasty:
                     # For the wait for a connection alone: the bucket may take its time.
                     hasty.setattr(origin, "_read_timeout_s", 0.1)
                     with pytest.raises(OriginBusy):
-                        async with asked(origin, small):
+                        async with reply_to(origin, small):
                             pass
         waiting = asyncio.Event()
 
         async def leave(held: HttpOrigin) -> None:
-            async with asked(held, large):
+            async with reply_to(held, large):
                 await waiting.wait()
 
         # A request that gives up its wait, or is cancelled with the connection in hand, leaves the connection to
@@ -116,7 +115,7 @@ async def test_a_connection_is_free_once_the_reply_was_read_even_before_its_read
         waiting.set()
         await queued[2]
         assert origin.waiting == 0
-        async with asked(origin, small) as reply:
+        async with reply_to(origin, small) as reply:
             assert reply.status == 200
     finally:
         await origin.close()
@@ -132,7 +131,7 @@ def test_first_bodies_that_break_do_not_keep_their_connections_from_those_that_g
         direct.put_object(Bucket=NAME, Key=f"first-{connections}-{number}", Body=data)
     direct.close()
     broken = Fault(FaultKind.TRUNCATE, times=connections, path_contains=f"first-{connections}", after_bytes=2 * MIB)
-    simulator.weather = Weather(connection_bytes_s=8e6, faults=[broken])
+    simulator.conditions = Conditions(connection_bytes_s=8e6, faults=[broken])
     with Proxy(
         bucket, simulator.endpoint, origin_connections=connections, origin_timeout_s="2", prefetch="off"
     ) as proxy, ThreadPoolExecutor(connections) as clients:  # fmt: skip

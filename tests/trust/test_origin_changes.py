@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.conditions import Fault, FaultKind
 from tests.support.trials import rounds
-from tests.support.weather import Fault, FaultKind
 from tests.trust.origin import BLOCK, BROKEN, MODES, RIGHT, Trial, World, place
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def test_an_object_that_is_overwritten_in_mid_read_is_never_mixed(world: World, 
         trial = world.put(world.rng.choice(SIZES))
         if mode == "mixed":
             trial.warm(proxy)
-        with world.weather(struck(trial, trial.overwrite)):
+        with world.conditions(struck(trial, trial.overwrite)):
             saw = trial.seen("object overwritten in mid-read", proxy, mode)
         trial.recovers(proxy, saw)
 
@@ -47,7 +47,7 @@ def test_between_two_ranges_of_one_read_the_version_may_not_change(world: World,
         proxy.settle()
         trial.overwrite()
         deaf = Fault(FaultKind.DEAF, 0 if heeded else None, path_contains=trial.key, deaf_to=("if-match",))
-        with world.weather(deaf):
+        with world.conditions(deaf):
             # The first block is cached and is sent before the bucket gets the second request.
             assert trial.seen(fault, proxy, "whole") == BROKEN
         trial.recovers(proxy, BROKEN)
@@ -60,7 +60,7 @@ def test_an_object_that_is_deleted_in_mid_read_is_whole_or_broken_and_then_gone(
         trial = world.put(world.rng.choice(SIZES))
         if mode == "mixed":
             trial.warm(proxy)
-        with world.weather(struck(trial, trial.delete)):
+        with world.conditions(struck(trial, trial.delete)):
             assert trial.seen("object deleted in mid-read", proxy, mode) in (RIGHT, BROKEN, "404 NoSuchKey")
         proxy.settle()
         trial.delete()  # the fault may not have struck
@@ -88,7 +88,7 @@ def test_a_resumed_read_is_of_the_version_that_it_began_with(world: World) -> No
     trial = world.put(9 * BLOCK)
     proxy = world.proxies["off"]
     world.simulator.reset()
-    with world.weather(Fault(FaultKind.RESET, path_contains=trial.key, after_bytes=10)):
+    with world.conditions(Fault(FaultKind.RESET, path_contains=trial.key, after_bytes=10)):
         assert trial.read(proxy) == RIGHT
     proxy.settle()
     # A HEAD for the checksums brings no byte.

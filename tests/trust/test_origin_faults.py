@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.conditions import Fault, FaultKind
 from tests.support.trials import SCALE, rounds
-from tests.support.weather import Fault, FaultKind
 from tests.trust.origin import BLOCK, BROKEN, MODES, RIGHT, Trial, World, place
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_below_the_retry_budget_the_client_notices_nothing(world: World, fault: 
         trial = world.put()
         if mode == "mixed":
             trial.warm(proxy)
-        with world.weather(UNNOTICED[fault](world.rng, trial)):
+        with world.conditions(UNNOTICED[fault](world.rng, trial)):
             assert trial.seen(fault, proxy, mode) == RIGHT
         assert trial.read(proxy) == RIGHT
         proxy.settle()
@@ -102,7 +102,7 @@ def test_an_answer_that_contradicts_another_is_cut_and_not_believed_again(
         made = LIES[fault](world.rng, trial)
         # The fault does not always strike the first request, and so the contradicted answer varies.
         made.probability = world.rng.choice((1.0, 0.5))
-        with world.weather(made):
+        with world.conditions(made):
             saw = trial.seen(fault, proxy, mode)
         assert saw in (RIGHT, BROKEN)
         trial.recovers(proxy, saw)

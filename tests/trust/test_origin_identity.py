@@ -10,10 +10,10 @@ import pytest
 
 from outrider.adapters.origin import credentials as adapters_credentials
 from tests.support.bucket import ADMIN, READER, REGION, Identity
+from tests.support.conditions import Fault, FaultKind, Request
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask
 from tests.support.trials import rounds
-from tests.support.weather import Fault, FaultKind, Request
 from tests.trust.origin import BLOCK, NAME, RIGHT, World
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_credentials_that_expire_in_mid_read_are_renewed_unnoticed(
         with Proxy(bucket, origin, environment=issuer.environment, block_size=str(BLOCK), prefetch=prefetch) as proxy:
             at = world.rng.randrange(BLOCK)
             rotate = Fault(FaultKind.ACT, path_contains=trial.key, after_bytes=at, act=issuer.rotate)
-            with world.weather(issuer.refusal(), rotate):
+            with world.conditions(issuer.refusal(), rotate):
                 assert trial.seen("credentials expired in mid-read, renewed", proxy, "whole") == RIGHT
                 proxy.settle()
 
@@ -103,7 +103,7 @@ def test_a_request_that_expired_credentials_refused_is_repeated_also_when_it_is_
 ) -> None:
     trial = world.put(2 * BLOCK)
     issuer.rotate()
-    with world.weather(issuer.refusal()):
+    with world.conditions(issuer.refusal()):
         # The refusal of a HEAD has no body, and so no error code.
         assert ask(proxy.address, "HEAD", f"/{NAME}/{trial.key}").status == 200
     world.trials.record("origin", "credentials expired, renewed by a HEAD", RIGHT)
@@ -114,7 +114,7 @@ def test_an_upload_that_meets_expired_credentials_is_left_to_the_client_to_repea
 ) -> None:
     target, body = f"/{NAME}/renewed", world.rng.randbytes(3 * BLOCK)
     issuer.rotate()
-    with world.weather(issuer.refusal()):
+    with world.conditions(issuer.refusal()):
         first = ask(proxy.address, "PUT", target, [("content-length", str(len(body)))], body)
         assert (first.status, first.code) == (503, "ServiceUnavailable")
         assert ask(proxy.address, "PUT", target, [("content-length", str(len(body)))], body).status == 200
@@ -128,7 +128,7 @@ def test_a_write_without_a_body_is_repeated_since_a_refusal_says_that_nothing_wa
     trial = world.put(10)
     issuer.rotate()
     world.simulator.reset()
-    with world.weather(issuer.refusal()):
+    with world.conditions(issuer.refusal()):
         assert ask(proxy.address, "DELETE", f"/{NAME}/{trial.key}").status == 204
     assert world.simulator.counts().by_method["DELETE"] == 2
     world.trials.record("writes", "credentials expired, no body", "204")
@@ -141,7 +141,7 @@ def test_credentials_that_stay_expired_are_reported_and_the_chain_is_not_called_
     monkeypatch.setattr(adapters_credentials, "_RENEW_AGAIN_S", 3600.0)
     trial = world.put(2 * BLOCK)
     issuer.expire()
-    with world.weather(issuer.refusal()):
+    with world.conditions(issuer.refusal()):
         before = issuer.calls
         for _ in range(rounds(5)):
             assert trial.seen("credentials expired, none new", proxy, "whole") == "400 ExpiredToken"

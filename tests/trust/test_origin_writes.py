@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import forms
-from tests.support.awschunked import UNSIGNED_TRAILER, Chunked, checksum
+from tests.support.conditions import Fault, FaultKind
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.signed_requests import UNSIGNED_TRAILER, Chunked, checksum
 from tests.support.trials import rounds
-from tests.support.weather import Fault, FaultKind
 from tests.trust.origin import BLOCK, BROKEN, NAME, World
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def test_a_write_that_fails_is_sent_once_and_makes_its_name_doubtful(
         assert ask(lasting.address, "GET", f"/{NAME}/{write.key}").body == OLD
         lasting.settle()
         world.simulator.reset()
-        with world.weather(Fault(times=None, method=write.method, **FAULTS[fault])):
+        with world.conditions(Fault(times=None, method=write.method, **FAULTS[fault])):
             saw = outcome(lasting, write)
         assert sent(world) == 1, "the write was sent twice"
         has_body = kind in ("CreateMultipartUpload", "CompleteMultipartUpload", "copy", "DeleteObjects")
@@ -213,7 +213,7 @@ def test_a_delete_whose_answer_is_lost_leaves_one_marker(world: World, bucket: B
     for number in range(rounds(2)):
         key = f"versioned-{number}"
         world.direct.put_object(Bucket=name, Key=key, Body=OLD)
-        with world.weather(Fault(FaultKind.LOSE, None, "DELETE")):
+        with world.conditions(Fault(FaultKind.LOSE, None, "DELETE")):
             assert ask(lasting.address, "DELETE", f"/{name}/{key}").status == 503
         listed = world.direct.list_object_versions(Bucket=name, Prefix=key)
         assert len(listed["DeleteMarkers"]) == 1
@@ -231,7 +231,7 @@ def test_an_upload_that_breaks_at_any_byte_on_its_way_to_the_bucket_is_an_error_
         # No fault strikes after the last byte: the upload is whole there, and only its answer would be lost.
         at = world.rng.choice((0, 1, len(write.data) - 1, world.rng.randrange(len(write.data))))
         at = min(at, len(write.data) - 1)
-        with world.weather(Fault(FaultKind.CUT_UPLOAD, method=write.method, after_bytes=at)):
+        with world.conditions(Fault(FaultKind.CUT_UPLOAD, method=write.method, after_bytes=at)):
             saw = outcome(lasting, write)
         world.trials.record("writes", f"{kind}: broken on its way to the bucket", saw)
         assert saw == "503"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outrider import pagecache
-from tests.support.crowd import Client
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy
+from tests.support.rawhttp import Client
 from tests.support.trials import Trials, rounds
 
 if TYPE_CHECKING:

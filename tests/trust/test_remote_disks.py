@@ -12,10 +12,10 @@ import pytest
 
 from outrider import pagecache
 from outrider.core.cache.block_file import PAGE_BYTES
-from tests.support.hanging_disk import HangingDisk, can_hang
+from tests.support.faulty_disk import HangingDisk, can_hang
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import RawConnection, request
-from tests.support.shelf import KIB, RIGHT, Shelf
+from tests.support.trials import KIB, RIGHT, KnownObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,22 +34,20 @@ _AT_ONCE_S = 5.0
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=["small", "large"])
-def shelf(request: pytest.FixtureRequest, bucket: Bucket) -> Shelf:
-    return Shelf.make(bucket, f"remote-{request.param}", 6, request.param)
+def known(request: pytest.FixtureRequest, bucket: Bucket) -> KnownObjects:
+    return KnownObjects.make(bucket, f"remote-{request.param}", 6, request.param)
 
 
-@pytest.mark.parametrize("doors", ["one loop", "workers"])
 def test_no_loop_makes_a_call_on_a_remote_disk(
-    doors: str, bucket: Bucket, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, known: KnownObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pagecache, "opens_at_once", lambda path: False)
     monkeypatch.setattr(pagecache, "stays_in_memory", lambda path: False)
     # Room for four of the six objects: files are removed, too.
-    size = 4 * (len(shelf.objects["0"]) + PAGE_BYTES)
-    settings: dict[str, Any] = {"workers": 2} if doors == "workers" else {}
+    size = 4 * (len(known.objects["0"]) + PAGE_BYTES)
     calls: Counter[str] = Counter()
     waits: Counter[str] = Counter()
-    with Proxy(bucket, block_size="256KiB", freshness="immutable", cache_size=str(size), **settings) as proxy:
+    with Proxy(bucket, block_size="256KiB", freshness="immutable", cache_size=str(size)) as proxy:
 
         def watched(name: str) -> Callable[..., Any]:
             call = getattr(os, name)
@@ -62,12 +60,11 @@ def test_no_loop_makes_a_call_on_a_remote_disk(
 
             return made
 
-        # The first connection idles at the engine; a worker gets the second one.
-        with monkeypatch.context() as patch, RawConnection(proxy.address), RawConnection(proxy.address) as connection:
+        with monkeypatch.context() as patch, RawConnection(proxy.address) as connection:
             for name in CALLS:
                 patch.setattr(os, name, watched(name))
             for key in "000123455":
-                assert shelf.read(connection, key) == RIGHT
+                assert known.read(connection, key) == RIGHT
                 proxy.settle()
         assert proxy.metric("outrider_served_bytes_total", source="disk") > 0
         assert proxy.metric("outrider_evicted_blocks_total") > 0
@@ -78,24 +75,24 @@ def test_no_loop_makes_a_call_on_a_remote_disk(
 def test_a_remote_disk_that_hangs_keeps_nobody_waiting_who_does_not_need_it(bucket: Bucket, tmp_path: Path) -> None:
     if not can_hang():
         pytest.skip("no root, no FUSE, or no bindfs")
-    shelf = Shelf.make(bucket, "remote-hangs", 1)
+    known = KnownObjects.make(bucket, "remote-hangs", 1)
     with HangingDisk(tmp_path / "disk") as disk:
         proxy = ServedProxy(bucket, tmp_path, cache_dir=str(tmp_path / "disk" / "cache"), freshness="immutable")
         proxy.forked = False
         proxy.argv = disk.wrapped(proxy.argv)
         with proxy, RawConnection(proxy.address) as one, RawConnection(proxy.address, _AT_ONCE_S) as other:
-            assert [shelf.read(one, "0") for _ in range(2)] == [RIGHT, RIGHT]
+            assert [known.read(one, "0") for _ in range(2)] == [RIGHT, RIGHT]
             proxy.settle()
             disk.hang()
             try:
-                one.send(request("GET", f"/{shelf.name}/0"))
+                one.send(request("GET", f"/{known.name}/0"))
                 # Both at least come after the read of the disk has begun.
                 for _ in range(2):
-                    assert other.ask("HEAD", f"/{shelf.name}/0").status == 200
+                    assert other.ask("HEAD", f"/{known.name}/0").status == 200
             finally:
                 disk.go_on()
             answer = one.read_answer()
-            assert (answer.status, answer.body) == (200, shelf.objects["0"])
+            assert (answer.status, answer.body) == (200, known.objects["0"])
 
 
 def _is_below(root: Path, where: Any) -> bool:

@@ -12,14 +12,12 @@ import pytest
 
 from outrider import app, pagecache
 from outrider.adapters.disk.recovery import Recovery
-from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.core.cache.scrub_pace import ScrubPace
-from tests.contract.test_block_store import FILE, Believed, Disk, flip, meta_of, payload_of, restarted
+from tests.contract.test_block_store import FILE, Believed, Disk, meta_of, payload_of, restarted
 from tests.support.damage import block_files, flip_a_bit
 from tests.support.proxy import START_DEADLINE_S, Proxy
-from tests.support.shelf import BROKEN, KIB, RIGHT, Shelf
-from tests.support.trials import rounds
+from tests.support.trials import KIB, RIGHT, KnownObjects, rounds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +30,8 @@ BLOCKS = 20
 
 
 @pytest.fixture(scope="module")
-def shelf(bucket: Bucket) -> Shelf:
-    return Shelf.make(bucket, "rot", 5)
+def known(bucket: Bucket) -> KnownObjects:
+    return KnownObjects.make(bucket, "rot", 5)
 
 
 def proxy_of(bucket: Bucket, **settings: str) -> Proxy:
@@ -42,8 +40,8 @@ def proxy_of(bucket: Bucket, **settings: str) -> Proxy:
     return Proxy(bucket, block_size=str(BLOCK_BYTES), freshness="immutable", **given)
 
 
-def fill(proxy: Proxy, shelf: Shelf) -> None:
-    assert shelf.read_all(proxy.address) == RIGHT
+def fill(proxy: Proxy, known: KnownObjects) -> None:
+    assert known.read_all(proxy.address) == RIGHT
     proxy.settle()
     assert len(block_files(proxy.cache_dir)) == BLOCKS
 
@@ -63,11 +61,11 @@ def found(proxy: Proxy) -> float:
 @pytest.mark.parametrize("clean", [True, False], ids=["snapshot", "scan"])
 @pytest.mark.parametrize("verify", ["first", "always"])
 def test_blocks_that_rot_while_the_proxy_is_stopped_are_never_served(
-    verify: str, clean: bool, bucket: Bucket, shelf: Shelf, trials: Trials
+    verify: str, clean: bool, bucket: Bucket, known: KnownObjects, trials: Trials
 ) -> None:
     chance = random.Random(f"{verify} {clean}")
     with proxy_of(bucket, verify=verify) as proxy:
-        fill(proxy, shelf)
+        fill(proxy, known)
         for _ in range(rounds(4)):
             proxy.stop()
             flipped = rot(proxy, chance)
@@ -75,21 +73,21 @@ def test_blocks_that_rot_while_the_proxy_is_stopped_are_never_served(
                 (proxy.cache_dir / "index").unlink()
             proxy.start()
             # The scan has dropped blocks with a bad header by now, and does not count them as misses.
-            fill(proxy, shelf)
+            fill(proxy, known)
             assert clean is False or found(proxy) == flipped
             trials.record("rot", f"bits flipped while stopped, verify={verify}", RIGHT, times=flipped)
 
 
 def test_blocks_that_rot_while_it_runs_are_never_served_with_verify_always(
-    bucket: Bucket, shelf: Shelf, trials: Trials
+    bucket: Bucket, known: KnownObjects, trials: Trials
 ) -> None:
     chance = random.Random(7)
     with proxy_of(bucket, verify="always") as proxy:
-        fill(proxy, shelf)
+        fill(proxy, known)
         for _ in range(rounds(6)):
             before = found(proxy)
             flipped = rot(proxy, chance)
-            fill(proxy, shelf)
+            fill(proxy, known)
             assert found(proxy) - before == flipped
             trials.record("rot", "bits flipped while running, verify=always", RIGHT, times=flipped)
 
@@ -108,51 +106,21 @@ def scrubbed(proxy: Proxy) -> None:
 
 
 def test_blocks_that_rot_while_it_runs_are_gone_after_the_scrubbers_next_round(
-    bucket: Bucket, shelf: Shelf, trials: Trials, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, known: KnownObjects, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(8)
     monkeypatch.setattr(app, "ROUND_S", 0.0)
     with proxy_of(bucket, scrub_bandwidth="10GB") as proxy:
-        fill(proxy, shelf)
+        fill(proxy, known)
         for _ in range(rounds(6)):
             before = found(proxy)
             flipped = rot(proxy, chance)
             scrubbed(proxy)
             assert found(proxy) - before == flipped
             assert len(proxy.outrider.store) == BLOCKS - flipped
-            fill(proxy, shelf)
+            fill(proxy, known)
             trials.record("rot", "bits flipped while running, verify=first, one round later", RIGHT, times=flipped)
         assert proxy.metric("outrider_scrubbed_blocks_total") >= BLOCKS
-
-
-def test_a_bad_block_in_the_middle_of_a_hit_is_filled_again(bucket: Bucket, shelf: Shelf, trials: Trials) -> None:
-    chance = random.Random(9)
-    with proxy_of(bucket) as proxy:
-        for _ in range(rounds(2)):
-            fill(proxy, shelf)
-            proxy.stop()
-            for file in block_files(proxy.cache_dir):
-                if chance.random() < 0.5:
-                    flip_a_bit(file, chance)
-            proxy.start()
-            fill(proxy, shelf)
-            trials.record("rot", "a bad block in the middle of a hit", RIGHT)
-
-
-def test_a_bad_block_cuts_the_reply_when_the_version_is_gone(bucket: Bucket, trials: Trials) -> None:
-    shelf = Shelf.make(bucket, "rot-moved", 1)
-    with proxy_of(bucket) as proxy:
-        assert shelf.read_all(proxy.address) == RIGHT
-        proxy.settle()
-        for file in block_files(proxy.cache_dir):
-            meta, _ = block_file.decode_header(file.read_bytes()[:PAGE_BYTES])
-            if meta.index == 2:
-                os.truncate(file, PAGE_BYTES + 1000)
-        Shelf.make(bucket, "rot-moved", 1, 200 * KIB)
-        # The reply's head promised the old version. The rest of that version is nowhere, and no byte of the new one
-        # belongs to it.
-        assert shelf.read_all(proxy.address) == BROKEN
-        trials.record("rot", "a bad block in the middle of a hit, and the object was overwritten", BROKEN)
 
 
 # -- the scrubber -----------------------------------------------------------------------------------------------
@@ -177,22 +145,6 @@ async def test_the_scrubber_reads_no_faster_than_it_may_and_all_blocks_in_each_r
     assert [(at - began, count) for at, count in walked[:10]] == [(1.0 * n, n) for n in range(1, 11)]
     assert [round(at - began) for at, _ in walked[10:40:10]] == [13, 43, 73]
     assert disk.metrics.value("outrider_scrub_rounds_total") == 3
-    disk.close()
-
-
-async def test_the_scrubber_finds_blocks_that_rot_after_their_first_use(tmp_path: Path) -> None:
-    disk = Disk(tmp_path / "cache")
-    await disk.write(meta_of(0), meta_of(1))
-    flip(disk.path(meta_of(1)), PAGE_BYTES + 5)
-
-    async def sleep(_: float) -> None:
-        if disk.metrics.value("outrider_scrub_rounds_total") >= 2:
-            raise asyncio.CancelledError
-
-    with pytest.raises(asyncio.CancelledError):
-        await Recovery(disk.store, Believed(), sleep).scrub(ScrubPace(1e6, 1.0))
-    assert [meta.index for meta in disk.store.blocks()] == [0]
-    assert not disk.path(meta_of(1)).exists()
     disk.close()
 
 

@@ -22,11 +22,11 @@ from outrider import settings
 from outrider.adapters.disk.block_dir import UnusableCacheDir
 from outrider.settings import SettingsError
 from tests.support import forkserver
-from tests.support.awschunked import SIGNED_TRAILER, Chunked, checksum, chunk_signing, signed_head
+from tests.support.conditions import Fault, FaultKind
 from tests.support.proxy import Proxy, ServedProxy, s3_client, serving_environment
 from tests.support.rawhttp import RawConnection, ask
+from tests.support.signed_requests import SIGNED_TRAILER, Chunked, checksum, chunk_signing, signed_head
 from tests.support.tenants import CLIENTS, NAME, NOBODY, OTHER, TEAM
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from tests.support.bucket import Bucket
@@ -203,7 +203,7 @@ def test_the_origins_refusal_of_a_fill_is_not_logged(bucket: Bucket, simulator: 
     told = f"ExpiredToken</Code><Token-0>{ORIGIN_TOKEN}</Token-0><Code>"
     served = ServedProxy(bucket, tmp_path, simulator.endpoint, block_size="64KiB", log_level="debug")
     with served:
-        simulator.weather.faults = [
+        simulator.conditions.faults = [
             # Without If-Match as well: where only that is refused, the bucket is asked without it.
             Fault(
                 FaultKind.STATUS,
@@ -248,7 +248,7 @@ def test_details_that_aws_tells_the_signer_are_not_told_to_the_client(
     # The text between the fault's error code tags carries further elements.
     fault = Fault(FaultKind.STATUS, None, None, status=400, code=f"{code}</Code>{more}<Code>{code}")
     with Proxy(bucket, simulator.endpoint) as proxy:
-        simulator.weather.faults = [fault]
+        simulator.conditions.faults = [fault]
         for target in (f"/{NAME}/team/a", f"/{NAME}/team/a?acl", f"/{NAME}?list-type=2"):
             length = [("content-length", "1")] if method == "PUT" else []
             answer = ask(proxy.address, method, target, length, b"x" if length else b"")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import Answer, RawConnection, ask
-from tests.support.tenants import CLIENTS, NAME, NOBODY, OTHER, TEAM, asked, wire
+from tests.support.tenants import CLIENTS, NAME, NOBODY, OTHER, TEAM, answer_to, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +39,8 @@ def proxy(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     lists = ({"prefixes": "*", "ttl_s": 600},)
     with Proxy(bucket, auth="sigv4", clients=clients, freshness="immutable", list_cache=lists) as running:
         for _ in range(2):
-            assert asked(running, wire(running, TEAM, "GET", HERE)).body == b"body of team/here"
-            assert asked(running, wire(running, TEAM, "GET", f"/{NAME}?list-type=2&prefix=team%2F")).status == 200
+            assert answer_to(running, wire(running, TEAM, "GET", HERE)).body == b"body of team/here"
+            assert answer_to(running, wire(running, TEAM, "GET", f"/{NAME}?list-type=2&prefix=team%2F")).status == 200
             running.settle()
         yield running
 
@@ -87,7 +87,7 @@ def test_a_refusal_reads_the_same_for_a_cached_object_and_for_none(
     proxy: Proxy, case: str, who: str, trials: Trials
 ) -> None:
     method, here, gone, headers = PAIRS[case]
-    refusals = [asked(proxy, request_of(proxy, who, method, target, headers)) for target in (here, gone)]
+    refusals = [answer_to(proxy, request_of(proxy, who, method, target, headers)) for target in (here, gone)]
     assert [answer.status for answer in refusals] == [403, 403]
     assert told(refusals[0]) == told(refusals[1])
     trials.record(
@@ -176,19 +176,19 @@ def plan(key: str) -> bytes:
 
 
 def test_a_tenant_neither_sees_nor_touches_the_plans_of_another(proxy: Proxy, trials: Trials) -> None:
-    assert asked(proxy, wire(proxy, TEAM, "PUT", "/_outrider/plan/mine", body=plan("team/here"))).status == 200
-    before = asked(proxy, wire(proxy, TEAM, "GET", "/_outrider/plan/mine")).body
-    here, gone = (asked(proxy, wire(proxy, OTHER, "GET", f"/_outrider/plan/{name}")) for name in ("mine", "none"))
+    assert answer_to(proxy, wire(proxy, TEAM, "PUT", "/_outrider/plan/mine", body=plan("team/here"))).status == 200
+    before = answer_to(proxy, wire(proxy, TEAM, "GET", "/_outrider/plan/mine")).body
+    here, gone = (answer_to(proxy, wire(proxy, OTHER, "GET", f"/_outrider/plan/{name}")) for name in ("mine", "none"))
     assert here.status == gone.status == 404
     assert told(here)[2].replace("mine", "none") == told(gone)[2]
-    assert asked(proxy, wire(proxy, OTHER, "DELETE", "/_outrider/plan/mine")).status == 204, (
+    assert answer_to(proxy, wire(proxy, OTHER, "DELETE", "/_outrider/plan/mine")).status == 204, (
         "OTHER has no such plan, and S3 answers so"
     )
-    assert asked(proxy, wire(proxy, OTHER, "PUT", "/_outrider/plan/mine", body=plan("other/a"))).status == 200
-    assert b"mine" not in asked(proxy, wire(proxy, NOBODY, "GET", "/_outrider?list-type=2")).body
-    listed = asked(proxy, wire(proxy, OTHER, "GET", "/_outrider?list-type=2")).body
+    assert answer_to(proxy, wire(proxy, OTHER, "PUT", "/_outrider/plan/mine", body=plan("other/a"))).status == 200
+    assert b"mine" not in answer_to(proxy, wire(proxy, NOBODY, "GET", "/_outrider?list-type=2")).body
+    listed = answer_to(proxy, wire(proxy, OTHER, "GET", "/_outrider?list-type=2")).body
     assert listed.count(b"<Key>plan/") == 1
-    assert asked(proxy, wire(proxy, TEAM, "GET", "/_outrider/plan/mine")).body == before
+    assert answer_to(proxy, wire(proxy, TEAM, "GET", "/_outrider/plan/mine")).body == before
     trials.record("security", "a tenant at another's plan", "nothing to see, nothing changed")
 
 
@@ -204,8 +204,8 @@ def test_a_tenant_neither_sees_nor_touches_the_plans_of_another(proxy: Proxy, tr
 )
 def test_a_plan_fetches_nothing_that_its_client_may_not_read(proxy: Proxy, url: str, trials: Trials) -> None:
     body = json.dumps({"reads": [f"s3://{NAME}/other/a", url]}).encode()
-    assert asked(proxy, wire(proxy, OTHER, "PUT", "/_outrider/plan/stolen", body=body)).code == "AccessDenied"
-    assert asked(proxy, wire(proxy, OTHER, "GET", "/_outrider/plan/stolen")).status == 404
+    assert answer_to(proxy, wire(proxy, OTHER, "PUT", "/_outrider/plan/stolen", body=body)).code == "AccessDenied"
+    assert answer_to(proxy, wire(proxy, OTHER, "GET", "/_outrider/plan/stolen")).status == 404
     trials.record("security", "a plan that names what its teller may not read", "AccessDenied")
 
 
@@ -224,12 +224,14 @@ def test_a_plan_fetches_nothing_that_its_client_may_not_read(proxy: Proxy, url: 
     ],
 )
 def test_a_plan_reaches_no_other_host(proxy: Proxy, url: str) -> None:
-    answer = asked(proxy, wire(proxy, OTHER, "PUT", "/_outrider/plan/x", body=json.dumps({"reads": [url]}).encode()))
+    answer = answer_to(
+        proxy, wire(proxy, OTHER, "PUT", "/_outrider/plan/x", body=json.dumps({"reads": [url]}).encode())
+    )
     assert answer.code in ("InvalidArgument", "AccessDenied")
 
 
 def test_the_status_for_a_tenant_has_no_names_and_no_addresses(proxy: Proxy) -> None:
-    body = asked(proxy, wire(proxy, OTHER, "GET", "/_outrider/status.json")).body.decode()
+    body = answer_to(proxy, wire(proxy, OTHER, "GET", "/_outrider/status.json")).body.decode()
     for word in ("127.0.0.1", "http", NAME, "team", TEAM[0]):
         assert word not in body
 

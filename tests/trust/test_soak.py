@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.crowd import Client, Head
+from tests.support.conditions import Fault, FaultKind
 from tests.support.fakes import ramp
-from tests.support.proxy import ServedProxy
+from tests.support.proxy import ServedProxy, Vitals
+from tests.support.rawhttp import Client, Head
 from tests.support.trials import Trials, rounds
-from tests.support.vitals import Vitals
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +47,7 @@ DESCRIPTORS_MORE_MAX = BLOCKS + 64
 THREADS_MORE_MAX = 16
 
 
-def weather() -> list[Fault]:
+def conditions() -> list[Fault]:
     return [
         Fault(FaultKind.RESET, times=None, probability=0.02, after_bytes=300_000),
         Fault(FaultKind.TRUNCATE, times=None, probability=0.02, after_bytes=70_000),
@@ -108,7 +107,7 @@ class Customer:
             self._connection = None
 
     async def _answer(self, client: Client, expected: list[bytes | None], *, head_only: bool = False) -> Head:
-        """Check that the answer is one of `expected` (None: no object), or an error that the weather explains."""
+        """Check that the answer is one of `expected` (None: no object), or an error that the conditions explains."""
         head = await client.head()
         if head.status in (500, 503) or (head.status == 404 and None in expected):
             if not head_only:
@@ -227,8 +226,8 @@ def objects(bucket: Bucket) -> None:
 async def test_a_mixed_day_in_bad_weather_leaves_nothing_behind(
     bucket: Bucket, simulator: Simulator, tmp_path: Path, trials: Trials
 ) -> None:
-    simulator.weather.seed = SEED
-    simulator.weather.faults = weather()
+    simulator.conditions.seed = SEED
+    simulator.conditions.faults = conditions()
     flags = {"cache_size": CACHE_SIZE, "block_size": "1MiB"}
     proxy = ServedProxy(bucket, tmp_path, simulator.endpoint, **flags)
     proxy.forked = False  # its memory is measured

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from outrider.adapters.disk import index_snapshot
+from tests.support.conditions import Fault, FaultKind
 from tests.support.fakes import ramp
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask, request
 from tests.support.trials import SCALE, Trials, rounds
-from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -124,7 +124,7 @@ def test_requests_that_do_not_end_in_time_are_cut_visibly(
             direct = bucket.client()
             direct.put_object(Bucket=NAME, Key=f"cold-{number}", Body=DATA)
             direct.close()
-            simulator.weather.faults = [Fault(FaultKind.STALL, path_contains="cold")]
+            simulator.conditions.faults = [Fault(FaultKind.STALL, path_contains="cold")]
             with contextlib.ExitStack() as open_ones:
                 # Four bodies come from the disk. One comes from the origin, which is silent. One write does not end.
                 warm = [begun_read(proxy, open_ones) for _ in range(4)]
@@ -161,7 +161,7 @@ def test_a_request_that_is_cut_before_its_answer_began_is_logged(
 ) -> None:
     """Both requests are passed through to the bucket, which is silent. One client leaves before the stop: that ends a
     read, and no write."""
-    simulator.weather.faults = [Fault(FaultKind.LATE, times=None, method=None)]
+    simulator.conditions.faults = [Fault(FaultKind.LATE, times=None, method=None)]
     with served(bucket, tmp_path, simulator.endpoint, drain_s=0.0) as proxy:
         with RawConnection(proxy.address) as waits, RawConnection(proxy.address) as leaves:
             waits.send(request("GET", f"/{NAME}?list-type=2"))
@@ -235,18 +235,18 @@ def test_a_disk_that_does_not_answer_delays_no_stop(bucket: Bucket, tmp_path: Pa
             directory = tmp_path / moment.replace(":", " ")
             directory.mkdir()
             proxy = served(bucket, directory, drain_s=0.2 if how == "the grace ends" else 3600.0)
-            proxy.argv[proxy.argv.index("outrider")] = "tests.support.doomed"
+            proxy.argv[proxy.argv.index("outrider")] = "tests.support.kill_points"
             proxy.environment["PYTHONPATH"] += ":."
             if moment.startswith("open"):
                 with proxy:
                     assert ask(proxy.address, "GET", TARGET).body == DATA
                     proxy.settle()
-            proxy.environment["DOOM"] = moment
+            proxy.environment["KILL_POINT"] = moment
             proxies.append(open_ones.enter_context(proxy))
         for proxy in proxies:
             connection = open_ones.enter_context(RawConnection(proxy.address))
             connection.send(request("GET", TARGET))
-            if "index" in proxy.environment["DOOM"]:
+            if "index" in proxy.environment["KILL_POINT"]:
                 assert connection.read_answer().body == DATA
             else:
                 proxy.wait_until(partial(proxy.lines, "hangs"), "a call that hangs")
@@ -261,7 +261,7 @@ def test_a_disk_that_does_not_answer_delays_no_stop(bucket: Bucket, tmp_path: Pa
             assert [line["event"] for line in proxy.lines() if line["level"] == "error"] == [
                 "stop cut off: something does not answer, the cache disk as a rule"
             ]
-            del proxy.environment["DOOM"]
+            del proxy.environment["KILL_POINT"]
             # The lock went with the process, and half-written files are swept.
             proxy.start()
             assert ask(proxy.address, "GET", TARGET).body == DATA

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.metrics import Metrics
-from tests.support.metrics_page import all_metrics, page, sample_names
+from tests.support.generated_pages import all_metrics, metrics_page, sample_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ _NAME = re.compile(r"\boutrider[a-z0-9_:]+")
 
 
 def test_the_page_of_metrics_follows_the_code() -> None:
-    assert (ROOT / "docs" / "metrics.md").read_text() == page(), "run `make docs`"
+    assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), "run `make docs`"
 
 
 def test_every_exported_metric_is_on_the_page() -> None:

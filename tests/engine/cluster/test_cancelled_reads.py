@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.descriptors import open_below
+from tests.support.child import open_below
 from tests.support.engine import BLOCK, REF, as_large, by_threads
+from tests.support.event_loops import SeededLoop, SeededThreads
 from tests.support.fake_peers import PeerFault
 from tests.support.fakes import FakeOrigin, ramp
 from tests.support.members import Cluster, Node, cluster
-from tests.support.scheduler import SeededLoop, SeededThreads
 
 DATA = ramp(3 * BLOCK + 5)
 WAITS_MAX = 2000

@@ -14,10 +14,9 @@ from outrider.core.cluster.member import Member
 from outrider.core.model import ObjectRef
 from tests.engine.cluster.test_late_forgets import forgets, known_to_all, never, to
 from tests.engine.cluster.test_writes import write
-from tests.support.fake_peers import FakeMember
+from tests.support.fake_peers import FakeMember, hello_of
 from tests.support.fakes import RAMP
 from tests.support.members import Cluster, Node, Time, cluster, joined_by
-from tests.support.peer_wire import hello_of
 
 MEMBERS, WRITES = 50, 32
 OLD, NEW = RAMP[:1000], RAMP[:2000]

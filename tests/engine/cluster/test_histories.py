@@ -20,11 +20,13 @@ from outrider.core.model import ObjectRef
 from outrider.engine.read.version_answers import NotCacheable
 from tests.engine.cluster.test_writes import write
 from tests.support.engine import BLOCK, as_large, as_small, by_threads
+from tests.support.event_loops import SeededLoop, SeededThreads
 from tests.support.fake_peers import PeerFault
 from tests.support.fakes import FakeOrigin, ramp
 from tests.support.members import Cluster, Node, Time, cluster
-from tests.support.scheduler import SeededLoop, SeededThreads
 from tests.support.trials import rounds
+
+pytestmark = pytest.mark.one_python
 
 KEYS = [ObjectRef("train", name) for name in "xyz"]
 SIZES = (0, 1000, BLOCK, 2 * BLOCK + 5)

@@ -22,6 +22,8 @@ from tests.support.fakes import Stored, ramp
 from tests.support.members import Cluster, Node, Time, cluster
 from tests.support.trials import rounds
 
+pytestmark = pytest.mark.one_python
+
 SIZE = 4 * BLOCK
 TTL_S = 60
 YEAR_S = 1_767_225_600

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.core.model import ObjectRef
 from outrider.engine.status.cluster_part import ClusterPart
-from tests.support.executed_lines import lines_of
+from tests.support.counted_work import lines_of
 from tests.support.fake_peers import FakeMember
 from tests.support.members import Node, Time, cluster, joined_by
 

@@ -22,8 +22,8 @@ from outrider.engine.fill.refused import OriginRefused
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from tests.support.engine import REF, all_of
+from tests.support.event_loops import VirtualTime
 from tests.support.fakes import RAMP, FakeOrigin, Fault
-from tests.support.virtual_time import VirtualTime
 
 DATA = RAMP[:5000]
 GET = OriginRequest("GET", REF.bucket, REF.key)

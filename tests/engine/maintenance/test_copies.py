@@ -11,8 +11,8 @@ from outrider.core.cache.block_file import usual_disk_bytes
 from outrider.core.cluster.messages import Command, CommandAnswer
 from outrider.core.errors import InvalidArgument
 from outrider.core.maintenance.object_list import SavedWarmup
+from tests.engine.maintenance.maintaining import COUNT, EVERY, LIST, REFS, SIZE, Room, room
 from tests.support.engine import BLOCK
-from tests.support.maintaining import COUNT, EVERY, LIST, REFS, SIZE, Room, room
 
 WHOLE_BYTES = COUNT * (3 * usual_disk_bytes(BLOCK) + usual_disk_bytes(5))
 

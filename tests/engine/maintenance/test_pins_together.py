@@ -12,8 +12,8 @@ from outrider.core.cluster.messages import Command, CommandAnswer
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.errors import NoRoom, NoSuchKey
 from outrider.core.model import ObjectRef
+from tests.engine.maintenance.maintaining import COUNT, EVERY, LIST, REFS, SIZE, Room, room
 from tests.support.engine import BLOCK
-from tests.support.maintaining import COUNT, EVERY, LIST, REFS, SIZE, Room, room
 
 A_FEW = b"s3://train/shard-{000000..000001}.tar"
 DISK_BYTES = COUNT * (3 * usual_disk_bytes(BLOCK) + usual_disk_bytes(5))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from outrider.core.errors import NoSuchKey, ServiceUnavailable
+from tests.engine.maintenance.maintaining import COUNT, EVERY, LIST, REFS, SIZE, room
 from tests.support.damage import block_files
 from tests.support.engine import BLOCK
-from tests.support.maintaining import COUNT, EVERY, LIST, REFS, SIZE, room
 
 
 async def test_each_member_warms_its_blocks_and_the_progress_is_the_sum(tmp_path: Path) -> None:

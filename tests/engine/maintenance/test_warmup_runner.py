@@ -20,8 +20,8 @@ from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
 from tests.support.engine import BLOCK, Engine, engine
+from tests.support.event_loops import VirtualTime
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, no_patience_ends, ramp
-from tests.support.virtual_time import VirtualTime
 
 COUNT = 6
 REFS = [ObjectRef("train", f"shard-{number:06d}.tar") for number in range(COUNT)]

@@ -12,7 +12,7 @@ from outrider.core.operator.affinity import Holding
 from outrider.core.operator.holdings import HeldDataset
 from outrider.engine.operator.holdings import Holdings, pods_of
 from outrider.operator_ports import CacheError, CachePod, KubeError, Manifest
-from tests.support.kube import FakeKube
+from tests.support.fake_kube import FakeKube
 
 
 def endpoint(address: str, node: str | None, *, zone: str | None = None, **conditions: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.core.operator.certificates import AUTHORITY_S, BACKDATED_S, DAY_S, SERVER_S, SETTLE_S, Issued
 from outrider.engine.operator.keeper import Keeper
 from outrider.operator_ports import ConflictError, KubeError
-from tests.support.kube import CONFIGURATION, HOST, NAME, SECRET, FakeKube, configuration
+from tests.support.fake_kube import CONFIGURATION, HOST, NAME, SECRET, FakeKube, configuration
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 STEP_S = 10.0

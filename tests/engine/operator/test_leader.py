@@ -10,8 +10,8 @@ import pytest
 from outrider.core.operator.leadership import LEASE_S, RENEW_S
 from outrider.engine.operator.leader import Leader
 from outrider.operator_ports import KubeError
+from tests.support.fake_kube import LEASE, NAME, FakeKube
 from tests.support.fakes import FakeClock
-from tests.support.kube import LEASE, NAME, FakeKube
 
 
 def leader(kube: FakeKube, me: str, clock: FakeClock, *, wall_s: float = 0.0) -> Leader:

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.engine.operator.rights import CHECK_S, Rights
 from outrider.operator_ports import KubeError
-from tests.support.kube import NAME, FakeKube
+from tests.support.fake_kube import NAME, FakeKube
 
 
 class World:

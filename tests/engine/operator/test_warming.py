@@ -11,7 +11,7 @@ from outrider.core.operator.pod_patch import wishes_in
 from outrider.engine.operator.holdings import Holdings
 from outrider.engine.operator.warming import Warming
 from outrider.operator_ports import CacheError, CachePod, Manifest
-from tests.support.kube import FakeKube
+from tests.support.fake_kube import FakeKube
 from tests.support.pods import DATA, Pod, near
 
 NODES = {"a1": "a", "a2": "a", "b1": "b", "b2": "b"}

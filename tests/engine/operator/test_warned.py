@@ -12,14 +12,14 @@ import pytest
 from outrider.engine.operator.event_writer import EventWriter
 from outrider.engine.operator.warned import Warned
 from outrider.operator_ports import ConflictError, KubeError, Manifest
-from tests.support import kube
+from tests.support import fake_kube
 from tests.support.pods import Pod, near, pod
 
 NOW = datetime(2026, 1, 1, 0, 0, 0, tzinfo=UTC).timestamp()
 
 
 @dataclass
-class FakeKube(kube.FakeKube):
+class FakeKube(fake_kube.FakeKube):
     """An Event whose name is taken is refused. `looks`: the namespaces that were listed, by label."""
 
     pods: list[Pod] = field(default_factory=list)

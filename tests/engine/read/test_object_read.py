@@ -38,6 +38,8 @@ from outrider.ports import BlockWriter, Buffer
 from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, engine, pieces_of, taken
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp
 
+pytestmark = pytest.mark.one_python
+
 SIZE = 5 * BLOCK + 777
 DATA = RAMP[:SIZE]
 OTHER = ramp(SIZE, start=17)

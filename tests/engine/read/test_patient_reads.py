@@ -22,8 +22,8 @@ from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.write.upload import Upload
 from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of
+from tests.support.event_loops import VirtualTime
 from tests.support.fakes import AtOnce, FakeOrigin, Fault, ramp
-from tests.support.virtual_time import VirtualTime
 
 DATA = ramp(15 * BLOCK + 5)
 RETRY_AFTER = (("retry-after", "2"),)

@@ -29,7 +29,9 @@ from outrider.engine.read.version_rows import Mark
 from outrider.metrics import Metrics
 from outrider.ports import Belief, Name
 from tests.support.fakes import FakeClock
-from tests.support.fuzzing import fuzzing
+from tests.support.trials import fuzzing
+
+pytestmark = pytest.mark.one_python
 
 A, B, C = ObjectRef("bkt", "a"), ObjectRef("bkt", "b"), ObjectRef("other", "a")
 NAMES = (A, B, C)

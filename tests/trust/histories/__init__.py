@@ -6,7 +6,7 @@ bucket in this process, which knows the order of all versions.
 
 - `record`: the record of a round. Each 16 bytes of a body name their write and their place.
 - `checks`: the pure judge of a record.
-- `bucket`: the bucket, with three forms of ETags, and weather.
+- `bucket`: the bucket, with three forms of ETags, and conditions.
 - `clients`: writers by all forms of writes, past the members too, and readers at all members.
 - `faults`: the schedule of faults, drawn from the seed, and how they are carried out.
 - `rounds`: one round and their sum, and its table.

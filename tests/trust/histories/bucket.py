@@ -1,5 +1,5 @@
 """A bucket in this process: a small S3 server that takes writes, keeps the order in which they became true, and has
-weather of its own.
+conditions of its own.
 
 The folder of an object says which ETags it has. In `hash/` they are those of AWS: the MD5, of an object of several
 parts a hash and `-2`. In `parts/` all have the latter form. In `opaque/` an ETag is a name that an overwrite keeps
@@ -20,8 +20,7 @@ from xml.sax.saxutils import escape
 
 from tests.support.bucket import REGION
 from tests.support.odd_origin import OddOrigin
-from tests.support.odd_replies import Reply, refusal
-from tests.support.oddities import Stored
+from tests.support.oddities import Reply, Stored, refusal
 from tests.trust.histories.record import CELL_BYTES, Version, is_part, numbers_in
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ IS_OWN = b"The origin is odd."
 _XML = ("Content-Type", "application/xml")
 
 
-class Weather(StrEnum):
+class Conditions(StrEnum):
     """A fault that a request of a member meets at the bucket."""
 
     BUSY = "503"
@@ -49,13 +48,13 @@ class Weather(StrEnum):
 
 
 class Bucket(OddOrigin):
-    """`weather`: the fault that strikes each request with `probability`. `deletes`: the number of the DELETE that is
+    """`conditions`: the fault that strikes each request with `probability`. `deletes`: the number of the DELETE that is
     under way for a key, since a DELETE has no body that would tell it; others are no part of the history."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
         self._chance = chance
-        self.weather: Weather | None = None
+        self.conditions: Conditions | None = None
         self.probability = 0.0
         self.deletes: dict[str, int] = {}
         self.versions: dict[str, list[Version]] = {}
@@ -110,29 +109,29 @@ class Bucket(OddOrigin):
         self, odd: Oddities, seen: Seen, bucket: str, key: str, query: Mapping[str, str], body: bytes
     ) -> Reply:  # fmt: skip
         self.seen.clear()
-        if self._strikes(Weather.RESET):
+        if self._strikes(Conditions.RESET):
             raise ConnectionResetError
-        if self._strikes(Weather.BUSY):
+        if self._strikes(Conditions.BUSY):
             return refusal(503, seen.method)
         if seen.method in ("GET", "HEAD"):
             return super()._reply(odd, seen, bucket, key, query, body)
         reply = self._written(seen, key, query, body)
-        if self._strikes(Weather.LOST):
+        if self._strikes(Conditions.LOST):
             raise ConnectionResetError
         return reply
 
     async def _send(self, writer: asyncio.StreamWriter, odd: Oddities, seen: Seen, reply: Reply) -> None:
-        if self._strikes(Weather.SLOW):
+        if self._strikes(Conditions.SLOW):
             await asyncio.sleep(self._chance.uniform(0.1, 1.0))
         # A refusal is asked for five times in all: it must not often break off as often in a row.
         breaks = reply.status < 400 or self._chance.random() < 0.1
-        if reply.body and seen.method == "GET" and breaks and self._strikes(Weather.BROKEN):
+        if reply.body and seen.method == "GET" and breaks and self._strikes(Conditions.BROKEN):
             reply.told, reply.closes = len(reply.body), True
             reply.body = reply.body[: self._chance.randrange(len(reply.body))]
         await super()._send(writer, odd, seen, reply)
 
-    def _strikes(self, weather: Weather) -> bool:
-        return self.weather is weather and self._chance.random() < self.probability
+    def _strikes(self, conditions: Conditions) -> bool:
+        return self.conditions is conditions and self._chance.random() < self.probability
 
     def _written(self, seen: Seen, key: str, query: Mapping[str, str], body: bytes) -> Reply:
         if seen.method == "DELETE":

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from tests.trust.histories.bucket import Weather
+from tests.trust.histories.bucket import Conditions
 from tests.trust.histories.record import BUCKET, Disturbance, Down
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from tests.support.hanging_disk import HangingDisk
+    from tests.support.faulty_disk import HangingDisk
     from tests.support.namespaces import Switch
     from tests.support.nodes import Node
     from tests.trust.histories.bucket import Bucket
@@ -57,7 +57,7 @@ NEEDS_NETWORK = frozenset(
 class Fault:
     """After `calm_s`, for `for_s`. `nodes`: in a random order, of which a fault takes as many as it needs."""
 
-    what: Kind | Weather
+    what: Kind | Conditions
     calm_s: float
     for_s: float
     nodes: Sequence[str] = ()
@@ -70,9 +70,9 @@ def schedule(
     """The faults of members, and those of the bucket, for so long. Each kind comes before one comes again. `calm_s`:
     some calms are so long that all members have heard of all writes by their end."""
 
-    def drawn(kinds: Sequence[Kind | Weather]) -> list[Fault]:
+    def drawn(kinds: Sequence[Kind | Conditions]) -> list[Fault]:
         faults: list[Fault] = []
-        left: list[Kind | Weather] = []
+        left: list[Kind | Conditions] = []
         spent_s = 0.0
         while True:
             left = left or chance.sample(kinds, len(kinds))
@@ -87,7 +87,7 @@ def schedule(
                 return faults
             faults.append(fault)
 
-    return drawn(kinds), drawn(list(Weather))
+    return drawn(kinds), drawn(list(Conditions))
 
 
 @dataclass
@@ -109,11 +109,11 @@ class Faults:
             await asyncio.sleep(fault.calm_s)
             self.say(f"{fault.what} for {fault.for_s:.1f} s {' '.join(fault.nodes)}")
             self.counts[fault.what.value if isinstance(fault.what, Kind) else f"the bucket: {fault.what}"] += 1
-            if isinstance(fault.what, Weather):
+            if isinstance(fault.what, Conditions):
                 began = time.monotonic()
-                self.bucket.weather, self.bucket.probability = fault.what, 0.2 + 0.7 * fault.number
+                self.bucket.conditions, self.bucket.probability = fault.what, 0.2 + 0.7 * fault.number
                 await asyncio.sleep(fault.for_s)
-                self.bucket.weather = None
+                self.bucket.conditions = None
                 self._disturbed(fault.what, [BUCKET], [], began)
             elif fault.what is Kind.HANG:
                 await self._of_a_disk(fault)
@@ -122,7 +122,7 @@ class Faults:
             else:
                 await self._of_a_process(fault)
 
-    def _disturbed(self, why: Kind | Weather, some: Sequence[str], others: Sequence[str], began: float) -> None:
+    def _disturbed(self, why: Kind | Conditions, some: Sequence[str], others: Sequence[str], began: float) -> None:
         self.history.disturbances.append(
             Disturbance(why, frozenset(some), frozenset(others), began, time.monotonic())
         )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from outrider.core.cache.freshness import Freshness
 from tests.support.child import scratch_directory
-from tests.support.hanging_disk import HangingDisk, can_hang
+from tests.support.faulty_disk import HangingDisk, can_hang
 from tests.support.namespaces import Switch, are_here
 from tests.support.nodes import Nodes
 from tests.trust.histories.bucket import Bucket

@@ -16,8 +16,7 @@ from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.forward_proxy import ForwardProxy
 from outrider.core.errors import OriginBroke
 from outrider.metrics import Metrics
-from tests.support.asked import pieces_of
-from tests.support.fakes import RAMP
+from tests.support.fakes import RAMP, pieces_of
 
 T = TypeVar("T")
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.core.operator.certificates import Issued, Kept, Validity, secret_of, with_authority
 
+pytestmark = pytest.mark.lowest
+
 DAY_S = 24 * 3600.0
 NAMES = frozenset({"a.b.svc", "c.b.svc"})
 CERTIFIER = X509Certifier()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.executed_lines import lines_of
-from tests.support.planned import PlannedStore, shuffled, think
+from tests.support.counted_work import lines_of
+from tests.support.planner import PlannedStore, shuffled, think
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.core.ahead.planner import Planner
 from outrider.core.cache.pins import Pins
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from tests.support.planned import calls_of
+from tests.support.counted_work import calls_of
 
 SIZE = 10
 OLD, NEW = b"1" * 16, b"2" * 16

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, Epoch
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from tests.support.planned import BLOCK, PlannedStore, calls_of, drive, land, ratio, shuffled, think
+from tests.support.counted_work import calls_of
+from tests.support.planner import BLOCK, PlannedStore, drive, land, ratio, shuffled, think
 
 
 def cut(keys: list[int], sizes: list[int]) -> list[tuple[int, list[int]]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outrider.core.ahead.hints import Hint, HintedObjects
 from outrider.core.ahead.prefetch_candidates import Want
 from outrider.core.model import BlockKey, ObjectRef
-from tests.support.planned import BLOCK, PlannedStore
+from tests.support.planner import BLOCK, PlannedStore
 
 COUNT = 40
 

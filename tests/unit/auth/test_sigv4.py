@@ -17,7 +17,7 @@ from outrider.core import errors
 from outrider.core.auth.sigv4 import Credentials, SignedRequest, SigningKeys, sign_headers
 from outrider.core.s3.body_integrity import UNSIGNED, PayloadForm, PayloadRule
 from outrider.core.s3.encoding import encode_path, encode_query, encode_url_query, parse_query
-from tests.support.signed import (
+from tests.support.signed_requests import (
     AT,
     AWS,
     EMPTY,

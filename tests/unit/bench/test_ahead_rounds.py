@@ -6,7 +6,7 @@ import pytest
 
 from tests.bench.ahead import Compared
 from tests.bench.ahead_live import Epoch
-from tests.support.weather import Counts
+from tests.support.conditions import Counts
 
 NONE = Counts({}, 0, 0, 0, 0)
 

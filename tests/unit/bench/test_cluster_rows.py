@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.bench.cluster import ROWS
-from tests.bench.cluster_goals import Measured, markdown
-from tests.bench.cluster_plot import plot
+from tests.bench.cluster_goals import Measured, markdown, plot
 from tests.support.pages import ROOT
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.bench import demo
-from tests.support.weather import Counts
+from tests.support.conditions import Counts
 
 
 def test_an_epoch_that_takes_too_long_is_told_with_the_bytes_that_came() -> None:

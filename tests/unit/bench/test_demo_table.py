@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench.table import Row, footnotes
+from tests.bench.demo import Row, footnotes
 
 
 def rows(*waits_s: float) -> list[Row]:

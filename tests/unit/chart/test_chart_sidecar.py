@@ -19,14 +19,18 @@ from tests.support.chart import (
     CHART,
     KUBERNETES,
     NAMESPACE,
+    README,
     RELEASE,
     Cluster,
     Manifest,
     Values,
+    block,
+    described,
     manifests,
     secrets_for,
+    table,
+    with_table,
 )
-from tests.support.chart_readme import README, block, described, table, with_table
 
 
 @pytest.fixture(scope="module")

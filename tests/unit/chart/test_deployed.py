@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from helm_python import HelmError
 
-from tests.support import deployed
+from tests.support import fake_kubectl
 from tests.support.chart import CHART, CLIENT, Manifest
-from tests.support.cluster import Cluster, Refused, helm, kubectl
+from tests.support.fake_kubectl import Cluster, Refused, helm, kubectl
 
 IMAGE = "image.repository=registry.example.org/outrider"
 INSTALL = ["install", "outrider", str(CHART), "-n", "training", "--set"]
@@ -48,10 +48,10 @@ def test_pods_that_would_not_start_are_found(
     cluster.add([NAMESPACE, *secrets])
     helm(cluster, "", [*INSTALL, values])
     if wrong is None:
-        deployed.check(cluster, tmp_path)
+        fake_kubectl.check(cluster, tmp_path)
         return
     with pytest.raises((AssertionError, Refused, ValueError), match=wrong):
-        deployed.check(cluster, tmp_path)
+        fake_kubectl.check(cluster, tmp_path)
 
 
 def test_the_stand_in_refuses_the_same_as_a_cluster(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_upgrade_keeps_the_values_only_if_it_is_told_to(tmp_path: Path) -> No
     helm(cluster, "", [*INSTALL, IMAGE, "--set", "settings.region=eu-central-1"])
     upgrade = ["upgrade", *INSTALL[1:], "service.port=9999"]
     helm(cluster, "", [*upgrade, "--reset-then-reuse-values"])
-    deployed.check(cluster, tmp_path / "kept")
+    fake_kubectl.check(cluster, tmp_path / "kept")
     helm(cluster, "", upgrade)
     with pytest.raises(AssertionError, match=r"^outrider:"):
-        deployed.check(cluster, tmp_path / "lost")
+        fake_kubectl.check(cluster, tmp_path / "lost")

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_the_script_starts_outrider_as_a_member_with_a_key_of_the_job(tmp_path: 
     assert not settings.peer_key_file.exists(), "the key goes with the job"
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the pinned torch has no wheel for newer Pythons")
+@pytest.mark.skipif(find_spec("torch") is None, reason="no torch: `make install-all` brings it for Python 3.11")
 def test_torchrun_accepts_the_command_of_the_script(tmp_path: Path) -> None:
     from torch.distributed.run import parse_args
 

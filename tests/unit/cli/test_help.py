@@ -11,6 +11,8 @@ import pytest
 
 from outrider import cli
 
+pytestmark = pytest.mark.lowest
+
 # A terminal has 80 columns. The help has a blank on each side.
 WIDTH = 78
 

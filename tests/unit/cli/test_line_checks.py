@@ -15,12 +15,12 @@ from outrider.core.model import ObjectRef
 from outrider.metrics import Metrics
 from tests.contract.test_origin import Keys
 from tests.support.bucket import REGION
-from tests.support.tls_front import TlsFront
+from tests.support.tls import TlsFront
 
 if TYPE_CHECKING:
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
     from tests.support.simulator import Simulator
+    from tests.support.tls import Certificate
 
 
 @pytest.mark.parametrize(

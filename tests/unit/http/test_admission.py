@@ -18,8 +18,7 @@ from outrider.core.operator.pod_patch import Offers
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.http.operator.admission import DECIDE_S, Admission, ReviewError
 from tests.support.pages import ROOT
-from tests.support.pod_schema import KUBERNETES, validate
-from tests.support.pods import near, patched, pod, review_of
+from tests.support.pods import KUBERNETES, near, patched, pod, review_of, validate
 
 
 def held(_: Sequence[str]) -> list[Holding]:

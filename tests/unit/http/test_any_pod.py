@@ -14,9 +14,10 @@ from outrider.core.operator.affinity import Holding
 from outrider.core.operator.pod_patch import Offers, Sidecar, opened
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.http.operator.admission import Admission
-from tests.support.fuzzing import fuzzing
-from tests.support.pod_schema import KUBERNETES, pods, validate
-from tests.support.pods import Pod, patched
+from tests.support.pods import KUBERNETES, Pod, patched, pods, validate
+from tests.support.trials import fuzzing
+
+pytestmark = pytest.mark.one_python
 
 HELD = [Holding("node-a", "zone-1", 1.0), Holding("node-b", "zone-1", 0.3), Holding(None, "zone-1", 1.0)]
 SIDECAR = Sidecar(

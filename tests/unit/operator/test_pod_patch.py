@@ -11,8 +11,7 @@ import pytest
 from outrider.core.operator.affinity import Holding
 from outrider.core.operator.pod_patch import GATE, Offers, Sidecar, opened, patch_of, wishes_in
 from outrider.core.operator.wishes import Inject, WishError
-from tests.support.pod_schema import KUBERNETES, validate
-from tests.support.pods import Pod, near, patched, pod
+from tests.support.pods import KUBERNETES, Pod, near, patched, pod, validate
 
 URL = "http://outrider.cache.svc:9480"
 INSIDE = "http://127.0.0.1:9480"

@@ -10,8 +10,8 @@ from botocore.credentials import Credentials
 from outrider.adapters.origin.endpoint import Endpoint, moved
 from outrider.core.errors import SignatureDoesNotMatch
 from outrider.ports import OriginRequest
-from tests.support.signed import AWS, of_boto, with_header
-from tests.support.signed import ask as verified
+from tests.support.signed_requests import AWS, of_boto, with_header
+from tests.support.signed_requests import ask as verified
 
 ENDPOINTS = [
     "https://s3.example.com", "https://s3.example.com:443", "https://s3.example.com:80", "https://s3.example.com:8443",

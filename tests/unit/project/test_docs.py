@@ -17,9 +17,9 @@ from outrider import settings
 from outrider.cli.serve import serve
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.metrics import Metrics
-from tests.support import settings_page
-from tests.support.chart_readme import README as CHART_README
-from tests.support.chart_readme import block as chart_block
+from tests.support import generated_pages
+from tests.support.chart import README as CHART_README
+from tests.support.chart import block as chart_block
 from tests.support.pages import ROOT, anchors_of, blocks_of, example_manifests, links_of, pages
 from tests.support.shellpage import SHELLS
 
@@ -134,11 +134,11 @@ def test_everything_that_pip_is_told_to_install_exists() -> None:
 
 
 def test_the_settings_page_is_up_to_date() -> None:
-    assert settings_page.PAGE.read_text() == settings_page.page(), "run `make docs`"
+    assert generated_pages.SETTINGS_PAGE.read_text() == generated_pages.settings_page(), "run `make docs`"
 
 
 def test_every_setting_is_on_its_page_with_its_flag() -> None:
-    text = settings_page.PAGE.read_text()
+    text = generated_pages.SETTINGS_PAGE.read_text()
     assert all(f"| `{name}` |" in text for name in settings.Settings.model_fields)
     assert "| `cache_size` | `--cache-size` | `OUTRIDER_CACHE_SIZE` | `80%` |" in text
     assert "| `admin_token` |  | `OUTRIDER_ADMIN_TOKEN` |" in text

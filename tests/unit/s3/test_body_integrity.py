@@ -20,7 +20,7 @@ from outrider.core.s3.body_integrity import (
     payload_rule,
     trailer_names_of,
 )
-from tests.support.signed import (
+from tests.support.signed_requests import (
     EMPTY,
     HOST,
 )

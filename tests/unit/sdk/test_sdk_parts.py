@@ -21,7 +21,7 @@ from outrider_sdk.signing import Keys, keys_of, signed_headers
 from outrider_sdk.stall import EpochStall
 from outrider_sdk.torch import AnnouncingSampler, Pace
 from outrider_sdk.urls import object_of
-from tests.support.signed import awkward_keys
+from tests.support.signed_requests import awkward_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

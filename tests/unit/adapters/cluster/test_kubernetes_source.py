@@ -11,9 +11,8 @@ from outrider.adapters.cluster.kubernetes_source import KubernetesSource
 from outrider.core.cluster.member import Listed
 from outrider.settings import SettingsError
 from outrider.settings.members import KubernetesPeers
-from tests.support.api_server import endpoint, endpoint_slice
 from tests.support.logs import logged
-from tests.support.member_sources import KubernetesWorld, Told, Watched, kubernetes
+from tests.support.member_sources import KubernetesWorld, Told, Watched, endpoint, endpoint_slice, kubernetes
 
 A, B, C = Told("10.0.0.1", "n1", "z1"), Told("10.0.0.2", "n2", "z2"), Told("10.0.0.3", "n3", "z1")
 

@@ -9,6 +9,8 @@ from outrider.core.cluster.member import Listed
 from outrider.settings import SettingsError
 from tests.support.member_sources import Watched
 
+pytestmark = pytest.mark.lowest
+
 
 @pytest.mark.parametrize(
     ("folded", "nodes"),

@@ -14,7 +14,7 @@ from outrider.core.ahead.dataset.registry import DatasetRegistry
 from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from tests.support.planned import calls_of
+from tests.support.counted_work import calls_of
 
 MIB = 2**20
 DATASETS_MAX = 4096

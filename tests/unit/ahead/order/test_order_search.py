@@ -20,7 +20,7 @@ from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.scenarios import JobSpec, Order, Shards
-from tests.support.sampled import SIZE, Sampled, beside_each_other, drifting
+from tests.support.planner import SIZE, Sampled, beside_each_other, drifting
 from tests.support.trials import SCALE
 
 RATE = 2e6

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.scenarios import JobSpec, Shards, order_of
-from tests.support.planned import PlannedStore, drive, shuffled
+from tests.support.planner import PlannedStore, drive, shuffled
 from tests.support.trials import SCALE
 
 SHARDS = Shards(200, 8 * 2**20)

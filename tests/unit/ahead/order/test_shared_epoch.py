@@ -12,7 +12,7 @@ from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.order.epoch import Epoch
 from outrider.core.ahead.prefetch_candidates import Candidates, Want
 from outrider.core.model import ObjectRef
-from tests.support.planned import PlannedStore, drive, ratio, shuffled
+from tests.support.planner import PlannedStore, drive, ratio, shuffled
 
 
 def listed(count: int) -> PlannedStore:

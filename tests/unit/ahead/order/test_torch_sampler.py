@@ -23,7 +23,7 @@ from outrider.core.ahead.order.torch_sampler import (
     order_at_once,
     turn_of,
 )
-from tests.support.sampled import beside_each_other
+from tests.support.planner import beside_each_other
 from tests.support.trials import rounds
 from tests.unit.ahead.conftest import SEEDS
 

@@ -21,7 +21,7 @@ from outrider.core.ahead.order.webdataset_shuffle import (
 )
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.scenarios import JobSpec, Order, Shards
-from tests.support.sampled import Sampled
+from tests.support.planner import Sampled
 from tests.support.trials import SCALE
 
 T = TypeVar("T")
