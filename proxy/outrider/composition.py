@@ -23,7 +23,7 @@ from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.descriptor_budget import DescriptorBudget
-from outrider.core.cache.memory_budget import MemoryBudget, Shares
+from outrider.core.cache.memory_budget import MemoryBudget, MemoryShares
 from outrider.core.cache.pins import Pins, SavedPin
 from outrider.core.cache.policies import POLICIES, EvictionPolicy
 from outrider.core.cache.tenant_blocks import TenantBlocks
@@ -150,7 +150,7 @@ class Resources:
     credentials: AwsCredentials
     origin: Origin
     oddities: OriginOddities
-    shares: Shares
+    shares: MemoryShares
     tasks: Background
     stack: AsyncExitStack
     descriptors: DescriptorBudget

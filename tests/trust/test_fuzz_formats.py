@@ -20,7 +20,7 @@ from outrider.core.errors import S3Error
 from outrider.core.s3.aws_chunked import ChunkedDecoder
 from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm
 from outrider.core.s3.list_page import parse_page
-from outrider.core.s3.operation import Kind, classify
+from outrider.core.s3.operation import OperationKind, classify
 from outrider.core.s3.xml import keys_to_delete
 from tests.support.awschunked import SIGNED, SIGNED_TRAILER, Chunked, checksum
 from tests.support.awschunked import chunk_signing as signing_of
@@ -362,4 +362,4 @@ def _meaning(query: str) -> list[tuple[str, str]]:
 
 def test_a_cacheable_read_is_of_a_get_or_head_alone() -> None:
     for method in ("PUT", "POST", "DELETE", "PATCH", "OPTIONS", "get", "TRACE"):
-        assert classify(method, "/bkt/k", ()).kind is Kind.FORWARD
+        assert classify(method, "/bkt/k", ()).kind is OperationKind.FORWARD

@@ -93,7 +93,7 @@ class DiskBlockWriter:
         async with self._opening:
             return await self._write(offset, pieces)
 
-    async def receiver(self, offset: int, is_awaited: Callable[[], bool]) -> BlockReceiver:
+    async def receiver(self, offset: int, is_awaited: Callable[[], bool]) -> DiskBlockReceiver:
         if self._file is None:
             async with self._opening:
                 if self._file is None:
@@ -101,7 +101,7 @@ class DiskBlockWriter:
                         await self._in_thread(self._create)
                     except OSError as error:
                         raise self._work.write_failed("create", error) from error
-        receiver = BlockReceiver(self, self.lease(), self._work, offset, is_awaited)
+        receiver = DiskBlockReceiver(self, self.lease(), self._work, offset, is_awaited)
         self._working.add(receiver.over)
         receiver.over.add_done_callback(self._working.discard)
         return receiver
@@ -263,7 +263,7 @@ class DiskBlockWriter:
             self._reservation.released(self._disk, self._meta, self._header.disk_bytes, left_behind=left_behind)
 
 
-class BlockReceiver:
+class DiskBlockReceiver:
     """Puts the bytes that a thread receives into a block, from `offset` of its payload on."""
 
     def __init__(

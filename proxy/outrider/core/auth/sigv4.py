@@ -131,7 +131,7 @@ class SigningKeys:
         return key
 
 
-class Scope(NamedTuple):
+class CredentialScope(NamedTuple):
     """The access key, and the scope of its signing key. `text`: the Credential without the access key."""
 
     access_key: str
@@ -144,7 +144,7 @@ class Scope(NamedTuple):
 class _Claim(NamedTuple):
     """A SigV4 signature from the Authorization header or from the query. `query`: the pairs that it covers."""
 
-    scope: Scope
+    scope: CredentialScope
     amz_date: str
     signed_headers: str
     payload_hash: str
@@ -373,7 +373,7 @@ def _not_sigv4(authorization: str) -> S3Error:
     return InvalidArgument("Unsupported Authorization Type.")
 
 
-def scope_of(credential: str, amz_date: str, error: type[S3Error], wanted: str = "s3") -> Scope:
+def scope_of(credential: str, amz_date: str, error: type[S3Error], wanted: str = "s3") -> CredentialScope:
     """The parts of a Credential. Raises `error`: it is malformed, or of another day than `amz_date`."""
     # Split from the right: an access key may hold a slash, a scope cannot.
     parts = credential.rsplit("/", 4)
@@ -384,7 +384,7 @@ def scope_of(credential: str, amz_date: str, error: type[S3Error], wanted: str =
         raise error(f"The Credential is for another service; it must end in {wanted}/aws4_request.")
     if date != amz_date[:8]:
         raise error("The date of the Credential is not the date of the request.")
-    return Scope(access_key, date, region, credential[len(access_key) + 1 :], service)
+    return CredentialScope(access_key, date, region, credential[len(access_key) + 1 :], service)
 
 
 def _check_expiry(expires: str, sent_at: float, now: float, skew_s: float) -> None:

@@ -22,7 +22,7 @@ _BLOCKS_MAX = 4_000_000
 _VERSIONS_MAX = 200_000
 
 
-class Finding(Enum):
+class CrcFinding(Enum):
     """The news that the CRC of a block is."""
 
     WAITING = "other blocks are not known yet"
@@ -62,18 +62,18 @@ class Content:
         """Whether the CRC of the block is known."""
         return bool(self._known[index])
 
-    def add(self, index: int, digest: bytes) -> Finding:
+    def add(self, index: int, digest: bytes) -> CrcFinding:
         crc = int.from_bytes(digest, "big")
         if self._known[index]:
             if self._crcs[index] != crc:
-                return Finding.CHANGED
+                return CrcFinding.CHANGED
         else:
             self._known[index] = 1
             self._crcs[index] = crc
             self.missing -= 1
         if self.proved:
-            return Finding.PROVED
-        return Finding.WAITING if self.missing else Finding.WHOLE
+            return CrcFinding.PROVED
+        return CrcFinding.WAITING if self.missing else CrcFinding.WHOLE
 
     def drop(self, index: int) -> None:
         """The CRC of the block is not to be relied on."""

@@ -16,7 +16,7 @@ from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.s3.headers import passed_down, passed_up
-from outrider.core.s3.operation import Forgets, Operation
+from outrider.core.s3.operation import ForgetScope, Operation
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.read.object_read import CacheStatus
@@ -179,7 +179,7 @@ class Passthrough:
             outcome.in_doubt = outcome.by_head = reply.status in RETRYABLE_STATUSES
             if operation.creates and 200 <= reply.status < 300:
                 outcome.created = operation.ref
-            tells = self._elsewhere is not None and operation.forgets is not Forgets.NOTHING
+            tells = self._elsewhere is not None and operation.forgets is not ForgetScope.NOTHING
             before_last = partial(self._carried_out, touched) if tells else None
             body = _ReplyBody(reply, stack.pop_all(), outcome, before_last)
             return ForwardAnswer(reply.status, passed_down(reply.headers), reply.content_length, body)
@@ -255,13 +255,13 @@ def _expecting(request: OriginRequest, headers: Headers) -> OriginRequest:
 
 def _touched(operation: Operation, deleted_keys: Sequence[str] | None) -> list[Name]:
     """The names that a request may change."""
-    if operation.forgets is Forgets.NOTHING:
+    if operation.forgets is ForgetScope.NOTHING:
         return []
     assert operation.bucket is not None
     names: list[Name] = [*operation.sources] if operation.renames else []
-    if operation.forgets is Forgets.KEY:
+    if operation.forgets is ForgetScope.KEY:
         names.append(operation.ref)
-    elif operation.forgets is Forgets.KEYS_IN_BODY and deleted_keys is not None:
+    elif operation.forgets is ForgetScope.KEYS_IN_BODY and deleted_keys is not None:
         names += [ObjectRef(operation.bucket, key) for key in deleted_keys]
     else:
         names.append(operation.bucket)

@@ -283,7 +283,7 @@ class Connection(RequestHandler):
             self.recognised = answered
         return False
 
-    # -- a body that a thread reads: see `body_socket.Reading` ---------------------------------------------------------
+    # -- a body that a thread reads: see `body_socket.BodyConnection` --------------------------------------------------
 
     def second_socket(self) -> socket.socket | None:
         if not isinstance(self.wire, SocketSender):

@@ -25,10 +25,10 @@ from outrider.core.s3 import operation as operations
 from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import payload_rule
 from outrider.core.s3.encoding import parse_query
-from outrider.core.s3.operation import Kind, Operation
+from outrider.core.s3.operation import Operation, OperationKind
 from outrider.core.s3.plain_request import PlainRequest, known_fields, recognise
 from outrider.engine.read.hit_lookup import HitLookup, Piece
-from outrider.http.access import Access, Who, reader_name
+from outrider.http.access import Access, Principal, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_number, request_id_of, subject_of
 from outrider.http.record.hit_counts import HitCounts
 from outrider.http.record.record import Ended
@@ -52,7 +52,7 @@ _BYTES_AT_ONCE = 1024 * 1024
 _PAGED_IN_BYTES = 1024 * 1024
 
 
-_NOBODY = Who(None, None, payload_rule(()))
+_NOBODY = Principal(None, None, payload_rule(()))
 
 OnHit = Callable[[str, ObjectVersion, int, int, float], None]
 """Called with the reader (see `access.reader_name`), the version that it read, the run of bytes `[start, stop)` of it,
@@ -96,7 +96,7 @@ class FastPath:
         self._classified: tuple[PlainRequest | None, Operation | None] = (None, None)
         # The last request that the cache must not answer, because no grant covers it as a plain read or it is unsigned,
         # and its sender: for the slow path.
-        self._not_granted: tuple[PlainRequest | None, Who | None] = (None, None)
+        self._not_granted: tuple[PlainRequest | None, Principal | None] = (None, None)
         self._date = b""
         # On `time.perf_counter`: another clock would cost each hit another call.
         self._date_until = 0.0
@@ -212,7 +212,7 @@ class FastPath:
             return recognised
         return ColdHit(None, None if prepare is True else prepare, started, recognised)
 
-    def _recognised(self, data: bytes, read: PlainRequest, who: Who | None) -> bool | Recognised:
+    def _recognised(self, data: bytes, read: PlainRequest, who: Principal | None) -> bool | Recognised:
         """The findings for the slow path; False: there are none. `who` None: the sender was not admitted here."""
         if who is None and self._not_granted[0] is read:
             who = self._not_granted[1]
@@ -274,7 +274,7 @@ class FastPath:
             self._harmless_queries.put(query, harmless)
         return harmless
 
-    def _admitted(self, read: PlainRequest, name: bytes, known: Who | None) -> Who | None:
+    def _admitted(self, read: PlainRequest, name: bytes, known: Principal | None) -> Principal | None:
         """The sender, if it may read the object. `known`: the sender, if its signature was verified before."""
         if self._access.is_open:
             return _NOBODY if self._harmless_hosts.get(read.host) or self._is_harmless_host(read.host) else None
@@ -296,7 +296,7 @@ class FastPath:
         self._not_granted = read, known
         return None
 
-    def _is_granted(self, read: PlainRequest, who: Who, client: Client, asks: tuple[str, bytes]) -> bool:
+    def _is_granted(self, read: PlainRequest, who: Principal, client: Client, asks: tuple[str, bytes]) -> bool:
         operation = self._operation(read)
         try:
             if operation is None:
@@ -312,11 +312,11 @@ class FastPath:
         if self._classified[0] is not read:
             self._classified = read, _classified(read, self._domains)
         operation = self._classified[1]
-        if operation is None or operation.kind not in (Kind.GET, Kind.HEAD):
+        if operation is None or operation.kind not in (OperationKind.GET, OperationKind.HEAD):
             return None
-        if operation.kind is Kind.GET and not operation.query:
+        if operation.kind is OperationKind.GET and not operation.query:
             return operation
-        return replace(operation, kind=Kind.GET, method="GET", query=())
+        return replace(operation, kind=OperationKind.GET, method="GET", query=())
 
     def _is_harmless_host(self, host: str) -> bool:
         try:
@@ -349,7 +349,7 @@ class FastPath:
 
     def _send(
         self, read: PlainRequest, subject: Subject, wire: SocketSender, extent: Extent,
-        brought: Brought, started: float, who: Who,
+        brought: Brought, started: float, who: Principal,
     ) -> Literal[True] | Begun:  # fmt: skip
         number = new_request_number()
         status = 200 if read.range is None else 206
@@ -379,12 +379,12 @@ class FastPath:
 
     def _begun(
         self, method: str, subject: Subject, status: int, head: bytes, extent: Extent, sent: int, number: int,
-        started: float, who: Who, wire: SocketSender, reader: str, app: str, *, disk_failed: bool,
+        started: float, who: Principal, wire: SocketSender, reader: str, app: str, *, disk_failed: bool,
     ) -> Begun:  # fmt: skip
         """`head`: its unsent rest. `sent`: how many bytes of the body of `extent` were sent."""
         seconds = time.perf_counter() - started
         self._counts.first_byte(method, seconds)
-        operation = replace(subject.operation, kind=Kind(method.lower()), method=method)
+        operation = replace(subject.operation, kind=OperationKind(method.lower()), method=method)
         rest = Extent(extent.start + sent, extent.stop)
         return Begun(operation, subject.known.version, head, rest, status, sent, request_id_of(number), started,
                      _client_name(who), app, reader, min(started - wire.ended, AWAY_S_MAX),
@@ -417,7 +417,7 @@ class FastPath:
         self._subjects_bytes = 0
 
 
-def _client_name(who: Who) -> str:
+def _client_name(who: Principal) -> str:
     return "-" if who.client is None else who.client.name
 
 

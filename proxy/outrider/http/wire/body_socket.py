@@ -24,7 +24,7 @@ _BYTES_MIN = 1024 * 1024
 _PIECE_BYTES = 256 * 1024
 
 
-class Reading(Protocol):
+class BodyConnection(Protocol):
     """The part of a connection that gives its reading away. On the event loop's thread. A Protocol, as `s3` stands
     above."""
 
@@ -43,7 +43,7 @@ class Reading(Protocol):
 class BodySocket:
     """Satisfies `engine.write.upload.BodyOnSocket`. The limits of time are those of `request_body.client_body`."""
 
-    def __init__(self, request: BaseRequest, connection: Reading, timeout_s: float) -> None:
+    def __init__(self, request: BaseRequest, connection: BodyConnection, timeout_s: float) -> None:
         self._request = request
         self._connection = connection
         self._timeout_s = timeout_s

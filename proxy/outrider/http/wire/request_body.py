@@ -13,7 +13,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 
 from outrider.core.errors import IncompleteBody, RequestTimeout
-from outrider.http.wire.sender import Sender
+from outrider.http.wire.sender import WireSender
 
 # The least rate of an upload, for the time beyond `client_timeout_s` that was spent waiting for the client: a slower
 # body holds a connection to the origin for nothing.
@@ -25,13 +25,13 @@ def awaits_continue(request: BaseRequest) -> bool:
     return request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11
 
 
-async def send_continue(request: BaseRequest, wire: Sender) -> None:
+async def send_continue(request: BaseRequest, wire: WireSender) -> None:
     """Send 100 Continue if the client waits for it."""
     if awaits_continue(request):
         await wire.send(CONTINUE)
 
 
-async def client_body(request: BaseRequest, wire: Sender, timeout_s: float) -> AsyncIterator[bytes]:
+async def client_body(request: BaseRequest, wire: WireSender, timeout_s: float) -> AsyncIterator[bytes]:
     """The pieces of the body. 100 Continue is sent when the first piece is asked for, not before.
 
     Raises:

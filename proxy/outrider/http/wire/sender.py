@@ -45,7 +45,7 @@ _NEAR_S = 0.0005
 _NEAR_BUFFER_BYTES = 256 * 1024
 
 
-class Sender(Protocol):
+class WireSender(Protocol):
     """Writes in order. `send` and `send_file` raise ConnectionError when the client is gone."""
 
     ended: float
@@ -344,8 +344,8 @@ def wire_of(
     return SocketSender(transport, readers, near_bytes) if tls is None else TlsSender(transport, readers)
 
 
-async def _send_read(sender: Sender, readers: Executor, fd: int, offset: int, count: int) -> int:
-    """As `Sender.send_file`, by reads in a thread."""
+async def _send_read(sender: WireSender, readers: Executor, fd: int, offset: int, count: int) -> int:
+    """As `WireSender.send_file`, by reads in a thread."""
     sent = 0
     while sent < count:
         try:
