@@ -53,21 +53,27 @@ class Kind(Enum):
     @property
     def model(self) -> str:
         """The name of the CRC, as anycrc knows it."""
-        return _CRCS[self][0]
+        return _CRCS[self]
+
+    @property
+    def digest_bytes(self) -> int:
+        return _DIGEST_BYTES[self]
 
     def in_bytes(self, crc: int) -> bytes:
         """A digest of this CRC."""
-        return crc.to_bytes(_CRCS[self][1], "big")
+        return crc.to_bytes(self.digest_bytes, "big")
 
     def begin(self) -> Hash:
         return _Crc(self) if self.is_crc else _BEGIN[self]()
 
 
-_CRCS = {Kind.CRC64NVME: ("CRC64-NVME", 8), Kind.CRC32C: ("CRC32C", 4), Kind.CRC32: ("CRC32", 4)}
+_CRCS = {Kind.CRC64NVME: "CRC64-NVME", Kind.CRC32C: "CRC32C", Kind.CRC32: "CRC32"}
 _BEGIN: Mapping[Kind, Callable[[], Hash]] = {
     Kind.SHA1: lambda: sha1(usedforsecurity=False), Kind.SHA256: sha256, Kind.MD5: lambda: md5(usedforsecurity=False),
 }  # fmt: skip
-_DIGEST_BYTES = {Kind.SHA1: 20, Kind.SHA256: 32, Kind.MD5: 16} | {kind: size for kind, (_, size) in _CRCS.items()}
+_DIGEST_BYTES = {
+    Kind.CRC64NVME: 8, Kind.CRC32C: 4, Kind.CRC32: 4, Kind.SHA1: 20, Kind.SHA256: 32, Kind.MD5: 16,
+}  # fmt: skip
 
 
 @cache
@@ -133,7 +139,7 @@ def checksum_of(etag: str, headers: Headers) -> ContentProof | None:
         return None
     for kind in Kind:
         value = told.get(_CHECKSUM_HEADERS[kind])
-        if value is not None and len(digest := _decoded(value)) == _DIGEST_BYTES[kind]:
+        if value is not None and len(digest := _decoded(value)) == kind.digest_bytes:
             return ContentProof(kind, digest)
     return None
 
