@@ -18,7 +18,7 @@ from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.core.cache.disk_budget import DiskBudget, Room, capacities
-from outrider.core.cache.disk_pressure import WritePace
+from outrider.core.cache.disk_lag import WritePace
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey
 from outrider.metrics import Metrics
