@@ -62,7 +62,6 @@ from outrider.engine.status.verdicts import Parts, Verdicts
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
-from outrider.engine.write.written_names import note_written
 from outrider.http.access import Senders, reader_shown
 from outrider.http.control.batch_objects import BatchParts
 from outrider.http.control.batches import Batches
@@ -251,7 +250,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     if not in_memory:
         runs = Runs.of(directories) if len(disks) > 1 else None
         touched = [WrittenNamesFile(disk.directory, disk.work, is_alone=cluster is None, runs=runs) for disk in disks]
-    note = partial(note_written, WrittenNamesFiles(touched) if touched else None, versions, version_lookup)
+    note = WrittenNamesFiles(touched, lambda ref: versions.may_have(ref) or version_lookup.is_asking(ref)).note
 
     def note_soon(ref: ObjectRef) -> None:
         tasks.spawn_apart(note([ref]), f"note {ref}")

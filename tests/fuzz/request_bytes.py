@@ -24,10 +24,9 @@ from outrider.core.s3 import conditions, operation, plain_request, ranges
 from outrider.core.s3.body_integrity import decoded_length_of, payload_rule, trailer_names_of
 from outrider.core.s3.encoding import canonical_values, encode_path, encode_query, parse_query
 from outrider.core.s3.form_fields import boundary_of, is_form
-from outrider.core.s3.headers import asks_checksums, passed_up
+from outrider.core.s3.headers import app_of, asks_checksums, passed_up
 from outrider.core.s3.operation import OperationKind
 from outrider.core.s3.plain_request import PlainRequest, known_fields, recognise
-from outrider.core.s3.user_agent import app_of
 from outrider.http.wire.parser_guard import guarded, refused_for
 from outrider.http.wire.smuggling_guard import well_framed
 from tests.fuzz.target import pieces, target

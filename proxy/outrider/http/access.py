@@ -49,7 +49,7 @@ def reader_name(who: Principal, address: str, app: str) -> str:
     that signs it, and the app that it names.
 
     All connections, processes and workers of a job in a pod share one name. `address`: see `WireSender`. `app`: see
-    `user_agent.app_of`.
+    `headers.app_of`.
     """
     name = f"{address} {who.client.access_key}" if who.client else address
     return f"{name} {_APP}{app}" if app else name

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from outrider.core.auth.grants import Client
 from outrider.core.auth.sigv4 import Identity
 from outrider.core.s3.body_integrity import UNSIGNED
+from outrider.core.s3.headers import app_of
 from outrider.core.s3.plain_request import recognise
-from outrider.core.s3.user_agent import app_of
 from outrider.http.access import Principal, reader_name, reader_shown
 from outrider_sdk.s3port import _app_of
 

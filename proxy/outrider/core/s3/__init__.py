@@ -17,8 +17,8 @@ A body that goes to the origin is checked on its way. `body_integrity` reads wha
 the payload, its length, its checksums), `aws_chunked` decodes and encodes signed and unsigned chunks with trailers, and
 `form_fields` takes apart a browser's upload. `headers` decides which headers pass in each direction. `encoding` is the
 canonical form of paths, queries and header values that signatures cover; `list_page` and `xml` parse LIST pages and
-DeleteObjects bodies, and `xml` writes error documents. `checksums` reads what a reply proves of the
-content of an object. `user_agent` finds the application's name.
+DeleteObjects bodies, and `xml` writes error documents. `checksums` reads what a reply proves of the content of an
+object.
 
 Entry points: `operation.classify`, `plain_request.recognise`, `body_integrity.payload_rule`.
 """

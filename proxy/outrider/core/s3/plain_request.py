@@ -15,8 +15,8 @@ from typing import NamedTuple
 from outrider.core.memo import Memo
 from outrider.core.model import Headers
 from outrider.core.s3 import ranges
+from outrider.core.s3.headers import app_of
 from outrider.core.s3.ranges import RangeSpec
-from outrider.core.s3.user_agent import app_of
 
 HEAD_BYTES_MAX = 8192
 
@@ -63,7 +63,7 @@ _NEWLINE = ord("\n")
 class PlainRequest:
     """A GET or HEAD whose answer depends on these fields alone and, where requests are signed, on `headers`.
 
-    `fields`: all header lines and the empty line. `app`: see `user_agent.app_of`. `span`: the range that `range` names.
+    `fields`: all header lines and the empty line. `app`: see `headers.app_of`. `span`: the range that `range` names.
     """
 
     method: str

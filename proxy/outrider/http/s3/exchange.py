@@ -39,7 +39,7 @@ class Exchange:
     client: str = "-"
     """The name of the client key that signed the request."""
     app: str = ""
-    """See `user_agent.app_of`."""
+    """See `headers.app_of`."""
     asker: str | None = None
     """The reader that asks for an object (see `access.reader_name`); None: no object is read, or that is not known
     yet."""

@@ -33,9 +33,8 @@ from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3 import operation as operations
 from outrider.core.s3 import xml
 from outrider.core.s3.form_fields import is_form
-from outrider.core.s3.headers import asks_checksums, known, passed_down
+from outrider.core.s3.headers import app_of, asks_checksums, known, passed_down
 from outrider.core.s3.operation import ForgetScope, Operation, OperationKind
-from outrider.core.s3.user_agent import app_of
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.lists import Lists
