@@ -70,10 +70,6 @@ class Subject:
         return _SUBJECT_BYTES + heads + 4 * self.name_bytes
 
 
-def begins_with_a_page(pieces: Sequence[Piece | tuple[None, int, int, int]]) -> bool:
-    return pieces[0][2] % PAGE_BYTES == 0
-
-
 def send_file_at_once(
     wire: SocketSender, head: bytes, file: OpenBlock, offset: int, length: int, copied: memoryview
 ) -> tuple[int, int, bool] | None:
@@ -106,7 +102,7 @@ def send_at_once(wire: SocketSender, head: bytes, brought: Brought, length: int)
             return min(went, len(head)), max(0, went - len(head)), False
         if isinstance(brought, OSError):
             return wire.send_now(head, more=True), 0, True
-        joined = bool(brought) and length <= _JOINED_BYTES and begins_with_a_page(brought)
+        joined = bool(brought) and length <= _JOINED_BYTES and brought[0][2] % PAGE_BYTES == 0
         taken = wire.send_now(head, more=joined)
         if taken == len(head):
             for _, fd, offset, length in brought:
