@@ -42,7 +42,7 @@ from outrider.engine.read.body_pieces import Body
 from outrider.engine.read.object_read import ObjectReads, OnAsked, ReadAnswer
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
-from outrider.engine.write.passthrough import Passthrough
+from outrider.engine.write.passthrough import ForwardAnswer, Passthrough
 from outrider.engine.write.upload import Upload, one_chunk, upload_of, whole_body
 from outrider.http.access import Access, Principal, reader_name
 from outrider.http.control.batches import is_batch
@@ -103,11 +103,7 @@ class S3Handler:
         self.access_log = AccessLog()
         self._recorder = RequestRecorder(metrics, self.access_log, spans)
         self._spans = spans
-        self._reads = services.reads
-        self._lists = services.lists
-        self._passthrough = services.passthrough
-        self._prefetch = services.prefetch
-        self._warm = services.warm
+        self._services = services
         self._access = access
         self._control = control
         self._metrics = metrics
@@ -196,8 +192,9 @@ class S3Handler:
         if request.method in _NOT_PASSED_ON:
             raise BadRequest("S3 knows no such method.")
         self._access.check_sender(exchange.headers)
-        target, host = request.raw_path, _first(exchange.headers, "host")
-        exchange.app = app_of(_first(exchange.headers, "user-agent"))
+        named = dict(exchange.headers)
+        target, host = request.raw_path, named.get("host", "")
+        exchange.app = app_of(named.get("user-agent", ""))
         if (control := operations.control_request_of(request.method, target, host, self._domains)) is not None:
             return await self._answer_control(exchange, control)
         operation = exchange.classified(self._domains)
@@ -219,7 +216,7 @@ class S3Handler:
             return await self._forward(exchange, exchange.operation, who)
         if operation.kind is OperationKind.FORWARD:
             if operations.is_warming_head(operation, exchange.headers):
-                self._warm(operation.ref)
+                self._services.warm(operation.ref)
             return await self._forward(exchange, operation, who)
         return await self._read(exchange, operation, who)
 
@@ -229,9 +226,9 @@ class S3Handler:
         headers = dict(exchange.headers)
         try:
             if operation.kind is OperationKind.HEAD:
-                return self._read_reply(exchange, await self._reads.head(operation.ref, headers))
+                return self._answered(exchange, await self._services.reads.head(operation.ref, headers))
             on_asked = self._on_asked(exchange, headers)
-            return self._read_reply(exchange, await self._reads.get(operation.ref, headers, on_asked))
+            return self._answered(exchange, await self._services.reads.get(operation.ref, headers, on_asked))
         except (NotCacheable, InvalidRange, PreconditionFailed):
             # The origin gives the refusal, in its own words: it may know of a newer version, and stores differ in
             # their readings of a Range past the end.
@@ -270,13 +267,13 @@ class S3Handler:
 
         def tell(version: ObjectVersion, extent: Extent) -> None:
             exchange.reader = reader
-            self._prefetch.asked(reader, version, extent, checksums=asks_checksums(headers))
+            self._services.prefetch.asked(reader, version, extent, checksums=asks_checksums(headers))
 
         return tell
 
     # -- replies ---------------------------------------------------------------------------------------------------
 
-    def _read_reply(self, exchange: Exchange, answer: ReadAnswer) -> WireReply:
+    def _answered(self, exchange: Exchange, answer: ReadAnswer | ForwardAnswer) -> WireReply:
         exchange.cache = answer.cache
         return self._reply(exchange, answer.status, answer.headers, answer.body, answer.length)
 
@@ -284,7 +281,7 @@ class S3Handler:
         self, exchange: Exchange, status: int, headers: Headers, body: bytes | Body | None, length: int | None
     ) -> WireReply:
         """The head is certain now: this is the time to the first byte."""
-        if not _has(headers, "x-amz-request-id"):
+        if "x-amz-request-id" not in dict(headers):
             headers = (*headers, ("x-amz-request-id", exchange.id))
         headers = (*headers, ("x-cache", exchange.cache.value))
         exchange.first_byte_s = time.perf_counter() - exchange.started
@@ -305,7 +302,7 @@ class S3Handler:
 
     def _ended(self, exchange: Exchange, status: int | None, sent: Sent, cut: str | None) -> None:
         if exchange.reader is not None and exchange.operation is not None:
-            self._prefetch.sent(exchange.reader, exchange.operation.ref)
+            self._services.prefetch.sent(exchange.reader, exchange.operation.ref)
         exchange.wire.ended = time.perf_counter()
         self._recorder.ended(exchange.ended(status, sent, cut), exchange.span)
 
@@ -331,13 +328,12 @@ class S3Handler:
     ) -> WireReply:  # fmt: skip
         """`who` None: a preflight, which the proxy signs for any sender."""
         unsigned = who is not None and who.is_anonymous
-        answer = None if unsigned else await self._lists.answer(operation, exchange.headers, upload)
+        answer = None if unsigned else await self._services.lists.answer(operation, exchange.headers, upload)
         if answer is None:
-            answer = await self._passthrough.send(
+            answer = await self._services.passthrough.send(
                 operation, exchange.headers, upload, deleted_keys, unsigned=unsigned
             )  # fmt: skip
-        exchange.cache = answer.cache
-        return self._reply(exchange, answer.status, answer.headers, answer.body, answer.length)
+        return self._answered(exchange, answer)
 
     async def _delete_objects(self, exchange: Exchange, operation: Operation, who: Principal) -> WireReply:
         """DeleteObjects: the keys stand in the body, which is read first for the grants and for the version cache."""
@@ -376,8 +372,11 @@ class S3Handler:
         exchange.resume(begun)
         self._recorder.reading(exchange)
         try:
-            self._tell_begun(begun)
-            body = self._reads.resume(begun.version, begun.rest, begun.since) if begun.rest.length else None
+            if begun.disk_failed:
+                self._services.reads.doubt(begun.version, begun.rest.start)
+            if begun.extent.length:
+                self._services.prefetch.asked(begun.reader, begun.version, begun.extent, checksums=False)
+            body = self._services.reads.resume(begun.version, begun.rest, begun.since) if begun.rest.length else None
         except Exception as error:
             # A part of the reply may be out: its client would take an error reply for more of the body.
             log.exception("reply failed", extra={"request": exchange.id})
@@ -386,27 +385,10 @@ class S3Handler:
         return WireReply(begun.status, (), wire=exchange.wire, body=body, length=begun.rest.length,
                      on_end=self._on_end(exchange), rest=Rest(begun.head, Counter(disk=begun.sent)))  # fmt: skip
 
-    def _tell_begun(self, begun: Begun) -> None:
-        if begun.disk_failed:
-            self._reads.doubt(begun.version, begun.rest.start)
-        if begun.extent.length:
-            self._prefetch.asked(begun.reader, begun.version, begun.extent, checksums=False)
-
 
 def _bytes_at_most(length: int | None, limit: int) -> int:
     """How long a body of `length` bytes (None: unknown) may get before it is refused."""
     return limit if length is None else min(length, limit)
-
-
-def _first(headers: Headers, name: str) -> str:
-    for sent, value in headers:
-        if sent == name:
-            return value
-    return ""
-
-
-def _has(headers: Headers, name: str) -> bool:
-    return name in [sent for sent, _ in headers]
 
 
 def _error_reply(exchange: Exchange, error: S3Error, resource: str, *, close: bool, on_end: OnEnd) -> WireReply:
