@@ -15,9 +15,9 @@ from aiohttp.http import HttpProcessingError, HttpVersion, HttpVersion11
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from aiohttp.streams import EMPTY_PAYLOAD
 
-from outrider.core.auth import sigv4
+from outrider.core.auth import sigv4, verification
 from outrider.core.auth.browser_guard import check_host, check_page
-from outrider.core.auth.sigv4 import Identity, SignedRequest
+from outrider.core.auth.verification import Identity, SignedRequest
 from outrider.core.errors import S3Error
 from outrider.core.model import Headers, ObjectRef, ObjectVersion
 from outrider.core.s3 import conditions, operation, plain_request, ranges
@@ -316,7 +316,7 @@ def signed_request(data: bytes) -> None:
     """Nobody but the holder of a key makes a request that is let in: here, those of the seeds alone."""
     request = _request_of(data)
     identity = _verified(request)
-    sigv4.is_half_signed(request)
+    verification.is_half_signed(request)
     assert identity is None or _meaning(request) in _LET_IN, request
 
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp.http import HttpVersion10, HttpVersion11
 from aiohttp.test_utils import make_mocked_request
 
-from outrider.core.auth import sigv4
+from outrider.core.auth import verification
 from outrider.core.s3 import operation as operations
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.http import access as access_module
@@ -45,7 +45,7 @@ class Counted:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.verified = self.classified = 0
-        patch.setattr(access_module, "verify", self._counting("verified", sigv4.verify))
+        patch.setattr(access_module, "verify", self._counting("verified", verification.verify))
         patch.setattr(operations, "classify", self._counting("classified", operations.classify))
 
     def _counting(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.auth.grants import AccessLevel, Client, Grant, missing_grant
-from outrider.core.auth.sigv4 import SignedRequest
+from outrider.core.auth.verification import SignedRequest
 from outrider.core.errors import S3Error
 from outrider.core.s3.aws_chunked import ChunkedDecoder
 from outrider.core.s3.form_fields import FieldsReader, FileScanner, PostForm

@@ -11,7 +11,8 @@ from typing import Protocol
 from outrider.core.auth import browser_guard
 from outrider.core.auth.form_policy import SizeRange, is_unsigned, parse_policy, signer_of
 from outrider.core.auth.grants import Client, may_read, missing_grant
-from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, is_half_signed, verify
+from outrider.core.auth.sigv4 import SigningKeys
+from outrider.core.auth.verification import Identity, SignedRequest, is_half_signed, verify
 from outrider.core.cache.tenants import NOBODY, Tenants
 from outrider.core.errors import AccessDenied
 from outrider.core.memo import Memo

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.auth.sigv4 import SignedRequest, SigningKeys, verify
+from outrider.core.auth.sigv4 import SigningKeys
+from outrider.core.auth.verification import SignedRequest, verify
 from outrider.core.s3.aws_chunked import LINE_BYTES_MAX, TRAILER_BYTES_MAX, ChunkedDecoder, ChunkSigning, Piece
 from outrider.core.s3.body_integrity import decoded_length_of, trailer_names_of
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.auth.grants import Client
-from outrider.core.auth.sigv4 import Identity
+from outrider.core.auth.verification import Identity
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.headers import app_of
 from outrider.core.s3.plain_request import recognise

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from outrider.core.auth.sigv4 import ALGORITHM, Credentials, SigningKeys, scope_of
+from outrider.core.auth.sigv4 import ALGORITHM, Credentials, SigningKeys
+from outrider.core.auth.verification import scope_of
 from outrider.core.errors import (
     AccessDenied,
     EntityTooLarge,

@@ -11,7 +11,8 @@ import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
-from outrider.core.auth.sigv4 import Credentials, SignedRequest, SigningKeys, sign_headers, verify
+from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
+from outrider.core.auth.verification import SignedRequest, verify
 from outrider.core.errors import InvalidAccessKeyId, RequestTimeTooSkewed, S3Error
 from outrider.core.s3.encoding import raw_bytes
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.core.auth.sigv4 import Identity
+from outrider.core.auth.verification import Identity
 from outrider.core.errors import ContentSha256Mismatch, IncompleteBody, InvalidRequest, MissingContentLength
 from outrider.core.model import Headers
 from outrider.core.s3.aws_chunked import ChunkedDecoder, ChunkSigning, TrailerEncoder

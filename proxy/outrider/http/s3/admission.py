@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider.core.auth.grants import Client
-from outrider.core.auth.sigv4 import SignedRequest
+from outrider.core.auth.verification import SignedRequest
 from outrider.core.errors import S3Error
 from outrider.core.memo import Memo
 from outrider.core.s3 import operation as operations

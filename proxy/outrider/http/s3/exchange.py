@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aiohttp import hdrs
 from aiohttp.web_request import BaseRequest
 
-from outrider.core.auth.sigv4 import SignedRequest
+from outrider.core.auth.verification import SignedRequest
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3 import operation as operations
 from outrider.core.s3.operation import Operation, OperationKind
