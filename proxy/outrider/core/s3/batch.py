@@ -70,6 +70,6 @@ def _read(number: int, asked: object) -> BatchRead:
         raise InvalidArgument(f"reads[{number}] is not the URL of an object, like s3://bucket/key: {str(url)[:200]!r}")
     if text is None:
         return BatchRead(ref)
-    if not isinstance(text, str) or (span := ranges.parse_exact(text)) is None:
+    if not isinstance(text, str) or (span := ranges.parse(text)) is None:
         raise InvalidArgument(f"reads[{number}] has a range that is not one like bytes=0-99: {str(text)[:200]!r}")
     return BatchRead(ref, span, text)

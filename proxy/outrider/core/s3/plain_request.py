@@ -139,7 +139,7 @@ def recognise(data: bytes) -> PlainRequest | None:
     others, range_header, span = before + after, None, None
     if found:
         range_header = value.decode("latin-1")
-        span = ranges.parse_exact(range_header)
+        span = ranges.parse(range_header)
     meaning = _MEANINGS.get(others) or _meaning_of(others)
     # Stores differ in how they answer a HEAD with a Range.
     if meaning is None or (found and (span is None or method == "HEAD")):
