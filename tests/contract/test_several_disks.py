@@ -23,7 +23,7 @@ from outrider.core.errors import StoreUnavailable
 from outrider.core.model import ObjectRef
 from outrider.metrics import Metrics
 from outrider.settings import Size
-from tests.contract.test_block_store import FILE, Believed, meta_of, on_disk, payload_of, read_through
+from tests.contract.disk_store import FILE, Believed, meta_of, on_disk, payload_of, read_through
 from tests.support.fakes import FakeClock
 from tests.support.sickdisk import SickDisk
 
