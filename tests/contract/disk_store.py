@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_store import DiskBlockStore
@@ -24,6 +25,7 @@ from outrider.ports import Belief, Name
 from tests.support.descriptors import open_below
 from tests.support.fakes import FakeClock, ramp
 
+T = TypeVar("T")
 BLOCK = 8 * 1024
 
 
@@ -124,6 +126,12 @@ class Disk:
 
     def close(self) -> None:
         self.store.close()
+
+
+def given(what: T | None) -> T:
+    """What the store gave, and had to."""
+    assert what is not None
+    return what
 
 
 def read_through(lease: FileLease, length: int) -> bytes:

@@ -30,6 +30,7 @@ from tests.contract.disk_store import (
     MIB,
     Disk,
     flip,
+    given,
     meta_of,
     on_disk,
     open_fds,
@@ -85,8 +86,7 @@ async def test_a_file_that_was_closed_is_read_without_a_wait_in_the_place_of_ano
     await disk.write(*(meta_of(index) for index in range(5)))
     before = open_fds(root)
     for index in (0, 3, 0):
-        lease = disk.store.lease_at_once(meta_of(index).key)
-        assert lease is not None
+        lease = given(disk.store.lease_at_once(meta_of(index).key))
         assert open_fds(root) == before
         assert read_through(lease, BLOCK) == payload_of(meta_of(index))
         lease.release()
@@ -97,9 +97,7 @@ async def test_a_file_that_was_closed_is_read_without_a_wait_in_the_place_of_ano
 async def test_reads_of_closed_files_are_reported_to_the_policy(root: Path) -> None:
     disk = Disk(root, 3 * FILE, open_files=1)
     await disk.write(*(meta_of(index) for index in range(3)))
-    lease = disk.store.lease_at_once(meta_of(0).key)
-    assert lease is not None
-    lease.release()
+    given(disk.store.lease_at_once(meta_of(0).key)).release()
     await disk.write(meta_of(3))
     assert [disk.store.has(meta_of(index).key) for index in range(4)] == [True, False, True, True]
     disk.close()
@@ -108,8 +106,7 @@ async def test_reads_of_closed_files_are_reported_to_the_policy(root: Path) -> N
 async def test_reads_of_open_files_are_reported_to_the_policy(root: Path) -> None:
     disk = Disk(root, 3 * FILE)
     await disk.write(*(meta_of(index) for index in range(3)))
-    file = disk.store.open_file(meta_of(0).key)
-    assert file is not None
+    file = given(disk.store.open_file(meta_of(0).key))
     assert os.pread(file.fd, BLOCK, file.payload_offset) == payload_of(meta_of(0))
     await disk.write(meta_of(3))
     assert [disk.store.has(meta_of(index).key) for index in range(4)] == [True, False, True, True]
@@ -131,8 +128,7 @@ async def test_an_open_file_whose_bytes_must_be_verified_is_not_given(why: str, 
 async def test_a_block_whose_closed_file_is_read_from_the_loop_is_no_victim(root: Path) -> None:
     disk = Disk(root, 2 * FILE, open_files=1)
     await disk.write(meta_of(0), meta_of(1))
-    lease = disk.store.lease_open(meta_of(0).key)
-    assert lease is not None
+    lease = given(disk.store.lease_open(meta_of(0).key))
     await disk.write(meta_of(2))
     await disk.write(meta_of(3))
     assert [disk.store.has(meta_of(index).key) for index in range(4)] == [True, False, False, True]
@@ -178,9 +174,7 @@ async def test_an_unverified_block_gives_no_lease_at_once_and_leaves_no_file_ope
     await disk.write(meta_of(0), meta_of(1), meta_of(2))
     # The file of the first is closed for that of the second.
     for index in (0, 1):
-        lease = disk.store.lease_at_once(meta_of(index).key)
-        assert lease is not None
-        lease.release()
+        given(disk.store.lease_at_once(meta_of(index).key)).release()
     await WAITS[why](disk)
     before = open_fds(root)
     assert disk.store.lease_at_once(meta_of(0).key) is None
@@ -203,8 +197,7 @@ async def test_a_block_that_is_unverified_can_be_prepared(why: str, disk: Disk) 
     assert (prepare is not None) == (why == "unverified")
     if prepare is not None:
         await prepare()
-        lease = disk.store.lease_at_once(meta_of(0).key)
-        assert lease is not None
+        lease = given(disk.store.lease_at_once(meta_of(0).key))
         assert os.pread(lease.block.fd, BLOCK, lease.block.payload_offset) == payload_of(meta_of(0))
         lease.release()
 
@@ -218,8 +211,7 @@ async def test_a_small_block_in_memory_is_verified_at_once(why: str, root: Path,
     done = disk.store.verify_at_once(meta_of(0).key)
     assert done == (why == "unverified")
     if done:
-        lease = disk.store.lease_at_once(meta_of(0).key)
-        assert lease is not None
+        lease = given(disk.store.lease_at_once(meta_of(0).key))
         assert os.pread(lease.block.fd, BLOCK, lease.block.payload_offset) == payload_of(meta_of(0))
         lease.release()
     else:
@@ -283,8 +275,7 @@ async def test_all_who_wait_for_a_block_share_one_verification(root: Path, monke
     disk, opened = Disk(root), Opened(monkeypatch)
     await disk.write(meta_of(0))
     await _unverified(disk)
-    prepare = disk.store.prepare(meta_of(0).key)
-    assert prepare is not None
+    prepare = given(disk.store.prepare(meta_of(0).key))
     leaves, prepares = asyncio.create_task(disk.store.lease(meta_of(0).key)), asyncio.create_task(prepare())
     leases = [asyncio.create_task(disk.store.lease(meta_of(0).key)) for _ in range(5)]
     await asyncio.to_thread(opened.begun.wait, 60)
@@ -384,8 +375,7 @@ async def test_a_verification_is_no_read_to_the_policy(at_once: bool, root: Path
     if at_once:
         assert disk.store.verify_at_once(meta_of(0).key)
     else:
-        prepare = disk.store.prepare(meta_of(0).key)
-        assert prepare is not None
+        prepare = given(disk.store.prepare(meta_of(0).key))
         await prepare()
     await disk.write(meta_of(2))
     assert [disk.store.has(meta_of(index).key) for index in range(3)] == [False, True, True]
@@ -399,14 +389,11 @@ async def test_a_block_in_the_page_cache_gives_a_lease_at_once(root: Path) -> No
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         before = open_fds(root)
-        page_in = disk.store.page_in(meta_of(0).key, 100, BLOCK - 100)
-        assert page_in is not None
+        page_in = given(disk.store.page_in(meta_of(0).key, 100, BLOCK - 100))
         page_in()
         assert open_fds(root) == before
         assert all(pagecache.is_in_memory(file.fileno(), offset) for offset in range(0, FILE, PAGE_BYTES))
-    lease = disk.store.lease_at_once(meta_of(0).key)
-    assert lease is not None
-    lease.release()
+    given(disk.store.lease_at_once(meta_of(0).key)).release()
     disk.close()
 
 
@@ -420,8 +407,7 @@ async def test_the_middle_of_a_large_block_is_paged_in_without_its_beginning(roo
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         forgotten = not pagecache.is_in_memory(file.fileno(), MIB)  # a tmpfs keeps all pages in memory
-        page_in = disk.store.page_in(large.key, 3 * MIB, 1000)
-        assert page_in is not None
+        page_in = given(disk.store.page_in(large.key, 3 * MIB, 1000))
         page_in()
         assert pagecache.is_in_memory(file.fileno(), PAGE_BYTES + 3 * MIB)
         assert pagecache.is_in_memory(file.fileno(), MIB) != forgotten
@@ -436,9 +422,7 @@ async def test_a_file_whose_opening_may_take_long_is_opened_in_a_thread(
     monkeypatch.setattr(disk.store.disks[0].directory, "can_probe_memory", False)
     assert disk.store.lease_at_once(meta_of(0).key) is None
     assert disk.store.lease_open(meta_of(0).key) is None
-    lease = await disk.store.lease(meta_of(0).key)
-    assert lease is not None
-    lease.release()
+    given(await disk.store.lease(meta_of(0).key)).release()
     disk.close()
 
 

@@ -24,6 +24,7 @@ from tests.contract.disk_store import (
     LAYOUT,
     Disk,
     flip,
+    given,
     meta_of,
     on_disk,
     open_fds,
@@ -208,13 +209,11 @@ async def test_with_enough_room_no_victim_is_searched(root: Path, monkeypatch: p
 async def test_a_leased_block_is_no_victim(root: Path) -> None:
     disk = Disk(root, 2 * FILE)
     await disk.write(meta_of(0), meta_of(1))
-    lease = disk.store.lease_open(meta_of(0).key)
-    assert lease is not None
+    lease = given(disk.store.lease_open(meta_of(0).key))
     await disk.write(meta_of(2))
     assert disk.store.has(meta_of(0).key)
     assert not disk.store.has(meta_of(1).key)
-    other = disk.store.lease_open(meta_of(2).key)
-    assert other is not None
+    other = given(disk.store.lease_open(meta_of(2).key))
     with pytest.raises(StoreUnavailable):
         await disk.store.create(meta_of(3))
     disk.keep_budget()

@@ -29,6 +29,7 @@ from tests.contract.disk_store import (
     Disk,
     Writing,
     failing,
+    given,
     meta_of,
     on_disk,
     open_fds,
@@ -150,8 +151,7 @@ async def test_the_digest_of_a_remote_file_is_read_in_a_thread(root: Path, monke
     monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.05)
     disk = Disk(root)
     await disk.write(meta_of(0))
-    lease = disk.store.lease_open(meta_of(0).key)
-    assert lease is not None
+    lease = given(disk.store.lease_open(meta_of(0).key))
     assert lease.block.is_remote
     checksum = PayloadChecksum(payload_of(meta_of(0))).digest()
     assert await disk.store.digest(meta_of(0).key, lease) == digest_text(checksum)
@@ -355,8 +355,7 @@ async def test_what_fails_after_its_caller_left_is_counted_as_heard(
     monkeypatch.setattr(pagecache, "stays_in_memory", lambda path: False)
     disk = Disk(root)
     await disk.write(meta_of(0))
-    lease = disk.store.lease_open(meta_of(0).key)
-    assert lease is not None
+    lease = given(disk.store.lease_open(meta_of(0).key))
     writer = await disk.store.create(meta_of(1))
     with SickDisk(root) as sick:
         sick.hold(act)
