@@ -259,7 +259,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         versions.on_other = note_soon
     passthrough = Passthrough(
         origin, origin_reader, versions, list_cache.forget, note,
-        elsewhere=None if cluster is None else cluster.forgets,
+        others=None if cluster is None else cluster.forgets,
         created=lambda ref: warmup_runner.hint(ref) if settings.warms(ref) else None,
     )  # fmt: skip
     warmups = Book()

@@ -24,7 +24,7 @@ from outrider.core.s3 import conditions, operation, plain_request, ranges
 from outrider.core.s3.body_integrity import decoded_length_of, payload_rule, trailer_names_of
 from outrider.core.s3.encoding import canonical_values, encode_path, encode_query, parse_query
 from outrider.core.s3.form_fields import boundary_of, is_form
-from outrider.core.s3.headers import app_of, asks_checksums, passed_up
+from outrider.core.s3.headers import app_of, passed_up, wants_checksums
 from outrider.core.s3.operation import OperationKind
 from outrider.core.s3.plain_request import PlainRequest, known_fields, recognise
 from outrider.http.wire.parser_guard import guarded, refused_for
@@ -211,7 +211,7 @@ def _read_head(method: str, path: str, version: HttpVersion, headers: Headers) -
         allowed(check, headers)
     allowed(check_host, named.get("host", ""), _DOMAINS)
     allowed(boundary_of, named.get("content-type", ""))
-    asks_checksums(named)
+    wants_checksums(named)
     app_of(named.get("user-agent", ""))
     conditions.evaluate(named, _VERSION)
     operation.control_request_of(method, path, named.get("host", ""), _DOMAINS)

@@ -239,7 +239,7 @@ def engine(
     )  # fmt: skip
     reads = ObjectReads(layout, source, versions, store, flights, contents, version_lookup, scheduler, metrics)
     passthrough = Passthrough(
-        origin, origin_reader, versions, list_cache.forget, elsewhere=None if joined is None else joined.forgets
+        origin, origin_reader, versions, list_cache.forget, others=None if joined is None else joined.forgets
     )
     enumerator = Enumerator(origin_reader, memory, versions)
     fills = BackgroundFill(

@@ -40,7 +40,7 @@ class BlockIndex:
 
     def has(self, block: BlockKey) -> bool:
         row = self._slots.row(block)
-        return row >= 0 and not self._slots.disk(row).work.is_away
+        return row >= 0 and not self._slots.disk(row).work.is_unreachable
 
     def blocks(self) -> list[BlockMeta]:
         """All blocks, first victim first. Blocks that the policy does not rank come last."""

@@ -114,7 +114,7 @@ class WrittenNamesFile:
         """
         if not self._ending and (self._gone or (not self._lost and self._names.issuperset(names))):
             return
-        if self._work.is_away or (self._late is not None and not self._late.done()):
+        if self._work.is_unreachable or (self._late is not None and not self._late.done()):
             self._lost = True
             return
         job = self._work.begin(self._note, names)

@@ -85,14 +85,14 @@ def proof_of(
     if secret is None:
         return ""
     covered = sorted(f"{name}:{value}" for name, value in headers if name.startswith(_PROVED) and name != PROOF)
-    told = "\n".join(["outrider answer", authorization, str(status), *covered, sha256(body).hexdigest()])
-    return hmac.digest(raw_bytes(secret), raw_bytes(told), "sha256").hex()
+    answer = "\n".join(["outrider answer", authorization, str(status), *covered, sha256(body).hexdigest()])
+    return hmac.digest(raw_bytes(secret), raw_bytes(answer), "sha256").hex()
 
 
 def is_proved(
     authorization: str, secrets: Sequence[str], status: int, headers: Sequence[tuple[str, str]], body: bytes = b""
 ) -> bool:
     """Whether the answer has its proof; see `proof_of`."""
-    told = next((value for name, value in headers if name == PROOF), "")
+    stated = next((value for name, value in headers if name == PROOF), "")
     proof = proof_of(authorization, secrets, status, headers, body)
-    return bool(proof) and hmac.compare_digest(raw_bytes(told), raw_bytes(proof))
+    return bool(proof) and hmac.compare_digest(raw_bytes(stated), raw_bytes(proof))

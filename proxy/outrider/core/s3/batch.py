@@ -55,13 +55,13 @@ def parse_batch(body: bytes) -> Batch:
     errors = fields.get("errors", "entry")
     if errors not in ("entry", "batch"):
         raise InvalidArgument('"errors" is "entry" (an entry tells why an object failed) or "batch" (all fails).')
-    return Batch(tuple([_read(number, asked) for number, asked in enumerate(reads)]), errors == "batch")
+    return Batch(tuple([_read(number, item) for number, item in enumerate(reads)]), errors == "batch")
 
 
-def _read(number: int, asked: object) -> BatchRead:
-    if isinstance(asked, str) and (ref := ref_of(asked)) is not None:
+def _read(number: int, item: object) -> BatchRead:
+    if isinstance(item, str) and (ref := ref_of(item)) is not None:
         return BatchRead(ref)
-    fields = asked if isinstance(asked, dict) else {"url": asked}
+    fields = item if isinstance(item, dict) else {"url": item}
     if unknown := sorted(fields.keys() - {"url", "range"}):
         raise InvalidArgument(f"reads[{number}] has no field {unknown[0]!r}: it is {_FORM}.")
     url, text = fields.get("url"), fields.get("range")

@@ -128,17 +128,17 @@ def checksum_of(etag: str, headers: Headers) -> ContentProof | None:
     the parts ended. Stores that send no type send it without a mark, too: such a checksum counts only where the ETag
     shows that the object came by one upload.
     """
-    told = {name: value for name, value in headers if name.startswith("x-amz-checksum-")}
-    if not told:
+    stated = {name: value for name, value in headers if name.startswith("x-amz-checksum-")}
+    if not stated:
         return None
-    form = told.get("x-amz-checksum-type")
+    form = stated.get("x-amz-checksum-type")
     if form is None:
         if _OF_ONE_UPLOAD.fullmatch(etag) is None:
             return None
     elif form.upper() != "FULL_OBJECT":
         return None
     for kind in Kind:
-        value = told.get(_CHECKSUM_HEADERS[kind])
+        value = stated.get(_CHECKSUM_HEADERS[kind])
         if value is not None and len(digest := _decoded(value)) == kind.digest_bytes:
             return ContentProof(kind, digest)
     return None

@@ -75,7 +75,7 @@ def passed_down(headers: Headers) -> Headers:
     return tuple([pair for pair in headers if pair[0] not in _NOT_PASSED_DOWN])
 
 
-def asks_checksums(headers: Mapping[str, str]) -> bool:
+def wants_checksums(headers: Mapping[str, str]) -> bool:
     """Whether the reply must have the checksums of the whole object: the client asks for them, and for no part."""
     return "range" not in headers and headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
 

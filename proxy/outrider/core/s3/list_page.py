@@ -126,8 +126,8 @@ class _PageReader:
         # EncodingType may come after the keys.
         is_encoded = self._values.get("EncodingType", "").strip() == "url"
         token, marker = self._values.get("NextContinuationToken"), self._values.get("NextMarker")
-        told = self._values.get("IsTruncated")
-        is_truncated = told.strip().lower() == "true" if told is not None else bool(token or marker)
+        stated = self._values.get("IsTruncated")
+        is_truncated = stated.strip().lower() == "true" if stated is not None else bool(token or marker)
         return ListPage(
             tuple(_listed(entry, is_encoded=is_encoded) for entry in self._entries),
             is_truncated,

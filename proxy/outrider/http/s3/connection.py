@@ -178,14 +178,14 @@ class Connection(RequestHandler):
 
     def _wait_for_disk(self, data: bytes, cold: ColdHit) -> None:
         self._early, self._cold = data, cold
-        came = partial(self._is_ready, cold)
-        self._cold_timer = self._loop.call_later(DISK_WAIT_S, came)
+        ready = partial(self._is_ready, cold)
+        self._cold_timer = self._loop.call_later(DISK_WAIT_S, ready)
         if cold.page_in is not None:
             self._readying = self._loop.run_in_executor(self.port.readers, cold.page_in)
         else:
             assert cold.prepare is not None
             self._readying = self._loop.create_task(cold.prepare(), name="prepare")
-        self._readying.add_done_callback(came)
+        self._readying.add_done_callback(ready)
         # To aiohttp the connection is idle meanwhile, and must not be closed for that.
         self._next_keepalive_close_time = self._loop.time() + DISK_WAIT_S + self._keepalive_timeout
 

@@ -1,4 +1,4 @@
-"""The fast path of the S3 port: a plain read of a cached object is answered in the very call that brought its bytes,
+"""The fast path of the S3 port: a plain read of a cached object is answered in the very call that brings its bytes,
 without the HTTP parser, a task or a wait.
 
 If anything is unusual, missing, stale or refused, nothing is sent, and the request takes the slow path (`handler`). The
@@ -27,7 +27,7 @@ from outrider.http.record.access_log import AccessLog, new_request_number, reque
 from outrider.http.record.hit_counts import HitCounts
 from outrider.http.record.record import Ended
 from outrider.http.s3.admission import ANYBODY, Admission
-from outrider.http.s3.hit_reply import COPIED_BYTES, Brought, Subject, send_at_once, send_file_at_once
+from outrider.http.s3.hit_reply import COPIED_BYTES, HitBody, Subject, send_at_once, send_file_at_once
 from outrider.http.s3.slow_path_handoff import Begun, ColdHit, Recognised
 from outrider.http.wire.sender import SocketSender
 from outrider.metrics import Metrics
@@ -158,10 +158,10 @@ class FastPath:
         if pieces is None:
             return self._not_ready(self._admission.recognised(data, read, who), subject, extent, started, cold)
         try:
-            brought = self._bring(extent, pieces)
-            if brought is None:
+            body = self._body_in_memory(extent, pieces)
+            if body is None:
                 return self._not_ready(self._admission.recognised(data, read, who), subject, extent, started, cold)
-            return self._send(read, subject, wire, extent, brought, started, who)
+            return self._send(read, subject, wire, extent, body, started, who)
         finally:
             for lease, *_ in pieces:
                 lease.release()
@@ -223,7 +223,7 @@ class FastPath:
             self._subjects_bytes -= self._subjects.popitem(last=False)[1].size_bytes
         return subject
 
-    def _bring(self, extent: Extent, pieces: Sequence[Piece]) -> Brought | None:
+    def _body_in_memory(self, extent: Extent, pieces: Sequence[Piece]) -> HitBody | None:
         """None: not all of the body is in memory."""
         length = extent.stop - extent.start
         try:
@@ -246,12 +246,12 @@ class FastPath:
 
     def _send(
         self, read: PlainRequest, subject: Subject, wire: SocketSender, extent: Extent,
-        brought: Brought, started: float, who: Principal,
+        body: HitBody, started: float, who: Principal,
     ) -> Literal[True] | Begun:  # fmt: skip
         number = new_request_number()
         is_part = read.range is not None
         head = self._head(subject, read.checksums, is_part, extent.start, extent.stop, number, started)
-        went = send_at_once(wire, head, brought, extent.length)
+        went = send_at_once(wire, head, body, extent.length)
         asked_range = None if read.range is None else read.range.encode()
         answered = self._finish(
             wire, subject, read.method, 206 if is_part else 200, who, read.app, asked_range, head, extent.start,

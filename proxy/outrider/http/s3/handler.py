@@ -33,7 +33,7 @@ from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3 import operation as operations
 from outrider.core.s3 import xml
 from outrider.core.s3.form_fields import is_form
-from outrider.core.s3.headers import app_of, asks_checksums, known, passed_down
+from outrider.core.s3.headers import app_of, known, passed_down, wants_checksums
 from outrider.core.s3.operation import ForgetScope, Operation, OperationKind
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.refused import OriginRefused
@@ -267,7 +267,7 @@ class S3Handler:
 
         def tell(version: ObjectVersion, extent: Extent) -> None:
             exchange.reader = reader
-            self._services.prefetch.asked(reader, version, extent, checksums=asks_checksums(headers))
+            self._services.prefetch.asked(reader, version, extent, checksums=wants_checksums(headers))
 
         return tell
 

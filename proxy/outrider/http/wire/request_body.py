@@ -41,13 +41,13 @@ async def client_body(request: BaseRequest, wire: WireSender, timeout_s: float) 
     content = request.content
     try:
         await send_continue(request, wire)
-        brought, waited_s = 0, 0.0
+        received, waited_s = 0, 0.0
         while not content.at_eof():
-            asked_at = time.perf_counter()
+            since = time.perf_counter()
             async with asyncio.timeout(timeout_s):
                 chunk = await content.readany()
-            brought, waited_s = brought + len(chunk), waited_s + time.perf_counter() - asked_at
-            if waited_s > timeout_s + brought / BODY_BYTES_PER_S_MIN:
+            received, waited_s = received + len(chunk), waited_s + time.perf_counter() - since
+            if waited_s > timeout_s + received / BODY_BYTES_PER_S_MIN:
                 raise RequestTimeout
             yield chunk
     except TimeoutError as error:

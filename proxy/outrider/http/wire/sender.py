@@ -318,10 +318,10 @@ def _round_trip_s(connection: socket.socket) -> float:
     """The round-trip time by the kernel's measure; 0: unknown. Source: linux/tcp.h, struct tcp_info: tcpi_rtt, in
     microseconds."""
     try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72)
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72)
     except OSError:
         return 0.0
-    return float(struct.unpack_from("=I", told, 68)[0]) / 1e6 if len(told) == 72 else 0.0
+    return float(struct.unpack_from("=I", info, 68)[0]) / 1e6 if len(info) == 72 else 0.0
 
 
 def wire_of(
