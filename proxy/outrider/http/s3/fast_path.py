@@ -26,7 +26,7 @@ from outrider.http.access import Access, Principal, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_number, request_id_of, subject_of
 from outrider.http.record.hit_counts import HitCounts
 from outrider.http.record.record import Ended
-from outrider.http.s3.admission import ANYBODY, Admission
+from outrider.http.s3.hit_admission import ANYBODY, HitAdmission
 from outrider.http.s3.hit_reply import COPIED_BYTES, HitBody, Subject, send_at_once, send_file_at_once
 from outrider.http.s3.slow_path_handoff import Begun, ColdHit, Recognised
 from outrider.http.wire.sender import SocketSender
@@ -64,7 +64,7 @@ class FastPath:
         """`note` is called with each read that was answered here. `heads_bytes`: how many bytes of reply heads are kept
         ready. `clock`: that of `hits`."""
         self._hits = hits
-        self._admission = Admission(access, domains)
+        self._admission = HitAdmission(access, domains)
         self._note = note
         self._metrics = metrics
         self._access_log = access_log

@@ -28,7 +28,7 @@ ANYBODY = Principal(None, None, UNSIGNED)
 """The sender of each request where senders are not told apart."""
 
 
-class Admission:
+class HitAdmission:
     def __init__(self, access: Access, domains: tuple[str, ...]) -> None:
         """`domains`: the names of the port for virtual-host style requests."""
         self._access = access
