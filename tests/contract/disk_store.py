@@ -129,7 +129,7 @@ class Disk:
 
 
 def given(what: T | None) -> T:
-    """What the store gave, and had to."""
+    """`what`, which must not be None."""
     assert what is not None
     return what
 

@@ -33,7 +33,7 @@ _APP = "app/"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The sender of a request. `client` None: senders are not told apart (loopback mode)."""
+    """The sender of a request. `client` None: senders are not distinguished (loopback mode)."""
 
     client: Client | None
     identity: Identity | None
@@ -247,7 +247,7 @@ class Senders:
         self.names: dict[str, str] = {}
         """The name to show for each access key."""
         self.tenants: Tenants | None = None
-        """None: senders are not told apart."""
+        """None: senders are not distinguished."""
         if settings.auth == "loopback":
             self.access = Loopback(settings.domain, cross_site=settings.cross_site)
         else:

@@ -101,7 +101,7 @@ class DiskBlockStore(BlockReads):
         slot.disk.budget.give_back(slot.disk_bytes)
 
     def _unread(self, block: BlockKey, slot: Slot, error: OSError) -> None:
-        # A single disk keeps it until it works again. Beside others, the next reader has it filled and kept elsewhere.
+        # A single disk keeps it until it works again. Beside others, the next reader has it filled and kept on another.
         if len(self.disks) > 1 and not isinstance(error, TimeoutError) and self._slots.get(block) is slot:
             self._forget(block, slot)
             slot.disk.left_behind[block] = slot.disk_bytes

@@ -227,7 +227,7 @@ def _by_device(disks: Iterable[Disk]) -> Iterable[list[Disk]]:
 
 
 def disks_of(directories: Sequence[BlockDir], sizes: Sizes, metrics: Metrics, clock: Clock) -> list[Disk]:
-    """The disks of a store, with the capacities that can be told before it knows what lies on them."""
+    """The disks of a store, with the capacities that are known before it knows what lies on them."""
     disks = [
         Disk(directory, DiskBudget(0), metrics, clock, has_others=len(directories) > 1) for directory in directories
     ]

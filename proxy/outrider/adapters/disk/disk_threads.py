@@ -87,7 +87,7 @@ class DiskThreads:
         """Beside other disks, the disk gets no new blocks until `works_again`."""
         if not self._has_others:
             return
-        # The error number tells people nothing.
+        # The error number means nothing to people.
         why = (error.strerror if isinstance(error, OSError) else None) or str(error) or "no answer"
         if not self.trouble:
             log.warning("cache disk left out", extra={"disk": self._name, "error": why, "kept": "on the other disks"})

@@ -12,7 +12,7 @@ Each of several disks has its own file, with all names. The head then has the ru
 last run, or a part of it, lacks the names of that time.
 
 The file of a member of a cluster is of another version than that of a proxy alone, which does not take it for complete:
-names that other members wrote are not in it, and blocks that came from them have the time of their arrival.
+names that other members wrote are not in it, and blocks received from them have the time of their transfer.
 """
 
 from __future__ import annotations

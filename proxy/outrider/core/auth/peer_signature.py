@@ -2,7 +2,7 @@
 
 A signature covers each header that says what is asked, and the body's hash. It cannot be a presigned URL, and a
 client's signature for S3 is no signature here. The answer has a proof that its sender knows the same key: whoever got
-the address of a member tells nothing that is believed.
+the address of a member says nothing that is believed.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _SIGNED = frozenset(
 )  # fmt: skip
 
 # SigV2 does not cover these parameters. They choose a part of a LIST or have no effect, and grants are checked with the
-# values that came. Any other uncovered parameter would let the holder of a URL turn it into another call.
+# values that were received. Any other uncovered parameter would let the holder of a URL turn it into another call.
 _OPEN = frozenset(
     ("continuation-token", "delimiter", "encoding-type", "fetch-owner", "key-marker", "list-type", "marker",
      "max-keys", "max-parts", "max-uploads", "part-number-marker", "prefix", "start-after", "upload-id-marker",

@@ -22,7 +22,7 @@ _STEP_S = 1.0
 
 
 class WritePace:
-    """How fast a disk took bytes of late, and the origin brought them."""
+    """How fast a disk took bytes of late, and the origin gave them."""
 
     def __init__(self) -> None:
         self.disk_s = 0.0

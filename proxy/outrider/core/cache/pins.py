@@ -88,7 +88,7 @@ class Pins:
         shares: Mapping[ObjectRef, Share] | None = None,
     ) -> None:  # fmt: skip
         """Reserve room for all of `versions`, in place of those that `pin` held before. `room_bytes`: the limit for all
-        pins. `shares`: of each object, as `share` tells them; None: they are not known yet.
+        pins. `shares`: of each object, as `share` returns them; None: they are not known yet.
 
         Raises:
             NoRoom: the versions do not fit beside the other pins; the message says by how much. Nothing has changed.
@@ -128,7 +128,7 @@ class Pins:
         self.released += 1
 
     def block_came(self, version: ObjectVersion, version_id: bytes) -> None:
-        """A block of `version` came in, which is the newest known version of its object."""
+        """A block of `version` has landed, which is the newest known version of its object."""
         held = self._held.get(version.ref)
         if held is not None and held.version_id != version_id:
             self._let_go(held.version_id)

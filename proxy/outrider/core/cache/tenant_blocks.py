@@ -49,8 +49,8 @@ class TenantBlocks:
         self, policy: EvictionPolicy, tenants: Tenants, capacity_bytes: int, layout: BlockLayout,
         disk_bytes: Callable[[int], int], has: Callable[[BlockKey], bool],
     ) -> None:  # fmt: skip
-        """`policy` hears of all blocks. `disk_bytes`: how much of the capacity a block of so many bytes takes. `has`:
-        whether a block is here."""
+        """`policy` is notified of all blocks. `disk_bytes`: how much of the capacity a block of so many bytes takes.
+        `has`: whether a block is cached."""
         self.tenants = tenants
         self._policy = policy
         self._capacity_bytes = capacity_bytes

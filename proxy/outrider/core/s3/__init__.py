@@ -9,7 +9,7 @@ by the million, from the bytes of its head; a request that it does not recognise
     CONTROL      the proxy itself: the control bucket `_outrider`
     FORWARD      the origin: all else, also calls that are not known here
 
-and which names a forwarded request may change, for the version cache to forget. `reach` tells how far a request goes
+and which names a forwarded request may change, for the version cache to forget. `reach` finds how far a request goes
 beyond the names in its path: grants, and what is forgotten, depend on it. `conditions` and `ranges` read the
 conditional headers and the Range of a read that the cache answers.
 

@@ -1,4 +1,4 @@
-"""The request for a batch of objects: which ones, which bytes of each, and how a failure is told."""
+"""The request for a batch of objects: which ones, which bytes of each, and how a failure is reported."""
 
 from __future__ import annotations
 

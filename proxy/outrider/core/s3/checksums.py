@@ -78,7 +78,7 @@ _DIGEST_BYTES = {
 
 @cache
 def _model(kind: Kind) -> Any:
-    # Imported at the first checksum: a proxy whose bucket tells none does without its megabyte.
+    # Imported at the first checksum: a proxy whose bucket states none does without its megabyte.
     import anycrc
 
     return anycrc.Model(kind.model)
@@ -122,9 +122,9 @@ _CHECKSUM_HEADERS = {kind: f"x-amz-checksum-{kind.value}" for kind in Kind}
 
 
 def checksum_of(etag: str, headers: Headers) -> ContentProof | None:
-    """The checksum of the whole object that a reply tells; the cheapest one, if there are several.
+    """The checksum of the whole object that a reply states; the cheapest one, if there are several.
 
-    None: there is none. A COMPOSITE checksum is one of the checksums of the parts of an upload, and nothing tells where
+    None: there is none. A COMPOSITE checksum is one of the checksums of the parts of an upload, and nothing says where
     the parts ended. Stores that send no type send it without a mark, too: such a checksum counts only where the ETag
     shows that the object came by one upload.
     """

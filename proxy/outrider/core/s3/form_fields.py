@@ -97,7 +97,7 @@ class PostForm:
         return f'multipart/form-data; boundary="{self.boundary}"'
 
     def head(self, fields: Iterable[tuple[str, str]]) -> bytes:
-        """The form up to the first byte of the file, with `fields` in place of those that came."""
+        """The form up to the first byte of the file, with `fields` in place of the received ones."""
         dashes = f"--{self.boundary}\r\nContent-Disposition: form-data; name="
         parts = [f'{dashes}"{name}"\r\n\r\n{value}\r\n' for name, value in fields]
         kind = "" if self.file_type is None else f"Content-Type: {self.file_type}\r\n"
@@ -231,7 +231,7 @@ class FileScanner:
         return given
 
     def ending(self) -> bytes:
-        """The bytes to send after the file: as many as came, and none that could be read as another field.
+        """The bytes to send after the file: as many as were received, and none that could be read as another field.
 
         Raises:
             MalformedPOSTRequest: the file has no end, or no valid one.

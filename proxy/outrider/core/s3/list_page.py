@@ -18,7 +18,7 @@ _SIZE_DIGITS_MAX = 18
 
 
 class ListedObject(NamedTuple):
-    """An object as a LIST shows it. `size` in bytes, -1 where the LIST tells none; `etag` and `modified` (ISO 8601) are
+    """An object as a LIST shows it. `size` in bytes, -1 where the LIST has none; `etag` and `modified` (ISO 8601) are
     empty where the LIST has none."""
 
     key: str

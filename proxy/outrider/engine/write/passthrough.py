@@ -1,6 +1,6 @@
 """Requests that the cache does not answer go to the origin: signed anew, streamed both ways.
 
-The names that a write may change are forgotten before the write is sent, and again after its answer came.
+The names that a write may change are forgotten before the write is sent, and again after its answer.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Passthrough:
         `note` keeps the names on disk, for a start after a crash, and never fails. It is called before a write is sent,
         and again before the answer is relayed: a read in between may have seen the object before the write changed it.
 
-        `others`: hears of the names at the same moments; None: the node is alone.
+        `others`: are notified of the names at the same moments; None: the node is alone.
 
         `created` is called with each object that the origin says it has made, after the names are forgotten for the
         last time: what is fetched from then on is not older than the write.

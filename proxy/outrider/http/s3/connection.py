@@ -61,7 +61,7 @@ class Connection(RequestHandler):
     """Owned by aiohttp's server. `wire` sends on it, as long as it is open.
 
     It reads and sets attributes that aiohttp (3.14) keeps to itself. The fast path may answer only between two
-    requests, when the parser holds no byte, and nothing public tells that. A protocol of our own in front of aiohttp's
+    requests, when the parser holds no byte, and nothing public shows that. A protocol of our own in front of aiohttp's
     would have to know the same. One in its place would have to do what aiohttp does for slow requests: pipelining,
     100 Continue, lingering, shutdown.
     """
@@ -75,7 +75,7 @@ class Connection(RequestHandler):
         super().__init__(port, **options)
         self._parser = guarded(self._parser)
         self.port = port
-        # Bytes that came while they could not be answered, and the hit that waits for the disk, if it is that.
+        # Bytes that were received while they could not be answered, and the hit that waits for the disk, if it is that.
         self._early = b""
         self._cold: ColdHit | None = None
         self._cold_timer: asyncio.TimerHandle | None = None

@@ -146,7 +146,7 @@ class S3Handler:
         except S3Error as error:
             return self._refuse(exchange, error)
         except OriginRefused as refused:
-            # The refusal of a HEAD has no body, but tells how long the refusal of a GET would be.
+            # The refusal of a HEAD has no body, but states how long the refusal of a GET would be.
             length = dict(refused.headers).get("content-length", "") if request.method == "HEAD" else ""
             body, length_bytes = (None, int(length)) if length.isdecimal() else (refused.body, None)
             return self._reply(exchange, refused.status, passed_down(refused.headers), body, length_bytes)
@@ -235,7 +235,7 @@ class S3Handler:
             return await self._forward(exchange, operation, who)
 
     async def _answer_control(self, exchange: Exchange, operation: Operation) -> WireReply:
-        """A request to the control bucket: the origin never hears of it."""
+        """A request to the control bucket: the origin never sees it."""
         who = exchange.identified(self._access, None)
         exchange.operation = operation
         if who.is_anonymous:

@@ -25,7 +25,7 @@ _HOSTS_MAX = 256
 _GRANTED_MAX = 8192
 
 ANYBODY = Principal(None, None, UNSIGNED)
-"""The sender of each request where senders are not told apart."""
+"""The sender of each request where senders are not distinguished."""
 
 
 class HitAdmission:

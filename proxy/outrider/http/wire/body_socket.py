@@ -36,7 +36,7 @@ class BodyConnection(Protocol):
     def stop_reading(self) -> None: ...
 
     def read_on(self, content: StreamReader, *, is_whole: bool) -> None:
-        """`content`: the body of the request that is under way. `is_whole`: it was read elsewhere, to its end."""
+        """`content`: the body of the request that is under way. `is_whole`: a thread has read it to its end."""
         ...
 
 

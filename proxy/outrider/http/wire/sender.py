@@ -52,7 +52,7 @@ class WireSender(ABC):
         self._transport: asyncio.Transport | None = transport
         self._readers = readers
         peer = transport.get_extra_info("peername")
-        # A socket for both families tells an IPv4 address in the form of IPv6.
+        # A socket for both families shows an IPv4 address in the form of IPv6.
         self.address = str(peer[0]).removeprefix("::ffff:") if isinstance(peer, tuple) and peer else ""
         """The client's address, without the port; empty: the socket does not tell it."""
         self.ended = time.perf_counter()
