@@ -13,10 +13,10 @@ from outrider.adapters.origin import receivers
 from tests.contract.disk_store import Disk
 
 
-@pytest.fixture(params=["disk", "memory"])
+@pytest.fixture
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A cache directory, on a disk and on the tmpfs."""
-    if request.param == "disk":
+    """A cache directory on a disk; on the tmpfs for tests with the parameter `memory`."""
+    if getattr(request, "param", "disk") == "disk":
         yield tmp_path / "cache"
         return
     parent = tempfile.mkdtemp(prefix="test-outrider-", dir="/dev/shm")

@@ -40,6 +40,8 @@ from tests.contract.disk_store import (
 )
 from tests.fuzz.disk_bytes import sealed_header
 
+pytestmark = pytest.mark.parametrize("root", ["disk", "memory"], indirect=True)
+
 
 @pytest.fixture
 def strange(monkeypatch: pytest.MonkeyPatch) -> None:

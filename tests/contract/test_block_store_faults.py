@@ -208,16 +208,6 @@ async def test_no_file_is_moved_or_removed_in_a_directory_that_another_process_h
     other.close()
 
 
-async def test_no_block_is_begun_in_a_directory_that_another_process_has_locked(disk: Disk) -> None:
-    await disk.write(meta_of(0))
-    shutil.rmtree(disk.root)
-    other = BlockDir.open(disk.root)
-    with pytest.raises(StoreUnavailable):
-        await disk.write(meta_of(1))
-    assert list((disk.root / "tmp").iterdir()) == []
-    other.close()
-
-
 class Gated(BlockDir):
     """Makes commits and removals wait in their thread just before the system call."""
 

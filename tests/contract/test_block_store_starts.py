@@ -67,19 +67,14 @@ async def test_a_snapshot_is_used_once(root: Path) -> None:
     disk.close()
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "junk"])
-async def test_a_damaged_snapshot_is_ignored_and_the_directory_scanned(damage: str, root: Path) -> None:
+async def test_a_damaged_snapshot_is_ignored_and_the_directory_scanned(root: Path) -> None:
     disk = Disk(root)
     await disk.recovery.index()
     await disk.write(meta_of(0), meta_of(1))
     await disk.recovery.save()
     disk.close()
     index = root / "index"
-    raw = bytearray(index.read_bytes())
-    if damage == "flip":
-        raw[len(raw) // 2] ^= 1
-    damaged = {"cut": bytes(raw[:-30]), "empty": b"", "junk": b"{}\n{}\n"}
-    index.write_bytes(damaged.get(damage, bytes(raw)))
+    index.write_bytes(index.read_bytes()[:-30])
     disk = Disk(root)
     await disk.recovery.index()
     assert len(disk.store) == 2

@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from outrider.core.errors import InvalidAccessKeyId
 from outrider.core.memo import Memo
 from outrider.core.s3.encoding import encode_query, raw_bytes, trimmed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 
@@ -35,6 +36,14 @@ class Credentials:
     access_key: str
     secret_key: str = field(repr=False)
     session_token: str | None = field(default=None, repr=False)
+
+
+def known_secret(secret_of: Callable[[str], str | None], access_key: str) -> str:
+    """Raises InvalidAccessKeyId: `secret_of` returned None."""
+    secret_key = secret_of(access_key)
+    if secret_key is None:
+        raise InvalidAccessKeyId
+    return secret_key
 
 
 class SigningKeys:

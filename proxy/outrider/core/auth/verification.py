@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.core.auth import sigv2
-from outrider.core.auth.sigv4 import ALGORITHM, SigningKeys, canonical_headers, signature_of
+from outrider.core.auth.sigv4 import ALGORITHM, SigningKeys, canonical_headers, known_secret, signature_of
 from outrider.core.errors import (
     AccessDenied,
     AuthorizationHeaderMalformed,
     AuthorizationQueryParametersError,
-    InvalidAccessKeyId,
     InvalidArgument,
     InvalidRequest,
     RequestTimeTooSkewed,
@@ -216,15 +215,13 @@ def _check(
     covered: tuple[str, ...],
 ) -> Identity:
     scope = claim.scope
-    secret_key = secret_of(scope.access_key)
-    if secret_key is None:
-        raise InvalidAccessKeyId
+    secret_key = known_secret(secret_of, scope.access_key)
     names = claim.signed_headers.split(";")
     _check_coverage(headers, names, claim.payload_hash, covered)
     payload = payload_of(claim.payload_hash)
     key = keys.get(secret_key, scope.date, scope.region, scope.service)
     prefix = f"{ALGORITHM}\n{claim.amz_date}\n{scope.text}\n"
-    query = encode_query(claim.query) if claim.query else ""
+    query = encode_query(claim.query)
     tail = canonical_headers(headers, names, claim.payload_hash)
     claimed = raw_bytes(claim.signature)
     # Most clients sign the path as they send it, so the encoding that S3 prescribes is tried second.
