@@ -253,34 +253,27 @@ class FastPath:
         head = self._head(subject, read.checksums, is_part, extent.start, extent.stop, number, started)
         went = send_at_once(wire, head, body, extent.length)
         asked_range = None if read.range is None else read.range.encode()
-        answered = self._finish(
+        return self._finish(
             wire, subject, read.method, 206 if is_part else 200, who, read.app, asked_range, head, extent.start,
-            extent.stop, went, number, started, self._clock(),
+            extent.stop, went, number, started, self._clock(), read,
         )  # fmt: skip
-        if answered is True and self._spans is not None:
-            span = self._spans.begin(read.method, read.trace_headers(), started, current=False)
-            if span.is_recording():
-                end = Ended(request_id_of(number), read.method.lower(), read.method, subject.operation, read.range,
-                            _client_name(who), wire.address, 206 if is_part else 200, "HIT", Counter(disk=went[1]),
-                            started, None, reader_name(who, wire.address, read.app), app=read.app,
-                            first_byte_s=wire.ended - started)  # fmt: skip
-                self._spans.ended(end, span)
-        return answered
 
     def _finish(
         self, wire: SocketSender, subject: Subject, method: str, status: int, who: Principal, app: str,
         asked_range: bytes | None, head: bytes, start: int, stop: int, went: tuple[int, int, bool], number: int,
-        started: float, now: float,
+        started: float, now: float, read: PlainRequest | None = None,
     ) -> Literal[True] | Begun:  # fmt: skip
-        """Count and log a reply with the bytes `[start, stop)`, of which `went` was sent (see `send_at_once`)."""
+        """Count and log a reply with the bytes `[start, stop)`, of which `went` was sent (see `send_at_once`). `read`
+        None: there is no trace of the request."""
         taken, sent, disk_failed = went
+        client = "-" if who.client is None else who.client.name
         reader = reader_name(who, wire.address, app) if app or who.client else wire.address
         seconds = time.perf_counter() - started
         if taken < len(head) or sent < stop - start:
             self._counts.first_byte(method, seconds)
             operation = replace(subject.operation, kind=OperationKind(method.lower()), method=method)
             return Begun(operation, subject.known.version, head[taken:], Extent(start + sent, stop), status, sent,
-                         request_id_of(number), started, _client_name(who), app, reader,
+                         request_id_of(number), started, client, app, reader,
                          min(started - wire.ended, AWAY_S_MAX), disk_failed=disk_failed, first_byte_s=seconds,
                          since=subject.known.changes)  # fmt: skip
         self._counts.add(
@@ -292,8 +285,15 @@ class FastPath:
             self._note(reader, subject.known.version, start, stop, now)
         if self._access_log.is_wanted():
             text = None if asked_range is None else asked_range.decode("ascii")
-            self._access_log.hit(subject.log, seconds, method, status, sent, request_id_of(number), _client_name(who),
+            self._access_log.hit(subject.log, seconds, method, status, sent, request_id_of(number), client,
                                  wire.address, app, text)  # fmt: skip
+        if self._spans is not None and read is not None:
+            span = self._spans.begin(method, read.trace_headers(), started, current=False)
+            if span.is_recording():
+                end = Ended(request_id_of(number), method.lower(), method, subject.operation, read.range, client,
+                            wire.address, status, "HIT", Counter(disk=sent), started, None, reader, app=app,
+                            first_byte_s=seconds)  # fmt: skip
+                self._spans.ended(end, span)
         return True
 
     def _head(
@@ -321,7 +321,3 @@ class FastPath:
         """They hold tallies that are no longer counted."""
         self._subjects.clear()
         self._subjects_bytes = 0
-
-
-def _client_name(who: Principal) -> str:
-    return "-" if who.client is None else who.client.name
