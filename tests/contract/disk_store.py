@@ -115,6 +115,10 @@ class Disk:
         finally:
             lease.release()
 
+    def ranked(self) -> list[BlockMeta]:
+        """All blocks, first victim first."""
+        return [meta for metas in self.store.metas_by_disk().values() for meta in metas]
+
     def path(self, meta: BlockMeta) -> Path:
         return self.store.disks[0].directory.path_of(meta.key)
 

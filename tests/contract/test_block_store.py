@@ -165,7 +165,7 @@ async def test_blocks_that_come_all_at_once_evict_no_more_than_they_need(root: P
     await asyncio.gather(*(come(50 + index) for index in range(6)))
     assert len(disk.store) == 12
     assert disk.metrics.value("outrider_evicted_blocks_total") == 5
-    assert [meta.index for meta in disk.store.blocks()][:6] == [5, 6, 7, 8, 9, 10]
+    assert [meta.index for meta in disk.ranked()][:6] == [5, 6, 7, 8, 9, 10]
     disk.close()
 
 
@@ -334,9 +334,9 @@ async def test_verify_first_reads_a_payload_once_after_a_start_and_always_each_t
     assert await disk.read(meta_of(0)) == payload_of(meta_of(0))
     flip(disk.path(meta_of(0)), HEADER)
     assert await disk.read(meta_of(0)) is not None  # this process has verified it
-    assert disk.store.unverified() == []
+    assert list(disk.store.each(unverified=True)) == []
     disk = await restarted(disk, clean=True)
-    assert disk.store.unverified() == [meta_of(0).key]
+    assert list(disk.store.each(unverified=True)) == [meta_of(0).key]
     assert disk.store.lease_open(meta_of(0).key) is None
     assert await disk.read(meta_of(0)) is None
     disk.close()

@@ -51,7 +51,7 @@ async def test_blocks_survive_a_stop_clean_or_not(clean: bool, root: Path) -> No
     assert len(disk.store) == 6
     disk.keep_budget()
     if clean:  # the snapshot keeps the policy's order; a scan only knows when each block was written
-        assert [meta.key for meta in disk.store.blocks()] == [meta.key for meta in [*metas[1:], metas[0]]]
+        assert [meta.key for meta in disk.ranked()] == [meta.key for meta in [*metas[1:], metas[0]]]
     for meta in metas:
         assert await disk.read(meta) == payload_of(meta)
     disk.close()
@@ -133,7 +133,7 @@ async def test_a_scan_removes_the_leftovers_of_a_crash_and_touches_no_other_file
     assert all(path.read_text() == "not ours" for path in junk)
     assert link.is_symlink()
     assert target.exists()
-    assert [meta.index for meta in disk.store.blocks()] == [0]
+    assert [meta.index for meta in disk.ranked()] == [0]
     assert not disk.path(meta_of(1)).exists()
     assert disk.store.used_bytes == FILE
     disk.close()
@@ -155,7 +155,7 @@ async def test_one_file_that_cannot_be_read_does_not_stop_the_scan(root: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(block_io, "read_meta", read_meta)
         await disk.recovery.index()
-    assert sorted(meta.index for meta in disk.store.blocks()) == [0, 1, 3, 4]
+    assert sorted(meta.index for meta in disk.ranked()) == [0, 1, 3, 4]
     assert disk.store.used_bytes == 5 * FILE  # the file is still on disk
     disk = await restarted(disk, clean=True)
     assert len(disk.store) == 5  # no snapshot was written without it
@@ -202,8 +202,8 @@ async def test_the_scrubber_finds_bad_blocks_and_does_not_change_the_order_of_ev
     flip(disk.path(meta_of(2)), HEADER + 1)
     assert await disk.read(meta_of(0)) is not None
     await scrub_rounds(disk, 1)
-    assert [meta.index for meta in disk.store.blocks()] == [1, 3, 0]
-    assert disk.store.unverified() == []
+    assert [meta.index for meta in disk.ranked()] == [1, 3, 0]
+    assert list(disk.store.each(unverified=True)) == []
     assert disk.metrics.value("outrider_bad_blocks_total") == 1
     disk.close()
 
@@ -270,14 +270,14 @@ def test_a_block_that_is_dropped_while_a_snapshot_is_written_is_not_in_it() -> N
 async def test_a_snapshot_that_makes_no_sense_from_some_page_on_is_followed_by_a_scan(root: Path) -> None:
     disk = Disk(root)
     await disk.write(*(meta_of(index) for index in range(3)))
-    metas, used_bytes = disk.store.blocks(), disk.store.used_bytes
+    metas, used_bytes = disk.ranked(), disk.store.used_bytes
     form, path = LinesFormat("outrider index", 4), disk.store.disks[0].directory.snapshot
     disk.close()
     head, page = form.decode(b"".join(index_snapshot.encode(metas[:2])))
     path.write_bytes(b"".join(form.encode([head, page + b"\n", b'{"frames":7}\n'])))
     disk = Disk(root)
     await disk.recovery.index()
-    assert {meta.key for meta in disk.store.blocks()} == {meta.key for meta in metas}
+    assert {meta.key for meta in disk.ranked()} == {meta.key for meta in metas}
     assert disk.store.used_bytes == used_bytes
     disk.close()
 

@@ -191,7 +191,7 @@ async def test_the_scrubber_finds_blocks_that_rot_after_their_first_use(tmp_path
 
     with pytest.raises(asyncio.CancelledError):
         await Recovery(disk.store, Believed(), sleep).scrub(ScrubPace(1e6, 1.0))
-    assert [meta.index for meta in disk.store.blocks()] == [0]
+    assert [meta.index for meta in disk.ranked()] == [0]
     assert not disk.path(meta_of(1)).exists()
     disk.close()
 
