@@ -33,7 +33,7 @@ from outrider.adapters.state import learned_file, warmup_file
 from outrider.composition import Machine, Outrider, Resources, compose, make_traces, traced
 from outrider.core.block_layout import BLOCKS_FEW
 from outrider.core.cache.descriptor_budget import DescriptorBudget, TooFewDescriptors
-from outrider.core.cache.memory_budget import Shares
+from outrider.core.cache.memory_budget import MemoryShares
 from outrider.core.cache.scrub_pace import ROUND_S, ScrubPace
 from outrider.core.insight.next_step import Setup
 from outrider.engine.ahead.prefetch import Prefetch
@@ -108,7 +108,7 @@ async def running(
         credentials = AwsCredentials(settings.listen)
         region = settings.region or await credentials.region() or DEFAULT_REGION
         endpoint = settings.origin or aws_url(region, os.environ)
-        shares = Shares.of(settings.buffer_bytes, descriptors.exchanges)
+        shares = MemoryShares.of(settings.buffer_bytes, descriptors.exchanges)
         oddities = OriginOddities(endpoint, metrics)
         cores = usable_cores()
         receivers = most_receivers(cores, settings.receivers)
@@ -207,7 +207,7 @@ def _warn_of_few_blocks(outrider: Outrider) -> None:
         log.warning("the cache has room for fewer than four blocks", extra={"do": do})
 
 
-def _limit_of_connections(settings: Settings, descriptors: DescriptorBudget, shares: Shares) -> str:
+def _limit_of_connections(settings: Settings, descriptors: DescriptorBudget, shares: MemoryShares) -> str:
     """The lowest of the limits on connections to the origin."""
     if shares.exchanges < descriptors.exchanges:
         return "`buffer_bytes`"

@@ -23,7 +23,7 @@ from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.descriptor_budget import DescriptorBudget
-from outrider.core.cache.memory_budget import MemoryBudget, Shares
+from outrider.core.cache.memory_budget import MemoryBudget, MemoryShares
 from outrider.core.cache.pins import SavedPin
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.tenant_blocks import TenantBlocks
@@ -49,7 +49,6 @@ from outrider.engine.status.verdicts import Parts, Verdicts
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
-from outrider.engine.write.written_names import note_written
 from outrider.engine_composition import EnginePorts, EngineSettings, make_engine
 from outrider.http.access import Senders, reader_shown
 from outrider.http.control.batch_objects import BatchParts
@@ -138,7 +137,7 @@ class Resources:
     credentials: AwsCredentials
     origin: Origin
     oddities: OriginOddities
-    shares: Shares
+    shares: MemoryShares
     tasks: Background
     stack: AsyncExitStack
     descriptors: DescriptorBudget
@@ -209,7 +208,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     if not settings.cache_in_memory:
         runs = Runs.of(directories) if len(disks) > 1 else None
         touched = [WrittenNamesFile(disk.directory, disk.work, is_alone=cluster is None, runs=runs) for disk in disks]
-    note = partial(note_written, WrittenNamesFiles(touched) if touched else None, versions, version_lookup)
+    note = WrittenNamesFiles(touched, lambda ref: versions.may_have(ref) or version_lookup.is_asking(ref)).note
 
     def note_soon(ref: ObjectRef) -> None:
         tasks.spawn_apart(note([ref]), f"note {ref}")
@@ -218,7 +217,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         versions.on_other = note_soon
     passthrough = Passthrough(
         origin, origin_reader, versions, list_cache.forget, note,
-        elsewhere=None if cluster is None else cluster.forgets,
+        others=None if cluster is None else cluster.forgets,
         created=lambda ref: warmup_runner.hint(ref) if settings.warms(ref) else None,
     )  # fmt: skip
     warmups = Book()

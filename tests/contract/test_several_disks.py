@@ -23,7 +23,7 @@ from outrider.core.errors import StoreUnavailable
 from outrider.core.model import ObjectRef
 from outrider.metrics import Metrics
 from outrider.settings import Size
-from tests.contract.test_block_store import FILE, Believed, meta_of, on_disk, payload_of, read_through
+from tests.contract.disk_store import FILE, Believed, meta_of, on_disk, payload_of, read_through
 from tests.support.fakes import FakeClock
 from tests.support.faulty_disk import SickDisk
 
@@ -157,7 +157,7 @@ async def test_a_disk_evicts_among_its_own_blocks_in_the_order_of_the_policy(roo
     disks = Disks(roots, [500 * FILE, 500 * FILE])
     disks.disks[0].budget.capacity_bytes = 10 * FILE
     with pytest.raises(StoreUnavailable, match="no block may be evicted"):
-        await disks.store.reserve(disks.disks[0], 11 * FILE)
+        await disks.store.reserve(disks.disks[0], 11 * FILE, METAS[0])
     written: list[BlockMeta] = []
     for meta in [meta_of(index, blocks=200) for index in range(150)]:
         await disks.write(meta)
@@ -235,7 +235,7 @@ async def test_a_disk_that_hangs_keeps_one_reader_waiting_and_gives_its_blocks_a
         with monkeypatch.context() as patch:
             patch.setattr(disk_threads, "PATIENCE_S", 0.01)
             assert not await disks.has(hung[0])
-        assert disks.disks[0].work.is_away
+        assert disks.disks[0].work.is_unreachable
         # Nobody else waits: the others are missing at once, and kept on the other disk.
         assert not any(disks.store.has(meta.key) for meta in hung)
         assert disks.store.lease_open(hung[1].key) is None
@@ -244,7 +244,7 @@ async def test_a_disk_that_hangs_keeps_one_reader_waiting_and_gives_its_blocks_a
         looking = asyncio.create_task(disks.look(0))
         sick.release()
         assert not await looking
-    assert not disks.disks[0].work.is_away
+    assert not disks.disks[0].work.is_unreachable
     assert await disks.held(METAS[:30]) == 30
     await disks.tidied()
     disks.check()
@@ -451,8 +451,7 @@ async def test_versions_on_a_disk_that_was_away_during_the_last_run_are_asked_ab
 
 async def test_a_name_that_is_written_is_noted_on_every_disk(disks: Disks) -> None:
     await disks.recovery.index()
-    files = WrittenNamesFiles(disks.touched)
-    assert files.is_whole
+    files = WrittenNamesFiles(disks.touched, lambda ref: True)
     await files.note([METAS[0].version.ref])
     for disk in disks.disks:
         assert b'["bucket","k"]' in disk.directory.touched.read_bytes()
@@ -510,8 +509,8 @@ async def test_two_directories_on_one_file_system_leave_what_one_would(
         disk.budget.capacity_bytes = 1 << 60
         disk.budget.min_free_bytes = one.directory.space()[1] - 10 * FILE
     # The bytes that one has reserved are not free for the other.
-    await disks.store.reserve(one, 6 * FILE)
+    await disks.store.reserve(one, 6 * FILE, METAS[0])
     with pytest.raises(StoreUnavailable, match="no block may be evicted"):
-        await disks.store.reserve(two, 6 * FILE)
+        await disks.store.reserve(two, 6 * FILE, METAS[0])
     one.unreserve(6 * FILE)
     assert await disks.store.most_bytes() == 10 * FILE

@@ -11,11 +11,9 @@ import pytest
 from outrider.adapters.disk import disk_threads, written_names
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.disk_threads import DiskThreads
-from outrider.adapters.disk.written_names import WrittenNamesFile
+from outrider.adapters.disk.written_names import WrittenNamesFile, WrittenNamesFiles
 from outrider.core.model import ObjectRef
-from outrider.engine.write.written_names import note_written
 from outrider.metrics import Metrics
-from tests.support.engine import REF, engine
 from tests.support.fakes import FakeClock
 from tests.support.faulty_disk import SickDisk
 
@@ -205,24 +203,19 @@ async def test_a_snapshot_that_a_write_overtook_is_removed(after: bool, director
     assert not part.exists()
 
 
-async def test_only_names_that_may_have_blocks_are_noted(tmp_path: Path) -> None:
-    with engine(tmp_path / "c", catalog_entries=1) as room:
-        touched = started(room.store.disks[0].directory)
-        names: list[object] = []
+async def test_only_names_that_may_have_blocks_are_noted(directory: BlockDir) -> None:
+    touched = started(directory)
+    files = WrittenNamesFiles([touched], {B}.__contains__)
+    await files.note([A])
+    touched.settle(set())
+    assert told(directory) == [True, False, False, False], "before all is known that was found"
+    touched = started(directory, set())
+    files = WrittenNamesFiles([touched], {B}.__contains__)
+    await files.note([A, ODD])
+    assert told(directory) == NONE
+    await files.note([A, B, "other", ObjectRef("tenant:bkt", "\udcff\n")])
+    assert told(directory) == [False, True, True, True], "of a tenant's bucket nobody knows the blocks"
 
-        async def noted(*asked: ObjectRef | str) -> list[object]:
-            await note_written(touched, room.versions, room.version_lookup, asked)
-            names[:] = touched._names
-            return sorted(names, key=str)
 
-        assert await noted(REF) == [REF], "before all is known that was found"
-        touched = started(room.store.disks[0].directory, set())
-        assert await noted(REF) == []
-        room.origin.put(REF, b"some")
-        reading = room.version_lookup._asked(REF, 0, False, False, -1).answer
-        assert await noted(REF) == [REF], "the revalidation is under way"
-        await reading
-        await room.tasks.settle()
-        touched = started(room.store.disks[0].directory, set())
-        tenants = ObjectRef("tenant:bkt", "a")
-        assert await noted(REF, A, "bkt", tenants) == sorted([REF, "bkt", tenants], key=str)
+async def test_a_cache_in_memory_notes_nothing() -> None:
+    await WrittenNamesFiles([], lambda ref: True).note([A, "bkt"])

@@ -168,7 +168,7 @@ class OneVersion(RuleBasedStateMachine):
     @rule(at=st.integers(0, 10**6), pick=st.integers(0, 20))
     def a_block_rots(self, at: int, pick: int) -> None:
         # Only blocks that this process has not verified yet: `verify=first` trusts blocks that it wrote or read whole.
-        unverified = self.room.store.unverified()
+        unverified = list(self.room.store.each(unverified=True))
         if not unverified:
             return
         path = self.room.store.disks[0].directory.path_of(unverified[pick % len(unverified)])

@@ -24,7 +24,7 @@ from outrider.core.origin.reply_reader import ReplyReader
 from outrider.core.s3 import checksums, ranges
 from outrider.core.s3.conditions import parse_http_date
 from outrider.core.s3.headers import passed_down, replayable, varies_with_clients
-from outrider.core.s3.list_page import Listed, parse_page
+from outrider.core.s3.list_page import ListedObject, parse_page
 from outrider.engine.fill.reply_proof import brought_of
 from outrider.mount.listed import FileVersion
 from outrider.mount.plain_gets import _is_usual
@@ -203,7 +203,7 @@ def headers_of_a_reply(data: bytes) -> None:
     if is_strong_etag(etag):
         version = ObjectVersion(ObjectRef("b", "k"), etag, 5, headers)
         checksums.small_proof_of(version)
-        Listed("k", 5, etag, named.get("last-modified", "")).is_version(etag, 5, named.get("last-modified"))
+        ListedObject("k", 5, etag, named.get("last-modified", "")).is_version(etag, 5, named.get("last-modified"))
         freshness.is_settled(named)
         freshness.was_settled(version, 0.0)
 

@@ -15,19 +15,18 @@ from aiohttp.http import HttpProcessingError, HttpVersion, HttpVersion11
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from aiohttp.streams import EMPTY_PAYLOAD
 
-from outrider.core.auth import sigv4
+from outrider.core.auth import sigv4, verification
 from outrider.core.auth.browser_guard import check_host, check_page
-from outrider.core.auth.sigv4 import Identity, SignedRequest
+from outrider.core.auth.verification import Identity, SignedRequest
 from outrider.core.errors import S3Error
 from outrider.core.model import Headers, ObjectRef, ObjectVersion
 from outrider.core.s3 import conditions, operation, plain_request, ranges
 from outrider.core.s3.body_integrity import decoded_length_of, payload_rule, trailer_names_of
 from outrider.core.s3.encoding import canonical_values, encode_path, encode_query, parse_query
 from outrider.core.s3.form_fields import boundary_of, is_form
-from outrider.core.s3.headers import asks_checksums, passed_up
-from outrider.core.s3.operation import Kind
+from outrider.core.s3.headers import app_of, passed_up, wants_checksums
+from outrider.core.s3.operation import OperationKind
 from outrider.core.s3.plain_request import PlainRequest, known_fields, recognise
-from outrider.core.s3.user_agent import app_of
 from outrider.http.wire.parser_guard import guarded, refused_for
 from outrider.http.wire.smuggling_guard import well_framed
 from tests.fuzz.target import pieces, target
@@ -140,16 +139,16 @@ def _check_fields(read: PlainRequest, headers: Headers) -> None:
 def _check_kind(read: PlainRequest, parsed: Parsed) -> None:
     by_path = _kind("GET", read.path.decode("ascii"), (("host", read.host),))
     query = operation.without_signature(tuple(parse_query(read.query.decode("ascii"))))
-    if by_path is not Kind.GET or query:
+    if by_path is not OperationKind.GET or query:
         return
     narrowed = read.range is not None or read.if_match is not None
     if narrowed and operation.classify("GET", read.path.decode("ascii"), ()).key.endswith("/"):
         return  # the fast path decides that by the object's name
     if read.if_match is None or conditions.are_plain((("if-match", read.if_match),)):
-        assert _kind(parsed.method, parsed.target, parsed.headers) is Kind(read.method.lower())
+        assert _kind(parsed.method, parsed.target, parsed.headers) is OperationKind(read.method.lower())
 
 
-def _kind(method: str, path: str, headers: Headers) -> Kind | None:
+def _kind(method: str, path: str, headers: Headers) -> OperationKind | None:
     try:
         return operation.classify(method, path, headers).kind
     except S3Error:
@@ -212,7 +211,7 @@ def _read_head(method: str, path: str, version: HttpVersion, headers: Headers) -
         allowed(check, headers)
     allowed(check_host, named.get("host", ""), _DOMAINS)
     allowed(boundary_of, named.get("content-type", ""))
-    asks_checksums(named)
+    wants_checksums(named)
     app_of(named.get("user-agent", ""))
     conditions.evaluate(named, _VERSION)
     operation.control_request_of(method, path, named.get("host", ""), _DOMAINS)
@@ -237,7 +236,7 @@ def check_refusal(error: S3Error) -> None:
 def _check_classified(found: operation.Operation | None, path: str, headers: Headers) -> None:
     if found is None or found.bucket is None:
         return
-    assert found.kind is not Kind.GET or (found.method == "GET" and found.key)
+    assert found.kind is not OperationKind.GET or (found.method == "GET" and found.key)
     assert operation.is_bucket_name(found.bucket)
     # The origin gets the request in the one spelling that is signed, and must read the same names in it.
     anew = operation.classify(found.method, f"/{found.bucket}/{encode_path(found.key)}?{encode_query(found.query)}", ())
@@ -321,7 +320,7 @@ def signed_request(data: bytes) -> None:
     """Nobody but the holder of a key makes a request that is let in: here, those of the seeds alone."""
     request = _request_of(data)
     identity = _verified(request)
-    sigv4.is_half_signed(request)
+    verification.is_half_signed(request)
     assert identity is None or _meaning(request) in _LET_IN, request
 
 

@@ -28,7 +28,7 @@ from botocore.credentials import Credentials
 
 from outrider.adapters.disk import block_reads
 from outrider.core.s3.body_integrity import UNSIGNED
-from outrider.http.access import Who
+from outrider.http.access import Principal
 from outrider.http.s3 import connection as connection_module
 from outrider.http.s3 import fast_path, hit_reply
 from outrider.http.s3.connection import Connection
@@ -1034,7 +1034,7 @@ def test_pages_that_come_late_do_not_affect_the_next_request(cold: Cold) -> None
         async def late() -> None:
             for connection in watched.proxy.outrider.server.connections:
                 assert isinstance(connection, Connection)
-                connection._is_ready(ColdHit(None, None, 0.0, Recognised(b"", Who(None, None, UNSIGNED), None)))
+                connection._is_ready(ColdHit(None, None, 0.0, Recognised(b"", Principal(None, None, UNSIGNED), None)))
 
         watched.proxy.on_loop(late)
         assert watched.seen == ["cold"]

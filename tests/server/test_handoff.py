@@ -8,11 +8,11 @@ import pytest
 from aiohttp.http import HttpVersion10, HttpVersion11
 from aiohttp.test_utils import make_mocked_request
 
-from outrider.core.auth import sigv4
+from outrider.core.auth import verification
 from outrider.core.s3 import operation as operations
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.http import access as access_module
-from outrider.http.access import Who
+from outrider.http.access import Principal
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.slow_path_handoff import Recognised
 from tests.server.test_fast_path import CLIENTS, NAME, NARROW, OBJECTS, READER, signed
@@ -45,7 +45,7 @@ class Counted:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.verified = self.classified = 0
-        patch.setattr(access_module, "verify", self._counting("verified", sigv4.verify))
+        patch.setattr(access_module, "verify", self._counting("verified", verification.verify))
         patch.setattr(operations, "classify", self._counting("classified", operations.classify))
 
     def _counting(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ def test_a_request_behind_a_signed_one_needs_a_signature_of_its_own(strict: Prox
             assert [connection.read_answer().status for _ in range(2)] == [404, 403]
 
 
-def _everything_of(reader: Who, head: bytes) -> Recognised:
+def _everything_of(reader: Principal, head: bytes) -> Recognised:
     return Recognised(head, reader, operations.classify("GET", f"/{NAME}/a", ()))
 
 
@@ -156,7 +156,7 @@ def test_the_handler_ignores_facts_about_other_bytes(strict: Proxy, monkeypatch:
 
 
 def test_facts_count_for_the_identical_bytes_alone() -> None:
-    who = Who(None, None, UNSIGNED)
+    who = Principal(None, None, UNSIGNED)
     raw = [(b"Host", b"h"), (b"X-Amz-Date", b"1")]
 
     def parsed(method: str = "GET", path: str = "/b/k?x=1", headers: Any = raw, version: Any = HttpVersion11) -> Any:

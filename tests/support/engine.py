@@ -206,7 +206,7 @@ def engine(
     parts = make_engine(chosen, ports, join or (None if peers is None else OnlyBlocks(peers, scheduler)))
     passthrough = Passthrough(
         origin, parts.origin_reader, parts.versions, parts.list_cache.forget,
-        elsewhere=None if join is None else join.forgets,
+        others=None if join is None else join.forgets,
     )  # fmt: skip
     try:
         made: dict[str, Any] = {each.name: getattr(parts, each.name) for each in fields(parts)}

@@ -15,7 +15,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotoCredentials
 from hypothesis import strategies as st
 
-from outrider.core.auth.sigv4 import Credentials, Identity, SignedRequest, SigningKeys, verify
+from outrider.core.auth.sigv4 import Credentials, SigningKeys
+from outrider.core.auth.verification import Identity, SignedRequest, verify
 from outrider.core.s3.aws_chunked import ChunkSigning
 from outrider.core.s3.encoding import amz_date_seconds, encode_query, parse_query
 from tests.support.bucket import REGION

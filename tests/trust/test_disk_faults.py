@@ -26,7 +26,7 @@ from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.core.cache import block_file, disk_budget
 from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.http.wire import sender
-from tests.contract.test_block_store import FILE, Disk, flip, meta_of, on_disk, payload_of
+from tests.contract.disk_store import FILE, Disk, flip, meta_of, on_disk, payload_of
 from tests.support.conditions import Fault, FaultKind
 from tests.support.damage import block_files
 from tests.support.faulty_disk import ILLS, SickDisk
@@ -53,7 +53,7 @@ def known(bucket: Bucket) -> KnownObjects:
 
 @pytest.fixture(autouse=True)
 def asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pause after a disk failure is zero here. tests/contract/test_block_store.py tests the pause itself."""
+    """The pause after a disk failure is zero here. tests/contract/test_block_store_faults.py tests the pause itself."""
     monkeypatch.setattr(disk_threads, "FAILURE_PAUSE_S", 0.0)
     monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", 0.0)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.core.auth.grants import AccessLevel, Client, Grant, missing_grant
 from outrider.core.s3.list_page import parse_page
-from outrider.core.s3.operation import Kind, classify
+from outrider.core.s3.operation import OperationKind, classify
 from outrider.core.s3.xml import keys_to_delete
 from tests.support.trials import Trials, fuzzing
 
@@ -91,4 +91,4 @@ def test_a_granted_key_stays_under_its_prefix_in_every_reading(
 
 def test_a_cacheable_read_is_of_a_get_or_head_alone() -> None:
     for method in ("PUT", "POST", "DELETE", "PATCH", "OPTIONS", "get", "TRACE"):
-        assert classify(method, "/bkt/k", ()).kind is Kind.FORWARD
+        assert classify(method, "/bkt/k", ()).kind is OperationKind.FORWARD

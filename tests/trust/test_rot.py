@@ -14,7 +14,7 @@ from outrider import app, pagecache
 from outrider.adapters.disk.recovery import Recovery
 from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.core.cache.scrub_pace import ScrubPace
-from tests.contract.test_block_store import FILE, Believed, Disk, meta_of, payload_of, restarted
+from tests.contract.disk_store import FILE, Believed, Disk, meta_of, payload_of, restarted
 from tests.support.damage import block_files, flip_a_bit
 from tests.support.proxy import START_DEADLINE_S, Proxy
 from tests.support.trials import KIB, RIGHT, KnownObjects, rounds

@@ -254,7 +254,7 @@ def _suspects(source: str) -> list[str]:
 
 
 KEYED = [
-    "core/auth/sigv4.py",
+    "core/auth/verification.py",
     "core/auth/sigv2.py",
     "core/s3/aws_chunked.py",
     "core/auth/form_policy.py",
@@ -262,6 +262,7 @@ KEYED = [
     "engine/write/upload.py",
     "http/admin/server.py",
     "http/access.py",
+    "core/auth/sigv4.py",
 ]
 
 
@@ -269,7 +270,7 @@ def test_secrets_are_compared_in_constant_time() -> None:
     home = Path(outrider.__file__).parent
     compared: dict[str, Any] = {name: (home / name).read_text() for name in KEYED}
     assert {name: found for name, text in compared.items() if (found := _suspects(text))} == {}
-    for name in KEYED[:-1]:
+    for name in KEYED[:-2]:
         assert "hmac.compare_digest(" in compared[name], name
     # No other module makes or compares a keyed hash.
     others = {str(path.relative_to(home)) for path in home.rglob("*.py") if re.search(r"\bhmac\b", path.read_text())}

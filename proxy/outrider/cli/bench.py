@@ -30,7 +30,7 @@ from outrider.core.errors import Signal
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
-from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed
+from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListedObject
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
@@ -155,7 +155,7 @@ async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -
     origin_reader = OriginReader(
         bucket, Patience(), metrics, FillScheduler(AimdLimit(1), BackgroundLimit(1), time.monotonic), Hedging()
     )
-    listed: list[Listed] = []
+    listed: list[ListedObject] = []
     with suppress(Signal):
         async with aclosing(Enumerator(origin_reader, MemoryBudget(2 * PAGE_BYTES_MAX)).pages(name, prefix)) as pages:
             async for page in pages:

@@ -1,4 +1,5 @@
-"""The HTTP ports of the proxy. It has two: the S3 port for clients, and the admin port for operators.
+"""The HTTP ports: the S3 port for clients, the admin port, the port for the other members of a cluster (`peer`), and
+those of `outrider operator` (`operator`).
 
 A request to the S3 port goes this way:
 
@@ -10,10 +11,10 @@ A request to the S3 port goes this way:
     wire/             guards the parser, reads bodies, and sends replies
     record/           counts the request, logs its line, and ends its span
 
-`admin/` is the admin port: probes, metrics, status and the dashboard. It shares `wire/` alone with the S3 port.
+`admin/` is the admin port: probes, metrics, status and the dashboard. It and `peer/` share `wire/` with the S3 port.
 
 Errors of S3 become XML here and nowhere else. Nothing here knows the adapters; the engine is called for every read,
-write and list. Floors, from below: record, wire, access, then control and admin, then s3.
+write and list. Floors, from below: record, wire, access, then control and admin, then s3, then peer and operator.
 
 Entry points: `s3.server.S3Server` and `admin.server.AdminServer`, both made by `composition` and `app`.
 """

@@ -11,7 +11,8 @@ from typing import Protocol
 from outrider.core.auth import browser_guard
 from outrider.core.auth.form_policy import SizeRange, is_unsigned, parse_policy, signer_of
 from outrider.core.auth.grants import Client, may_read, missing_grant
-from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, is_half_signed, verify
+from outrider.core.auth.sigv4 import SigningKeys
+from outrider.core.auth.verification import Identity, SignedRequest, is_half_signed, verify
 from outrider.core.cache.tenants import NOBODY, Tenants
 from outrider.core.errors import AccessDenied
 from outrider.core.memo import Memo
@@ -31,8 +32,8 @@ _APP = "app/"
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """The sender of a request. `client` None: senders are not told apart (loopback mode)."""
+class Principal:
+    """The sender of a request. `client` None: senders are not distinguished (loopback mode)."""
 
     client: Client | None
     identity: Identity | None
@@ -44,12 +45,12 @@ class Who:
         return self.client is not None and self.client.is_anonymous
 
 
-def reader_name(who: Who, address: str, app: str) -> str:
+def reader_name(who: Principal, address: str, app: str) -> str:
     """The name of a reader, as far as a proxy can tell jobs apart: the address that the request comes from, the key
     that signs it, and the app that it names.
 
-    All connections, processes and workers of a job in a pod share one name. `address`: see `Sender`. `app`: see
-    `user_agent.app_of`.
+    All connections, processes and workers of a job in a pod share one name. `address`: see `WireSender`. `app`: see
+    `headers.app_of`.
     """
     name = f"{address} {who.client.access_key}" if who.client else address
     return f"{name} {_APP}{app}" if app else name
@@ -71,7 +72,7 @@ class Access(Protocol):
         """No request needs a signature."""
         ...
 
-    def owner(self, access_key: str) -> Who | None:
+    def owner(self, access_key: str) -> Principal | None:
         """The owner of a maintenance command that outlived a stop; None: the key is not known any more. `access_key`
         empty: the command was not signed."""
         ...
@@ -81,23 +82,23 @@ class Access(Protocol):
         it."""
         ...
 
-    def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
+    def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Principal:
         """Raises S3Error: the signature is missing or wrong."""
         ...
 
-    def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
+    def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Principal, SizeRange]:
         """The signer of the form's policy, which allows this form, and the sizes that the policy allows for the file.
 
         Raises S3Error: the policy is missing, wrong, or does not allow the form.
         """
         ...
 
-    def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
+    def check(self, who: Principal, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
         """Raises AccessDenied: no grant of the sender covers the operation. `keys_in_body`: see
         `grants.missing_grant`."""
         ...
 
-    def check_reads(self, who: Who, refs: Iterable[ObjectRef]) -> None:
+    def check_reads(self, who: Principal, refs: Iterable[ObjectRef]) -> None:
         """Raises AccessDenied: the sender may not read one of these objects."""
         ...
 
@@ -126,25 +127,25 @@ class Loopback:
         self._domains = domains
         self._cross_site = cross_site
 
-    def owner(self, access_key: str) -> Who | None:
-        return None if access_key else Who(None, None, UNSIGNED)
+    def owner(self, access_key: str) -> Principal | None:
+        return None if access_key else Principal(None, None, UNSIGNED)
 
     def check_sender(self, headers: Headers) -> None:
         if not self._cross_site:
             browser_guard.check_host(next((value for name, value in headers if name == "host"), ""), self._domains)
             browser_guard.check_page(headers)
 
-    def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
-        return Who(None, None, payload_rule(request.headers))
+    def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Principal:
+        return Principal(None, None, payload_rule(request.headers))
 
-    def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
+    def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Principal, SizeRange]:
         # The policy is passed on to the origin, which checks it.
-        return Who(None, None, UNSIGNED), SizeRange()
+        return Principal(None, None, UNSIGNED), SizeRange()
 
-    def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
+    def check(self, who: Principal, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
         pass
 
-    def check_reads(self, who: Who, refs: Iterable[ObjectRef]) -> None:
+    def check_reads(self, who: Principal, refs: Iterable[ObjectRef]) -> None:
         pass
 
 
@@ -168,16 +169,16 @@ class SigV4:
         None: requests without a signature are refused."""
         self._clients, self._secrets, self._anonymous = clients, secrets, anonymous
         # Presigned URLs that were verified: they are used again and again, each time for another range.
-        self._proved: Memo[tuple[str, str, str, str], Who] = Memo(_PROVED_MAX)
+        self._proved: Memo[tuple[str, str, str, str], Principal] = Memo(_PROVED_MAX)
 
     def check_sender(self, headers: Headers) -> None:
         pass  # a web page has no key, and may send the requests that it was given a signature for
 
-    def owner(self, access_key: str) -> Who | None:
+    def owner(self, access_key: str) -> Principal | None:
         client = self._clients.get(access_key)
-        return None if client is None else Who(client, None, UNSIGNED)
+        return None if client is None else Principal(client, None, UNSIGNED)
 
-    def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
+    def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Principal:
         signed = _signed_by_url(request)
         who = None if signed is None else self._proved.get(signed)
         if who is not None and who.identity is not None and self._clock() <= who.identity.until:
@@ -187,15 +188,15 @@ class SigV4:
             self._proved.put(signed, who)
         return who
 
-    def _identify(self, request: SignedRequest, bucket_of_host: str | None) -> Who:
+    def _identify(self, request: SignedRequest, bucket_of_host: str | None) -> Principal:
         identity = verify(
             request, secret_of=self._secrets.get, now=self._clock(), keys=self._keys, bucket_of_host=bucket_of_host
         )
         if identity is None:
             return self._unsigned(request)
-        return Who(self._clients[identity.access_key], identity, identity.payload)
+        return Principal(self._clients[identity.access_key], identity, identity.payload)
 
-    def _unsigned(self, request: SignedRequest) -> Who:
+    def _unsigned(self, request: SignedRequest) -> Principal:
         if self._anonymous is None:
             raise AccessDenied("Anonymous access is not allowed here: sign the request with a client key.")
         if is_half_signed(request):
@@ -206,9 +207,9 @@ class SigV4:
         payload = payload_rule(request.headers)
         if payload.chunks_signed:
             raise AccessDenied("The chunks of the body are signed, and the request is not.")
-        return Who(self._anonymous, None, payload)
+        return Principal(self._anonymous, None, payload)
 
-    def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Who, SizeRange]:
+    def identify_form(self, form: PostForm, bucket: str, headers: Headers) -> tuple[Principal, SizeRange]:
         # The policy covers the fields of the form, which say all that it asks for; no signature covers the headers.
         for name, _ in headers:
             if name.startswith(STORE_HEADERS):
@@ -216,19 +217,19 @@ class SigV4:
         if self._anonymous is not None and is_unsigned(form):
             if not self._cross_site:
                 browser_guard.check_page(headers)
-            return Who(self._anonymous, None, UNSIGNED), SizeRange()
+            return Principal(self._anonymous, None, UNSIGNED), SizeRange()
         access_key = signer_of(form, secret_of=self._secrets.get, keys=self._keys)
         policy = parse_policy(form.values["policy"])
         policy.check(form, bucket, self._clock())
-        return Who(self._clients[access_key], None, UNSIGNED), policy.sizes
+        return Principal(self._clients[access_key], None, UNSIGNED), policy.sizes
 
-    def check(self, who: Who, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
+    def check(self, who: Principal, operation: Operation, keys_in_body: Sequence[str] | None) -> None:
         assert who.client is not None
         missing = missing_grant(who.client, operation, keys_in_body)
         if missing is not None:
             raise AccessDenied(missing)
 
-    def check_reads(self, who: Who, refs: Iterable[ObjectRef]) -> None:
+    def check_reads(self, who: Principal, refs: Iterable[ObjectRef]) -> None:
         assert who.client is not None
         for ref in refs:
             if not may_read(who.client, ref):
@@ -246,7 +247,7 @@ class Senders:
         self.names: dict[str, str] = {}
         """The name to show for each access key."""
         self.tenants: Tenants | None = None
-        """None: senders are not told apart."""
+        """None: senders are not distinguished."""
         if settings.auth == "loopback":
             self.access = Loopback(settings.domain, cross_site=settings.cross_site)
         else:

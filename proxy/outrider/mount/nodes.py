@@ -9,7 +9,7 @@ from itertools import count
 from math import inf
 from typing import TypeVar
 
-from outrider.core.s3.list_page import Listed
+from outrider.core.s3.list_page import ListedObject
 from outrider.mount.listed import FileVersion, Told
 from outrider.mount.messages import NAME_BYTES_MAX, Attributes
 
@@ -194,7 +194,7 @@ class Listing:
         self._began_at = now
         self._names: set[str] = set()
 
-    def take(self, objects: Iterable[Listed], groups: Iterable[str], now: float) -> None:
+    def take(self, objects: Iterable[ListedObject], groups: Iterable[str], now: float) -> None:
         """`now`: when the page was asked for."""
         prefix = self._directory.prefix
         for group in groups:

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.model import Headers, ObjectRef
-from outrider.core.s3.operation import Forgets, Kind, Operation, classify
+from outrider.core.s3.operation import ForgetScope, Operation, OperationKind, classify
 from outrider.engine.listing import list_cache as list_cache_module
 from outrider.engine.listing.list_cache import ListCache
 from outrider.ports import Chunks, Name
@@ -168,4 +168,4 @@ def test_only_a_plain_list_that_a_rule_names_is_cached(list_cache: ListCache, ta
 
 
 def test_a_head_of_a_bucket_is_no_list(list_cache: ListCache) -> None:
-    assert list_cache.key_of(Operation(Kind.FORWARD, "HEAD", "train", "", (), Forgets.NOTHING), ()) is None
+    assert list_cache.key_of(Operation(OperationKind.FORWARD, "HEAD", "train", "", (), ForgetScope.NOTHING), ()) is None

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.core.cache.pins import SavedPin
 from outrider.core.model import ObjectRef
 from outrider.core.s3.body_integrity import UNSIGNED
-from outrider.core.s3.operation import Kind, Operation
+from outrider.core.s3.operation import Operation, OperationKind
 from outrider.engine.cluster.commands import CommandsElsewhere
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.pins_together import PinsTogether
@@ -20,7 +20,7 @@ from outrider.engine.maintenance.together import Together
 from outrider.engine.maintenance.verification import Verification
 from outrider.engine.maintenance.warmup import Book
 from outrider.engine.tasks.runtime import Runtime
-from outrider.http.access import Loopback, Who
+from outrider.http.access import Loopback, Principal
 from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.control.objects import ControlRequest
 from tests.support.engine import BLOCK
@@ -64,8 +64,8 @@ class Commands:
             return body
 
         told = tuple((name.replace("_", "-"), value) for name, value in headers.items())
-        operation = Operation(Kind.CONTROL, method, "_outrider", f"{folder}/mine", ())
-        request = ControlRequest(operation, told, Who(None, None, UNSIGNED), "", whole)
+        operation = Operation(OperationKind.CONTROL, method, "_outrider", f"{folder}/mine", ())
+        request = ControlRequest(operation, told, Principal(None, None, UNSIGNED), "", whole)
         answer = await self.commands.answer(request, folder, "mine")
         return json.loads(answer.body) if answer.body else None
 

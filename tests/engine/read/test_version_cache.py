@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.s3.list_page import Listed
+from outrider.core.s3.list_page import ListedObject
 from outrider.engine.read.version_cache import VersionCache
 from outrider.ports import Belief
 from tests.support.fakes import FakeClock
@@ -59,8 +59,8 @@ def test_an_answer_to_a_request_older_than_a_write_sets_no_version() -> None:
     assert versions.fresh(A) == version(A, 2)
 
 
-def in_a_list(number: int = 1) -> Listed:
-    return Listed("a", 10, f'"{number}"', "2026-01-01T00:00:00Z")
+def in_a_list(number: int = 1) -> ListedObject:
+    return ListedObject("a", 10, f'"{number}"', "2026-01-01T00:00:00Z")
 
 
 def dated(number: int = 1) -> ObjectVersion:
@@ -74,7 +74,7 @@ def test_a_list_that_shows_the_same_version_counts_from_the_time_of_its_request(
     mark = versions.mark()
     clock.advance(20)
     assert versions.fresh(A) is None
-    versions.listed("bkt", [in_a_list(), Listed("unknown", 1)], mark)
+    versions.listed("bkt", [in_a_list(), ListedObject("unknown", 1)], mark)
     assert versions.fresh(A) == dated()
     clock.advance(40)
     assert versions.fresh(A) is None
@@ -95,13 +95,13 @@ def test_a_list_without_etags_neither_confirms_nor_doubts_a_version() -> None:
     versions, clock = versions_of()
     versions.learn(dated(), versions.mark(), settled=True)
     for size in (-1, 10):
-        versions.listed("bkt", [Listed("a", size)], versions.mark())
+        versions.listed("bkt", [ListedObject("a", size)], versions.mark())
         assert versions.fresh(A) == dated()
-    versions.listed("bkt", [Listed("a", 11)], versions.mark())
+    versions.listed("bkt", [ListedObject("a", 11)], versions.mark())
     assert versions.fresh(A) is None, "another size is another version"
     versions.learn(dated(), versions.mark(), settled=True)
     clock.advance(50)
-    versions.listed("bkt", [Listed("a", 10)], versions.mark())
+    versions.listed("bkt", [ListedObject("a", 10)], versions.mark())
     clock.advance(20)
     assert versions.fresh(A) is None
 

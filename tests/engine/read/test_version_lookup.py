@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.core.model import ObjectRef
-from outrider.core.s3.list_page import Listed
+from outrider.core.s3.list_page import ListedObject
 from outrider.engine.fill.refused import OriginRefused
 from tests.support.engine import BLOCK, REF, Engine, engine, taken
 from tests.support.fakes import RAMP, Fault
@@ -297,7 +297,7 @@ async def test_a_list_confirms_a_version_only_if_it_was_older_than_the_resolutio
     await room.tasks.settle()
     room.origin.log.clear()
     room.clock.advance(50)
-    listed = Listed(REF.key, len(LARGE), etag, "2026-01-01T00:00:00.9Z")
+    listed = ListedObject(REF.key, len(LARGE), etag, "2026-01-01T00:00:00.9Z")
     room.versions.listed(REF.bucket, [listed], room.versions.mark())
     room.clock.advance(50)
     await taken(await room.reads.get(REF, {}))

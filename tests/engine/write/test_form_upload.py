@@ -17,13 +17,13 @@ from outrider.core.errors import (
     MissingContentLength,
     S3Error,
 )
-from outrider.core.s3.operation import Forgets, Kind, Operation
+from outrider.core.s3.operation import ForgetScope, Operation, OperationKind
 from outrider.engine.write.form_upload import IncomingForm, incoming_form
 from tests.support.engine import REF, Engine, engine
 from tests.support.forms import BOUNDARY, encoded
 
 KIND = f"multipart/form-data; boundary={BOUNDARY}"
-FORM = Operation(Kind.FORWARD, "POST", REF.bucket, REF.key, (), Forgets.KEY)
+FORM = Operation(OperationKind.FORWARD, "POST", REF.bucket, REF.key, (), ForgetScope.KEY)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.auth.sigv4 import Identity
+from outrider.core.auth.verification import Identity
 from outrider.core.errors import (
     BadDigest,
     ContentSha256Mismatch,

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.auth.sigv4 import Identity, SignedRequest, SigningKeys, verify
+from outrider.core.auth.sigv4 import SigningKeys
+from outrider.core.auth.verification import Identity, SignedRequest, verify
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.encoding import encode_path, encode_query, parse_query
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.auth.sigv4 import Credentials, SignedRequest, SigningKeys, sign_headers
+from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
+from outrider.core.auth.verification import SignedRequest
 from outrider.core.s3.body_integrity import UNSIGNED, PayloadForm, PayloadRule
 from outrider.core.s3.encoding import encode_path, encode_query, encode_url_query, parse_query
 from tests.support.signed_requests import (

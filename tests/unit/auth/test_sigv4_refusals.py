@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import errors
-from outrider.core.auth.sigv4 import SignedRequest, verify
+from outrider.core.auth.verification import SignedRequest, verify
 from outrider.core.s3.encoding import parse_query
 from tests.support.signed_requests import (
     AT,

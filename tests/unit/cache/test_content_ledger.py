@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.content_ledger import Content, ContentLedger, Finding, Md5Etags, Verdict
+from outrider.core.cache.content_ledger import Content, ContentLedger, CrcFinding, Md5Etags, Verdict
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.checksums import Kind
 
@@ -29,7 +29,7 @@ def crc(kind: Kind, data: bytes) -> bytes:
     return running.digest()
 
 
-def add(content: Content, index: int, data: bytes = DATA) -> Finding:
+def add(content: Content, index: int, data: bytes = DATA) -> CrcFinding:
     extent = LAYOUT.extent(index, len(data))
     return content.add(index, crc(content.kind, data[extent.start : extent.stop]))
 
@@ -42,8 +42,8 @@ def test_blocks_that_come_in_any_order_add_up(kind: Kind, order: list[int], agai
         findings.append(add(content, index))
         # A block may have been evicted, and come once more.
         if content.knows(again):
-            assert add(content, again) in (Finding.WAITING, Finding.WHOLE)
-    assert findings == [Finding.WAITING] * 4 + [Finding.WHOLE]
+            assert add(content, again) in (CrcFinding.WAITING, CrcFinding.WHOLE)
+    assert findings == [CrcFinding.WAITING] * 4 + [CrcFinding.WHOLE]
     assert content.digest() == crc(kind, DATA)
 
 
@@ -52,15 +52,15 @@ def test_a_block_of_a_proved_object_is_proved_by_its_own_crc() -> None:
     for index in range(5):
         add(content, index)
     content.proved = True
-    assert add(content, 3) is Finding.PROVED
-    assert add(content, 3, DATA[:32] + b"!" + DATA[33:]) is Finding.CHANGED
-    assert add(content, 3) is Finding.PROVED
+    assert add(content, 3) is CrcFinding.PROVED
+    assert add(content, 3, DATA[:32] + b"!" + DATA[33:]) is CrcFinding.CHANGED
+    assert add(content, 3) is CrcFinding.PROVED
 
 
 def test_a_block_that_comes_with_another_crc_is_told_before_the_object_is_whole() -> None:
     content = Content(LAYOUT, VERSION, Kind.CRC32)
     add(content, 0)
-    assert add(content, 0, b"!" + DATA[1:]) is Finding.CHANGED
+    assert add(content, 0, b"!" + DATA[1:]) is CrcFinding.CHANGED
     content.drop(0)
     assert (content.knows(0), content.missing) == (False, 5)
     content.drop(0)
@@ -78,7 +78,7 @@ def test_what_was_saved_is_known_after_a_start(kind: Kind, here: set[int], prove
     assert [after.knows(index) for index in range(5)] == [index in here for index in range(5)]
     after.proved = False
     for index in range(5):
-        assert add(after, index) is not Finding.CHANGED
+        assert add(after, index) is not CrcFinding.CHANGED
     assert after.digest() == crc(kind, DATA)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cache.memory_budget import EXCHANGE_BYTES, MemoryBudget, Shares
+from outrider.core.cache.memory_budget import EXCHANGE_BYTES, MemoryBudget, MemoryShares
 from outrider.core.errors import SlowDown
 
 MIB = 2**20
@@ -14,7 +14,7 @@ MIB = 2**20
 
 @given(st.integers(16 * MIB, 2**40), st.integers(1, 10_000))
 def test_all_shares_together_are_the_budget(budget_bytes: int, exchanges_max: int) -> None:
-    shares = Shares.of(budget_bytes, exchanges_max)
+    shares = MemoryShares.of(budget_bytes, exchanges_max)
     cached = shares.listings_bytes + shares.heads_bytes
     assert 1 <= shares.exchanges <= exchanges_max
     assert shares.exchanges * EXCHANGE_BYTES + cached + shares.clients_bytes == budget_bytes
@@ -23,7 +23,7 @@ def test_all_shares_together_are_the_budget(budget_bytes: int, exchanges_max: in
 
 
 def test_the_default_has_room_for_all_connections_to_the_origin() -> None:
-    assert Shares.of(384 * MIB, 128).exchanges == 128
+    assert MemoryShares.of(384 * MIB, 128).exchanges == 128
 
 
 @given(st.lists(st.integers(0, 100)))

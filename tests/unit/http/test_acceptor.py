@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from outrider.adapters.process.listening import bind
-from outrider.http.wire.acceptor import Arrivals, Listener, network_of
+from outrider.http.wire.acceptor import Listener, Strangers, network_of
 from outrider.metrics import refused_connections
 
 ROOM = 6
@@ -224,12 +224,12 @@ def test_all_addresses_of_a_64_are_one_network(address: IPv6Address | IPv4Addres
 @given(st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.sampled_from("abc")), max_size=60))
 def test_no_network_has_more_than_its_part(per_network_max: int, acts: list[tuple[bool, str]]) -> None:
     """Against lists of those that entered."""
-    arrivals, inside = Arrivals(per_network_max), dict.fromkeys("abc", 0)
+    strangers, inside = Strangers(per_network_max), dict.fromkeys("abc", 0)
     for enters, network in acts:
         if enters:
-            assert arrivals.enter(network) is (inside[network] < per_network_max)
+            assert strangers.enter(network) is (inside[network] < per_network_max)
             inside[network] = min(per_network_max, inside[network] + 1)
         elif inside[network]:
-            arrivals.leave(network)
+            strangers.leave(network)
             inside[network] -= 1
-        assert len(arrivals) == sum(inside.values())
+        assert len(strangers) == sum(inside.values())

@@ -12,7 +12,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from outrider.core.auth.grants import Client
-from outrider.core.auth.sigv4 import SignedRequest, verify
+from outrider.core.auth.verification import SignedRequest, verify
 from outrider.core.errors import AccessDenied, S3Error
 from outrider.core.memo import Memo
 from outrider.core.s3.encoding import amz_date_seconds

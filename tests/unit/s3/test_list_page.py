@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.s3.list_page import Listed, ListPage, parse_page
+from outrider.core.s3.list_page import ListedObject, ListPage, parse_page
 
 ENCODED = b"<EncodingType>url</EncodingType>"
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 
-def as_listed(key: str, size: int) -> Listed:
-    return Listed(key, size, '"abc"', "2026-01-01T00:00:00Z")
+def as_listed(key: str, size: int) -> ListedObject:
+    return ListedObject(key, size, '"abc"', "2026-01-01T00:00:00Z")
 
 
 def page(objects: list[tuple[str, int]], token: str | None = None) -> bytes:
@@ -87,15 +87,15 @@ def test_common_prefixes_show_that_keys_are_left_out() -> None:
 
 
 def test_an_object_is_the_version_that_has_its_bytes_and_its_date() -> None:
-    listed = Listed("a", 1, '"abc"', "2026-01-01T00:00:00.519Z")
+    listed = ListedObject("a", 1, '"abc"', "2026-01-01T00:00:00.519Z")
     date = "Thu, 01 Jan 2026 00:00:00 GMT"
     assert listed.is_version('"abc"', 1, date)
     assert not listed.is_version('"abd"', 1, date)
     assert not listed.is_version('"abc"', 2, date)
     assert not listed.is_version('"abc"', 1, "Thu, 01 Jan 2026 00:00:01 GMT"), "put again, perhaps with other headers"
     assert not listed.is_version('"abc"', 1, None)
-    assert not Listed("a", 1, "", listed.modified).is_version("", 1, date)
-    assert not Listed("a", 1, '"abc"', "lately").is_version('"abc"', 1, None), "two that tell no date are not one"
+    assert not ListedObject("a", 1, "", listed.modified).is_version("", 1, date)
+    assert not ListedObject("a", 1, '"abc"', "lately").is_version('"abc"', 1, None), "two that tell no date are not one"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.errors import OriginBroke
-from outrider.core.s3.list_page import Listed, ListPage
+from outrider.core.s3.list_page import ListedObject, ListPage
 from outrider.core.s3.list_walk import ListWalk
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def page_of(keys: list[str], query: Query, size: int, way: str, *, delimited: bo
     shown, more = names[:size], len(names) > size
     mark = shown[-1] if more else None
     groups = tuple(name for name in shown if delimited and name.endswith("/"))
-    objects = tuple(Listed(name, 1) for name in shown if name not in groups)
+    objects = tuple(ListedObject(name, 1) for name in shown if name not in groups)
     return ListPage(objects, more, mark if way == "token" else None, mark if way == "marker" else None, groups)
 
 
@@ -56,7 +56,7 @@ def test_all_names_come_in_each_way_to_go_on(keys: list[str], size: int, way: st
 
 @pytest.mark.parametrize("way", ["token", "none"])
 def test_a_store_that_sends_the_same_page_again_and_again_is_left(way: str) -> None:
-    page = ListPage((Listed("a", 1),), True, "t" if way == "token" else None, None, ("b/",))
+    page = ListPage((ListedObject("a", 1),), True, "t" if way == "token" else None, None, ("b/",))
     walk = ListWalk(delimited=True)
     walk.take(page)
     walk.way_on(page)

@@ -12,8 +12,8 @@ from outrider.core.errors import BadRequest, InvalidBucketName, InvalidRequest, 
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.headers import passed_down, passed_up, replayable, without_aws_chunked, without_checksums
 from outrider.core.s3.operation import (
-    Forgets,
-    Kind,
+    ForgetScope,
+    OperationKind,
     bucket_of_host,
     classify,
     is_plain_list,
@@ -41,8 +41,8 @@ ODD_CONDITIONS: tuple[Headers, ...] = (
     (("if-match", '"a"'), ("if-match", '"a"')),
     (("if-match", '"a"'), ("if-none-match", "*")),
 )  # fmt: skip
-GET, HEAD, FORWARD = Kind.GET, Kind.HEAD, Kind.FORWARD
-NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY, Forgets.BUCKET
+GET, HEAD, FORWARD = OperationKind.GET, OperationKind.HEAD, OperationKind.FORWARD
+NOTHING, KEY, KEYS, BUCKET = ForgetScope.NOTHING, ForgetScope.KEY, ForgetScope.KEYS_IN_BODY, ForgetScope.BUCKET
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ NOTHING, KEY, KEYS, BUCKET = Forgets.NOTHING, Forgets.KEY, Forgets.KEYS_IN_BODY,
     ],
 )  # fmt: skip
 def test_each_request_is_classified_as_its_line_says(
-    method: str, target: str, headers: Headers, kind: Kind, forgets: Forgets
+    method: str, target: str, headers: Headers, kind: OperationKind, forgets: ForgetScope
 ) -> None:
     operation = classify(method, target, headers)
     assert (operation.kind, operation.forgets) == (kind, forgets)

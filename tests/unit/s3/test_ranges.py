@@ -51,10 +51,6 @@ def test_a_header_of_another_form_than_one_plain_range_is_left_to_the_origin(hea
     assert parse(header) is None
 
 
-def test_white_space_around_a_range_changes_nothing() -> None:
-    assert parse(" bytes=3-4\t") == RangeSpec(3, 4)
-
-
 def test_no_parsed_offset_is_beyond_the_largest_file() -> None:
     spec = parse("bytes=" + "9" * 18 + "-")
     assert spec is not None

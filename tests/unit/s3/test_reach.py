@@ -13,7 +13,7 @@ from outrider.core.auth.grants import AccessLevel, Client, Grant, missing_grant
 from outrider.core.errors import BadRequest
 from outrider.core.model import Headers
 from outrider.core.s3.encoding import OTHER_STORE_HEADERS, encode_url_query
-from outrider.core.s3.operation import Forgets, classify, of_form
+from outrider.core.s3.operation import ForgetScope, classify, of_form
 from outrider.core.s3.reach import Reach
 
 TEAM = Client("team", "AK", (Grant("bkt", "team/", AccessLevel.WRITE),))
@@ -126,7 +126,7 @@ def test_what_reaches_further_takes_a_wider_grant(method: str, target: str, head
     assert missing_grant(least, operation) is None
     assert (missing_grant(READER, operation) is None) <= (method == "GET" and least is not ROOT)
     if method != "GET":
-        assert (operation.forgets is Forgets.KEY) is (least is TEAM)
+        assert (operation.forgets is ForgetScope.KEY) is (least is TEAM)
 
 
 NAMES = st.sampled_from(
@@ -171,9 +171,9 @@ def test_nothing_that_is_added_to_a_granted_key_leads_beyond_the_grant(
 def test_a_form_reaches_as_far_as_its_fields() -> None:
     form = classify("POST", "/bkt", ())
     plain = of_form(form, "team/k", ["key", "policy", "tagging", "x-amz-algorithm", "x-amz-meta-a", "submit"])
-    assert (plain.forgets, missing_grant(TEAM, plain)) == (Forgets.KEY, None)
+    assert (plain.forgets, missing_grant(TEAM, plain)) == (ForgetScope.KEY, None)
     many = of_form(form, "team/k", ["key", "x-minio-fanout-list"])
-    assert many.forgets is Forgets.BUCKET
+    assert many.forgets is ForgetScope.BUCKET
     assert "x-minio-fanout-list" in (missing_grant(TEAM, many) or "")
     assert missing_grant(OWNER, many) is None
     assert missing_grant(OWNER, of_form(form, "team/k", ["x-minio-source-etag"])) is not None

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.auth.grants import Client
-from outrider.core.auth.sigv4 import Identity
+from outrider.core.auth.verification import Identity
 from outrider.core.s3.body_integrity import UNSIGNED
+from outrider.core.s3.headers import app_of
 from outrider.core.s3.plain_request import recognise
-from outrider.core.s3.user_agent import app_of
-from outrider.http.access import Who, reader_name, reader_shown
+from outrider.http.access import Principal, reader_name, reader_shown
 from outrider_sdk.s3port import _app_of
 
-NOBODY = Who(None, None, UNSIGNED)
+NOBODY = Principal(None, None, UNSIGNED)
 
 
 def sent_by_boto3(app: str) -> str:
@@ -57,7 +57,11 @@ def test_a_name_is_one_word_of_the_user_agent(text: str) -> None:
 @pytest.mark.parametrize("app", ["", "sweep-7"])
 @pytest.mark.parametrize("key", [None, "VISIONTEAM"])
 def test_a_reader_is_shown_by_names_and_never_by_its_key(key: str | None, app: str) -> None:
-    who = NOBODY if key is None else Who(Client("vision", key, ()), Identity(key, UNSIGNED, "", b"", "", ""), UNSIGNED)
+    who = (
+        NOBODY
+        if key is None
+        else Principal(Client("vision", key, ()), Identity(key, UNSIGNED, "", b"", "", ""), UNSIGNED)
+    )
     shown = reader_shown({"VISIONTEAM": "vision"}, reader_name(who, "::1", app))
     assert shown == " ".join(part for part in ("::1", key and "vision", app) if part)
 

@@ -40,16 +40,12 @@ class BlockIndex:
 
     def has(self, block: BlockKey) -> bool:
         row = self._slots.row(block)
-        return row >= 0 and not self._slots.disk(row).work.is_away
-
-    def blocks(self) -> list[BlockMeta]:
-        """All blocks, first victim first. Blocks that the policy does not rank come last."""
-        self._note_reads()
-        return list(self._slots.metas(self._slots.rows_of(self._policy.victims())))
+        return row >= 0 and not self._slots.disk(row).work.is_unreachable
 
     def metas_by_disk(self) -> dict[Disk, Iterator[BlockMeta]]:
-        """As `blocks`, made one by one: all at once would take a gigabyte for a million small objects. To be iterated
-        in any thread; blocks that go meanwhile are left out."""
+        """All blocks of each disk, first victim first; blocks that the policy does not rank come last. They are made
+        one by one: all at once would take a gigabyte for a million small objects. To be iterated in any thread; blocks
+        that go meanwhile are left out."""
         self._note_reads()
         by_disk: dict[Disk, array[int]] = {}
         for row in self._slots.rows_of(self._policy.victims()):
@@ -101,9 +97,6 @@ class BlockIndex:
     def is_verified(self, block: BlockKey) -> bool:
         row = self._slots.row(block)
         return row >= 0 and self._slots.is_verified(row)
-
-    def unverified(self) -> list[BlockKey]:
-        return list(self._slots.unverified())
 
     def _on(self, disk: Disk) -> list[tuple[BlockKey, Slot]]:
         return [(block, self._slots[block]) for block in self._slots.on(disk)]

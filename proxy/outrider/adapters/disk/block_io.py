@@ -90,7 +90,7 @@ def open_block(
 def open_known_block(path: bytes, block: BlockKey) -> tuple[int, int] | None:
     """Like `open_block` without `verify`, if neither path nor header must come from the disk.
 
-    None: they must, or the file does not hold this block as it should; `open_block` then tells which.
+    None: they must, or the file does not hold this block as it should; `open_block` finds out which.
     """
     return _opened_known(path, lambda fd: block_file.payload_offset_in(_read_known(fd, block_file.NAME_BYTES), block))
 

@@ -63,7 +63,7 @@ class BlockReads(BlockIndex):
         if (lease := self.lease_open(block)) is not None:
             return lease
         slot = self._slots.get(block)
-        if slot is None or slot.disk.work.is_away:
+        if slot is None or slot.disk.work.is_unreachable:
             return None
         if self._is_unverified(slot):
             if not await self._is_verified_now(block):
@@ -87,7 +87,7 @@ class BlockReads(BlockIndex):
 
     def _lease_now(self, block: BlockKey) -> FileLease | None:
         slot = self._slots.get(block)
-        if slot is None or not slot.verified or self._verify_always or slot.disk.work.is_away:
+        if slot is None or not slot.verified or self._verify_always or slot.disk.work.is_unreachable:
             return None
         if slot.file is None and (opened := self._opened_at_once(block, slot)) is not None:
             self._keep_open(block, slot, opened)
@@ -100,7 +100,7 @@ class BlockReads(BlockIndex):
     def open_file(self, block: BlockKey) -> OpenFile | None:
         # Without a call more than it must: this is the way of a hit.
         slot = self._slots.open.get(block)
-        if slot is None or not slot.flags & VERIFIED or self._verify_always or slot.disk.work.is_away:
+        if slot is None or not slot.flags & VERIFIED or self._verify_always or slot.disk.work.is_unreachable:
             return None
         file = slot.file
         if file is None or file.is_remote:
@@ -240,7 +240,7 @@ class BlockReads(BlockIndex):
             return None
         verify = scrub or self._verify_always or not slot.verified
         directory, work = slot.disk.directory, slot.disk.work
-        if work.is_hung or work.is_away:
+        if work.is_hung or work.is_unreachable:
             return None
         slot.busy += 1
         path = directory.path_of(block)

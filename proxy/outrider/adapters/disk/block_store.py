@@ -23,12 +23,11 @@ from itertools import count, islice
 from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_reads import BlockReads
 from outrider.adapters.disk.block_writer import DiskBlockWriter
-from outrider.adapters.disk.disk import Disk, Stored, by_device, working
+from outrider.adapters.disk.disk import Disk, Stored, most_bytes_on, working
 from outrider.adapters.disk.leases import OpenFile
 from outrider.adapters.disk.slots import Slot
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.disk_budget import most_bytes
 from outrider.core.cache.pins import Pins
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.errors import StoreUnavailable
@@ -102,7 +101,7 @@ class DiskBlockStore(BlockReads):
         slot.disk.budget.give_back(slot.disk_bytes)
 
     def _unread(self, block: BlockKey, slot: Slot, error: OSError) -> None:
-        # A single disk keeps it until it works again. Beside others, the next reader has it filled and kept elsewhere.
+        # A single disk keeps it until it works again. Beside others, the next reader has it filled and kept on another.
         if len(self.disks) > 1 and not isinstance(error, TimeoutError) and self._slots.get(block) is slot:
             self._forget(block, slot)
             slot.disk.left_behind[block] = slot.disk_bytes
@@ -112,7 +111,7 @@ class DiskBlockStore(BlockReads):
         with suppress(StoreUnavailable):  # counted and logged
             await self._unlink(slot.disk, [slot.stored(block)])
 
-    async def reserve(self, disk: Disk, need: int, meta: BlockMeta | None = None) -> None:
+    async def reserve(self, disk: Disk, need: int, meta: BlockMeta) -> None:
         """Take `need` bytes of the budget for a block; its victims are off the disk when this returns.
 
         Raises:
@@ -133,7 +132,7 @@ class DiskBlockStore(BlockReads):
         if disk.work.is_failing:
             raise StoreUnavailable("the disk failed a moment ago")
 
-    async def _make_room(self, disk: Disk, need: int, meta: BlockMeta | None) -> None:
+    async def _make_room(self, disk: Disk, need: int, meta: BlockMeta) -> None:
         if disk.leaving:
             # The room of these files is not free yet. Besides, a block that is written anew must not be removed by an
             # unlink that was requested for its predecessor.
@@ -142,9 +141,8 @@ class DiskBlockStore(BlockReads):
         if over is None:
             over = await self._over_by_free_space(disk, need)
         self._note_reads()
-        incoming = (None, None) if meta is None else (meta.key, meta.version)
-        victims, enough = self._victims(disk, over, self._policy.victims(*incoming))
-        if not enough and meta is not None and self._pins.holds_block(meta.key):
+        victims, enough = self._victims(disk, over, self._policy.victims(meta.key, meta.version))
+        if not enough and self._pins.holds_block(meta.key):
             # A pin reserved this room: blocks that the policy would keep are evicted as well.
             victims, enough = self._victims(disk, over, self._ranked())
         if not enough:
@@ -178,13 +176,7 @@ class DiskBlockStore(BlockReads):
         return chosen, over <= 0
 
     async def most_bytes(self) -> int:
-        most = 0
-        # Directories on one file system have its free space together.
-        for disks in by_device(self.working_disks):
-            async with asyncio.timeout(disk_threads.PATIENCE_S):
-                free = await disks[0].work.run(disks[0].directory.free_bytes)
-            most += most_bytes(free, [disk.budget for disk in disks])
-        return most
+        return await most_bytes_on(self.working_disks)
 
     async def drop(self, blocks: Iterable[BlockKey]) -> Evicted:
         """Evict `blocks` now. Those that are being read are evicted by a `sweep` after their release.

@@ -93,7 +93,7 @@ class DiskBlockWriter:
         async with self._opening:
             return await self._write(offset, pieces)
 
-    async def receiver(self, offset: int, is_awaited: Callable[[], bool]) -> BlockReceiver:
+    async def receiver(self, offset: int, is_awaited: Callable[[], bool]) -> DiskBlockReceiver:
         if self._file is None:
             async with self._opening:
                 if self._file is None:
@@ -101,7 +101,7 @@ class DiskBlockWriter:
                         await self._in_thread(self._create)
                     except OSError as error:
                         raise self._work.write_failed("create", error) from error
-        receiver = BlockReceiver(self, self.lease(), self._work, offset, is_awaited)
+        receiver = DiskBlockReceiver(self, self.lease(), self._work, offset, is_awaited)
         self._working.add(receiver.over)
         receiver.over.add_done_callback(self._working.discard)
         return receiver
@@ -133,7 +133,7 @@ class DiskBlockWriter:
     async def _write(self, offset: int, pieces: Sequence[Buffer]) -> float:
         count = sum(len(piece) for piece in pieces)
         try:
-            took_s = await self._in_thread(lambda: self.write_here(offset, pieces, count, 0))
+            took_s = await self._in_thread(lambda: self.write_in_thread(offset, pieces, count, 0))
         except OSError as error:
             raise self._work.write_failed(self._act, error) from error
         self._written += count  # after the await: two writes may be under way
@@ -147,7 +147,7 @@ class DiskBlockWriter:
             closers=self._work.threads if self._directory.is_remote else None,
         )  # fmt: skip
 
-    def write_here(self, offset: int, pieces: Sequence[Buffer], count: int, before: int) -> float:
+    def write_in_thread(self, offset: int, pieces: Sequence[Buffer], count: int, before: int) -> float:
         """Write `pieces`, `count` bytes in all, in the calling thread; the write that completes the block renames its
         file. `before`: the bytes that this writer of many has written, and that are counted at its end. Returns the
         seconds that the disk took. Raises OSError."""
@@ -263,7 +263,7 @@ class DiskBlockWriter:
             self._reservation.released(self._disk, self._meta, self._header.disk_bytes, left_behind=left_behind)
 
 
-class BlockReceiver:
+class DiskBlockReceiver:
     """Puts the bytes that a thread receives into a block, from `offset` of its payload on."""
 
     def __init__(
@@ -288,7 +288,7 @@ class BlockReceiver:
         count = len(data)
         self._since = self._work.clock()
         try:
-            self._writer.write_here(self._offset, [data], count, self.count)
+            self._writer.write_in_thread(self._offset, [data], count, self.count)
         except OSError as error:
             raise self._work.write_failed("write", error) from error
         finally:

@@ -17,8 +17,8 @@ from typing import TypeAlias, TypeVar
 from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.disk_threads import DiskThreads
-from outrider.core.cache.disk_budget import DiskBudget, Room, capacities
-from outrider.core.cache.disk_pressure import WritePace
+from outrider.core.cache.disk_budget import DiskBudget, Room, capacities, most_bytes
+from outrider.core.cache.disk_lag import WritePace
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey
 from outrider.metrics import Metrics
@@ -185,7 +185,7 @@ class Sizes:
 
     async def measure(self, disks: Sequence[Disk]) -> None:
         """Look at the room of the disks that work."""
-        for beside in by_device(disk for disk in disks if not disk.work.trouble):
+        for beside in _by_device(disk for disk in disks if not disk.work.trouble):
             first = beside[0]
             try:
                 async with asyncio.timeout(disk_threads.PATIENCE_S):
@@ -208,8 +208,18 @@ def working(disks: Sequence[Disk]) -> Sequence[Disk]:
     return found or disks
 
 
-def by_device(disks: Iterable[Disk]) -> Iterable[list[Disk]]:
-    """The disks on each file system."""
+async def most_bytes_on(disks: Sequence[Disk]) -> int:
+    """The most bytes that the disks could hold together. Raises OSError."""
+    most = 0
+    for beside in _by_device(disks):
+        async with asyncio.timeout(disk_threads.PATIENCE_S):
+            free_bytes = await beside[0].work.run(beside[0].directory.free_bytes)
+        most += most_bytes(free_bytes, [disk.budget for disk in beside])
+    return most
+
+
+def _by_device(disks: Iterable[Disk]) -> Iterable[list[Disk]]:
+    """The disks on each file system, which have its free space together."""
     found: dict[int, list[Disk]] = {}
     for disk in disks:
         found.setdefault(disk.directory.device, []).append(disk)
@@ -217,7 +227,7 @@ def by_device(disks: Iterable[Disk]) -> Iterable[list[Disk]]:
 
 
 def disks_of(directories: Sequence[BlockDir], sizes: Sizes, metrics: Metrics, clock: Clock) -> list[Disk]:
-    """The disks of a store, with the capacities that can be told before it knows what lies on them."""
+    """The disks of a store, with the capacities that are known before it knows what lies on them."""
     disks = [
         Disk(directory, DiskBudget(0), metrics, clock, has_others=len(directories) > 1) for directory in directories
     ]

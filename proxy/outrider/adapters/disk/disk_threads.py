@@ -38,7 +38,7 @@ class DiskThreads:
         self._has_others = has_others
         self.trouble = ""
         """Why the disk gets no new blocks, as long as there are others; empty: it works."""
-        self.is_away = False
+        self.is_unreachable = False
         """It does not answer, and there are others: its blocks are not here until it does."""
         self.clock = clock
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="outrider-disk")
@@ -87,17 +87,17 @@ class DiskThreads:
         """Beside other disks, the disk gets no new blocks until `works_again`."""
         if not self._has_others:
             return
-        # The error number tells people nothing.
+        # The error number means nothing to people.
         why = (error.strerror if isinstance(error, OSError) else None) or str(error) or "no answer"
         if not self.trouble:
             log.warning("cache disk left out", extra={"disk": self._name, "error": why, "kept": "on the other disks"})
         self.trouble = why
-        self.is_away |= isinstance(error, TimeoutError)
+        self.is_unreachable |= isinstance(error, TimeoutError)
 
     def works_again(self) -> None:
         if self.trouble:
             log.info("cache disk works again", extra={"disk": self._name})
-        self.trouble, self.is_away = "", False
+        self.trouble, self.is_unreachable = "", False
         self._failing_until = self._hung_until = 0.0
 
     async def clean_up(self, block: BlockKey, cleaning: Coroutine[Any, Any, None]) -> None:

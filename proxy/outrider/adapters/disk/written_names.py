@@ -12,7 +12,7 @@ Each of several disks has its own file, with all names. The head then has the ru
 last run, or a part of it, lacks the names of that time.
 
 The file of a member of a cluster is of another version than that of a proxy alone, which does not take it for complete:
-names that other members wrote are not in it, and blocks that came from them have the time of their arrival.
+names that other members wrote are not in it, and blocks received from them have the time of their transfer.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class WrittenNamesFile:
 
     def has(self, ref: ObjectRef) -> bool:
         """Whether the object may have been written after its blocks were. Used until `settle`."""
-        # A name with a tenant may have been written by another one, or without: `note_written` knows of no blocks then.
+        # A name with a tenant may have been written by another one, or without one: only the bare name has the blocks.
         return self._found is None or ":" in ref.bucket or ref in self._found or ref.bucket in self._found
 
     def carry(self, names: Iterable[Name]) -> None:
@@ -114,7 +114,7 @@ class WrittenNamesFile:
         """
         if not self._ending and (self._gone or (not self._lost and self._names.issuperset(names))):
             return
-        if self._work.is_away or (self._late is not None and not self._late.done()):
+        if self._work.is_unreachable or (self._late is not None and not self._late.done()):
             self._lost = True
             return
         job = self._work.begin(self._note, names)
@@ -206,17 +206,21 @@ class WrittenNamesFile:
 
 
 class WrittenNamesFiles:
-    """Those of several disks. Implements `engine.write.written_names.WrittenNames`."""
+    """Those of all disks; none: the cache is in memory and ends with the process."""
 
-    def __init__(self, files: Sequence[WrittenNamesFile]) -> None:
+    def __init__(self, files: Sequence[WrittenNamesFile], may_have_blocks: Callable[[ObjectRef], bool]) -> None:
+        """`may_have_blocks`: whether an object without a tenant may, once a start has indexed all blocks."""
         self._files = files
-
-    @property
-    def is_whole(self) -> bool:
-        return all(file.is_whole for file in self._files)
+        self._may_have_blocks = may_have_blocks
 
     async def note(self, names: Sequence[Name]) -> None:
-        await asyncio.gather(*(file.note(names) for file in self._files))
+        """Note those of `names` that may have blocks: a write of a new name takes no disk access."""
+        if all(file.is_whole for file in self._files):
+            names = [
+                name for name in names if isinstance(name, str) or ":" in name.bucket or self._may_have_blocks(name)
+            ]
+        if names:
+            await asyncio.gather(*(file.note(names) for file in self._files))
 
 
 def _load(path: Path, head: bytes) -> tuple[list[Name], list[Name], tuple[int, int] | None]:

@@ -24,7 +24,7 @@ from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.error_causes import code_of, message_of
 from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity, Uncached, sentence
-from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed
+from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListedObject
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
@@ -65,7 +65,7 @@ async def bucket_findings(origin: HttpOrigin, url: str) -> AsyncIterator[Finding
 class _Bucket:
     def __init__(self, origin: HttpOrigin, bucket: str) -> None:
         self._bucket = bucket
-        self.largest: Listed | None = None
+        self.largest: ListedObject | None = None
         """It is one of the objects that were looked at."""
         scheduler = FillScheduler(AimdLimit(1), BackgroundLimit(1), time.monotonic)
         self._reader = OriginReader(origin, Patience(), Metrics(), scheduler, Hedging())
@@ -104,7 +104,7 @@ class _Bucket:
         odd = [each for each in self._reader.oddities.document() if each["kind"] not in known]
         return [ok("bucket", f"{each['text']}: Outrider allows for that") for each in odd]
 
-    async def _objects(self, prefix: str) -> Sequence[Listed]:
+    async def _objects(self, prefix: str) -> Sequence[ListedObject]:
         async with aclosing(self._enumerator.pages(self._bucket, prefix)) as pages:
             async for page in pages:
                 return sorted((entry for entry in page if entry.size > 1), key=lambda entry: -entry.size)[:_OBJECTS]

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from outrider.core.auth.sigv4 import ALGORITHM, Credentials, SigningKeys, scope_of
+from outrider.core.auth.sigv4 import ALGORITHM, Credentials, SigningKeys, known_secret
+from outrider.core.auth.verification import scope_of
 from outrider.core.errors import (
     AccessDenied,
     EntityTooLarge,
     EntityTooSmall,
-    InvalidAccessKeyId,
     InvalidArgument,
     InvalidPolicyDocument,
     SignatureDoesNotMatch,
@@ -161,7 +161,9 @@ def signer_of(form: PostForm, *, secret_of: Callable[[str], str | None], keys: S
     policy = values["policy"]
     if v2:
         access_key, claimed = values["awsaccesskeyid"], values["signature"]
-        expected = b64encode(hmac.digest(raw_bytes(_known(secret_of, access_key)), raw_bytes(policy), "sha1")).decode()
+        expected = b64encode(
+            hmac.digest(raw_bytes(known_secret(secret_of, access_key)), raw_bytes(policy), "sha1")
+        ).decode()
     else:
         claimed = values["x-amz-signature"]
         if values["x-amz-algorithm"] != ALGORITHM:
@@ -170,7 +172,7 @@ def signer_of(form: PostForm, *, secret_of: Callable[[str], str | None], keys: S
             raise InvalidArgument("X-Amz-Date must be in the ISO8601 form YYYYMMDDTHHMMSSZ.")
         scope = scope_of(values["x-amz-credential"], values["x-amz-date"], InvalidArgument)
         access_key = scope.access_key
-        expected = _signature_v4(policy, _known(secret_of, access_key), scope.date, scope.region, keys)
+        expected = _signature_v4(policy, known_secret(secret_of, access_key), scope.date, scope.region, keys)
     if not hmac.compare_digest(expected.encode(), raw_bytes(claimed)):
         raise SignatureDoesNotMatch
     return access_key
@@ -251,13 +253,6 @@ def _size(stated: Any) -> int:
         if _SIZE.fullmatch(text):
             return int(text)
     raise InvalidPolicyDocument("Invalid Policy: Invalid content-length-range: it takes two numbers of bytes.")
-
-
-def _known(secret_of: Callable[[str], str | None], access_key: str) -> str:
-    secret_key = secret_of(access_key)
-    if secret_key is None:
-        raise InvalidAccessKeyId
-    return secret_key
 
 
 def _signature_v4(policy: str, secret_key: str, date: str, region: str, keys: SigningKeys) -> str:

@@ -9,7 +9,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 
 from outrider.core.model import ObjectRef
-from outrider.core.s3.operation import Forgets, Operation, is_bucket_name
+from outrider.core.s3.operation import ForgetScope, Operation, is_bucket_name
 from outrider.core.s3.reach import LIST_QUERY, Reach
 
 _SLASHES = re.compile("/+")
@@ -142,7 +142,7 @@ def missing_grant(client: Client, operation: Operation, keys_in_body: Sequence[s
         return None if any(grant.covers_service() for grant in grants) else _missing("read all buckets")
     if operation.key:
         return _missing_for_keys(grants, access, bucket, [operation.key])
-    if operation.forgets is Forgets.KEYS_IN_BODY and keys_in_body is not None:
+    if operation.forgets is ForgetScope.KEYS_IN_BODY and keys_in_body is not None:
         return _missing_for_keys(grants, access, bucket, keys_in_body)
     names = {name for name, _ in operation.query}
     if access is AccessLevel.READ and names <= {"location"} and (operation.method == "HEAD" or names):

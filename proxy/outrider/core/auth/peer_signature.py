@@ -2,7 +2,7 @@
 
 A signature covers each header that says what is asked, and the body's hash. It cannot be a presigned URL, and a
 client's signature for S3 is no signature here. The answer has a proof that its sender knows the same key: whoever got
-the address of a member tells nothing that is believed.
+the address of a member says nothing that is believed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
-from outrider.core.auth.sigv4 import Credentials, SignedRequest, SigningKeys, sign_headers, verify
+from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
+from outrider.core.auth.verification import SignedRequest, verify
 from outrider.core.errors import InvalidAccessKeyId, RequestTimeTooSkewed, S3Error
 from outrider.core.s3.encoding import raw_bytes
 
@@ -84,14 +85,14 @@ def proof_of(
     if secret is None:
         return ""
     covered = sorted(f"{name}:{value}" for name, value in headers if name.startswith(_PROVED) and name != PROOF)
-    told = "\n".join(["outrider answer", authorization, str(status), *covered, sha256(body).hexdigest()])
-    return hmac.digest(raw_bytes(secret), raw_bytes(told), "sha256").hex()
+    answer = "\n".join(["outrider answer", authorization, str(status), *covered, sha256(body).hexdigest()])
+    return hmac.digest(raw_bytes(secret), raw_bytes(answer), "sha256").hex()
 
 
 def is_proved(
     authorization: str, secrets: Sequence[str], status: int, headers: Sequence[tuple[str, str]], body: bytes = b""
 ) -> bool:
     """Whether the answer has its proof; see `proof_of`."""
-    told = next((value for name, value in headers if name == PROOF), "")
+    stated = next((value for name, value in headers if name == PROOF), "")
     proof = proof_of(authorization, secrets, status, headers, body)
-    return bool(proof) and hmac.compare_digest(raw_bytes(told), raw_bytes(proof))
+    return bool(proof) and hmac.compare_digest(raw_bytes(stated), raw_bytes(proof))

@@ -10,7 +10,8 @@ import re
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
-from outrider.core.errors import AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch
+from outrider.core.auth.sigv4 import known_secret
+from outrider.core.errors import AccessDenied, SignatureDoesNotMatch
 from outrider.core.s3.encoding import OTHER_STORE_HEADERS, raw_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _SIGNED = frozenset(
 )  # fmt: skip
 
 # SigV2 does not cover these parameters. They choose a part of a LIST or have no effect, and grants are checked with the
-# values that came. Any other uncovered parameter would let the holder of a URL turn it into another call.
+# values that were received. Any other uncovered parameter would let the holder of a URL turn it into another call.
 _OPEN = frozenset(
     ("continuation-token", "delimiter", "encoding-type", "fetch-owner", "key-marker", "list-type", "marker",
      "max-keys", "max-parts", "max-uploads", "part-number-marker", "prefix", "start-after", "upload-id-marker",
@@ -64,9 +65,7 @@ def verify_url(
     access_key, signature, expires = _claim(query)
     if _EXPIRES.fullmatch(expires) is None:
         raise AccessDenied("Invalid date (should be seconds since epoch)")
-    secret_key = secret_of(access_key)
-    if secret_key is None:
-        raise InvalidAccessKeyId
+    secret_key = known_secret(secret_of, access_key)
     if now > int(expires):
         raise AccessDenied("Request has expired")
     md5, content_type = (

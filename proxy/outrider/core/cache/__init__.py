@@ -8,7 +8,7 @@ blocks:
 3. Before a block is written, `disk_budget` reserves its bytes. If the budget or the free space is exceeded, the store
    asks a policy (`policies`: LRU, FIFO, none; or the planner in `core.ahead`) for victims, and leaves out those that
    `pins` holds. `tenant_blocks` and `near_blocks` are policies around that one: by the shares of `tenants`, and by the
-   owners of blocks in a cluster. `disk_pressure` limits the fills while the disk is slower than the origin.
+   owners of blocks in a cluster. `disk_lag` limits the fills while the disk is slower than the origin.
 4. The block becomes a file: `block_file` is its format, a header with checksums and then the payload. `scrub_pace` sets
    how fast the scrubber reads these files again to find bit rot. `content_ledger` knows the CRCs of the blocks of large
    objects, to compare them with the bucket's checksum.

@@ -142,7 +142,7 @@ def paged_disk_bytes(meta: BlockMeta) -> int:
 
 def payload_offset_in(head: bytes, block: BlockKey) -> int | None:
     """Where the payload begins, by the first `NAME_BYTES` of the file of a block that was verified before. None: they
-    are not of this block, or of a format that tells no name. The header's checksum is not verified."""
+    are not of this block, or of a format without a name. The header's checksum is not verified."""
     if len(head) < _FIXED.size:
         return None
     magic, version, length, _, _, _, its = _FIXED.unpack_from(head)

@@ -1,4 +1,4 @@
-"""The CRCs of the blocks of large objects, and whether they add up to the checksum that the bucket tells.
+"""The CRCs of the blocks of large objects, and whether they add up to the checksum that the bucket states.
 
 An object is proved once each of its blocks has been here, not necessarily at the same time: the CRC of a block that was
 evicted stays. A block of a proved object that comes anew is proved by its own CRC alone.
@@ -22,7 +22,7 @@ _BLOCKS_MAX = 4_000_000
 _VERSIONS_MAX = 200_000
 
 
-class Finding(Enum):
+class CrcFinding(Enum):
     """The news that the CRC of a block is."""
 
     WAITING = "other blocks are not known yet"
@@ -32,7 +32,7 @@ class Finding(Enum):
 
 
 class Content:
-    """The blocks of one version. `told`: the bucket's checksum; None: it was not asked yet, or told none."""
+    """The blocks of one version. `told`: the bucket's checksum; None: it was not asked yet, or has stated none."""
 
     __slots__ = ("_crcs", "_known", "asked", "kind", "layout", "missing", "proved", "told", "version")
 
@@ -62,18 +62,18 @@ class Content:
         """Whether the CRC of the block is known."""
         return bool(self._known[index])
 
-    def add(self, index: int, digest: bytes) -> Finding:
+    def add(self, index: int, digest: bytes) -> CrcFinding:
         crc = int.from_bytes(digest, "big")
         if self._known[index]:
             if self._crcs[index] != crc:
-                return Finding.CHANGED
+                return CrcFinding.CHANGED
         else:
             self._known[index] = 1
             self._crcs[index] = crc
             self.missing -= 1
         if self.proved:
-            return Finding.PROVED
-        return Finding.WAITING if self.missing else Finding.WHOLE
+            return CrcFinding.PROVED
+        return CrcFinding.WAITING if self.missing else CrcFinding.WHOLE
 
     def drop(self, index: int) -> None:
         """The CRC of the block is not to be relied on."""
@@ -116,7 +116,7 @@ class Content:
 
 
 class ContentLedger:
-    """The contents by version id. Bounded: the one that was heard of longest ago is forgotten first."""
+    """The contents by version id. Bounded: the one that was used longest ago is forgotten first."""
 
     def __init__(self, blocks_max: int = _BLOCKS_MAX, versions_max: int = _VERSIONS_MAX) -> None:
         self._blocks_max = blocks_max
@@ -189,8 +189,8 @@ class Md5Etags:
         self._passed[bucket] = self._passed.get(bucket, 0) + 1
         return self._passed[bucket] % _PROBE == 0
 
-    def judge(self, bucket: str, version_id: bytes, told: bytes, computed: bytes) -> Verdict:
-        if told == computed:
+    def judge(self, bucket: str, version_id: bytes, stated: bytes, computed: bytes) -> Verdict:
+        if stated == computed:
             self._are[bucket] = True
             self._computed.pop(version_id, None)
             return Verdict.SAME

@@ -98,7 +98,7 @@ def age_s(confirmed_at: float | None, now: float, not_before: float = 0.0) -> fl
     1970. None: not known, so the origin has to be asked.
 
     `not_before`: the latest time that the proxy is known to have been running. A clock that shows less has stepped
-    back, and tells no age of anything.
+    back, and shows the age of nothing.
     """
     if confirmed_at is None or not 0 < confirmed_at <= now or now < not_before:
         return None

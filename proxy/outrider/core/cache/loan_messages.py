@@ -4,7 +4,7 @@
 2. The proxy answers with a `LoanTerms`, and the descriptor of a counter in shared memory: see `Loan.changes`.
 3. The mount sends runs of `LoanRead`s. One with a number asks for a loan. The others report reads by loans.
 4. The proxy answers each number with a `Loan`, whose descriptor comes with it, or with the number alone: there is none,
-   and a GET tells why.
+   and the answer to a GET says why.
 
 Numbers are in the machine's byte order.
 """

@@ -15,7 +15,7 @@ _LISTING_PARTS, _HEAD_PARTS = 4, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class MemoryShares:
     """The division of the budget: at most half for exchanges with the origin, the rest for caches and for clients."""
 
     exchanges: int
@@ -28,7 +28,7 @@ class Shares:
     """For the requests under way, see `MemoryBudget`."""
 
     @classmethod
-    def of(cls, budget_bytes: int, exchanges_max: int) -> Shares:
+    def of(cls, budget_bytes: int, exchanges_max: int) -> MemoryShares:
         """`exchanges_max`: the limit of exchanges for any budget."""
         part = budget_bytes // _PARTS
         exchanges = max(1, min(exchanges_max, budget_bytes // 2 // EXCHANGE_BYTES))

@@ -24,8 +24,8 @@ class NearBlocks:
         self, policy: EvictionPolicy, is_near: Callable[[ObjectVersion, int], bool],
         size_of: Callable[[ObjectVersion, int], int] = lambda version, index: 0,
     ) -> None:  # fmt: skip
-        """`policy`: judges the owned blocks, and hears of all. `is_near`: by the ring of now. `size_of`: the bytes of a
-        block, for reports."""
+        """`policy`: judges the owned blocks, and is notified of all. `is_near`: by the ring of now. `size_of`: the
+        bytes of a block, for reports."""
         self._policy = policy
         self._is_near = is_near
         self._size_of = size_of

@@ -43,7 +43,7 @@ class Share:
 
 
 @dataclass(slots=True)
-class _Pinned:
+class _PinnedObject:
     version_id: bytes
     disk_bytes: int
     by: set[PinKey] = field(default_factory=set)
@@ -56,7 +56,7 @@ class Pins:
     def __init__(self, disk_bytes: Callable[[int], int], identify: Callable[[ObjectVersion], bytes]) -> None:
         self.disk_bytes = disk_bytes
         self._identify = identify
-        self._held: dict[ObjectRef, _Pinned] = {}
+        self._held: dict[ObjectRef, _PinnedObject] = {}
         self._pins: dict[PinKey, frozenset[ObjectRef]] = {}
         # The blocks that are held of each version, as in `Share`.
         self._versions: dict[bytes, int | None] = {}
@@ -88,7 +88,7 @@ class Pins:
         shares: Mapping[ObjectRef, Share] | None = None,
     ) -> None:  # fmt: skip
         """Reserve room for all of `versions`, in place of those that `pin` held before. `room_bytes`: the limit for all
-        pins. `shares`: of each object, as `share` tells them; None: they are not known yet.
+        pins. `shares`: of each object, as `share` returns them; None: they are not known yet.
 
         Raises:
             NoRoom: the versions do not fit beside the other pins; the message says by how much. Nothing has changed.
@@ -128,13 +128,13 @@ class Pins:
         self.released += 1
 
     def block_came(self, version: ObjectVersion, version_id: bytes) -> None:
-        """A block of `version` came in, which is the newest known version of its object."""
+        """A block of `version` has landed, which is the newest known version of its object."""
         held = self._held.get(version.ref)
         if held is not None and held.version_id != version_id:
             self._let_go(held.version_id)
             self._is_kept(held, version_id, self.share(version.ref, version.size))
 
-    def _is_kept(self, held: _Pinned, version_id: bytes, share: Share) -> None:
+    def _is_kept(self, held: _PinnedObject, version_id: bytes, share: Share) -> None:
         disk_bytes = self.disk_bytes(share.size)
         self.reserved_bytes += disk_bytes - held.disk_bytes
         self._versions[version_id] = share.blocks
@@ -152,7 +152,7 @@ class Pins:
         held = self._held.get(ref)
         version_id = self._identify(version)
         if held is None:
-            held = self._held[ref] = _Pinned(version_id, 0)
+            held = self._held[ref] = _PinnedObject(version_id, 0)
         elif held.version_id != version_id:
             self._let_go(held.version_id)
         self._is_kept(held, version_id, share)

@@ -1,6 +1,6 @@
 """Eviction policies: LRU, FIFO and none. The store asks a policy for victims, and skips blocks in use.
 
-A policy is told of each block once by `added`, then any number of times by `read`, then once by `removed`.
+A policy is notified of each block once by `added`, then any number of times by `read`, then once by `removed`.
 """
 
 from __future__ import annotations

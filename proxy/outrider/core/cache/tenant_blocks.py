@@ -18,7 +18,7 @@ _PASSED = 256
 
 
 @dataclass(slots=True)
-class _Held:
+class _CountedVersion:
     """The blocks here of one version of an object of so many bytes (`size`), all of which count for `tenant`. Bit `i`
     of `blocks` stands for block `i`. `bytes`: those on disk."""
 
@@ -32,7 +32,7 @@ class _Held:
 class _Account:
     """The versions that count for one tenant, by version id, the least recently read first, and their bytes on disk."""
 
-    versions: OrderedDict[bytes, _Held] = field(default_factory=OrderedDict)
+    versions: OrderedDict[bytes, _CountedVersion] = field(default_factory=OrderedDict)
     bytes: int = 0
 
 
@@ -49,15 +49,15 @@ class TenantBlocks:
         self, policy: EvictionPolicy, tenants: Tenants, capacity_bytes: int, layout: BlockLayout,
         disk_bytes: Callable[[int], int], has: Callable[[BlockKey], bool],
     ) -> None:  # fmt: skip
-        """`policy` hears of all blocks. `disk_bytes`: how much of the capacity a block of so many bytes takes. `has`:
-        whether a block is here."""
+        """`policy` is notified of all blocks. `disk_bytes`: how much of the capacity a block of so many bytes takes.
+        `has`: whether a block is cached."""
         self.tenants = tenants
         self._policy = policy
         self._capacity_bytes = capacity_bytes
         self._layout = layout
         self._disk_bytes = disk_bytes
         self._has = has
-        self._held: dict[bytes, _Held] = {}
+        self._held: dict[bytes, _CountedVersion] = {}
         self._accounts: dict[str, _Account] = {}
         # Bytes that are reserved for blocks on their way, by version id.
         self._reserved: dict[bytes, tuple[ObjectRef, int]] = {}
@@ -161,7 +161,7 @@ class TenantBlocks:
         share = self._share_of(tenant)
         return share is not None and count > share * self._capacity_bytes
 
-    def _passes_to(self, tenant: str, held: _Held) -> bool:
+    def _passes_to(self, tenant: str, held: _CountedVersion) -> bool:
         if self._share_of(tenant) is None:
             return False
         if self._is_beyond(tenant, self.bytes_of(tenant) + held.bytes):
@@ -184,26 +184,26 @@ class TenantBlocks:
         """The blocks of the version that are here count for `tenant` from now on."""
         here = [i for i in range(self._layout.count(version.size)) if self._has(BlockKey(version_id, i))]
         if here:
-            held = self._held[version_id] = _Held(tenant, version.size)
+            held = self._held[version_id] = _CountedVersion(tenant, version.size)
             self._accounts.setdefault(tenant, _Account()).versions[version_id] = held
             for index in here:
                 self._add(held, index)
 
-    def _move(self, version_id: bytes, held: _Held, tenant: str) -> None:
+    def _move(self, version_id: bytes, held: _CountedVersion, tenant: str) -> None:
         before, now = self._accounts[held.tenant], self._accounts.setdefault(tenant, _Account())
         now.versions[version_id] = before.versions.pop(version_id)
         before.bytes -= held.bytes
         now.bytes += held.bytes
         held.tenant = tenant
 
-    def _add(self, held: _Held, index: int) -> None:
+    def _add(self, held: _CountedVersion, index: int) -> None:
         if not held.blocks >> index & 1:
             held.blocks |= 1 << index
             self._count(held, self._bytes_of(held, index))
 
-    def _bytes_of(self, held: _Held, index: int) -> int:
+    def _bytes_of(self, held: _CountedVersion, index: int) -> int:
         return self._disk_bytes(self._layout.extent(index, held.size).length)
 
-    def _count(self, held: _Held, count: int) -> None:
+    def _count(self, held: _CountedVersion, count: int) -> None:
         held.bytes += count
         self._accounts[held.tenant].bytes += count

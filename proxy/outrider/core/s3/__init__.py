@@ -9,7 +9,7 @@ by the million, from the bytes of its head; a request that it does not recognise
     CONTROL      the proxy itself: the control bucket `_outrider`
     FORWARD      the origin: all else, also calls that are not known here
 
-and which names a forwarded request may change, for the version cache to forget. `reach` tells how far a request goes
+and which names a forwarded request may change, for the version cache to forget. `reach` finds how far a request goes
 beyond the names in its path: grants, and what is forgotten, depend on it. `conditions` and `ranges` read the
 conditional headers and the Range of a read that the cache answers.
 
@@ -17,8 +17,8 @@ A body that goes to the origin is checked on its way. `body_integrity` reads wha
 the payload, its length, its checksums), `aws_chunked` decodes and encodes signed and unsigned chunks with trailers, and
 `form_fields` takes apart a browser's upload. `headers` decides which headers pass in each direction. `encoding` is the
 canonical form of paths, queries and header values that signatures cover; `list_page` and `xml` parse LIST pages and
-DeleteObjects bodies, and `xml` writes error documents. `checksums` reads what a reply proves of the
-content of an object. `user_agent` finds the application's name.
+DeleteObjects bodies, and `xml` writes error documents. `checksums` reads what a reply proves of the content of an
+object.
 
 Entry points: `operation.classify`, `plain_request.recognise`, `body_integrity.payload_rule`.
 """

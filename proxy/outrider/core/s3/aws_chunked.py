@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import IncompleteBody, InvalidRequest, SignatureDoesNotMatch
-from outrider.core.s3.body_integrity import CHECKSUM_CHARS, check_checksum_form, checksum_of
+from outrider.core.s3.body_integrity import CHECKSUM_CHARS, body_checksum, check_checksum_form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +72,7 @@ class ChunkedDecoder:
 
     `decoded_length` None: the client stated none. `signing` None: signatures are read but not checked. `trailer_names`
     are those that x-amz-trailer announced: each must come, and no other may. Checksums among them are verified where
-    `body_integrity.checksum_of` can compute them.
+    `body_integrity.body_checksum` can compute them.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ChunkedDecoder:
         self._signing = signing
         self._trailer_names = trailer_names if trailers_expected else frozenset()
         self._trailers_expected = trailers_expected
-        self._checksums = [checksum for name in self._trailer_names if (checksum := checksum_of(name)) is not None]
+        self._checksums = [checksum for name in self._trailer_names if (checksum := body_checksum(name)) is not None]
         self._state = _State.HEADER
         self._line = bytearray()  # an unfinished line, at most as long as its limit
         self._trailer_bytes = 0

@@ -1,4 +1,4 @@
-"""The request for a batch of objects: which ones, which bytes of each, and how a failure is told."""
+"""The request for a batch of objects: which ones, which bytes of each, and how a failure is reported."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def parse_batch(body: bytes) -> Batch:
     errors = fields.get("errors", "entry")
     if errors not in ("entry", "batch"):
         raise InvalidArgument('"errors" is "entry" (an entry tells why an object failed) or "batch" (all fails).')
-    return Batch(tuple([_read(number, asked) for number, asked in enumerate(reads)]), errors == "batch")
+    return Batch(tuple([_read(number, item) for number, item in enumerate(reads)]), errors == "batch")
 
 
-def _read(number: int, asked: object) -> BatchRead:
-    if isinstance(asked, str) and (ref := ref_of(asked)) is not None:
+def _read(number: int, item: object) -> BatchRead:
+    if isinstance(item, str) and (ref := ref_of(item)) is not None:
         return BatchRead(ref)
-    fields = asked if isinstance(asked, dict) else {"url": asked}
+    fields = item if isinstance(item, dict) else {"url": item}
     if unknown := sorted(fields.keys() - {"url", "range"}):
         raise InvalidArgument(f"reads[{number}] has no field {unknown[0]!r}: it is {_FORM}.")
     url, text = fields.get("url"), fields.get("range")
@@ -70,6 +70,6 @@ def _read(number: int, asked: object) -> BatchRead:
         raise InvalidArgument(f"reads[{number}] is not the URL of an object, like s3://bucket/key: {str(url)[:200]!r}")
     if text is None:
         return BatchRead(ref)
-    if not isinstance(text, str) or (span := ranges.parse_exact(text)) is None:
+    if not isinstance(text, str) or (span := ranges.parse(text)) is None:
         raise InvalidArgument(f"reads[{number}] has a range that is not one like bytes=0-99: {str(text)[:200]!r}")
     return BatchRead(ref, span, text)

@@ -7,17 +7,16 @@ object integrity".
 from __future__ import annotations
 
 import re
-import zlib
 from base64 import b64encode
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from dataclasses import dataclass
 from enum import Enum
-from hashlib import md5, sha1, sha256, sha512
+from hashlib import sha512
 from typing import TYPE_CHECKING
 
 from outrider.core.errors import BadDigest, InvalidArgument, InvalidRequest
-from outrider.core.s3.checksums import Hash
+from outrider.core.s3.checksums import Hash, Kind
 from outrider.core.s3.encoding import canonical_values
 
 if TYPE_CHECKING:
@@ -27,13 +26,7 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _LENGTH = re.compile(r"[0-9]{1,19}")
 
 # The digest size of every checksum that S3 knows, in bytes. The value on the wire is the digest in base64.
-_DIGEST_BYTES = {
-    "x-amz-checksum-crc32": 4,
-    "x-amz-checksum-crc32c": 4,
-    "x-amz-checksum-crc64nvme": 8,
-    "x-amz-checksum-md5": 16,
-    "x-amz-checksum-sha1": 20,
-    "x-amz-checksum-sha256": 32,
+_DIGEST_BYTES = {f"x-amz-checksum-{kind.value}": kind.digest_bytes for kind in Kind} | {
     "x-amz-checksum-sha512": 64,
     "x-amz-checksum-xxhash3": 8,
     "x-amz-checksum-xxhash64": 8,
@@ -141,37 +134,14 @@ def trailer_names_of(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
     return names
 
 
-class _Crc32:
-    def __init__(self) -> None:
-        self._crc = 0
-
-    def update(self, data: bytes | memoryview, /) -> None:
-        self._crc = zlib.crc32(data, self._crc)
-
-    def digest(self) -> bytes:
-        return self._crc.to_bytes(4, "big")
-
-
-def _md5() -> Hash:
-    return md5(usedforsecurity=False)
-
-
-def _sha1() -> Hash:
-    return sha1(usedforsecurity=False)
-
-
-_HASHES: dict[str, Callable[[], Hash]] = {
-    "content-md5": _md5,
-    "x-amz-checksum-crc32": _Crc32,
-    "x-amz-checksum-md5": _md5,
-    "x-amz-checksum-sha1": _sha1,
-    "x-amz-checksum-sha256": sha256,
-    "x-amz-checksum-sha512": sha512,
+# The others (xxhash*) are passed on, and the origin checks them.
+_HASHES: dict[str, Callable[[], Hash]] = {f"x-amz-checksum-{kind.value}": kind.begin for kind in Kind} | {
+    "x-amz-checksum-sha512": sha512
 }
 
 
 class BodyChecksum:
-    """A checksum computed as the body passes; `name` is the header or trailer that states the expected value."""
+    """A checksum computed as the body passes; `name` is the trailer that states the expected value."""
 
     __slots__ = ("_hash", "name")
 
@@ -184,7 +154,7 @@ class BodyChecksum:
 
     @property
     def value(self) -> str:
-        """The checksum in base64, as in a header."""
+        """The checksum in base64, as on the wire."""
         return b64encode(self._hash.digest()).decode("ascii")
 
     def check(self, stated: str) -> None:
@@ -193,12 +163,8 @@ class BodyChecksum:
             raise BadDigest(f"The {self.name} that you specified did not match what we received.")
 
 
-def checksum_of(name: str) -> BodyChecksum | None:
-    """The running checksum for a header or trailer `name`, x-amz-checksum-* or content-md5.
-
-    None for those that the standard library does not have (crc32c, crc64nvme, xxhash*): in pure Python they run at a
-    few MB/s. They are passed on, and the origin checks them.
-    """
+def body_checksum(name: str) -> BodyChecksum | None:
+    """The running checksum for a trailer `name`, x-amz-checksum-*; None: it is not computed here."""
     return BodyChecksum(name) if name in _HASHES else None
 
 

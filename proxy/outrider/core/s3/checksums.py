@@ -53,26 +53,32 @@ class Kind(Enum):
     @property
     def model(self) -> str:
         """The name of the CRC, as anycrc knows it."""
-        return _CRCS[self][0]
+        return _CRCS[self]
+
+    @property
+    def digest_bytes(self) -> int:
+        return _DIGEST_BYTES[self]
 
     def in_bytes(self, crc: int) -> bytes:
         """A digest of this CRC."""
-        return crc.to_bytes(_CRCS[self][1], "big")
+        return crc.to_bytes(self.digest_bytes, "big")
 
     def begin(self) -> Hash:
         return _Crc(self) if self.is_crc else _BEGIN[self]()
 
 
-_CRCS = {Kind.CRC64NVME: ("CRC64-NVME", 8), Kind.CRC32C: ("CRC32C", 4), Kind.CRC32: ("CRC32", 4)}
+_CRCS = {Kind.CRC64NVME: "CRC64-NVME", Kind.CRC32C: "CRC32C", Kind.CRC32: "CRC32"}
 _BEGIN: Mapping[Kind, Callable[[], Hash]] = {
     Kind.SHA1: lambda: sha1(usedforsecurity=False), Kind.SHA256: sha256, Kind.MD5: lambda: md5(usedforsecurity=False),
 }  # fmt: skip
-_DIGEST_BYTES = {Kind.SHA1: 20, Kind.SHA256: 32, Kind.MD5: 16} | {kind: size for kind, (_, size) in _CRCS.items()}
+_DIGEST_BYTES = {
+    Kind.CRC64NVME: 8, Kind.CRC32C: 4, Kind.CRC32: 4, Kind.SHA1: 20, Kind.SHA256: 32, Kind.MD5: 16,
+}  # fmt: skip
 
 
 @cache
 def _model(kind: Kind) -> Any:
-    # Imported at the first checksum: a proxy whose bucket tells none does without its megabyte.
+    # Imported at the first checksum: a proxy whose bucket states none does without its megabyte.
     import anycrc
 
     return anycrc.Model(kind.model)
@@ -116,24 +122,24 @@ _CHECKSUM_HEADERS = {kind: f"x-amz-checksum-{kind.value}" for kind in Kind}
 
 
 def checksum_of(etag: str, headers: Headers) -> ContentProof | None:
-    """The checksum of the whole object that a reply tells; the cheapest one, if there are several.
+    """The checksum of the whole object that a reply states; the cheapest one, if there are several.
 
-    None: there is none. A COMPOSITE checksum is one of the checksums of the parts of an upload, and nothing tells where
+    None: there is none. A COMPOSITE checksum is one of the checksums of the parts of an upload, and nothing says where
     the parts ended. Stores that send no type send it without a mark, too: such a checksum counts only where the ETag
     shows that the object came by one upload.
     """
-    told = {name: value for name, value in headers if name.startswith("x-amz-checksum-")}
-    if not told:
+    stated = {name: value for name, value in headers if name.startswith("x-amz-checksum-")}
+    if not stated:
         return None
-    form = told.get("x-amz-checksum-type")
+    form = stated.get("x-amz-checksum-type")
     if form is None:
         if _OF_ONE_UPLOAD.fullmatch(etag) is None:
             return None
     elif form.upper() != "FULL_OBJECT":
         return None
     for kind in Kind:
-        value = told.get(_CHECKSUM_HEADERS[kind])
-        if value is not None and len(digest := _decoded(value)) == _DIGEST_BYTES[kind]:
+        value = stated.get(_CHECKSUM_HEADERS[kind])
+        if value is not None and len(digest := _decoded(value)) == kind.digest_bytes:
             return ContentProof(kind, digest)
     return None
 

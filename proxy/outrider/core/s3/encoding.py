@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
 OTHER_STORE_HEADERS = (
     "x-goog-", "x-minio-", "x-oss-", "x-obs-", "x-cos-", "x-emc-", "x-rgw-", "rgwx-", "x-seaweedfs-", "ibm-",
@@ -39,22 +39,15 @@ def reencode_path(raw_path: str) -> str:
     return encode_path(unquote_to_bytes(raw_bytes(raw_path))) or "/"
 
 
-def encode_query(pairs: Collection[tuple[str, str]]) -> str:
+def encode_query(pairs: Iterable[tuple[str, str]]) -> str:
     """The canonical query of decoded pairs, sorted; a bare `acl` becomes `acl=`."""
-    return _query(sorted(_escaped_pairs(pairs))) if pairs else ""
-
-
-def encode_url_query(pairs: Collection[tuple[str, str]]) -> str:
-    """The query for a URL, in the order of `pairs`: some stores take the first value of a name that comes twice."""
-    return _query(_escaped_pairs(pairs)) if pairs else ""
-
-
-def _query(escaped: Iterable[tuple[str, str]]) -> str:
+    escaped = sorted([(_escaped(name), _escaped(value)) for name, value in pairs])
     return "&".join([f"{name}={value}" for name, value in escaped])
 
 
-def _escaped_pairs(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(_escaped(name), _escaped(value)) for name, value in pairs]
+def encode_url_query(pairs: Iterable[tuple[str, str]]) -> str:
+    """The query for a URL, in the order of `pairs`: some stores take the first value of a name that comes twice."""
+    return "&".join([f"{_escaped(name)}={_escaped(value)}" for name, value in pairs])
 
 
 def parse_query(raw: str) -> list[tuple[str, str]]:

@@ -97,7 +97,7 @@ class PostForm:
         return f'multipart/form-data; boundary="{self.boundary}"'
 
     def head(self, fields: Iterable[tuple[str, str]]) -> bytes:
-        """The form up to the first byte of the file, with `fields` in place of those that came."""
+        """The form up to the first byte of the file, with `fields` in place of the received ones."""
         dashes = f"--{self.boundary}\r\nContent-Disposition: form-data; name="
         parts = [f'{dashes}"{name}"\r\n\r\n{value}\r\n' for name, value in fields]
         kind = "" if self.file_type is None else f"Content-Type: {self.file_type}\r\n"
@@ -125,8 +125,10 @@ def boundary_of(content_type: str) -> str:
     """Raises MalformedPOSTRequest: the header has no boundary that RFC 2046 allows."""
     if len(content_type) > _HEAD_CHARS_MAX:
         raise MalformedPOSTRequest
-    boundary = _parameter(content_type, "boundary")
-    if boundary is None or _BOUNDARY.fullmatch(boundary) is None:
+    message = Message(_VERBATIM)
+    message["content-type"] = content_type
+    boundary = message.get_param("boundary")
+    if not isinstance(boundary, str) or _BOUNDARY.fullmatch(boundary) is None:
         raise MalformedPOSTRequest
     return boundary
 
@@ -158,8 +160,8 @@ class FieldsReader:
             start, name, message = head
             _check_length(start)
             if name.lower() == _FILE:
-                filename = message.get_filename() or ""
-                form = PostForm(self._boundary, tuple(self._fields), _last_name(filename), _kind(message))
+                filename = re.split(r"[/\\]", message.get_filename() or "")[-1]
+                form = PostForm(self._boundary, tuple(self._fields), filename, message.get("content-type"))
                 return form, bytes(self._buffer[start:])
             # The search begins at the line end of the part's head: an empty value may have no line of its own.
             stop = self._buffer.find(self._delimiter, start - 2)
@@ -229,7 +231,7 @@ class FileScanner:
         return given
 
     def ending(self) -> bytes:
-        """The bytes to send after the file: as many as came, and none that could be read as another field.
+        """The bytes to send after the file: as many as were received, and none that could be read as another field.
 
         Raises:
             MalformedPOSTRequest: the file has no end, or no valid one.
@@ -281,19 +283,3 @@ def _headers(raw: bytes) -> Message:
 
 def _is_line(value: str) -> bool:
     return all(char == "\t" or " " <= char != "\x7f" for char in value)
-
-
-def _parameter(content_type: str, name: str) -> str | None:
-    message = Message(_VERBATIM)
-    message["content-type"] = content_type
-    value = message.get_param(name)
-    return value if isinstance(value, str) else None
-
-
-def _kind(message: Message) -> str | None:
-    value = message["content-type"]
-    return None if value is None else str(value)
-
-
-def _last_name(filename: str) -> str:
-    return re.split(r"[/\\]", filename)[-1]

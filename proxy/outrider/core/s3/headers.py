@@ -75,7 +75,7 @@ def passed_down(headers: Headers) -> Headers:
     return tuple([pair for pair in headers if pair[0] not in _NOT_PASSED_DOWN])
 
 
-def asks_checksums(headers: Mapping[str, str]) -> bool:
+def wants_checksums(headers: Mapping[str, str]) -> bool:
     """Whether the reply must have the checksums of the whole object: the client asks for them, and for no part."""
     return "range" not in headers and headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
 
@@ -152,3 +152,17 @@ def without_aws_chunked(content_encoding: str) -> str:
         return content_encoding
     parts: Sequence[str] = [part.strip() for part in content_encoding.split(",")]
     return ",".join(part for part in parts if part and part.lower() != "aws-chunked")
+
+
+# The characters that botocore lets through: those of a token (RFC 9110 section 5.6.2) and the comma. botocore warns
+# about names of more than 50 characters, and sends them.
+_APP = re.compile(r"(?:^| )app/([!#$%&'*+\-.^_`|~,0-9A-Za-z]{1,128})(?: |$)")
+
+
+def app_of(user_agent: str) -> str:
+    """The application that the user named in a User-Agent (`AWS_SDK_UA_APP_ID`); empty: none.
+
+    Source: AWS SDKs and Tools Reference Guide, "Application ID".
+    """
+    found = _APP.search(user_agent)
+    return found[1] if found else ""

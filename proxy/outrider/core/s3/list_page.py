@@ -17,8 +17,8 @@ PAGE_BYTES_MAX = 16 * 1024 * 1024
 _SIZE_DIGITS_MAX = 18
 
 
-class Listed(NamedTuple):
-    """An object as a LIST shows it. `size` in bytes, -1 where the LIST tells none; `etag` and `modified` (ISO 8601) are
+class ListedObject(NamedTuple):
+    """An object as a LIST shows it. `size` in bytes, -1 where the LIST has none; `etag` and `modified` (ISO 8601) are
     empty where the LIST has none."""
 
     key: str
@@ -58,7 +58,7 @@ class ListPage:
     encoded.
     """
 
-    objects: tuple[Listed, ...]
+    objects: tuple[ListedObject, ...]
     is_truncated: bool = False
     next_token: str | None = None
     next_marker: str | None = None
@@ -71,7 +71,7 @@ def parse_page(body: bytes) -> ListPage | None:
 
     Keys are decoded only where the page says that they are encoded: not every store heeds `encoding-type`.
     """
-    reader = _Reader()
+    reader = _PageReader()
     parser = expat.ParserCreate()
     parser.StartElementHandler = reader.start
     parser.EndElementHandler = reader.end
@@ -84,7 +84,7 @@ def parse_page(body: bytes) -> ListPage | None:
         return None
 
 
-class _Reader:
+class _PageReader:
     def __init__(self) -> None:
         self.is_list = False
         self.text: list[str] = []
@@ -126,8 +126,8 @@ class _Reader:
         # EncodingType may come after the keys.
         is_encoded = self._values.get("EncodingType", "").strip() == "url"
         token, marker = self._values.get("NextContinuationToken"), self._values.get("NextMarker")
-        told = self._values.get("IsTruncated")
-        is_truncated = told.strip().lower() == "true" if told is not None else bool(token or marker)
+        stated = self._values.get("IsTruncated")
+        is_truncated = stated.strip().lower() == "true" if stated is not None else bool(token or marker)
         return ListPage(
             tuple(_listed(entry, is_encoded=is_encoded) for entry in self._entries),
             is_truncated,
@@ -138,7 +138,7 @@ class _Reader:
         )
 
 
-def _listed(entry: dict[str, str], *, is_encoded: bool) -> Listed:
+def _listed(entry: dict[str, str], *, is_encoded: bool) -> ListedObject:
     key, size = entry.get("Key", ""), entry.get("Size", "").strip()
     if not key:
         raise ValueError("an entry must have a key")
@@ -146,7 +146,7 @@ def _listed(entry: dict[str, str], *, is_encoded: bool) -> Listed:
         key = _decoded(key)
     # No object has more bytes than 18 digits tell; CPython refuses to convert numbers of thousands of digits.
     is_number = size.isascii() and size.isdecimal() and len(size) <= _SIZE_DIGITS_MAX
-    return Listed(key, int(size) if is_number else -1, entry.get("ETag", ""), entry.get("LastModified", ""))
+    return ListedObject(key, int(size) if is_number else -1, entry.get("ETag", ""), entry.get("LastModified", ""))
 
 
 def _decoded(text: str) -> str:

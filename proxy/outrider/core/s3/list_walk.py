@@ -63,7 +63,7 @@ class ListWalk:
 
 
 def _names(page: ListPage) -> list[str]:
-    """The keys as they came; with common prefixes, which a page shows apart from the keys, in the order of S3."""
+    """The keys as received; with common prefixes, which a page shows apart from the keys, in the order of S3."""
     keys = [listed.key for listed in page.objects]
     return sorted([*keys, *page.groups], key=_bytes_of) if page.groups else keys
 

@@ -22,7 +22,7 @@ from outrider.core.s3.reach import LIST_QUERY, Reach, reach_of, reach_of_fields
 Query = tuple[tuple[str, str], ...]
 
 
-class Kind(Enum):
+class OperationKind(Enum):
     """The part that answers a request: the cache (GET and HEAD of plain objects), the proxy itself (CONTROL, see
     `http.control`), or the origin (FORWARD: all else)."""
 
@@ -32,7 +32,7 @@ class Kind(Enum):
     FORWARD = "forward"
 
 
-class Forgets(Enum):
+class ForgetScope(Enum):
     """The names that a forwarded request may change: the version cache forgets them before and after it."""
 
     NOTHING = "nothing"
@@ -46,12 +46,12 @@ class Operation:
     """A classified request. `bucket` None: the request is for the service; `key` empty: for the bucket. `query` holds
     no signature."""
 
-    kind: Kind
+    kind: OperationKind
     method: str
     bucket: str | None
     key: str
     query: Query
-    forgets: Forgets = Forgets.NOTHING
+    forgets: ForgetScope = ForgetScope.NOTHING
     sources: tuple[ObjectRef, ...] = ()
     """Other objects that the request reads (copy, rename): the client needs a grant on these, too."""
     renames: bool = False
@@ -66,7 +66,7 @@ class Operation:
     def creates(self) -> bool:
         """Whether it makes the object `ref`, once the origin answers that it has: PutObject and CopyObject, the upload
         of a form, CompleteMultipartUpload, a rename."""
-        is_write = self.forgets is Forgets.KEY and self.method in ("PUT", "POST")
+        is_write = self.forgets is ForgetScope.KEY and self.method in ("PUT", "POST")
         return is_write and {name for name, _ in self.query} <= _CREATING_QUERY
 
     @property
@@ -140,14 +140,14 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
         raise InvalidBucketName
     if not bucket:
         reach, reaches_by = reach_of(method, None, "", query, headers)
-        return Operation(Kind.FORWARD, method, None, "", query, reach=reach, reaches_by=reaches_by)
+        return Operation(OperationKind.FORWARD, method, None, "", query, reach=reach, reaches_by=reaches_by)
     if not is_bucket_name(bucket):
         raise InvalidBucketName
     if is_too_long(key):
         raise KeyTooLong
     bucket = shared_text(bucket)  # stored with each of its objects
     kind = _kind(method, key, query, headers)
-    if kind is not Kind.FORWARD:
+    if kind is not OperationKind.FORWARD:
         return Operation(kind, method, bucket, key, query, bare=bare)
     reach, reaches_by = reach_of(method, bucket, key, query, headers)
     sources, renames = _sources(bucket, headers)
@@ -167,7 +167,7 @@ def control_request_of(method: str, target: str, host: str, domains: Iterable[st
     if _decoded(first) != CONTROL_BUCKET or bucket_of_host(host, domains) is not None:
         return None
     query = without_signature(tuple(parse_query(raw_query)))
-    return Operation(Kind.CONTROL, method, CONTROL_BUCKET, _decoded(rest), query, bare=not slash)
+    return Operation(OperationKind.CONTROL, method, CONTROL_BUCKET, _decoded(rest), query, bare=not slash)
 
 
 def bucket_of_host(host: str, domains: Iterable[str]) -> str | None:
@@ -194,26 +194,26 @@ def _decoded(raw: str) -> str:
     return unquote_to_bytes(raw.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
-def _kind(method: str, key: str, query: Query, headers: Headers) -> Kind:
+def _kind(method: str, key: str, query: Query, headers: Headers) -> OperationKind:
     if method not in ("GET", "HEAD") or not key:
-        return Kind.FORWARD
+        return OperationKind.FORWARD
     if any(name not in MEANINGLESS_QUERY for name, _ in query):
-        return Kind.FORWARD
+        return OperationKind.FORWARD
     # Stores differ in how they read other conditions, so the origin must answer those.
     if not conditions.are_plain(headers):
-        return Kind.FORWARD
+        return OperationKind.FORWARD
     # Some stores serve the key of a folder whole, whatever the Range or the conditions are.
     if key.endswith("/") and any(name in conditions.CONDITIONALS or name == "range" for name, _ in headers):
-        return Kind.FORWARD
+        return OperationKind.FORWARD
     for name, value in headers:
         # Some stores ignore the Range of a HEAD.
         if name == "range" and (method == "HEAD" or ranges.parse(value) is None):
-            return Kind.FORWARD
+            return OperationKind.FORWARD
         # CORS answers vary with Origin, and stores differ on If-Range. For SSE-C, requester-pays and expected-owner
         # headers the origin must decide each time.
         if name in ("origin", "x-origin", "if-range") or (name.startswith(STORE_HEADERS) and name not in _PLAIN_AMZ):
-            return Kind.FORWARD
-    return Kind.GET if method == "GET" else Kind.HEAD
+            return OperationKind.FORWARD
+    return OperationKind.GET if method == "GET" else OperationKind.HEAD
 
 
 def is_warming_head(operation: Operation, headers: Headers) -> bool:
@@ -268,24 +268,24 @@ def _sources(bucket: str, headers: Headers) -> tuple[tuple[ObjectRef, ...], bool
     return tuple(sources), renames
 
 
-def _forgets(method: str, key: str, query: Query, reach: Reach) -> Forgets:
+def _forgets(method: str, key: str, query: Query, reach: Reach) -> ForgetScope:
     """The names that a request may change."""
     if method in SAFE_METHODS:
-        return Forgets.NOTHING
+        return ForgetScope.NOTHING
     if reach is not Reach.NAMED:
-        return Forgets.BUCKET
+        return ForgetScope.BUCKET
     if key:
-        return Forgets.KEY
+        return ForgetScope.KEY
     if method == "POST" and any(name == "delete" for name, _ in query):
-        return Forgets.KEYS_IN_BODY
+        return ForgetScope.KEYS_IN_BODY
     # A bucket's settings can change the answer for each of its objects.
-    return Forgets.BUCKET
+    return ForgetScope.BUCKET
 
 
 def of_form(operation: Operation, key: str, fields: Iterable[str]) -> Operation:
     """The upload of a form to `operation`'s bucket. `fields`: the names of its fields, in lower case."""
     reach, reaches_by = reach_of_fields(fields)
-    forgets = Forgets.KEY if reach is Reach.NAMED else Forgets.BUCKET
+    forgets = ForgetScope.KEY if reach is Reach.NAMED else ForgetScope.BUCKET
     return replace(operation, key=key, forgets=forgets, reach=reach, reaches_by=reaches_by)
 
 

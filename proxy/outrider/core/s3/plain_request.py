@@ -15,8 +15,8 @@ from typing import NamedTuple
 from outrider.core.memo import Memo
 from outrider.core.model import Headers
 from outrider.core.s3 import ranges
+from outrider.core.s3.headers import app_of
 from outrider.core.s3.ranges import RangeSpec
-from outrider.core.s3.user_agent import app_of
 
 HEAD_BYTES_MAX = 8192
 
@@ -63,7 +63,7 @@ _NEWLINE = ord("\n")
 class PlainRequest:
     """A GET or HEAD whose answer depends on these fields alone and, where requests are signed, on `headers`.
 
-    `fields`: all header lines and the empty line. `app`: see `user_agent.app_of`. `span`: the range that `range` names.
+    `fields`: all header lines and the empty line. `app`: see `headers.app_of`. `span`: the range that `range` names.
     """
 
     method: str
@@ -139,7 +139,7 @@ def recognise(data: bytes) -> PlainRequest | None:
     others, range_header, span = before + after, None, None
     if found:
         range_header = value.decode("latin-1")
-        span = ranges.parse_exact(range_header)
+        span = ranges.parse(range_header)
     meaning = _MEANINGS.get(others) or _meaning_of(others)
     # Stores differ in how they answer a HEAD with a Range.
     if meaning is None or (found and (span is None or method == "HEAD")):

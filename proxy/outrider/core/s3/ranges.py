@@ -25,12 +25,7 @@ def parse(header: str) -> RangeSpec | None:
     Other forms are several ranges, other units, and nonsense such as `bytes=5-2`. Stores differ there, so the origin
     answers such requests itself.
     """
-    return parse_exact(header.strip())
-
-
-def parse_exact(value: str) -> RangeSpec | None:
-    """As `parse`, for a value without white space around it."""
-    match = _ONE_RANGE.fullmatch(value)
+    match = _ONE_RANGE.fullmatch(header)
     if match is None:
         return None
     first = int(match[1]) if match[1] else None

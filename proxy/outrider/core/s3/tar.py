@@ -15,8 +15,8 @@ END = bytes(2 * BLOCK_BYTES)
 _NAME_BYTES_MAX = 100
 _SIZE_MAX = 8**11 - 1
 _FILE, _PAX = b"0", b"x"
-# Mode, owner and group; the modification time; the rest. Nothing that is not asked for is told: the owner and the time
-# are 0.
+# Mode, owner and group; the modification time; the rest. Nothing is disclosed beyond the request: the owner and the
+# time are 0.
 _OWNER = b"\0".join((b"0000644", b"0000000", b"0000000", b""))
 _TIME = b"00000000000\0"
 _REST = (bytes(100) + b"\0".join((b"ustar", b"00"))).ljust(BLOCK_BYTES - 157, b"\0")

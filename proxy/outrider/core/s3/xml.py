@@ -93,7 +93,7 @@ _MESSAGE = re.compile(rb"<Message>([^<]{1,1000})</Message>")
 
 
 def error_in(body: bytes) -> tuple[str, str]:
-    """The code and the message in an error document of an origin; empty: it tells none."""
+    """The code and the message in an error document of an origin; empty: it has none."""
     code, message = _CODE.search(body), _MESSAGE.search(body)
     return (
         code[1].decode() if code else "",

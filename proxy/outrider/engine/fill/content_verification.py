@@ -25,7 +25,7 @@ from cachetools import LRUCache, TTLCache
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.content_ledger import Content, ContentLedger, Finding, Md5Etags, Verdict
+from outrider.core.cache.content_ledger import Content, ContentLedger, CrcFinding, Md5Etags, Verdict
 from outrider.core.errors import S3Error, Signal, VersionChanged
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, last_modified
 from outrider.core.origin.oddities import Uncached
@@ -287,9 +287,9 @@ class ContentVerification:
 
     def _found(self, content: Content, key: BlockKey, digest: bytes) -> None:
         finding = content.add(key.index, digest)
-        if finding is Finding.PROVED:
+        if finding is CrcFinding.PROVED:
             self._prove(key.version_id, key.index)
-        elif finding is Finding.CHANGED:
+        elif finding is CrcFinding.CHANGED:
             if not content.proved:
                 # One of the two is wrong, and nothing says which.
                 content.drop(key.index)
@@ -297,7 +297,7 @@ class ContentVerification:
         else:
             if content.told is None:
                 content.told = self._told_by(content.version)
-            if finding is Finding.WHOLE and content.told is not None:
+            if finding is CrcFinding.WHOLE and content.told is not None:
                 self._compare(content, key.version_id)
             elif 2 * content.missing <= content.blocks:
                 self._ask(content, key.version_id)

@@ -10,7 +10,7 @@ from outrider.core.ahead.numbered_names_search import NumberedNames, NumberedRan
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import OriginBroke, SlowDown
 from outrider.core.origin.oddities import Oddity
-from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed, ListPage, parse_page
+from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListedObject, ListPage, parse_page
 from outrider.core.s3.list_walk import LIST_FORMS, NOT_UNDERSTOOD, ListWalk
 from outrider.core.s3.operation import Query
 from outrider.engine.fill.origin_reader import OriginReader
@@ -41,7 +41,7 @@ class Enumerator:
 
     async def pages(
         self, bucket: str, prefix: str, waiters: Waiters = NOBODY
-    ) -> AsyncGenerator[Sequence[Listed], None]:  # fmt: skip
+    ) -> AsyncGenerator[Sequence[ListedObject], None]:  # fmt: skip
         """The objects under `prefix`, a page at a time. A LIST that ends without an error was whole. `waiters`: see
         `OriginReader.reply`.
 

@@ -27,7 +27,7 @@ from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.origin.oddities import Uncached
 from outrider.core.s3 import ranges
 from outrider.core.s3.conditions import CONDITIONALS, Precondition, evaluate
-from outrider.core.s3.headers import asks_checksums, without_checksums
+from outrider.core.s3.headers import wants_checksums, without_checksums
 from outrider.core.s3.ranges import RangeSpec
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.content_verification import ContentVerification
@@ -169,7 +169,7 @@ class ObjectReads:
     async def _known(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:
         """As `_fresh`, with the version's checksums where they are wanted and the origin tells them."""
         version = self._fresh(ref, headers)
-        if version is None or version.whole_headers or not asks_checksums(headers):
+        if version is None or version.whole_headers or not wants_checksums(headers):
             return version
         await self._version_lookup.ask_checksums(ref)
         return self._fresh(ref, headers)
@@ -182,7 +182,7 @@ class ObjectReads:
             version = await self._known(ref, headers)
             if version is not None:
                 return version
-            asks = asks_checksums(headers)
+            asks = wants_checksums(headers)
             self._readers.beginning += 1
             try:
                 first_byte = _first_byte(headers, span, self._layout.block_bytes)
@@ -290,7 +290,7 @@ def _answer(
     body: Body | None,
 ) -> ReadAnswer:
     headers = version.headers
-    if extent is not None or not asks_checksums(asked):
+    if extent is not None or not wants_checksums(asked):
         headers = without_checksums(headers)
     if extent is None:
         return ReadAnswer(200, headers, version.size, cache, body)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from outrider.core.cache.freshness import DOUBT_S, Freshness, is_fresh
 from outrider.core.cluster.peer_messages import Confirmed
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.s3.list_page import Listed
+from outrider.core.s3.list_page import ListedObject
 from outrider.core.s3.operation import without_tenant
 from outrider.engine.read.forget_log import ForgetLog, GenerationTimes
 from outrider.engine.read.version_rows import Entry, Mark, VersionRows
@@ -239,7 +239,7 @@ class VersionCache:
         age_s = None if entry.mark is None else self._clock() - entry.mark.at
         return Belief(entry.version, age_s, entry.lists_until > -inf)
 
-    def listed(self, bucket: str, objects: Iterable[Listed], mark: Mark) -> None:
+    def listed(self, bucket: str, objects: Iterable[ListedObject], mark: Mark) -> None:
         """A LIST that was asked for at `mark` shows these objects. It confirms an entry that has the listed version. An
         object with another version is asked about when it is read.
 

@@ -23,7 +23,7 @@ class IncomingForm:
     _source: AsyncIterator[bytes]
 
     def upload(self, sizes: SizeRange) -> Upload:
-        """The upload to send. The end of the form is held back until the whole file came and its size is within
+        """The upload to send. The end of the form is held back until the whole file was received and its size is within
         `sizes`."""
         upload = Upload(body_bytes=self._left, form=self.form)
         upload.body = recording_error(upload, self._file(sizes))

@@ -1,6 +1,6 @@
 """Requests that the cache does not answer go to the origin: signed anew, streamed both ways.
 
-The names that a write may change are forgotten before the write is sent, and again after its answer came.
+The names that a write may change are forgotten before the write is sent, and again after its answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.core.errors import OriginBroke, S3Error, unanswered
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
 from outrider.core.s3.headers import passed_down, passed_up
-from outrider.core.s3.operation import Forgets, Operation
+from outrider.core.s3.operation import ForgetScope, Operation
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.read.object_read import CacheStatus
@@ -96,7 +96,7 @@ class _Outcome:
         """The object that was made, if it was."""
 
 
-class Elsewhere(Protocol):
+class OtherMembers(Protocol):
     """The other members of the cluster. A Protocol, as `engine.cluster` stands above."""
 
     async def tell(self, names: Sequence[Name], *, in_doubt: bool = False) -> None:
@@ -118,7 +118,7 @@ class Passthrough:
 
     def __init__(
         self, origin: Origin, origin_reader: OriginReader, versions: VersionCache, forget_lists: Callable[[Name], None],
-        note: Callable[[Sequence[Name]], Awaitable[None]] = _note_nothing, elsewhere: Elsewhere | None = None,
+        note: Callable[[Sequence[Name]], Awaitable[None]] = _note_nothing, others: OtherMembers | None = None,
         created: Callable[[ObjectRef], None] = _warm_nothing,
     ) -> None:  # fmt: skip
         """`forget_lists` drops the cached LISTs that may show an object, or all of a bucket.
@@ -126,7 +126,7 @@ class Passthrough:
         `note` keeps the names on disk, for a start after a crash, and never fails. It is called before a write is sent,
         and again before the answer is relayed: a read in between may have seen the object before the write changed it.
 
-        `elsewhere`: hears of the names at the same moments; None: the node is alone.
+        `others`: are notified of the names at the same moments; None: the node is alone.
 
         `created` is called with each object that the origin says it has made, after the names are forgotten for the
         last time: what is fetched from then on is not older than the write.
@@ -136,7 +136,7 @@ class Passthrough:
         self._versions = versions
         self._forget_lists = forget_lists
         self._note = note
-        self._elsewhere = elsewhere
+        self._others = others
         self._created = created
         self._under_way: Counter[Name] = Counter()
 
@@ -171,16 +171,16 @@ class Passthrough:
             self._under_way.update(touched)
             stack.push_async_callback(self._ended, touched, outcome)
             self._forget(touched)
-            await self._tell(touched)
+            await self._announce(touched)
             reply = await self._reply(request, upload, stack)
             self._forget(touched)
             await self._note(touched)
-            await self._tell(touched)
+            await self._announce(touched)
             outcome.in_doubt = outcome.by_head = reply.status in RETRYABLE_STATUSES
             if operation.creates and 200 <= reply.status < 300:
                 outcome.created = operation.ref
-            tells = self._elsewhere is not None and operation.forgets is not Forgets.NOTHING
-            before_last = partial(self._carried_out, touched) if tells else None
+            is_announced = self._others is not None and operation.forgets is not ForgetScope.NOTHING
+            before_last = partial(self._carried_out, touched) if is_announced else None
             body = _ReplyBody(reply, stack.pop_all(), outcome, before_last)
             return ForwardAnswer(reply.status, passed_down(reply.headers), reply.content_length, body)
         raise AssertionError("unreachable")
@@ -189,8 +189,8 @@ class Passthrough:
         """The reply, whose connection `stack` owns from now on."""
         try:
             retried = request.method in ("GET", "HEAD") and upload.body is None
-            asking = self._origin_reader.reply(request, waiters=A_CLIENT) if retried else self._origin.ask(request)
-            reply = await asking
+            replying = self._origin_reader.reply(request, waiters=A_CLIENT) if retried else self._origin.ask(request)
+            reply = await replying
             stack.callback(reply.close)
             return reply
         except OriginBroke as error:
@@ -201,21 +201,21 @@ class Passthrough:
             # Both forms of the body know the upload, to tell it their error: a cycle.
             upload.body = upload.in_thread = None
 
-    async def _tell(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
-        if self._elsewhere is not None and touched:
-            await self._elsewhere.tell(touched, in_doubt=in_doubt)
+    async def _announce(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
+        if self._others is not None and touched:
+            await self._others.tell(touched, in_doubt=in_doubt)
 
     async def _carried_out(self, touched: Sequence[Name]) -> None:
         """The other members hear before the client does: CompleteMultipartUpload and COPY carry the write out after the
         head of the reply."""
         self._forget(touched)
-        await self._tell(touched)
+        await self._announce(touched)
 
     async def _ended(self, touched: Sequence[Name], outcome: _Outcome) -> None:
         self._under_way -= Counter(touched)
         self._forget(touched, in_doubt=outcome.in_doubt)
         if outcome.in_doubt:
-            await self._tell(touched, in_doubt=True)
+            await self._announce(touched, in_doubt=True)
         elif outcome.created is not None:
             self._created(outcome.created)
 
@@ -255,13 +255,13 @@ def _expecting(request: OriginRequest, headers: Headers) -> OriginRequest:
 
 def _touched(operation: Operation, deleted_keys: Sequence[str] | None) -> list[Name]:
     """The names that a request may change."""
-    if operation.forgets is Forgets.NOTHING:
+    if operation.forgets is ForgetScope.NOTHING:
         return []
     assert operation.bucket is not None
     names: list[Name] = [*operation.sources] if operation.renames else []
-    if operation.forgets is Forgets.KEY:
+    if operation.forgets is ForgetScope.KEY:
         names.append(operation.ref)
-    elif operation.forgets is Forgets.KEYS_IN_BODY and deleted_keys is not None:
+    elif operation.forgets is ForgetScope.KEYS_IN_BODY and deleted_keys is not None:
         names += [ObjectRef(operation.bucket, key) for key in deleted_keys]
     else:
         names.append(operation.bucket)

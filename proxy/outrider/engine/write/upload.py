@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.core.auth.sigv4 import Identity
+from outrider.core.auth.verification import Identity
 from outrider.core.errors import ContentSha256Mismatch, IncompleteBody, InvalidRequest, MissingContentLength
 from outrider.core.model import Headers
 from outrider.core.s3.aws_chunked import ChunkedDecoder, ChunkSigning, TrailerEncoder
@@ -96,7 +96,7 @@ def _chunked_upload(
     names = trailer_names_of(headers) if payload.trailers_expected else frozenset()
     upload = Upload(body_bytes=length)
     if not names:
-        return _verified(upload, source, on_socket, _Decoded(decoder))
+        return _verified(upload, source, on_socket, _Chunked(decoder))
     encoder = TrailerEncoder(length, {name: CHECKSUM_CHARS[name] for name in names})
     # No `content-encoding: aws-chunked`: x-amz-content-sha256 states it (for long minio-go sent only that to S3), and
     # SeaweedFS and versitygw would store it as the encoding of the object.
@@ -106,7 +106,7 @@ def _chunked_upload(
     )
     upload.payload_hash = PayloadForm.UNSIGNED_CHUNKS_TRAILER.value
     upload.body_bytes = encoder.encoded_length
-    return _verified(upload, source, on_socket, _Reframed(decoder, encoder))
+    return _verified(upload, source, on_socket, _Chunked(decoder, encoder))
 
 
 def _verified(upload: Upload, source: AsyncIterator[bytes], on_socket: BodyOnSocket | None, checks: _Checks) -> Upload:
@@ -131,7 +131,7 @@ async def whole_body(
         body = upload_of(headers, payload, identity, source, content_length).body
         return await _gathered(body, limit), trailers
     decoder = _decoder(headers, payload, identity)
-    raw = await _gathered(_through(source, _Decoded(decoder)), limit)
+    raw = await _gathered(_through(source, _Chunked(decoder)), limit)
     return raw, tuple(decoder.trailers.items())
 
 
@@ -196,20 +196,9 @@ class _InThread:
         self._on_socket.end()
 
 
-class _Checks(Protocol):
-    """The way of a body from the wire to the origin, verified. Both methods raise S3Error."""
-
-    def feed(self, chunk: bytes) -> list[Buffer]:
-        """The pieces to send now. They may be views into this `chunk`, or into one before."""
-        ...
-
-    def finish(self) -> list[Buffer]:
-        """The client has sent all."""
-        ...
-
-
 class _Plain:
-    """A body as it is, with its length and its hash."""
+    """The way of a body from the wire to the origin, as it is: its length and its hash are verified. Both methods raise
+    S3Error."""
 
     def __init__(self, payload: PayloadRule, length: int) -> None:
         self._sha256 = payload.sha256
@@ -218,6 +207,7 @@ class _Plain:
         self._left = length
 
     def feed(self, chunk: bytes) -> list[Buffer]:
+        """The pieces to send now. They may be views into this `chunk`, or into one before."""
         if not chunk:
             return []  # an empty chunk must not release the chunk that is held back
         self._left -= len(chunk)
@@ -227,6 +217,7 @@ class _Plain:
         return [held] if held else []
 
     def finish(self) -> list[Buffer]:
+        """The last pieces, once the client has sent all."""
         if self._left:
             raise IncompleteBody
         if self._digest is not None and not hmac.compare_digest(self._digest.hexdigest(), self._sha256 or ""):
@@ -234,33 +225,25 @@ class _Plain:
         return [self._held]
 
 
-class _Decoded:
-    """An aws-chunked body, as the object that it carries."""
+class _Chunked:
+    """As `_Plain`, for an aws-chunked body: as the object that it carries, or framed anew."""
 
-    def __init__(self, decoder: ChunkedDecoder) -> None:
-        self._decoder = decoder
-
-    def feed(self, chunk: bytes) -> list[Buffer]:
-        return [*self._decoder.feed(chunk)]
-
-    def finish(self) -> list[Buffer]:
-        self._decoder.finish()
-        return []
-
-
-class _Reframed:
-    """An aws-chunked body, framed anew."""
-
-    def __init__(self, decoder: ChunkedDecoder, encoder: TrailerEncoder) -> None:
+    def __init__(self, decoder: ChunkedDecoder, encoder: TrailerEncoder | None = None) -> None:
         self._decoder = decoder
         self._encoder = encoder
 
     def feed(self, chunk: bytes) -> list[Buffer]:
-        return [framed for piece in self._decoder.feed(chunk) for framed in self._encoder.feed(piece)]
+        pieces = self._decoder.feed(chunk)
+        if self._encoder is None:
+            return [*pieces]
+        return [framed for piece in pieces for framed in self._encoder.feed(piece)]
 
     def finish(self) -> list[Buffer]:
         self._decoder.finish()
-        return [self._encoder.finish(self._decoder.trailers)]
+        return [] if self._encoder is None else [self._encoder.finish(self._decoder.trailers)]
+
+
+_Checks = _Plain | _Chunked
 
 
 async def _through(source: AsyncIterator[bytes], checks: _Checks) -> AsyncIterator[Buffer]:

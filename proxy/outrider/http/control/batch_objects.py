@@ -16,7 +16,7 @@ from outrider.core.errors import InternalError, InvalidRange, PreconditionFailed
 from outrider.core.model import Extent, ObjectVersion
 from outrider.core.s3 import ranges, xml
 from outrider.core.s3.batch import BatchRead
-from outrider.core.s3.operation import Kind, Operation
+from outrider.core.s3.operation import Operation, OperationKind
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, Piece
@@ -25,7 +25,7 @@ from outrider.engine.read.object_read import CacheStatus, ObjectReads
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.write.passthrough import ForwardBody, Passthrough
 from outrider.engine.write.upload import Upload
-from outrider.http.access import Access, Who
+from outrider.http.access import Access, Principal
 from outrider.http.record.record import BatchCounts, Sent
 from outrider.ports import Clock
 
@@ -99,7 +99,7 @@ class Refusal(S3Error):
 class BatchObjects:
     """Called on the engine's loop, for one batch. `reader`: see `access.reader_name`."""
 
-    def __init__(self, parts: BatchParts, who: Who, reader: str, counts: BatchCounts) -> None:
+    def __init__(self, parts: BatchParts, who: Principal, reader: str, counts: BatchCounts) -> None:
         self._hits = parts.hits
         self._reads = parts.reads
         self._passthrough = parts.passthrough
@@ -269,7 +269,7 @@ def _in_memory(piece: Piece) -> int:
 
 
 def _operation_of(read: BatchRead) -> Operation:
-    return Operation(Kind.GET, "GET", read.ref.bucket, read.ref.key, ())
+    return Operation(OperationKind.GET, "GET", read.ref.bucket, read.ref.key, ())
 
 
 def _bytes_of(read: BatchRead, size: int) -> tuple[int, int]:

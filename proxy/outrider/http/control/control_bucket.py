@@ -30,7 +30,7 @@ from outrider.core.model import ObjectRef
 from outrider.core.s3 import operation, xml
 from outrider.core.s3.encoding import encode_path
 from outrider.core.s3.reach import LIST_QUERY
-from outrider.http.access import Access, Who
+from outrider.http.access import Access, Principal
 from outrider.http.control.batches import Batches, is_batch
 from outrider.http.control.lender import Lender
 from outrider.http.control.maintenance import FOLDERS, MaintenanceCommands
@@ -162,7 +162,7 @@ class ControlBucket:
                 self._plan_objects.put(request.owner, name, ControlObject(text, self._clock(), hint))
         return ControlAnswer(200, (("etag", etag_of(body)),))
 
-    def _readable_plan(self, body: bytes, who: Who) -> tuple[Plan, bytes]:
+    def _readable_plan(self, body: bytes, who: Principal) -> tuple[Plan, bytes]:
         """The plan, and its text in UTF-8."""
         plan = parse_plan(body)
         self._access.check_reads(who, plan.refs)

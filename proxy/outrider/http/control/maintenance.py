@@ -43,7 +43,7 @@ from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.verification import Verification
 from outrider.engine.maintenance.warmup import Book, May, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
-from outrider.http.access import Access, Who
+from outrider.http.access import Access, Principal
 from outrider.http.control.objects import (
     ControlAnswer,
     ControlObject,
@@ -199,11 +199,11 @@ class MaintenanceCommands:
         else:
             self._warm(self._warmup(request, folder, name, body, wanted))
 
-    async def _verify(self, owner: str, name: str, body: bytes, who: Who) -> None:
+    async def _verify(self, owner: str, name: str, body: bytes, who: Principal) -> None:
         wanted = await self._readable(body, who) if body.strip() else None
         self._verification.begin(owner, name, _covered(wanted, _may(who)), body)
 
-    async def _readable(self, body: bytes, who: Who) -> ObjectList:
+    async def _readable(self, body: bytes, who: Principal) -> ObjectList:
         def readable() -> ObjectList:
             wanted = parse_list(body)
             self._access.check_reads(who, wanted.refs)
@@ -245,7 +245,7 @@ class MaintenanceCommands:
             result = eviction_sum([result, *others])
         self._evictions.put(request.owner, name, ControlObject(json_body(result), self._clock()))
 
-    async def _evicted(self, name: str, wanted: ObjectList, who: Who) -> dict[str, Any]:
+    async def _evicted(self, name: str, wanted: ObjectList, who: Principal) -> dict[str, Any]:
         store = self._warmup_runner.store
         try:
             gone = await store.drop(store.blocks_of(_covered(wanted, _may(who))))
@@ -319,7 +319,7 @@ def _asked(warmup: Warmup) -> tuple[bytes, float, int]:
     return warmup.body, warmup.allowance.bytes_per_s, warmup.copies
 
 
-def _may(who: Who) -> May:
+def _may(who: Principal) -> May:
     client = who.client
     return (lambda ref: True) if client is None else (lambda ref: may_read(client, ref))
 

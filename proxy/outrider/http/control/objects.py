@@ -15,7 +15,7 @@ from outrider.core.model import Headers
 from outrider.core.s3 import ranges
 from outrider.core.s3.body_integrity import decoded_length_of
 from outrider.core.s3.operation import Operation
-from outrider.http.access import Who
+from outrider.http.access import Principal
 from outrider.http.control.batch_body import BatchBody
 
 
@@ -25,7 +25,7 @@ class ControlRequest:
 
     operation: Operation
     headers: Headers
-    who: Who
+    who: Principal
     client: str
     read_body: Callable[[int], Awaitable[bytes]]
 

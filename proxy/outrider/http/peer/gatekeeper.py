@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from aiohttp.web_request import BaseRequest
 
 from outrider.core.auth.peer_signature import PROOF, NotAMember, proof_of, verify_member
-from outrider.core.auth.sigv4 import SignedRequest, SigningKeys
+from outrider.core.auth.sigv4 import SigningKeys
+from outrider.core.auth.verification import SignedRequest
 from outrider.core.cluster import peer_wire
 from outrider.core.cluster.peer_wire import Asker
 from outrider.core.cluster.replay_guard import ReplayGuard

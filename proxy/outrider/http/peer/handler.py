@@ -32,9 +32,9 @@ from outrider.core.model import Headers
 from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.http.peer.gatekeeper import Gatekeeper, Refused
 from outrider.http.record.record import Sent
-from outrider.http.wire.reply import Reply
+from outrider.http.wire.reply import WireReply
 from outrider.http.wire.request_body import client_body
-from outrider.http.wire.sender import Sender
+from outrider.http.wire.sender import WireSender
 from outrider.metrics import OTHER, Metrics
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class PeerService(Protocol):
 class OnPort(Protocol):
     """The connection that a request came on. A Protocol, as `connection` imports this module."""
 
-    wire: Sender
+    wire: WireSender
     introduced: asyncio.Event
     """To be set once a request had the signature of a member."""
     asked_at: float
@@ -118,7 +118,7 @@ class PeerHandler:
             log.exception("request of a member failed")
             return self._reply(wire, 500, ())
 
-    def refuse(self, request: BaseRequest, wire: Sender, refused: Refused) -> Reply:
+    def refuse(self, request: BaseRequest, wire: WireSender, refused: Refused) -> WireReply:
         self._metrics.refused.labels(refused.why).inc()
         log.debug("refused a request at the peer port", extra={"why": refused.why, "address": wire.address})
         # Its body is not read.
@@ -126,7 +126,7 @@ class PeerHandler:
 
     # -- reads ------------------------------------------------------------------------------------------------------
 
-    async def _read(self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str]) -> Reply:
+    async def _read(self, request: BaseRequest, wire: WireSender, asker: Asker, headers: dict[str, str]) -> WireReply:
         if request.body_exists or request.method not in ("GET", "HEAD"):
             raise Refused(400, "garbage")
         this = self._this()
@@ -159,8 +159,8 @@ class PeerHandler:
             return PeerAnswer(404)
 
     async def _answered(
-        self, wire: Sender, read: PeerRead, answer: PeerAnswer, sender: str, name: str, asked: dict[str, str]
-    ) -> Reply:
+        self, wire: WireSender, read: PeerRead, answer: PeerAnswer, sender: str, name: str, asked: dict[str, str]
+    ) -> WireReply:
         """The reply, at whose end the read ends. `asked`: the headers of the request."""
         confirmed = answer.confirmed
         try:
@@ -172,14 +172,14 @@ class PeerHandler:
                 await answer.body.aclose()
             answer, headers = PeerAnswer(404), ((peer_wire.FROM, name),)
 
-        def ended(_: Reply, sent: Sent, __: str | None) -> None:
+        def ended(_: WireReply, sent: Sent, __: str | None) -> None:
             self._end()
             label = self._metrics.label(sender) if self._is_member(sender) else OTHER
             self._metrics.bytes.labels(label, "out").inc(sum(sent.values()))
 
         headers = self._gatekeeper.proved(asked, answer.status, headers)
         length = None if answer.extent is None else answer.extent.length
-        return Reply(answer.status, headers, wire=wire, body=answer.body, length=length, on_end=ended)
+        return WireReply(answer.status, headers, wire=wire, body=answer.body, length=length, on_end=ended)
 
     def _begin(self) -> None:
         self.in_flight += 1
@@ -193,8 +193,8 @@ class PeerHandler:
     # -- hellos, forgets, reads, orders -------------------------------------------------------------------------------
 
     async def _control(
-        self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
-    ) -> Reply:
+        self, request: BaseRequest, wire: WireSender, asker: Asker, headers: dict[str, str], body_hash: str
+    ) -> WireReply:
         path = request.raw_path
         if path == messages.COMMAND_PATH:
             return await self._command(request, wire, asker, headers, body_hash)
@@ -238,8 +238,8 @@ class PeerHandler:
             self._service.told_order(message)
 
     async def _command(
-        self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
-    ) -> Reply:
+        self, request: BaseRequest, wire: WireSender, asker: Asker, headers: dict[str, str], body_hash: str
+    ) -> WireReply:
         body = await self._body(request, wire, body_hash, messages.COMMAND_BYTES_MAX)
         this = self._this()
         if not peer_wire.is_spoken(asker.wire):
@@ -264,7 +264,7 @@ class PeerHandler:
             raise Refused(403, "stranger")
 
     async def _body(
-        self, request: BaseRequest, wire: Sender, body_hash: str, bytes_max: int = messages.BODY_BYTES_MAX
+        self, request: BaseRequest, wire: WireSender, body_hash: str, bytes_max: int = messages.BODY_BYTES_MAX
     ) -> bytes:
         """The body, which is that of the signature. Raises Refused."""
         length = request.content_length
@@ -284,6 +284,6 @@ class PeerHandler:
         return bytes(body)
 
     def _reply(
-        self, wire: Sender, status: int, headers: Headers, body: bytes | None = None, *, close: bool = False
-    ) -> Reply:
-        return Reply(status, headers, wire=wire, body=body, close=close)
+        self, wire: WireSender, status: int, headers: Headers, body: bytes | None = None, *, close: bool = False
+    ) -> WireReply:
+        return WireReply(status, headers, wire=wire, body=body, close=close)

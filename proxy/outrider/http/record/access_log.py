@@ -114,7 +114,7 @@ def subject_of(bucket: str, key: str) -> str:
 
 
 def app_said(app: str) -> dict[str, str]:
-    """The field for the app that the client has named (see `user_agent.app_of`); most clients name none."""
+    """The field for the app that the client has named (see `headers.app_of`); most clients name none."""
     return {"app": app} if app else {}
 
 

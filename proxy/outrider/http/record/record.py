@@ -96,7 +96,7 @@ class Ended:
     full_s: float = 0.0
     """For how long the socket was full while the reply was sent."""
     app: str = ""
-    """See `user_agent.app_of`."""
+    """See `headers.app_of`."""
     first_byte_s: float | None = None
     """From the start of the request until the head of the reply was certain; None: a refusal of the proxy itself, or no
     reply."""

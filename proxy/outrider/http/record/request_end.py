@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from outrider.core.insight.usage import ReadUnderWay, Sums
 from outrider.core.model import ObjectRef
-from outrider.core.s3.operation import Kind, Operation
+from outrider.core.s3.operation import Operation, OperationKind
 from outrider.core.text import counted
 from outrider.http.record.access_log import AccessLog, app_said
 from outrider.http.record.record import BatchCounts, Ended
@@ -132,11 +132,11 @@ class RequestRecorder:
             usage.passed_on((bucket, usage.templates.so_far(bucket, key)), count)
 
     def _count_usage(self, end: Ended, operation: Operation, seconds: float) -> None:
-        if operation.kind is Kind.CONTROL or not operation.bucket or not operation.key:
+        if operation.kind is OperationKind.CONTROL or not operation.bucket or not operation.key:
             return
         sent, usage = end.sent, self._metrics.usage
         refused = end.status is None or end.status >= 400
-        if end.reader is None or operation.kind is Kind.FORWARD or refused:
+        if end.reader is None or operation.kind is OperationKind.FORWARD or refused:
             # A request that the proxy itself refused did not reach the bucket.
             if end.first_byte_s is not None and end.method in ("GET", "HEAD"):
                 usage.passed_on(

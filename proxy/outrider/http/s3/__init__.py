@@ -4,7 +4,7 @@
 arrive on an idle connection:
 
 1. `fast_path.FastPath.answer` looks at them. It recognises the plain GET or HEAD that training jobs send by the
-   million, verifies its signature and its grant, and looks for the object in the cache.
+   million, verifies its signature and its grant (`hit_admission`), and looks for the object in the cache.
 2. If all blocks are here and in memory, the reply is sent in the same call (`hit_reply`): no parser, no task, no wait.
 3. If the pages have to be read from disk, or the block has to be verified first, a thread does that, and the fast path
    is asked again. A small block in memory is verified at once.

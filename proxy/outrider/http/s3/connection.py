@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from aiohttp import StreamReader
 from aiohttp.http_parser import HttpParser, HttpRequestParser
@@ -29,48 +29,53 @@ _HEAD_BYTES_MAX = 64 * 1024
 _TURNED_AWAY_S = 2.0
 
 
-class ConnectionPort(Protocol):
-    """The port as one of its connections sees it. A Protocol, as `server` imports this module."""
+class S3Port(Server):
+    """The port as its connections see it."""
 
-    handler: S3Handler
-    fast_path: FastPath
-    client_timeout_s: float
-    is_ending: bool
-    """A connection that is made from now on serves one request."""
-
-    @property
-    def readers(self) -> Executor:
-        """The threads that wait for the disk."""
-        ...
+    def __init__(
+        self, handler: S3Handler, fast_path: FastPath, *, connections_max: int, turned_away_max: int,
+        client_timeout_s: float, client_idle_s: float, readers: ThreadPoolExecutor,
+    ) -> None:  # fmt: skip
+        """`turned_away_max`: so many connections beyond `connections_max` are refused with a reply, which costs little;
+        more are cut. `readers`: the threads for block files whose pages are not in memory."""
+        super().__init__(handler.handle)
+        self.handler = handler
+        self.fast_path = fast_path
+        self.client_timeout_s = client_timeout_s
+        self.client_idle_s = client_idle_s
+        self.readers = readers
+        self.connections_max = connections_max
+        self.turned_away_max = turned_away_max
+        self.is_ending = False
+        """A connection that is made from now on serves one request."""
+        self.left_alone: set[asyncio.Task[None]] = set()
+        """Requests whose client left. They go on, because a write under way must not be broken off."""
 
     @property
     def spare_connections(self) -> int:
         """How many more clients may connect; a negative number counts the connections that are being turned away."""
-        ...
-
-    @property
-    def turned_away_max(self) -> int:
-        """At most this many connections beyond the limit are refused with a reply, which costs little; more are cut."""
-        ...
-
-    def left_alone(self, request: asyncio.Task[None]) -> None:
-        """The client of this request left. The request goes on, because a write under way must not be broken off."""
-        ...
+        return self.connections_max - len(self.connections)
 
 
 class Connection(RequestHandler):
-    """Owned by aiohttp's server. `wire` sends on it, as long as it is open."""
+    """Owned by aiohttp's server. `wire` sends on it, as long as it is open.
+
+    It reads and sets attributes that aiohttp (3.14) keeps to itself. The fast path may answer only between two
+    requests, when the parser holds no byte, and nothing public shows that. A protocol of our own in front of aiohttp's
+    would have to know the same. One in its place would have to do what aiohttp does for slow requests: pipelining,
+    100 Continue, lingering, shutdown.
+    """
 
     __slots__ = (
         "_cold", "_cold_timer", "_early", "_head_bytes", "_head_timer", "_parser_is_clean", "_readying", "begun",
         "closed", "is_ending", "is_one_too_many", "only_reads", "port", "recognised", "wire",
     )  # fmt: skip
 
-    def __init__(self, server: Server, port: ConnectionPort, **options: Any) -> None:
-        super().__init__(server, **options)
+    def __init__(self, port: S3Port, **options: Any) -> None:
+        super().__init__(port, **options)
         self._parser = guarded(self._parser)
         self.port = port
-        # Bytes that came while they could not be answered, and the hit that waits for the disk, if it is that.
+        # Bytes that were received while they could not be answered, and the hit that waits for the disk, if it is that.
         self._early = b""
         self._cold: ColdHit | None = None
         self._cold_timer: asyncio.TimerHandle | None = None
@@ -120,7 +125,8 @@ class Connection(RequestHandler):
                 # Nobody waits for the reply any more, so that a fill may give up an origin that is away.
                 self._task_handler.cancel()
             else:
-                self.port.left_alone(self._task_handler)
+                self.port.left_alone.add(self._task_handler)
+                self._task_handler.add_done_callback(self.port.left_alone.discard)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -172,14 +178,14 @@ class Connection(RequestHandler):
 
     def _wait_for_disk(self, data: bytes, cold: ColdHit) -> None:
         self._early, self._cold = data, cold
-        came = partial(self._is_ready, cold)
-        self._cold_timer = self._loop.call_later(DISK_WAIT_S, came)
+        ready = partial(self._is_ready, cold)
+        self._cold_timer = self._loop.call_later(DISK_WAIT_S, ready)
         if cold.page_in is not None:
             self._readying = self._loop.run_in_executor(self.port.readers, cold.page_in)
         else:
             assert cold.prepare is not None
             self._readying = self._loop.create_task(cold.prepare(), name="prepare")
-        self._readying.add_done_callback(came)
+        self._readying.add_done_callback(ready)
         # To aiohttp the connection is idle meanwhile, and must not be closed for that.
         self._next_keepalive_close_time = self._loop.time() + DISK_WAIT_S + self._keepalive_timeout
 
@@ -283,7 +289,7 @@ class Connection(RequestHandler):
             self.recognised = answered
         return False
 
-    # -- a body that a thread reads: see `body_socket.Reading` ---------------------------------------------------------
+    # -- a body that a thread reads: see `body_socket.BodyConnection` --------------------------------------------------
 
     def second_socket(self) -> socket.socket | None:
         if not isinstance(self.wire, SocketSender):

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from aiohttp import hdrs
 from aiohttp.web_request import BaseRequest
 
-from outrider.core.auth.sigv4 import SignedRequest
+from outrider.core.auth.verification import SignedRequest
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3 import operation as operations
-from outrider.core.s3.operation import Kind, Operation
+from outrider.core.s3.operation import Operation, OperationKind
 from outrider.engine.read.object_read import CacheStatus
-from outrider.http.access import Access, Who
+from outrider.http.access import Access, Principal
 from outrider.http.record.access_log import new_request_id
 from outrider.http.record.record import BatchCounts, Ended, Sent
 from outrider.http.s3.slow_path_handoff import Begun, Recognised
-from outrider.http.wire.sender import Sender
+from outrider.http.wire.sender import WireSender
 from outrider.metrics import method_label
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Exchange:
     """A request under way, from its head to the last byte of its reply."""
 
     request: BaseRequest
-    wire: Sender
+    wire: WireSender
     headers: Headers
     id: str = field(default_factory=new_request_id)
     started: float = field(default_factory=time.perf_counter)
@@ -39,7 +39,7 @@ class Exchange:
     client: str = "-"
     """The name of the client key that signed the request."""
     app: str = ""
-    """See `user_agent.app_of`."""
+    """See `headers.app_of`."""
     asker: str | None = None
     """The reader that asks for an object (see `access.reader_name`); None: no object is read, or that is not known
     yet."""
@@ -91,11 +91,11 @@ class Exchange:
         """A metric's label; a method that a client made up must not become one."""
         if self.operation is None:
             return "bad"
-        if self.operation.kind is not Kind.FORWARD:
+        if self.operation.kind is not OperationKind.FORWARD:
             return str(self.operation.kind.value)
         return f"forward {method_label(self.operation.method)}"
 
-    def identified(self, access: Access, bucket_of_host: str | None) -> Who:
+    def identified(self, access: Access, bucket_of_host: str | None) -> Principal:
         """The sender of the request. The signature is verified here unless the fast path has done so.
 
         Raises S3Error: the signature is missing or wrong.

@@ -1,4 +1,4 @@
-"""The fast path of the S3 port: a plain read of a cached object is answered in the very call that brought its bytes,
+"""The fast path of the S3 port: a plain read of a cached object is answered in the very call that brings its bytes,
 without the HTTP parser, a task or a wait.
 
 If anything is unusual, missing, stale or refused, nothing is sent, and the request takes the slow path (`handler`). The
@@ -15,24 +15,19 @@ from dataclasses import replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Literal
 
-from outrider.core.auth.grants import Client
-from outrider.core.auth.sigv4 import SignedRequest
-from outrider.core.errors import InvalidRange, S3Error
+from outrider.core.errors import InvalidRange
 from outrider.core.insight.usage import AWAY_S_MAX, HitTally
-from outrider.core.memo import Memo
 from outrider.core.model import Extent, ObjectVersion
-from outrider.core.s3 import operation as operations
 from outrider.core.s3 import ranges
-from outrider.core.s3.body_integrity import payload_rule
-from outrider.core.s3.encoding import parse_query
-from outrider.core.s3.operation import Kind, Operation
+from outrider.core.s3.operation import OperationKind
 from outrider.core.s3.plain_request import PlainRequest, known_fields, recognise
 from outrider.engine.read.hit_lookup import HitLookup, Piece
-from outrider.http.access import Access, Who, reader_name
+from outrider.http.access import Access, Principal, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_number, request_id_of, subject_of
 from outrider.http.record.hit_counts import HitCounts
 from outrider.http.record.record import Ended
-from outrider.http.s3.hit_reply import COPIED_BYTES, Brought, Subject, send_at_once, send_file_at_once
+from outrider.http.s3.hit_admission import ANYBODY, HitAdmission
+from outrider.http.s3.hit_reply import COPIED_BYTES, HitBody, Subject, send_at_once, send_file_at_once
 from outrider.http.s3.slow_path_handoff import Begun, ColdHit, Recognised
 from outrider.http.wire.sender import SocketSender
 from outrider.metrics import Metrics
@@ -42,17 +37,12 @@ from outrider.ports import Clock
 if TYPE_CHECKING:
     from outrider.http.record.server_spans import ServerSpans
 
-_QUERIES_MAX = 1024
-_HOSTS_MAX = 256
-_GRANTED_MAX = 8192
 # Sent before the loop serves other connections.
 _BYTES_AT_ONCE = 1024 * 1024
 # A read of at most this length comes back to the fast path once its pages are in memory. For a longer read the slow
 # path adds little to the time of sending.
 _PAGED_IN_BYTES = 1024 * 1024
 
-
-_NOBODY = Who(None, None, payload_rule(()))
 
 OnHit = Callable[[str, ObjectVersion, int, int, float], None]
 """Called with the reader (see `access.reader_name`), the version that it read, the run of bytes `[start, stop)` of it,
@@ -74,7 +64,7 @@ class FastPath:
         """`note` is called with each read that was answered here. `heads_bytes`: how many bytes of reply heads are kept
         ready. `clock`: that of `hits`."""
         self._hits = hits
-        self._access = access
+        self._admission = HitAdmission(access, domains)
         self._note = note
         self._metrics = metrics
         self._access_log = access_log
@@ -88,15 +78,6 @@ class FastPath:
         self._subjects_bytes = 0
         self._heads_bytes = heads_bytes
         self._copied = memoryview(bytearray(COPIED_BYTES))
-        self._harmless_queries: Memo[bytes, bool] = Memo(_QUERIES_MAX)
-        self._harmless_hosts: Memo[str, bool] = Memo(_HOSTS_MAX)
-        # Access keys and names that a grant covers, and the client with that grant: it may have others some time later.
-        self._granted: Memo[tuple[str, bytes], Client] = Memo(_GRANTED_MAX)
-        # The last request that was classified, and its operation: also for the slow path.
-        self._classified: tuple[PlainRequest | None, Operation | None] = (None, None)
-        # The last request that the cache must not answer, because no grant covers it as a plain read or it is unsigned,
-        # and its sender: for the slow path.
-        self._not_granted: tuple[PlainRequest | None, Who | None] = (None, None)
         self._date = b""
         # On `time.perf_counter`: another clock would cost each hit another call.
         self._date_until = 0.0
@@ -118,8 +99,8 @@ class FastPath:
     def _answer_known(
         self, fields: bytes, subject: Subject, wire: SocketSender, started: float
     ) -> Literal[True] | Begun | None:
-        """The shortest way, for a request whose lines came before, but for the Range. None: nothing was sent, and
-        `_answer_any` has to look."""
+        """The shortest way, for a request whose header lines other than the Range were seen before. None: nothing was
+        sent, and `_answer_any` has to look."""
         known = known_fields(fields)
         if known is None:
             return None
@@ -128,7 +109,7 @@ class FastPath:
         if asked_range is None:
             stop, status, is_unusual = version.size, 200, meaning.checksums
         else:
-            status, is_unusual = 206, False
+            status, is_unusual, asked_range = 206, False, b"bytes=" + asked_range
             if stop > version.size:
                 stop = version.size
         length = stop - start
@@ -136,7 +117,7 @@ class FastPath:
             is_unusual
             or subject.is_folder
             or not 0 < length <= _BYTES_AT_ONCE
-            or not self._harmless_hosts.get(meaning.host)
+            or not self._admission.harmless_hosts.get(meaning.host)
         ):
             return None
         if meaning.if_match is not None and meaning.if_match != version.etag:
@@ -151,23 +132,8 @@ class FastPath:
         went = send_file_at_once(wire, head, file, offset, length, self._copied)
         if went is None:
             return None
-        taken, sent, disk_failed = went
-        reader = reader_name(_NOBODY, wire.address, meaning.app) if meaning.app else wire.address
-        if sent < length:
-            return self._begun("GET", subject, status, head[taken:], Extent(start, stop), sent, number, started,
-                               _NOBODY, wire, reader, meaning.app, disk_failed=disk_failed)  # fmt: skip
-        seconds = time.perf_counter() - started
-        self._counts.add(
-            subject.tallies.get(reader) or self._new_tally(subject, reader),
-            "GET", status, sent, seconds, started - wire.ended,
-        )  # fmt: skip
-        wire.ended = started + seconds
-        self._note(reader, version, start, stop, now)
-        if self._access_log.is_wanted():
-            text = None if asked_range is None else f"bytes={asked_range.decode('ascii')}"
-            self._access_log.hit(subject.log, seconds, "GET", status, sent, request_id_of(number), "-", wire.address,
-                                 meaning.app, text)  # fmt: skip
-        return True
+        return self._finish(wire, subject, "GET", status, ANYBODY, meaning.app, asked_range, head, start, stop, went,
+                            number, started, now)  # fmt: skip
 
     def _answer_any(self, data: bytes, wire: SocketSender, started: float, cold: ColdHit | None) -> Answered:
         read = recognise(data)
@@ -178,24 +144,24 @@ class FastPath:
             name = b"%s %s" % (read.host.encode(), name)
         # Before anything is looked up: the time that a refusal takes must not tell which objects are cached.
         known = None if cold is None or cold.recognised.head != data else cold.recognised.who
-        who = self._admitted(read, name, known)
+        who = self._admission.admitted(read, name, known)
         if who is None or (subject := self._subject(read, name)) is None:
-            return self._recognised(data, read, who)
+            return self._admission.recognised(data, read, who)
         version = subject.known.version
         try:
             extent = Extent(0, version.size) if read.span is None else ranges.resolve(read.span, version.size)
         except InvalidRange:
-            return self._recognised(data, read, who)
+            return self._admission.recognised(data, read, who)
         if read.method == "HEAD" or extent.length == 0:
             return self._send(read, subject, wire, Extent(0, 0), (), started, who)
         pieces = self._hits.pieces(subject.known, extent, _BYTES_AT_ONCE)
         if pieces is None:
-            return self._not_ready(self._recognised(data, read, who), subject, extent, started, cold)
+            return self._not_ready(self._admission.recognised(data, read, who), subject, extent, started, cold)
         try:
-            brought = self._bring(extent, pieces)
-            if brought is None:
-                return self._not_ready(self._recognised(data, read, who), subject, extent, started, cold)
-            return self._send(read, subject, wire, extent, brought, started, who)
+            body = self._body_in_memory(extent, pieces)
+            if body is None:
+                return self._not_ready(self._admission.recognised(data, read, who), subject, extent, started, cold)
+            return self._send(read, subject, wire, extent, body, started, who)
         finally:
             for lease, *_ in pieces:
                 lease.release()
@@ -212,26 +178,18 @@ class FastPath:
             return recognised
         return ColdHit(None, None if prepare is True else prepare, started, recognised)
 
-    def _recognised(self, data: bytes, read: PlainRequest, who: Who | None) -> bool | Recognised:
-        """The findings for the slow path; False: there are none. `who` None: the sender was not admitted here."""
-        if who is None and self._not_granted[0] is read:
-            who = self._not_granted[1]
-        if who is None:
-            return False
-        return Recognised(data, who, self._classified[1] if self._classified[0] is read else None)
-
     def stop(self) -> None:
         """To be called after the last answer."""
         self._access_log.flush()
 
-    # -- the sender and the object -------------------------------------------------------------------------------
+    # -- the object ----------------------------------------------------------------------------------------------
 
     def _subject(self, read: PlainRequest, name: bytes) -> Subject | None:
         """None: the slow path has to look it up, or the reply depends on more than a plain read's."""
         subject = self._subjects.get(name)
         if subject is None or not self._hits.is_current(subject.known):
             subject = self._looked_up(name, read, subject)
-        if subject is None or (read.query and not self._is_harmless(read.query)):
+        if subject is None or (read.query and not self._admission.is_harmless_query(read.query)):
             return None
         version = subject.known.version
         if read.checksums and read.range is None and not version.whole_headers:
@@ -246,7 +204,7 @@ class FastPath:
     def _looked_up(self, name: bytes, read: PlainRequest, old: Subject | None) -> Subject | None:
         if (dropped := self._subjects.pop(name, None)) is not None:
             self._subjects_bytes -= dropped.size_bytes
-        operation = old.operation if old else self._operation(read)
+        operation = old.operation if old else self._admission.operation(read)
         known = None if operation is None else self._hits.known(operation.ref)
         if operation is None or known is None:
             return None
@@ -265,68 +223,7 @@ class FastPath:
             self._subjects_bytes -= self._subjects.popitem(last=False)[1].size_bytes
         return subject
 
-    def _is_harmless(self, query: bytes) -> bool:
-        """Whether `query` is a signature alone, which does not change the reply."""
-        harmless = self._harmless_queries.get(query)
-        if harmless is None:
-            rest = operations.without_signature(tuple(parse_query(query.decode("ascii"))))
-            harmless = all(name in operations.MEANINGLESS_QUERY for name, _ in rest)
-            self._harmless_queries.put(query, harmless)
-        return harmless
-
-    def _admitted(self, read: PlainRequest, name: bytes, known: Who | None) -> Who | None:
-        """The sender, if it may read the object. `known`: the sender, if its signature was verified before."""
-        if self._access.is_open:
-            return _NOBODY if self._harmless_hosts.get(read.host) or self._is_harmless_host(read.host) else None
-        if known is None:
-            host = operations.bucket_of_host(read.host, self._domains)
-            signed = SignedRequest(read.method, read.path.decode("ascii"), read.query.decode("ascii"), read.headers())
-            try:
-                known = self._access.identify(signed, host)
-            except S3Error:
-                return None
-        if known.client is None:
-            return None
-        if known.client.is_anonymous:  # never served from the cache
-            self._not_granted = read, known
-            return None
-        asks = known.client.access_key, name
-        if self._granted.get(asks) is known.client or self._is_granted(read, known, known.client, asks):
-            return known
-        self._not_granted = read, known
-        return None
-
-    def _is_granted(self, read: PlainRequest, who: Who, client: Client, asks: tuple[str, bytes]) -> bool:
-        operation = self._operation(read)
-        try:
-            if operation is None:
-                return False
-            self._access.check(who, operation, None)
-        except S3Error:
-            return False
-        self._granted.put(asks, client)
-        return True
-
-    def _operation(self, read: PlainRequest) -> Operation | None:
-        """The plain GET of the object that `read` names; None: it is no plain read."""
-        if self._classified[0] is not read:
-            self._classified = read, _classified(read, self._domains)
-        operation = self._classified[1]
-        if operation is None or operation.kind not in (Kind.GET, Kind.HEAD):
-            return None
-        if operation.kind is Kind.GET and not operation.query:
-            return operation
-        return replace(operation, kind=Kind.GET, method="GET", query=())
-
-    def _is_harmless_host(self, host: str) -> bool:
-        try:
-            self._access.check_sender((("host", host),))
-        except S3Error:
-            return False
-        self._harmless_hosts.put(host, True)
-        return True
-
-    def _bring(self, extent: Extent, pieces: Sequence[Piece]) -> Brought | None:
+    def _body_in_memory(self, extent: Extent, pieces: Sequence[Piece]) -> HitBody | None:
         """None: not all of the body is in memory."""
         length = extent.stop - extent.start
         try:
@@ -349,46 +246,55 @@ class FastPath:
 
     def _send(
         self, read: PlainRequest, subject: Subject, wire: SocketSender, extent: Extent,
-        brought: Brought, started: float, who: Who,
+        body: HitBody, started: float, who: Principal,
     ) -> Literal[True] | Begun:  # fmt: skip
         number = new_request_number()
-        status = 200 if read.range is None else 206
-        head = self._head(subject, read.checksums, read.range is not None, extent.start, extent.stop, number, started)
-        taken, sent, disk_failed = send_at_once(wire, head, brought, extent.length)
-        reader = reader_name(who, wire.address, read.app)
-        if taken < len(head) or sent < extent.length:
-            return self._begun(read.method, subject, status, head[taken:], extent, sent, number, started, who, wire,
-                               reader, read.app, disk_failed=disk_failed)  # fmt: skip
+        is_part = read.range is not None
+        head = self._head(subject, read.checksums, is_part, extent.start, extent.stop, number, started)
+        went = send_at_once(wire, head, body, extent.length)
+        asked_range = None if read.range is None else read.range.encode()
+        return self._finish(
+            wire, subject, read.method, 206 if is_part else 200, who, read.app, asked_range, head, extent.start,
+            extent.stop, went, number, started, self._clock(), read,
+        )  # fmt: skip
+
+    def _finish(
+        self, wire: SocketSender, subject: Subject, method: str, status: int, who: Principal, app: str,
+        asked_range: bytes | None, head: bytes, start: int, stop: int, went: tuple[int, int, bool], number: int,
+        started: float, now: float, read: PlainRequest | None = None,
+    ) -> Literal[True] | Begun:  # fmt: skip
+        """Count and log a reply with the bytes `[start, stop)`, of which `went` was sent (see `send_at_once`). `read`
+        None: there is no trace of the request."""
+        taken, sent, disk_failed = went
+        client = "-" if who.client is None else who.client.name
+        reader = reader_name(who, wire.address, app) if app or who.client else wire.address
         seconds = time.perf_counter() - started
-        tally = subject.tallies.get(reader) or self._new_tally(subject, reader)
-        self._counts.add(tally, read.method, status, sent, seconds, started - wire.ended)
+        if taken < len(head) or sent < stop - start:
+            self._counts.first_byte(method, seconds)
+            operation = replace(subject.operation, kind=OperationKind(method.lower()), method=method)
+            return Begun(operation, subject.known.version, head[taken:], Extent(start + sent, stop), status, sent,
+                         request_id_of(number), started, client, app, reader,
+                         min(started - wire.ended, AWAY_S_MAX), disk_failed=disk_failed, first_byte_s=seconds,
+                         since=subject.known.changes)  # fmt: skip
+        self._counts.add(
+            subject.tallies.get(reader) or self._new_tally(subject, reader),
+            method, status, sent, seconds, started - wire.ended,
+        )  # fmt: skip
         wire.ended = started + seconds
-        if extent.length:
-            self._note(reader, subject.known.version, extent.start, extent.stop, self._clock())
+        if sent:
+            self._note(reader, subject.known.version, start, stop, now)
         if self._access_log.is_wanted():
-            self._access_log.hit(subject.log, seconds, read.method, status, sent, request_id_of(number),
-                                 _client_name(who), wire.address, read.app, read.range)  # fmt: skip
-        if self._spans is not None:
-            span = self._spans.begin(read.method, read.trace_headers(), started, current=False)
+            text = None if asked_range is None else asked_range.decode("ascii")
+            self._access_log.hit(subject.log, seconds, method, status, sent, request_id_of(number), client,
+                                 wire.address, app, text)  # fmt: skip
+        if self._spans is not None and read is not None:
+            span = self._spans.begin(method, read.trace_headers(), started, current=False)
             if span.is_recording():
-                end = Ended(request_id_of(number), read.method.lower(), read.method, subject.operation, read.range,
-                            _client_name(who), wire.address, status, "HIT", Counter(disk=sent), started, None, reader,
-                            app=read.app, first_byte_s=seconds)  # fmt: skip
+                end = Ended(request_id_of(number), method.lower(), method, subject.operation, read.range, client,
+                            wire.address, status, "HIT", Counter(disk=sent), started, None, reader, app=app,
+                            first_byte_s=seconds)  # fmt: skip
                 self._spans.ended(end, span)
         return True
-
-    def _begun(
-        self, method: str, subject: Subject, status: int, head: bytes, extent: Extent, sent: int, number: int,
-        started: float, who: Who, wire: SocketSender, reader: str, app: str, *, disk_failed: bool,
-    ) -> Begun:  # fmt: skip
-        """`head`: its unsent rest. `sent`: how many bytes of the body of `extent` were sent."""
-        seconds = time.perf_counter() - started
-        self._counts.first_byte(method, seconds)
-        operation = replace(subject.operation, kind=Kind(method.lower()), method=method)
-        rest = Extent(extent.start + sent, extent.stop)
-        return Begun(operation, subject.known.version, head, rest, status, sent, request_id_of(number), started,
-                     _client_name(who), app, reader, min(started - wire.ended, AWAY_S_MAX),
-                     disk_failed=disk_failed, first_byte_s=seconds, since=subject.known.changes)  # fmt: skip
 
     def _head(
         self, subject: Subject, checksums: bool, is_part: bool, start: int, stop: int, number: int, started: float
@@ -415,16 +321,3 @@ class FastPath:
         """They hold tallies that are no longer counted."""
         self._subjects.clear()
         self._subjects_bytes = 0
-
-
-def _client_name(who: Who) -> str:
-    return "-" if who.client is None else who.client.name
-
-
-def _classified(read: PlainRequest, domains: tuple[str, ...]) -> Operation | None:
-    """None: the request is refused; the slow path says why."""
-    target = b"%s?%s" % (read.path, read.query) if read.query else read.path
-    try:
-        return operations.classify(read.method, target.decode("ascii"), read.headers(), domains)
-    except S3Error:
-        return None

@@ -33,9 +33,8 @@ from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3 import operation as operations
 from outrider.core.s3 import xml
 from outrider.core.s3.form_fields import is_form
-from outrider.core.s3.headers import asks_checksums, known, passed_down
-from outrider.core.s3.operation import Forgets, Kind, Operation
-from outrider.core.s3.user_agent import app_of
+from outrider.core.s3.headers import app_of, known, passed_down, wants_checksums
+from outrider.core.s3.operation import ForgetScope, Operation, OperationKind
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.lists import Lists
@@ -43,9 +42,9 @@ from outrider.engine.read.body_pieces import Body
 from outrider.engine.read.object_read import ObjectReads, OnAsked, ReadAnswer
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
-from outrider.engine.write.passthrough import Passthrough
+from outrider.engine.write.passthrough import ForwardAnswer, Passthrough
 from outrider.engine.write.upload import Upload, one_chunk, upload_of, whole_body
-from outrider.http.access import Access, Who, reader_name
+from outrider.http.access import Access, Principal, reader_name
 from outrider.http.control.batches import is_batch
 from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.objects import ControlRequest
@@ -54,10 +53,10 @@ from outrider.http.record.record import Sent
 from outrider.http.record.request_end import RequestRecorder
 from outrider.http.s3.exchange import Exchange
 from outrider.http.s3.slow_path_handoff import Begun, Caller
-from outrider.http.wire.body_socket import BodySocket, Reading
-from outrider.http.wire.reply import OnEnd, Reply, Rest
+from outrider.http.wire.body_socket import BodyConnection, BodySocket
+from outrider.http.wire.reply import OnEnd, Rest, WireReply
 from outrider.http.wire.request_body import client_body, send_continue
-from outrider.http.wire.sender import Sender
+from outrider.http.wire.sender import WireSender
 from outrider.http.wire.smuggling_guard import well_framed
 from outrider.metrics import Metrics
 
@@ -104,11 +103,7 @@ class S3Handler:
         self.access_log = AccessLog()
         self._recorder = RequestRecorder(metrics, self.access_log, spans)
         self._spans = spans
-        self._reads = services.reads
-        self._lists = services.lists
-        self._passthrough = services.passthrough
-        self._prefetch = services.prefetch
-        self._warm = services.warm
+        self._services = services
         self._access = access
         self._control = control
         self._metrics = metrics
@@ -151,7 +146,7 @@ class S3Handler:
         except S3Error as error:
             return self._refuse(exchange, error)
         except OriginRefused as refused:
-            # The refusal of a HEAD has no body, but tells how long the refusal of a GET would be.
+            # The refusal of a HEAD has no body, but states how long the refusal of a GET would be.
             length = dict(refused.headers).get("content-length", "") if request.method == "HEAD" else ""
             body, length_bytes = (None, int(length)) if length.isdecimal() else (refused.body, None)
             return self._reply(exchange, refused.status, passed_down(refused.headers), body, length_bytes)
@@ -167,7 +162,7 @@ class S3Handler:
             log.exception("request failed", extra={"request": exchange.id})
             return self._refuse(exchange, InternalError())
 
-    def refuse_unparsed(self, request: BaseRequest, wire: Sender, why: str) -> Reply:
+    def refuse_unparsed(self, request: BaseRequest, wire: WireSender, why: str) -> WireReply:
         """The reply to bytes that aiohttp's parser refused. `why`: a phrase; empty: not known."""
         exchange = Exchange(request, wire, ())
         self._recorder.began()
@@ -191,14 +186,15 @@ class S3Handler:
             exchange.recognised = recognised
         return exchange
 
-    async def _answer(self, exchange: Exchange) -> Reply:
+    async def _answer(self, exchange: Exchange) -> WireReply:
         request = exchange.request
         exchange.headers = well_framed(exchange.headers, request.version)
         if request.method in _NOT_PASSED_ON:
             raise BadRequest("S3 knows no such method.")
         self._access.check_sender(exchange.headers)
-        target, host = request.raw_path, _first(exchange.headers, "host")
-        exchange.app = app_of(_first(exchange.headers, "user-agent"))
+        named = dict(exchange.headers)
+        target, host = request.raw_path, named.get("host", "")
+        exchange.app = app_of(named.get("user-agent", ""))
         if (control := operations.control_request_of(request.method, target, host, self._domains)) is not None:
             return await self._answer_control(exchange, control)
         operation = exchange.classified(self._domains)
@@ -211,35 +207,35 @@ class S3Handler:
         exchange.operation = operation
         if not self._access.is_open:
             exchange.headers = known(exchange.headers)
-        if operation.forgets is Forgets.KEYS_IN_BODY:
+        if operation.forgets is ForgetScope.KEYS_IN_BODY:
             return await self._delete_objects(exchange, operation, who)
         self._access.check(who, operation, None)
         if who.is_anonymous:
             # Only the origin knows whether everybody may have this: not from the cache, and not with our credentials.
-            exchange.operation = replace(operation, kind=Kind.FORWARD)
+            exchange.operation = replace(operation, kind=OperationKind.FORWARD)
             return await self._forward(exchange, exchange.operation, who)
-        if operation.kind is Kind.FORWARD:
+        if operation.kind is OperationKind.FORWARD:
             if operations.is_warming_head(operation, exchange.headers):
-                self._warm(operation.ref)
+                self._services.warm(operation.ref)
             return await self._forward(exchange, operation, who)
         return await self._read(exchange, operation, who)
 
-    async def _read(self, exchange: Exchange, operation: Operation, who: Who) -> Reply:
+    async def _read(self, exchange: Exchange, operation: Operation, who: Principal) -> WireReply:
         exchange.asker = reader_name(who, exchange.wire.address, exchange.app)
         self._recorder.reading(exchange)
         headers = dict(exchange.headers)
         try:
-            if operation.kind is Kind.HEAD:
-                return self._read_reply(exchange, await self._reads.head(operation.ref, headers))
+            if operation.kind is OperationKind.HEAD:
+                return self._answered(exchange, await self._services.reads.head(operation.ref, headers))
             on_asked = self._on_asked(exchange, headers)
-            return self._read_reply(exchange, await self._reads.get(operation.ref, headers, on_asked))
+            return self._answered(exchange, await self._services.reads.get(operation.ref, headers, on_asked))
         except (NotCacheable, InvalidRange, PreconditionFailed):
             # The origin gives the refusal, in its own words: it may know of a newer version, and stores differ in
             # their readings of a Range past the end.
             return await self._forward(exchange, operation, who)
 
-    async def _answer_control(self, exchange: Exchange, operation: Operation) -> Reply:
-        """A request to the control bucket: the origin never hears of it."""
+    async def _answer_control(self, exchange: Exchange, operation: Operation) -> WireReply:
+        """A request to the control bucket: the origin never sees it."""
         who = exchange.identified(self._access, None)
         exchange.operation = operation
         if who.is_anonymous:
@@ -271,29 +267,29 @@ class S3Handler:
 
         def tell(version: ObjectVersion, extent: Extent) -> None:
             exchange.reader = reader
-            self._prefetch.asked(reader, version, extent, checksums=asks_checksums(headers))
+            self._services.prefetch.asked(reader, version, extent, checksums=wants_checksums(headers))
 
         return tell
 
     # -- replies ---------------------------------------------------------------------------------------------------
 
-    def _read_reply(self, exchange: Exchange, answer: ReadAnswer) -> Reply:
+    def _answered(self, exchange: Exchange, answer: ReadAnswer | ForwardAnswer) -> WireReply:
         exchange.cache = answer.cache
         return self._reply(exchange, answer.status, answer.headers, answer.body, answer.length)
 
     def _reply(
         self, exchange: Exchange, status: int, headers: Headers, body: bytes | Body | None, length: int | None
-    ) -> Reply:
+    ) -> WireReply:
         """The head is certain now: this is the time to the first byte."""
-        if not _has(headers, "x-amz-request-id"):
+        if "x-amz-request-id" not in dict(headers):
             headers = (*headers, ("x-amz-request-id", exchange.id))
         headers = (*headers, ("x-cache", exchange.cache.value))
         exchange.first_byte_s = time.perf_counter() - exchange.started
         self._metrics.first_byte_s.labels(exchange.op).observe(exchange.first_byte_s)
-        return Reply(status, headers, wire=exchange.wire, body=body, length=length, close=exchange.is_last,
+        return WireReply(status, headers, wire=exchange.wire, body=body, length=length, close=exchange.is_last,
                      on_end=self._on_end(exchange), is_in_chunks=exchange.batch is not None)  # fmt: skip
 
-    def _refuse(self, exchange: Exchange, error: S3Error) -> Reply:
+    def _refuse(self, exchange: Exchange, error: S3Error) -> WireReply:
         request = exchange.request
         unread = request.body_exists and not request.content.is_eof()
         close = unread or exchange.is_last or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
@@ -306,13 +302,13 @@ class S3Handler:
 
     def _ended(self, exchange: Exchange, status: int | None, sent: Sent, cut: str | None) -> None:
         if exchange.reader is not None and exchange.operation is not None:
-            self._prefetch.sent(exchange.reader, exchange.operation.ref)
+            self._services.prefetch.sent(exchange.reader, exchange.operation.ref)
         exchange.wire.ended = time.perf_counter()
         self._recorder.ended(exchange.ended(status, sent, cut), exchange.span)
 
     # -- to the origin ---------------------------------------------------------------------------------------------
 
-    async def _forward(self, exchange: Exchange, operation: Operation, who: Who) -> Reply:
+    async def _forward(self, exchange: Exchange, operation: Operation, who: Principal) -> WireReply:
         has_body = exchange.request.body_exists
         # An empty body is a body as well: a signature over another body must not store an empty object.
         if not has_body and operation.method in operations.SAFE_METHODS:
@@ -320,25 +316,26 @@ class S3Handler:
         with self._memory.held(_UPLOAD_BYTES):
             length = exchange.request.content_length if has_body else 0
             body = client_body(exchange.request, exchange.wire, self._client_timeout_s)
-            on_socket = BodySocket(exchange.request, cast(Reading, exchange.request.protocol), self._client_timeout_s)
+            on_socket = BodySocket(
+                exchange.request, cast(BodyConnection, exchange.request.protocol), self._client_timeout_s
+            )
             upload = upload_of(exchange.headers, who.payload, who.identity, body, length, on_socket)
             return await self._send_up(exchange, operation, upload, None, who)
 
     async def _send_up(
         self, exchange: Exchange, operation: Operation, upload: Upload, deleted_keys: list[str] | None,
-        who: Who | None,
-    ) -> Reply:  # fmt: skip
+        who: Principal | None,
+    ) -> WireReply:  # fmt: skip
         """`who` None: a preflight, which the proxy signs for any sender."""
         unsigned = who is not None and who.is_anonymous
-        answer = None if unsigned else await self._lists.answer(operation, exchange.headers, upload)
+        answer = None if unsigned else await self._services.lists.answer(operation, exchange.headers, upload)
         if answer is None:
-            answer = await self._passthrough.send(
+            answer = await self._services.passthrough.send(
                 operation, exchange.headers, upload, deleted_keys, unsigned=unsigned
             )  # fmt: skip
-        exchange.cache = answer.cache
-        return self._reply(exchange, answer.status, answer.headers, answer.body, answer.length)
+        return self._answered(exchange, answer)
 
-    async def _delete_objects(self, exchange: Exchange, operation: Operation, who: Who) -> Reply:
+    async def _delete_objects(self, exchange: Exchange, operation: Operation, who: Principal) -> WireReply:
         """DeleteObjects: the keys stand in the body, which is read first for the grants and for the version cache."""
         length, limit = exchange.request.content_length, xml.DELETE_BODY_BYTES_MAX
         with self._memory.held(_bytes_at_most(length, limit)):
@@ -351,7 +348,7 @@ class S3Handler:
             upload = Upload(one_chunk(body), len(body), headers=trailers) if body else Upload()
             return await self._send_up(exchange, operation, upload, keys, who)
 
-    async def _post_form(self, exchange: Exchange, operation: Operation) -> Reply:
+    async def _post_form(self, exchange: Exchange, operation: Operation) -> WireReply:
         """An upload by form: its signer and its key stand in the body, which is read up to the file."""
         exchange.operation = operation
         assert operation.bucket is not None
@@ -370,26 +367,23 @@ class S3Handler:
 
     # -- begun by the fast path ------------------------------------------------------------------------------------
 
-    def _resumed(self, exchange: Exchange, begun: Begun) -> Reply:
+    def _resumed(self, exchange: Exchange, begun: Begun) -> WireReply:
         """The rest of a reply that the socket did not take at once."""
         exchange.resume(begun)
         self._recorder.reading(exchange)
         try:
-            self._tell_begun(begun)
-            body = self._reads.resume(begun.version, begun.rest, begun.since) if begun.rest.length else None
+            if begun.disk_failed:
+                self._services.reads.doubt(begun.version, begun.rest.start)
+            if begun.extent.length:
+                self._services.prefetch.asked(begun.reader, begun.version, begun.extent, checksums=False)
+            body = self._services.reads.resume(begun.version, begun.rest, begun.since) if begun.rest.length else None
         except Exception as error:
             # A part of the reply may be out: its client would take an error reply for more of the body.
             log.exception("reply failed", extra={"request": exchange.id})
             self._ended(exchange, begun.status, Counter(disk=begun.sent), "our own error")
             raise ConnectionResetError from error
-        return Reply(begun.status, (), wire=exchange.wire, body=body, length=begun.rest.length,
+        return WireReply(begun.status, (), wire=exchange.wire, body=body, length=begun.rest.length,
                      on_end=self._on_end(exchange), rest=Rest(begun.head, Counter(disk=begun.sent)))  # fmt: skip
-
-    def _tell_begun(self, begun: Begun) -> None:
-        if begun.disk_failed:
-            self._reads.doubt(begun.version, begun.rest.start)
-        if begun.extent.length:
-            self._prefetch.asked(begun.reader, begun.version, begun.extent, checksums=False)
 
 
 def _bytes_at_most(length: int | None, limit: int) -> int:
@@ -397,21 +391,10 @@ def _bytes_at_most(length: int | None, limit: int) -> int:
     return limit if length is None else min(length, limit)
 
 
-def _first(headers: Headers, name: str) -> str:
-    for sent, value in headers:
-        if sent == name:
-            return value
-    return ""
-
-
-def _has(headers: Headers, name: str) -> bool:
-    return name in [sent for sent, _ in headers]
-
-
-def _error_reply(exchange: Exchange, error: S3Error, resource: str, *, close: bool, on_end: OnEnd) -> Reply:
+def _error_reply(exchange: Exchange, error: S3Error, resource: str, *, close: bool, on_end: OnEnd) -> WireReply:
     body = xml.error_xml(error, resource=resource, request_id=exchange.id)
     headers = (
         ("content-type", "application/xml"), ("x-amz-request-id", exchange.id), *error.headers,
         ("x-cache", exchange.cache.value),
     )  # fmt: skip
-    return Reply(error.status, headers, wire=exchange.wire, body=body, close=close, on_end=on_end)
+    return WireReply(error.status, headers, wire=exchange.wire, body=body, close=close, on_end=on_end)

@@ -29,7 +29,7 @@ _JOINED_BYTES = 128 * 1024
 
 # The body of a reply: block files whose bytes are in memory, or the bytes themselves if they are few, or the error of
 # the disk.
-Brought = Sequence[Piece | tuple[None, int, int, int]] | memoryview | OSError
+HitBody = Sequence[Piece | tuple[None, int, int, int]] | memoryview | OSError
 
 
 @dataclass(slots=True)
@@ -70,10 +70,6 @@ class Subject:
         return _SUBJECT_BYTES + heads + 4 * self.name_bytes
 
 
-def begins_with_a_page(pieces: Sequence[Piece | tuple[None, int, int, int]]) -> bool:
-    return pieces[0][2] % PAGE_BYTES == 0
-
-
 def send_file_at_once(
     wire: SocketSender, head: bytes, file: OpenBlock, offset: int, length: int, copied: memoryview
 ) -> tuple[int, int, bool] | None:
@@ -96,20 +92,20 @@ def send_file_at_once(
     return (len(head), went - len(head), False) if went > len(head) else (went, 0, False)
 
 
-def send_at_once(wire: SocketSender, head: bytes, brought: Brought, length: int) -> tuple[int, int, bool]:
+def send_at_once(wire: SocketSender, head: bytes, body: HitBody, length: int) -> tuple[int, int, bool]:
     """How many bytes of the head, and of the body of `length` bytes, the kernel took without a wait; and whether the
     disk failed."""
     taken = sent = 0
     try:
-        if isinstance(brought, memoryview):
-            went = wire.send_parts_now(head, brought)
+        if isinstance(body, memoryview):
+            went = wire.send_parts_now(head, body)
             return min(went, len(head)), max(0, went - len(head)), False
-        if isinstance(brought, OSError):
+        if isinstance(body, OSError):
             return wire.send_now(head, more=True), 0, True
-        joined = bool(brought) and length <= _JOINED_BYTES and begins_with_a_page(brought)
+        joined = bool(body) and length <= _JOINED_BYTES and body[0][2] % PAGE_BYTES == 0
         taken = wire.send_now(head, more=joined)
         if taken == len(head):
-            for _, fd, offset, length in brought:
+            for _, fd, offset, length in body:
                 went = wire.send_file_now(fd, offset, length)
                 sent += went
                 if went < length:

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from aiohttp.web_server import Server
-
-from outrider.http.s3.connection import Connection
-from outrider.http.s3.fast_path import FastPath
-from outrider.http.s3.handler import S3Handler
+from outrider.http.s3.connection import Connection, S3Port
 
 log = logging.getLogger(__name__)
 
@@ -33,27 +28,8 @@ _LOOK_AGAIN_S = 0.005
 _GOODBYE_S = 0.5
 
 
-class S3Server(Server):
-    """The protocol factory of the S3 port."""
-
-    def __init__(
-        self, handler: S3Handler, fast_path: FastPath, *,
-        connections_max: int, turned_away_max: int, client_timeout_s: float, client_idle_s: float,
-        readers: ThreadPoolExecutor,
-    ) -> None:  # fmt: skip
-        """`turned_away_max`: so many connections beyond `connections_max` are refused with a reply; more are cut.
-        `readers`: the threads for block files whose pages are not in memory; `stop` ends them."""
-        super().__init__(handler.handle)
-        self.handler = handler
-        self.client_timeout_s = client_timeout_s
-        self.readers = readers
-        self.fast_path = fast_path
-        self._connections_max = connections_max
-        self.turned_away_max = turned_away_max
-        self._client_idle_s = client_idle_s
-        self._left_alone: set[asyncio.Task[None]] = set()
-        self.is_ending = False
-        """A connection that is made from now on serves one request."""
+class S3Server(S3Port):
+    """The protocol factory of the S3 port. `stop` ends its threads."""
 
     @property
     def in_flight(self) -> int:
@@ -66,14 +42,9 @@ class S3Server(Server):
         return len(self.connections)
 
     @property
-    def spare_connections(self) -> int:
-        """How many more clients may connect; a negative number counts the connections that are being turned away."""
-        return self._connections_max - self.connected
-
-    @property
     def accepted_max(self) -> int:
         """How many connections there may be, those included that are refused with a reply."""
-        return self._connections_max + self.turned_away_max
+        return self.connections_max + self.turned_away_max
 
     def pre_shutdown(self) -> None:
         """Every connection ends with the request that is under way. More connections may still come from a TLS
@@ -102,7 +73,7 @@ class S3Server(Server):
         request go on whose client left.
         """
         still_open = [connection for connection in self.connections if isinstance(connection, Connection)]
-        for task in self._left_alone:
+        for task in self.left_alone:
             task.cancel()
         await super().shutdown(timeout)
         await _all_closed(still_open)
@@ -110,16 +81,11 @@ class S3Server(Server):
             connection.wire.abort()
         await _all_closed(still_open)
 
-    def left_alone(self, request: asyncio.Task[None]) -> None:
-        """The client of this request left. The request goes on, because a write under way must not be broken off."""
-        self._left_alone.add(request)
-        request.add_done_callback(self._left_alone.discard)
-
     def __call__(self) -> Connection:
         return Connection(
-            self, self, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False,
+            self, loop=asyncio.get_running_loop(), access_log=None, auto_decompress=False,
             lingering_time=_LINGER_S, max_line_size=_LINE_BYTES_MAX, max_field_size=_FIELD_BYTES_MAX,
-            max_headers=_HEADERS_MAX, keepalive_timeout=self._client_idle_s, read_bufsize=_BODY_BUFFER_BYTES,
+            max_headers=_HEADERS_MAX, keepalive_timeout=self.client_idle_s, read_bufsize=_BODY_BUFFER_BYTES,
             logger=log,
         )  # fmt: skip
 

@@ -12,8 +12,8 @@ from aiohttp.web_request import BaseRequest
 
 from outrider.core.model import Extent, ObjectVersion
 from outrider.core.s3.operation import Operation
-from outrider.http.access import Who
-from outrider.http.wire.sender import Sender
+from outrider.http.access import Principal
+from outrider.http.wire.sender import WireSender
 
 # A disk that needs longer to bring pages is slow in any case: the slow path has time limits and error replies for it.
 DISK_WAIT_S = 1.0
@@ -57,7 +57,7 @@ class Recognised:
     """
 
     head: bytes
-    who: Who
+    who: Principal
     operation: Operation | None
     """None: the fast path did not need to classify it, or could not."""
 
@@ -98,4 +98,4 @@ class Caller(Protocol):
     """There are as many connections as allowed without this one: its first request is refused, and it is closed."""
 
     @property
-    def wire(self) -> Sender: ...
+    def wire(self) -> WireSender: ...

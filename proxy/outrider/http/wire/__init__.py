@@ -6,11 +6,11 @@ Reading: `parser_guard` turns any exception of aiohttp's parser into a refusal. 
 HTTP stacks read in different ways, and drops the headers that are for one connection only. `request_body` yields the
 body of a request, with a time limit and a least rate. `body_socket` gives a large body to a thread instead.
 
-Writing: `reply.Reply` sends a head of the proxy's own and then the pieces of a body. Bytes are sent as they are; a
+Writing: `reply.WireReply` sends a head of the proxy's own and then the pieces of a body. Bytes are sent as they are; a
 piece of a block file is copied to the socket by the kernel (`sendfile`). `sender` does the sending: `SocketSender` for
 plain TCP, past asyncio's transport, and `TlsSender` for TLS, where the file's bytes have to be read. Both apply
 back-pressure: `send` waits while the client takes nothing. A body that fails halfway cuts the connection, so that it
 never looks whole.
 
-Entry points: `sender.wire_of`, `reply.Reply`, `request_body.client_body`. Nothing is re-exported here.
+Entry points: `sender.wire_of`, `reply.WireReply`, `request_body.client_body`. Nothing is re-exported here.
 """

@@ -1,8 +1,8 @@
 """Accepts connections, and bounds those that have not shown yet who they are.
 
 1. `Acceptor` takes connections from a listening socket. When no descriptor is left it turns clients away.
-2. `Arrivals` counts connections by address from their first moment: a TLS handshake is a descriptor, and tens of KiB of
-   memory. One address may have half of a port's room, so that a stranger leaves the other half to others.
+2. `Strangers` counts connections by address from their first moment: a TLS handshake is a descriptor, and tens of KiB
+   of memory. One address may have half of a port's room, so that one stranger leaves the other half to others.
 3. `Listener` is a port: it gives an admitted connection to a protocol, once the handshake is over. A handshake has
    seconds. Connections that are turned away are counted, and logged once a minute.
 """
@@ -89,7 +89,7 @@ class Acceptor:
             self._loop.call_later(_ACCEPT_AGAIN_S, self._resume)
 
 
-class Arrivals:
+class Strangers:
     """Connections that have not shown yet who they are, by network. At most `per_network_max` come from one."""
 
     def __init__(self, per_network_max: int) -> None:
@@ -155,7 +155,7 @@ class Listener:
         self._make_room = make_room
         self._tls = tls
         self._handshake_timeout_s = handshake_timeout_s
-        self._arrivals = Arrivals(connections_max // 2)
+        self._strangers = Strangers(connections_max // 2)
         self._shaking_hands = 0
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -185,10 +185,10 @@ class Listener:
     def _take(self, client: socket.socket, address: str) -> None:
         network = network_of(address)
         is_full = self._connected() + self._shaking_hands >= self._connections_max
-        if not self._arrivals.enter(network):
+        if not self._strangers.enter(network):
             self._turn_away(client, "address", address)
-        elif is_full and (len(self._arrivals) > self._connections_max // 2 or not self._make_room()):
-            self._arrivals.leave(network)
+        elif is_full and (len(self._strangers) > self._connections_max // 2 or not self._make_room()):
+            self._strangers.leave(network)
             self._turn_away(client, "full", address)
         else:
             self._shaking_hands += 1
@@ -202,7 +202,7 @@ class Listener:
             if isinstance(protocol, Introduced):
                 await protocol.introduced.wait()
         finally:
-            self._arrivals.leave(network)
+            self._strangers.leave(network)
 
     async def _connect(self, client: socket.socket, address: str) -> asyncio.BaseProtocol | None:
         """The protocol, once the handshake is over; None: it failed."""

@@ -24,7 +24,7 @@ _BYTES_MIN = 1024 * 1024
 _PIECE_BYTES = 256 * 1024
 
 
-class Reading(Protocol):
+class BodyConnection(Protocol):
     """The part of a connection that gives its reading away. On the event loop's thread. A Protocol, as `s3` stands
     above."""
 
@@ -36,21 +36,21 @@ class Reading(Protocol):
     def stop_reading(self) -> None: ...
 
     def read_on(self, content: StreamReader, *, is_whole: bool) -> None:
-        """`content`: the body of the request that is under way. `is_whole`: it was read elsewhere, to its end."""
+        """`content`: the body of the request that is under way. `is_whole`: a thread has read it to its end."""
         ...
 
 
 class BodySocket:
     """Satisfies `engine.write.upload.BodyOnSocket`. The limits of time are those of `request_body.client_body`."""
 
-    def __init__(self, request: BaseRequest, connection: Reading, timeout_s: float) -> None:
+    def __init__(self, request: BaseRequest, connection: BodyConnection, timeout_s: float) -> None:
         self._request = request
         self._connection = connection
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
-        self._came: list[bytes] = []
+        self._received: list[bytes] = []
         self._left = 0
-        self._brought = 0
+        self._received_bytes = 0
         self._waited_s = 0.0
         self._must_continue = awaits_continue(request)
         self._look = select.poll()
@@ -64,10 +64,10 @@ class BodySocket:
             return False
         # While bytes are taken, aiohttp's parser may bring more that it holds; with the last ones it holds none.
         while piece := content.read_nowait():
-            self._came.append(piece)
+            self._received.append(piece)
         self._connection.stop_reading()
         self._left = length - content.total_bytes
-        self._brought = content.total_bytes
+        self._received_bytes = content.total_bytes
         self._look.register(self._socket, select.POLLIN)
         return True
 
@@ -77,17 +77,17 @@ class BodySocket:
             if self._must_continue:
                 self._must_continue = False
                 self._socket.send(CONTINUE)
-            if self._came:
-                return self._came.pop(0)
+            if self._received:
+                return self._received.pop(0)
             return self._receive(self._socket, beside) if self._left else None
         except OSError as error:
             raise IncompleteBody from error
 
     def _receive(self, client: socket.socket, beside: int) -> bytes:
         self._look.register(beside, select.POLLIN)
-        asked_at = time.perf_counter()
+        since = time.perf_counter()
         ready = self._look.poll(self._timeout_s * 1e3)
-        self._waited_s += time.perf_counter() - asked_at
+        self._waited_s += time.perf_counter() - since
         if any(descriptor == beside for descriptor, _ in ready):
             return b""
         if not ready:
@@ -96,8 +96,8 @@ class BodySocket:
         if not data:
             raise IncompleteBody
         self._left -= len(data)
-        self._brought += len(data)
-        if self._waited_s > self._timeout_s + self._brought / BODY_BYTES_PER_S_MIN:
+        self._received_bytes += len(data)
+        if self._waited_s > self._timeout_s + self._received_bytes / BODY_BYTES_PER_S_MIN:
             raise RequestTimeout
         return data
 

@@ -46,7 +46,7 @@ class Parser:
 
 
 class NoParser:
-    """Stands in a parser's place, and drops what comes: the bytes cannot be told from those of a body any more."""
+    """Stands in a parser's place, and drops all bytes: they cannot be distinguished from a body any more."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ def guarded(parser: HttpParser[Any] | None) -> HttpParser[Any]:
 
 
 def refused_for(message: str) -> str:
-    """The reason in the parser's message: `invalid header token in "x-amz-meta-a/b"`. Empty: it tells none."""
+    """The reason in the parser's message: `invalid header token in "x-amz-meta-a/b"`. Empty: it has none."""
     reason = next((line.strip(" :.") for line in message.splitlines() if line.strip()), "")
     if len(reason) > 100 or "b'" in reason:
         return ""

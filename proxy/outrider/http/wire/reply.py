@@ -23,11 +23,11 @@ from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
 from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece
 from outrider.http.record.record import Sent
-from outrider.http.wire.sender import Buffer, Sender
+from outrider.http.wire.sender import Buffer, WireSender
 
 log = logging.getLogger(__name__)
 
-OnEnd = Callable[["Reply", Sent, str | None], None]
+OnEnd = Callable[["WireReply", Sent, str | None], None]
 """Called once, when the reply has ended: with the bytes sent, and the reason why it was cut (None: it is whole)."""
 
 
@@ -40,7 +40,7 @@ class Rest:
     sent: Sent
 
 
-class Reply(StreamResponse):
+class WireReply(StreamResponse):
     """`length` None: the body is sent in chunks, or until the connection ends (HTTP/1.0). A body of bytes has its own
     length. `rest`: the fast path began this reply. `is_in_chunks`: the body makes its chunks itself.
 
@@ -48,7 +48,7 @@ class Reply(StreamResponse):
     """
 
     def __init__(
-        self, status: int, headers: Headers, *, wire: Sender, body: bytes | Body | None = None,
+        self, status: int, headers: Headers, *, wire: WireSender, body: bytes | Body | None = None,
         length: int | None = None, close: bool = False, on_end: OnEnd | None = None,
         rest: Rest | None = None, is_in_chunks: bool = False,
     ) -> None:  # fmt: skip

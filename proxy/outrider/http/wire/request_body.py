@@ -13,7 +13,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 
 from outrider.core.errors import IncompleteBody, RequestTimeout
-from outrider.http.wire.sender import Sender
+from outrider.http.wire.sender import WireSender
 
 # The least rate of an upload, for the time beyond `client_timeout_s` that was spent waiting for the client: a slower
 # body holds a connection to the origin for nothing.
@@ -25,13 +25,13 @@ def awaits_continue(request: BaseRequest) -> bool:
     return request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.version >= HttpVersion11
 
 
-async def send_continue(request: BaseRequest, wire: Sender) -> None:
+async def send_continue(request: BaseRequest, wire: WireSender) -> None:
     """Send 100 Continue if the client waits for it."""
     if awaits_continue(request):
         await wire.send(CONTINUE)
 
 
-async def client_body(request: BaseRequest, wire: Sender, timeout_s: float) -> AsyncIterator[bytes]:
+async def client_body(request: BaseRequest, wire: WireSender, timeout_s: float) -> AsyncIterator[bytes]:
     """The pieces of the body. 100 Continue is sent when the first piece is asked for, not before.
 
     Raises:
@@ -41,13 +41,13 @@ async def client_body(request: BaseRequest, wire: Sender, timeout_s: float) -> A
     content = request.content
     try:
         await send_continue(request, wire)
-        brought, waited_s = 0, 0.0
+        received, waited_s = 0, 0.0
         while not content.at_eof():
-            asked_at = time.perf_counter()
+            since = time.perf_counter()
             async with asyncio.timeout(timeout_s):
                 chunk = await content.readany()
-            brought, waited_s = brought + len(chunk), waited_s + time.perf_counter() - asked_at
-            if waited_s > timeout_s + brought / BODY_BYTES_PER_S_MIN:
+            received, waited_s = received + len(chunk), waited_s + time.perf_counter() - since
+            if waited_s > timeout_s + received / BODY_BYTES_PER_S_MIN:
                 raise RequestTimeout
             yield chunk
     except TimeoutError as error:

@@ -18,9 +18,9 @@ import socket
 import ssl
 import struct
 import time
+from abc import ABC, abstractmethod
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Protocol
 
 from outrider.futures import heard
 from outrider.pagecache import in_memory
@@ -45,74 +45,95 @@ _NEAR_S = 0.0005
 _NEAR_BUFFER_BYTES = 256 * 1024
 
 
-class Sender(Protocol):
+class WireSender(ABC):
     """Writes in order. `send` and `send_file` raise ConnectionError when the client is gone."""
 
-    ended: float
-    """When the last reply was sent, or the connection began, on `time.perf_counter`. Set by the caller that replies."""
-    full_s: float
-    """For how long, in all, senders waited for the client to take bytes."""
-    full_since: float | None
-    """Since when a sender waits for that, on `time.perf_counter`; None: none does."""
-    address: str
-    """The client's address, without the port; empty: the socket does not tell it."""
+    def __init__(self, transport: asyncio.Transport, readers: Executor) -> None:
+        self._transport: asyncio.Transport | None = transport
+        self._readers = readers
+        peer = transport.get_extra_info("peername")
+        # A socket for both families shows an IPv4 address in the form of IPv6.
+        self.address = str(peer[0]).removeprefix("::ffff:") if isinstance(peer, tuple) and peer else ""
+        """The client's address, without the port; empty: the socket does not tell it."""
+        self.ended = time.perf_counter()
+        """When the last reply was sent, or the connection began, on `time.perf_counter`. Set by the caller that
+        replies."""
+        self.full_s = 0.0
+        """For how long, in all, senders waited for the client to take bytes."""
+        self.full_since: float | None = None
+        """Since when a sender waits for that, on `time.perf_counter`; None: none does."""
 
     @property
+    @abstractmethod
     def has_unsent(self) -> bool:
         """Some of the bytes given to `send` are still in this process, and would be lost with it."""
-        ...
 
+    @abstractmethod
     async def send(self, data: Buffer, *, more: bool = False) -> None:
         """`more`: more bytes follow at once, so the kernel may wait for them and send both in one segment."""
-        ...
 
+    @abstractmethod
     async def send_parts(self, head: Buffer, body: Buffer) -> None:
         """As `send` of one after the other, if possible by one system call."""
-        ...
 
+    @abstractmethod
     async def send_file(
         self, fd: int, offset: int, count: int, *, is_new: bool = False, is_remote: bool = False
     ) -> int:  # fmt: skip
         """How many bytes were sent; fewer than `count`: the disk failed to give the rest, and the client still
         waits. `is_new`: the bytes were written a moment ago, so their pages are in memory. `is_remote`: see
         `OpenBlock`."""
-        ...
 
     @property
     def is_lost(self) -> bool:
         """The client is gone, or the connection was closed."""
-        ...
+        return self._transport is None
 
+    @abstractmethod
     def lost(self) -> None:
         """The connection is closed: a waiting `send` fails, and nothing is written any more."""
-        ...
 
     def abort(self) -> None:
         """Close now, and drop the bytes that were not sent yet."""
-        ...
+        if self._transport is not None:
+            self._transport.abort()
 
     def reset(self) -> None:
         """As `abort`, with a TCP reset: a body without a length would look whole if the connection just ended."""
-        ...
+        # A closed TLS transport has no socket any more.
+        if self._transport is not None and (connection := self._transport.get_extra_info("socket")) is not None:
+            # Source: socket(7), SO_LINGER: with a time of 0 the last close sends a reset.
+            with suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.abort()
+
+    async def _send_read(self, fd: int, offset: int, count: int) -> int:
+        """As `send_file`, by reads in a thread."""
+        sent = 0
+        while sent < count:
+            try:
+                data = await _pread(self._readers, fd, min(count - sent, _READ_BYTES), offset + sent)
+            except OSError:
+                break
+            if not data:
+                break
+            await self.send(data)
+            sent += len(data)
+        return sent
 
 
-class SocketSender:
+class SocketSender(WireSender):
     """Plain TCP."""
 
     def __init__(
         self, transport: asyncio.Transport, readers: Executor, near_bytes: int = _NEAR_BUFFER_BYTES
     ) -> None:  # fmt: skip
         """`near_bytes`: the send buffer for a client that is near."""
-        self._transport: asyncio.Transport | None = transport
+        super().__init__(transport, readers)
         original = transport.get_extra_info("socket")
-        self._readers = readers
-        self.address = _address_of(transport)
         self._socket: socket.socket | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self.ended = time.perf_counter()
-        self.full_s = 0.0
-        self.full_since: float | None = None
         try:
             self._socket = socket.socket(fileno=os.dup(original.fileno()))
         except OSError:
@@ -190,7 +211,7 @@ class SocketSender:
         self, fd: int, offset: int, count: int, *, is_new: bool = False, is_remote: bool = False
     ) -> int:  # fmt: skip
         if is_remote:
-            return await _send_read(self, self._readers, fd, offset, count)
+            return await self._send_read(fd, offset, count)
         start, stop = offset, offset + count
         looked_at = stop if is_new else offset
         while offset < stop:
@@ -234,10 +255,6 @@ class SocketSender:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
-    @property
-    def is_lost(self) -> bool:
-        return self._transport is None
-
     def lost(self) -> None:
         if self._socket is not None:
             self._loop.remove_writer(self._socket.fileno())
@@ -246,27 +263,15 @@ class SocketSender:
         self._transport = None
         self._fail(ConnectionResetError("the client is gone"))
 
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
-    def reset(self) -> None:
-        _reset(self._transport)
-
-
-class TlsSender:
+class TlsSender(WireSender):
     """TLS: the kernel cannot encrypt a file, so its bytes are read in a thread and go through the transport."""
 
     def __init__(self, transport: asyncio.Transport, readers: Executor) -> None:
-        self._readers = readers
-        self._transport: asyncio.Transport | None = transport
+        super().__init__(transport, readers)
         transport.set_write_buffer_limits(high=_TLS_BUFFER_BYTES)
         self._room = asyncio.Event()
         self._room.set()
-        self.address = _address_of(transport)
-        self.ended = time.perf_counter()
-        self.full_s = 0.0
-        self.full_since: float | None = None
 
     @property
     def has_unsent(self) -> bool:
@@ -302,38 +307,21 @@ class TlsSender:
     async def send_file(
         self, fd: int, offset: int, count: int, *, is_new: bool = False, is_remote: bool = False
     ) -> int:  # fmt: skip
-        return await _send_read(self, self._readers, fd, offset, count)
-
-    @property
-    def is_lost(self) -> bool:
-        return self._transport is None
+        return await self._send_read(fd, offset, count)
 
     def lost(self) -> None:
         self._transport = None
         self._room.set()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def reset(self) -> None:
-        _reset(self._transport)
 
 
 def _round_trip_s(connection: socket.socket) -> float:
     """The round-trip time by the kernel's measure; 0: unknown. Source: linux/tcp.h, struct tcp_info: tcpi_rtt, in
     microseconds."""
     try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72)
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72)
     except OSError:
         return 0.0
-    return float(struct.unpack_from("=I", told, 68)[0]) / 1e6 if len(told) == 72 else 0.0
-
-
-def _address_of(transport: asyncio.Transport) -> str:
-    peer = transport.get_extra_info("peername")
-    # A socket for both families tells an IPv4 address in the form of IPv6.
-    return str(peer[0]).removeprefix("::ffff:") if isinstance(peer, tuple) and peer else ""
+    return float(struct.unpack_from("=I", info, 68)[0]) / 1e6 if len(info) == 72 else 0.0
 
 
 def wire_of(
@@ -342,21 +330,6 @@ def wire_of(
     """`readers`: the threads that wait for the disk. `near_bytes`: see `SocketSender`."""
     tls: ssl.SSLContext | None = transport.get_extra_info("sslcontext")
     return SocketSender(transport, readers, near_bytes) if tls is None else TlsSender(transport, readers)
-
-
-async def _send_read(sender: Sender, readers: Executor, fd: int, offset: int, count: int) -> int:
-    """As `Sender.send_file`, by reads in a thread."""
-    sent = 0
-    while sent < count:
-        try:
-            data = await _pread(readers, fd, min(count - sent, _READ_BYTES), offset + sent)
-        except OSError:
-            break
-        if not data:
-            break
-        await sender.send(data)
-        sent += len(data)
-    return sent
 
 
 async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
@@ -384,14 +357,3 @@ def _is_full(transport: asyncio.Transport) -> bool:
     look = select.poll()
     look.register(connection.fileno(), select.POLLOUT)
     return not look.poll(0)
-
-
-def _reset(transport: asyncio.Transport | None) -> None:
-    if transport is None:
-        return
-    # A closed TLS transport has no socket any more.
-    if (connection := transport.get_extra_info("socket")) is not None:
-        # Source: socket(7), SO_LINGER: with a time of 0 the last close sends a reset.
-        with suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()

@@ -1,4 +1,5 @@
-"""Back-pressure of the disk: the limit of concurrent fills while they wait for the disk more than for the origin.
+"""Disks that lag: the limit of concurrent fills while they wait for the disk more than for the origin, and one disk
+beside faster ones.
 
 Reads beyond the limit are relayed past the cache, since a cold read through the proxy must not be slower than a read
 without it.
@@ -21,31 +22,41 @@ _STEP_S = 1.0
 
 
 class WritePace:
-    """How fast one of several disks takes bytes, of late."""
+    """How fast a disk took bytes of late, and the origin gave them."""
 
     def __init__(self) -> None:
-        self._took_s = 0.0
+        self.disk_s = 0.0
+        self.origin_s = 0.0
         self._bytes = 0.0
         self._at: float | None = None
 
-    def measured(self, took_s: float, count: int, now: float) -> None:
-        """The disk took `took_s` for `count` bytes."""
-        left = self._left(now)
-        self._took_s, self._bytes, self._at = self._took_s * left + took_s, self._bytes * left + count, now
+    def measured(self, disk_s: float, count: int, now: float, origin_s: float = 0.0) -> None:
+        """The disk took `disk_s` for `count` bytes, for which the origin was waited for `origin_s`."""
+        self._fade(now)
+        self.disk_s += disk_s
+        self.origin_s += origin_s
+        self._bytes += count
+
+    def is_slow(self, now: float) -> bool:
+        """The second and the third condition. As nothing is written to a disk that lags, it ends after some seconds."""
+        self._fade(now)
+        return self.disk_s > _SECONDS_MIN and self._bytes < _SLOW_BYTES_S * self.disk_s
 
     def is_behind(self, others: Iterable[WritePace], now: float) -> bool:
-        """Whether the disk lags by the same measures as in `DiskPressure`, beside the fastest of the `others`. As
-        nothing is written to it then, this ends by itself after some seconds."""
-        if self._took_s * self._left(now) < _SECONDS_MIN or self._bytes > _SLOW_BYTES_S * self._took_s:
-            return False
-        return any(
-            other._took_s > 0 and other._bytes * self._took_s > _TIMES_LONGER * self._bytes * other._took_s
+        """Whether the disk is slow, and the fastest of the `others` is as many times faster as the first condition
+        has it."""
+        return self.is_slow(now) and any(
+            other.disk_s > 0 and other._bytes * self.disk_s > _TIMES_LONGER * self._bytes * other.disk_s
             for other in others
         )
 
-    def _left(self, now: float) -> float:
-        """The part of what was measured that counts now."""
-        return 1.0 if self._at is None else 0.5 ** (max(0.0, now - self._at) / _HALF_LIFE_S)
+    def _fade(self, now: float) -> None:
+        if self._at is not None and now > self._at:
+            left = 0.5 ** ((now - self._at) / _HALF_LIFE_S)
+            self.disk_s *= left
+            self.origin_s *= left
+            self._bytes *= left
+        self._at = now
 
 
 class DiskPressure:
@@ -54,44 +65,22 @@ class DiskPressure:
 
     def __init__(self) -> None:
         self.fills: int | None = None
-        self._disk_s = 0.0
-        self._origin_s = 0.0
-        self._bytes = 0.0
-        self._at: float | None = None
+        self._pace = WritePace()
         self._stepped_at: float | None = None
         self._most = 0
 
     def measured(self, disk_s: float, origin_s: float, count: int, under_way: int, now: float) -> None:
         """A fill, one of `under_way`, waited `origin_s` for `count` bytes, and its writer took `disk_s` to write
         them."""
-        self._forget(now)
-        self._disk_s += disk_s
-        self._origin_s += origin_s
-        self._bytes += count
+        self._pace.measured(disk_s, count, now, origin_s)
         self._step(under_way, now)
 
     def allows(self, under_way: int, now: float) -> bool:
         """Whether a fill may begin beside the `under_way` others."""
         if self.fills is None:
             return True
-        self._forget(now)
         self._step(under_way, now)
         return self.fills is None or under_way < self.fills
-
-    def _lags(self) -> bool:
-        return (
-            self._disk_s > _SECONDS_MIN
-            and self._disk_s > _TIMES_LONGER * self._origin_s
-            and self._bytes < _SLOW_BYTES_S * self._disk_s
-        )
-
-    def _forget(self, now: float) -> None:
-        if self._at is not None and now > self._at:
-            left = 0.5 ** ((now - self._at) / _HALF_LIFE_S)
-            self._disk_s *= left
-            self._origin_s *= left
-            self._bytes *= left
-        self._at = now
 
     def _step(self, under_way: int, now: float) -> None:
         if self._stepped_at is None:
@@ -99,7 +88,7 @@ class DiskPressure:
         self._most = max(self._most, under_way)
         if now - self._stepped_at < _STEP_S:
             return
-        if self._lags():
+        if self._pace.is_slow(now) and self._pace.disk_s > _TIMES_LONGER * self._pace.origin_s:
             self.fills = max(1, min(self._most, self._most if self.fills is None else self.fills) // 2)
         elif self.fills is not None:
             self.fills *= 2
