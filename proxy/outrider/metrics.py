@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import add
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.cache.disk_budget import DiskBudget
 from outrider.core.insight.recent_errors import RecentErrors
-from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, ReadUnderWay, Sums, Usage
+from outrider.core.insight.usage import OTHERS, DatasetAccount, DatasetName, ReadUnderWay, Usage
 
 SOURCES = ("disk", "flight", "peer", "origin")
 """The sources of a served byte: a block on disk, a block that is still arriving, or a relay past the cache."""
@@ -41,16 +42,6 @@ _LABEL_FROM_BYTES = 10**9
 _LABELS_MAX = 20
 
 
-@dataclass(slots=True)
-class _Counted:
-    """The part of an account that the counters already have."""
-
-    account: DatasetAccount
-    sums: Sums = field(default_factory=Sums)
-    asked: int = 0
-    came_bytes: int = 0
-
-
 class UsageMetrics:
     """The usage as counters by dataset. Small datasets, and those beyond the first twenty, are counted as `other`."""
 
@@ -58,38 +49,43 @@ class UsageMetrics:
         self._usage = usage
         self._from_bytes = from_bytes
         self._labels: dict[DatasetName, str] = {}
-        self._counted: dict[DatasetName, _Counted] = {}
-        self.served_bytes = Counter(
-            "outrider_dataset_served_bytes", "Body bytes of reads sent to clients.", ["dataset", "source"],
-            registry=registry,
-        )  # fmt: skip
-        self.requests = Counter(
-            "outrider_dataset_requests", "Reads answered; `hit`: from the disk alone.", ["dataset", "hit"],
-            registry=registry,
-        )  # fmt: skip
-        self.bucket_bytes = Counter(
-            "outrider_dataset_origin_bytes", "Body bytes of the dataset that came from the origin.", ["dataset"],
-            registry=registry,
-        )  # fmt: skip
-        self.bucket_requests = Counter(
+        # The part of each account that the counters already have, in the order of `_columns`.
+        self._counted: dict[DatasetName, tuple[DatasetAccount, Sequence[float]]] = {}
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self.served_bytes = counter(
+            "outrider_dataset_served_bytes", "Body bytes of reads sent to clients.", ["dataset", "source"]
+        )
+        self.requests = counter(
+            "outrider_dataset_requests", "Reads answered; `hit`: from the disk alone.", ["dataset", "hit"]
+        )
+        self.bucket_bytes = counter(
+            "outrider_dataset_origin_bytes", "Body bytes of the dataset that came from the origin.", ["dataset"]
+        )
+        self.bucket_requests = counter(
             "outrider_dataset_origin_requests",
             "GETs and HEADs of the dataset's objects sent to the origin.",
             ["dataset"],
-            registry=registry,
         )
-        self.wait_s = Counter(
-            "outrider_dataset_wait_seconds", "Time that readers waited for the proxy, over all their connections.",
-            ["dataset"], registry=registry,
-        )  # fmt: skip
-        self.away_s = Counter(
+        self.wait_s = counter(
+            "outrider_dataset_wait_seconds",
+            "Time that readers waited for the proxy, over all their connections.",
+            ["dataset"],
+        )
+        self.away_s = counter(
             "outrider_dataset_away_seconds",
             "Time that the proxy waited for readers: their sockets were full, or they sent no request.",
-            ["dataset"], registry=registry,
+            ["dataset"],
+        )
+        self.cached_bytes = gauge(
+            "outrider_dataset_cached_bytes", "Bytes of the dataset on the disk of this node.", ["dataset"]
+        )
+
+        self._columns: tuple[tuple[Counter, tuple[str, ...]], ...] = (
+            (self.served_bytes, ("disk",)), (self.served_bytes, ("flight",)), (self.served_bytes, ("origin",)),
+            (self.requests, ("yes",)), (self.requests, ("no",)), (self.bucket_requests, ()), (self.bucket_bytes, ()),
+            (self.wait_s, ()), (self.away_s, ()),
         )  # fmt: skip
-        self.cached_bytes = Gauge(
-            "outrider_dataset_cached_bytes", "Bytes of the dataset on the disk of this node.", ["dataset"],
-            registry=registry,
-        )  # fmt: skip
+        """Each counter, with its labels beside the dataset's; see `_numbers`."""
 
     def hold(self, cached: Iterable[tuple[DatasetName, int]]) -> None:
         """The bytes on disk of all datasets that have some."""
@@ -103,34 +99,19 @@ class UsageMetrics:
 
     def update(self) -> None:
         accounts = self._usage.datasets()
-        for gone in [name for name, counted in self._counted.items() if accounts.get(name) is not counted.account]:
+        for gone in [name for name, (account, _) in self._counted.items() if accounts.get(name) is not account]:
             # Usage has added its sums to the others, so what was counted of it counts there. A dataset of this name may
             # have come anew since.
-            its = self._counted.pop(gone)
-            others = self._counted.setdefault(OTHERS, _Counted(accounts[OTHERS]))
-            others.sums.add(its.sums)
-            others.asked += its.asked
-            others.came_bytes += its.came_bytes
+            its = self._counted.pop(gone)[1]
+            others, counted = self._counted.get(OTHERS, (accounts[OTHERS], [0.0] * len(its)))
+            self._counted[OTHERS] = others, list(map(add, counted, its))
         for name, account in accounts.items():
-            counted = self._counted.setdefault(name, _Counted(account))
-            sums, asked, came = counted.sums, counted.asked, counted.came_bytes
-            now = account.sums
-            label = self._label(name, now.served_bytes)
-            hits = now.hits - sums.hits
-            for metric, labels, more in (
-                (self.served_bytes, (label, "disk"), now.disk_bytes - sums.disk_bytes),
-                (self.served_bytes, (label, "flight"), now.flight_bytes - sums.flight_bytes),
-                (self.served_bytes, (label, "origin"), now.origin_bytes - sums.origin_bytes),
-                (self.requests, (label, "yes"), hits),
-                (self.requests, (label, "no"), now.requests - sums.requests - hits),
-                (self.bucket_requests, (label,), account.asked - asked),
-                (self.bucket_bytes, (label,), account.came_bytes - came),
-                (self.wait_s, (label,), now.wait_s - sums.wait_s),
-                (self.away_s, (label,), now.away_s - sums.away_s),
-            ):
-                if more > 0:
-                    metric.labels(*labels).inc(more)
-            counted.sums, counted.asked, counted.came_bytes = replace(now), account.asked, account.came_bytes
+            now, label = _numbers(account), self._label(name, account.sums.served_bytes)
+            _, before = self._counted.get(name, (account, [0.0] * len(now)))
+            for (counter, labels), old, new in zip(self._columns, before, now, strict=True):
+                if new > old:
+                    counter.labels(label, *labels).inc(new - old)
+            self._counted[name] = account, now
 
     def _label(self, name: DatasetName, count: float) -> str:
         """`count`: its bytes that were served, or are on disk."""
@@ -140,6 +121,15 @@ class UsageMetrics:
             label = f"{name[0]}/{name[1]}".encode("utf-8", "backslashreplace").decode()
             self._labels[name] = label
         return label or "other"
+
+
+def _numbers(account: DatasetAccount) -> Sequence[float]:
+    """In the order of `UsageMetrics._columns`."""
+    sums = account.sums
+    return (
+        sums.disk_bytes, sums.flight_bytes, sums.origin_bytes, sums.hits, sums.requests - sums.hits, account.asked,
+        account.came_bytes, sums.wait_s, sums.away_s,
+    )  # fmt: skip
 
 
 # So many members have a label of their own.
@@ -153,56 +143,45 @@ class PeerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._labels: set[str] = set()
-        self.requests = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self.requests = counter(
             "outrider_peer_requests",
             "Reads asked of other members; `result`: ok, or why the answer was of no use.",
             ["peer", "result"],
-            registry=registry,
         )
-        self.bytes = Counter(
-            "outrider_peer_bytes", "Body bytes from other members (`in`) and to them (`out`).", ["peer", "direction"],
-            registry=registry,
-        )  # fmt: skip
+        self.bytes = counter(
+            "outrider_peer_bytes", "Body bytes from other members (`in`) and to them (`out`).", ["peer", "direction"]
+        )
         self.first_byte_s = Histogram(
             "outrider_peer_first_byte_seconds",
             "From a read asked of another member to the head of its answer.",
             buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
             registry=registry,
         )
-        self.refused = Counter(
-            "outrider_peer_refused", "Requests that the peer port refused.", ["why"], registry=registry
-        )
-        self.failures = Counter(
-            "outrider_peer_failures", "Reads of other members that failed; `why`: how.", ["why"], registry=registry
-        )
-        self.forgets = Counter(
+        self.refused = counter("outrider_peer_refused", "Requests that the peer port refused.", ["why"])
+        self.failures = counter("outrider_peer_failures", "Reads of other members that failed; `why`: how.", ["why"])
+        self.forgets = counter(
             "outrider_peer_forgets",
             "Forgets of names that a write makes doubtful, at each member; `result`: acknowledged by it, late (after "
             "the write went on), or unacknowledged; received (messages of one forget or more), or missed (gaps).",
             ["result"],
-            registry=registry,
         )
-        self.members = Gauge(
+        self.members = gauge(
             "outrider_peer_members",
             "Other members of the cluster; `state`: alive, away, or left_out (it does not fit, fails, or is slow).",
             ["state"],
-            registry=registry,
         )
-        self.ring_disagreements = Counter(
-            "outrider_peer_ring_disagreements", "Reads by members that see another ring.", registry=registry
-        )
-        self.duplicate_fetches = Counter(
+        self.ring_disagreements = counter("outrider_peer_ring_disagreements", "Reads by members that see another ring.")
+        self.duplicate_fetches = counter(
             "outrider_peer_duplicate_fetches",
             "Blocks that this node asked the bucket for while another member that owns them was there; `why`: what the "
             "member did, left_out (it was not asked), doubted (its bytes were wrong), or for_peer (a member asked this "
             "node, and not the owner).",
             ["why"],
-            registry=registry,
         )
-        self.source_failures = Counter(
+        self.source_failures = counter(
             "outrider_peer_source_failures",
             "Times that the source of members (`peers`) gave no list, or a wrong one; the last good one counts.",
-            registry=registry,
         )
 
     def label(self, name: str) -> str:
@@ -219,18 +198,18 @@ class TenantMetrics:
     only where a tenant has a share of the cache."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.cached_bytes = Gauge(
-            "outrider_tenant_cached_bytes", "Bytes on disk that count for the tenant's `cache_share`.", ["tenant"],
-            registry=registry,
-        )  # fmt: skip
-        self.served_bytes = Counter(
-            "outrider_tenant_served_bytes", "Body bytes of reads sent to the tenant's clients.", ["tenant"],
-            registry=registry,
-        )  # fmt: skip
-        self.origin_bytes = Counter(
-            "outrider_tenant_origin_bytes", "Body bytes that came from the origin of objects that the tenant reads.",
-            ["tenant"], registry=registry,
-        )  # fmt: skip
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self.cached_bytes = gauge(
+            "outrider_tenant_cached_bytes", "Bytes on disk that count for the tenant's `cache_share`.", ["tenant"]
+        )
+        self.served_bytes = counter(
+            "outrider_tenant_served_bytes", "Body bytes of reads sent to the tenant's clients.", ["tenant"]
+        )
+        self.origin_bytes = counter(
+            "outrider_tenant_origin_bytes",
+            "Body bytes that came from the origin of objects that the tenant reads.",
+            ["tenant"],
+        )
 
 
 def refused_connections(registry: CollectorRegistry) -> Counter:
@@ -270,144 +249,124 @@ class Metrics:
     """One set of metrics in a registry of its own, so that two proxies in one process do not mix."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        r = self.registry
-        self.requests = Counter(
+        self.registry = registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self.requests = counter(
             "outrider_requests",
             "Requests answered; each object of a batch counts as a `get`, and reads of a mount by a block's file as a "
             "`descriptor`.",
-            ["op", "status", "cache"], registry=r,
-        )  # fmt: skip
-        self.served_bytes = Counter("outrider_served_bytes", "Body bytes sent to clients.", ["source"], registry=r)
+            ["op", "status", "cache"],
+        )
+        self.served_bytes = counter("outrider_served_bytes", "Body bytes sent to clients.", ["source"])
         self.first_byte_s = Histogram(
             "outrider_first_byte_seconds",
             "From a request's head to its reply's head.",
             ["op"],
             buckets=(FIRST_BUCKET_S, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
-            registry=r,
+            registry=registry,
         )
-        self.refused_connections = refused_connections(r)
-        self.in_flight = Gauge("outrider_requests_in_flight", "Requests being answered now.", registry=r)
-        self.origin_requests = Counter(
+        self.refused_connections = refused_connections(registry)
+        self.in_flight = gauge("outrider_requests_in_flight", "Requests being answered now.")
+        self.origin_requests = counter(
             "outrider_origin_requests",
             "Requests sent to the origin, each try counted; status `none`: no reply came.",
             ["method", "status"],
-            registry=r,
         )
-        self.origin_oddities = Counter(
+        self.origin_oddities = counter(
             "outrider_origin_oddities",
             "Times that the origin behaved otherwise than AWS S3; `kind`: how (docs/s3-compatibility.md).",
             ["kind"],
-            registry=r,
         )
-        self.uncached_reads = Counter(
+        self.uncached_reads = counter(
             "outrider_uncached_reads",
             "Reads of objects that were relayed or forwarded, and not kept; `reason`: a kind of oddity, or another.",
             ["reason"],
-            registry=r,
         )
-        self.origin_bytes = Counter("outrider_origin_bytes", "Body bytes received from the origin.", registry=r)
-        self.duplicate_origin_bytes = Counter(
+        self.origin_bytes = counter("outrider_origin_bytes", "Body bytes received from the origin.")
+        self.duplicate_origin_bytes = counter(
             "outrider_duplicate_origin_bytes",
             "Body bytes that came from the origin for nothing, as far as this end of its connections tells.",
             ["cause"],
-            registry=r,
         )
         for cause in DUPLICATE_CAUSES:
             self.duplicate_origin_bytes.labels(cause)
-        self.receivers = Gauge("outrider_receivers", "Processes that receive large bodies over https.", registry=r)
-        self.receivers_lost = Counter(
-            "outrider_receivers_lost",
-            "Receivers that died or did not answer; their bodies were asked for again.",
-            registry=r,
+        self.receivers = gauge("outrider_receivers", "Processes that receive large bodies over https.")
+        self.receivers_lost = counter(
+            "outrider_receivers_lost", "Receivers that died or did not answer; their bodies were asked for again."
         )
-        self.origin_retries = Counter("outrider_origin_retries", "Reads retried at the origin.", registry=r)
-        self.origin_wait_s = Counter(
+        self.origin_retries = counter("outrider_origin_retries", "Reads retried at the origin.")
+        self.origin_wait_s = counter(
             "outrider_origin_wait_seconds",
             "Time that reads waited before they were tried again at the origin, over all of them.",
-            registry=r,
         )
-        self.hedges = Counter(
-            "outrider_hedges", "Hedged requests; `won`: the second request was answered first.", ["won"], registry=r
+        self.hedges = counter(
+            "outrider_hedges", "Hedged requests; `won`: the second request was answered first.", ["won"]
         )
-        self.store_bytes = Gauge(
-            "outrider_store_bytes", "Bytes on disk, headers and reservations included.", registry=r
-        )
-        self.store_capacity_bytes = Gauge("outrider_store_capacity_bytes", "The budget of the store.", registry=r)
-        self.store_blocks = Gauge("outrider_store_blocks", "Blocks on disk.", registry=r)
-        self.store_proved_bytes = Gauge(
+        self.store_bytes = gauge("outrider_store_bytes", "Bytes on disk, headers and reservations included.")
+        self.store_capacity_bytes = gauge("outrider_store_capacity_bytes", "The budget of the store.")
+        self.store_blocks = gauge("outrider_store_blocks", "Blocks on disk.")
+        self.store_proved_bytes = gauge(
             "outrider_store_verified_bytes",
             "Bytes on disk whose content was compared with what the bucket knows of it: `verify_origin`.",
-            registry=r,
         )
-        self.origin_mismatches = Counter(
-            "outrider_origin_mismatches", "Fills whose content was not that of the object, by what the bucket knows.",
-            registry=r,
-        )  # fmt: skip
-        self.evicted_blocks = Counter("outrider_evicted_blocks", "Blocks evicted for room.", registry=r)
-        self.bad_blocks = Counter("outrider_bad_blocks", "Blocks found damaged, and deleted.", registry=r)
-        self.scrubbed_blocks = Counter(
-            "outrider_scrubbed_blocks", "Blocks that the scrubber verified or found damaged.", registry=r
+        self.origin_mismatches = counter(
+            "outrider_origin_mismatches", "Fills whose content was not that of the object, by what the bucket knows."
         )
-        self.scrub_rounds = Counter("outrider_scrub_rounds", "Rounds of the scrubber over all blocks.", registry=r)
-        self.store_errors = Counter("outrider_store_errors", "Errors of the cache disks.", ["act"], registry=r)
-        self.disk_errors = Counter("outrider_disk_errors", "Errors of each cache disk.", ["disk"], registry=r)
-        self.disk_reads = Counter("outrider_disk_reads", "Reads of blocks on each cache disk.", ["disk"], registry=r)
-        self.disk_bytes = Gauge("outrider_disk_bytes", "As outrider_store_bytes, of each disk.", ["disk"], registry=r)
-        self.disk_capacity_bytes = Gauge(
-            "outrider_disk_capacity_bytes", "The part of each disk in the budget of the store.", ["disk"], registry=r
+        self.evicted_blocks = counter("outrider_evicted_blocks", "Blocks evicted for room.")
+        self.bad_blocks = counter("outrider_bad_blocks", "Blocks found damaged, and deleted.")
+        self.scrubbed_blocks = counter(
+            "outrider_scrubbed_blocks", "Blocks that the scrubber verified or found damaged."
         )
-        self.disk_blocks = Gauge("outrider_disk_blocks", "Blocks on each cache disk.", ["disk"], registry=r)
-        self.disk_works = Gauge(
+        self.scrub_rounds = counter("outrider_scrub_rounds", "Rounds of the scrubber over all blocks.")
+        self.store_errors = counter("outrider_store_errors", "Errors of the cache disks.", ["act"])
+        self.disk_errors = counter("outrider_disk_errors", "Errors of each cache disk.", ["disk"])
+        self.disk_reads = counter("outrider_disk_reads", "Reads of blocks on each cache disk.", ["disk"])
+        self.disk_bytes = gauge("outrider_disk_bytes", "As outrider_store_bytes, of each disk.", ["disk"])
+        self.disk_capacity_bytes = gauge(
+            "outrider_disk_capacity_bytes", "The part of each disk in the budget of the store.", ["disk"]
+        )
+        self.disk_blocks = gauge("outrider_disk_blocks", "Blocks on each cache disk.", ["disk"])
+        self.disk_works = gauge(
             "outrider_disk_works",
             "1: the disk takes new blocks; 0: it fails, or is being scanned, and the others take its blocks.",
             ["disk"],
-            registry=r,
         )
-        self.disk_wait_s = Counter(
+        self.disk_wait_s = counter(
             "outrider_disk_wait_seconds",
             "Time that reads of blocks took whose pages were not in memory, over all of them.",
-            registry=r,
         )
-        self.prefetched_blocks = Counter(
-            "outrider_prefetched_blocks", "Blocks whose fill began before a reader waited for them.", registry=r
+        self.prefetched_blocks = counter(
+            "outrider_prefetched_blocks", "Blocks whose fill began before a reader waited for them."
         )
-        self.relays = Counter("outrider_relays", "Reads relayed past the cache.", registry=r)
-        self.planned_reads = Counter("outrider_planned_reads", "Reads that plans named.", registry=r)
-        self.job_steps = Counter("outrider_job_steps", "Training steps that StallMeters reported.", registry=r)
-        self.job_wait_s = Counter(
-            "outrider_job_wait_seconds",
-            "Time that training loops waited for data, as StallMeters reported.",
-            registry=r,
+        self.relays = counter("outrider_relays", "Reads relayed past the cache.")
+        self.planned_reads = counter("outrider_planned_reads", "Reads that plans named.")
+        self.job_steps = counter("outrider_job_steps", "Training steps that StallMeters reported.")
+        self.job_wait_s = counter(
+            "outrider_job_wait_seconds", "Time that training loops waited for data, as StallMeters reported."
         )
-        self.job_compute_s = Counter(
-            "outrider_job_compute_seconds", "Time between these waits, as StallMeters reported.", registry=r
+        self.job_compute_s = counter(
+            "outrider_job_compute_seconds", "Time between these waits, as StallMeters reported."
         )
-        self.ghost_hit_ratio = Gauge(
+        self.ghost_hit_ratio = gauge(
             "outrider_hit_ratio_by_size",
             "Share of the reads that a cache of so many times this size would hit, estimated; NaN: before a second "
             "epoch, when no size would have hit.",
             ["size"],
-            registry=r,
         )
-        self.fetched_bytes = Counter(
-            "outrider_prefetch_fetched_bytes",
-            "Bytes on disk that were prefetched before a reader asked for them.",
-            registry=r,
+        self.fetched_bytes = counter(
+            "outrider_prefetch_fetched_bytes", "Bytes on disk that were prefetched before a reader asked for them."
         )
-        self.wasted_bytes = Counter(
-            "outrider_prefetch_wasted_bytes",
-            "Prefetched bytes that were evicted before a reader asked for them.",
-            registry=r,
+        self.wasted_bytes = counter(
+            "outrider_prefetch_wasted_bytes", "Prefetched bytes that were evicted before a reader asked for them."
         )
-        self.peers = PeerMetrics(r)
-        self.tenants = TenantMetrics(r)
-        self.info = Gauge("outrider_info", "1, with the version as a label.", ["version"], registry=r)
-        self.started_at = Gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.", registry=r)
+        self.peers = PeerMetrics(registry)
+        self.tenants = TenantMetrics(registry)
+        self.info = gauge("outrider_info", "1, with the version as a label.", ["version"])
+        self.started_at = gauge("outrider_start_time_seconds", "When it started, in seconds since 1970.")
         self._traffic = {source: self.served_bytes.labels(source) for source in SOURCES}
         self._traffic["bucket"] = self.origin_bytes
         self.usage = Usage(Templates())
-        self.usage_metrics = UsageMetrics(self.usage, r)
+        self.usage_metrics = UsageMetrics(self.usage, registry)
         self.before_scrape: list[Callable[[], None]] = [self.usage_metrics.update]
         """Called before a scrape is answered, after `add_up`: they set gauges."""
         self.reads_under_way: Callable[[], Iterable[ReadUnderWay]] = tuple
@@ -462,8 +421,8 @@ class Metrics:
 
     def add_up(self) -> None:
         """Add the fast path's counts to the metrics and to `usage`. To be called before these are read directly."""
-        for add in self.before_read:
-            add()
+        for add_up in self.before_read:
+            add_up()
 
     def value(self, name: str, **labels: str) -> float:
         """The value of one sample, 0 if there is none: for the summary of `run` and for tests."""
