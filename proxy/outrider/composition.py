@@ -27,7 +27,7 @@ from outrider.core.cache.memory_budget import MemoryBudget, Shares
 from outrider.core.cache.pins import Pins, SavedPin
 from outrider.core.cache.policies import POLICIES, EvictionPolicy
 from outrider.core.cache.tenant_blocks import TenantBlocks
-from outrider.core.insight.load import CpuTimes
+from outrider.core.insight.load import CpuTimes, LoadSample
 from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.insight.next_step import Setup
 from outrider.core.insight.usage import Prices
@@ -58,7 +58,7 @@ from outrider.engine.read.version_lookup import VersionLookup
 from outrider.engine.status.document import Cache, Maintenance, StatusDocument
 from outrider.engine.status.overview import Overview
 from outrider.engine.status.tenants_part import TenantsPart
-from outrider.engine.status.verdicts import Parts, Verdicts
+from outrider.engine.status.verdicts import Verdicts
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
@@ -131,8 +131,9 @@ class Outrider:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine and its limits, for the verdict. `setup` has no `capacity_bytes` yet. See `Parts` for the others."""
+class MachineLoad:
+    """The machine and its limits, for the verdict. `setup` has no `capacity_bytes` yet. `cpu`: called on the loop's
+    thread. `is_short_of_connections`: a request waits for a free connection to the bucket."""
 
     setup: Setup
     cpu: Callable[[], CpuTimes]
@@ -158,7 +159,7 @@ class Resources:
     clock: Clock
     wall_clock: Clock
     patience: Patience
-    machine: Machine
+    machine: MachineLoad
     peer_socket: socket.socket | None = None
 
 
@@ -286,32 +287,16 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     )  # fmt: skip
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, senders, control, memory, readers)
-    parts = Parts(resources.machine.cpu, resources.machine.is_short_of_connections, flights, scheduler)
-    setup = replace(resources.machine.setup, capacity_bytes=capacity_bytes)
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), clock,
-        Verdicts(metrics, setup, parts),
+        _verdicts(resources, capacity_bytes, flights, scheduler),
         capacity_bytes=capacity_bytes, name_of=partial(reader_shown, senders.names),
         oddities=resources.oddities, origin_wait=lambda: origin_reader.long_wait, contents=contents,
     )  # fmt: skip
     outrider = Outrider(
-        settings,
-        metrics,
-        store,
-        versions,
-        flights,
-        planner,
-        miss_ratio,
-        prefetch,
-        server,
-        control,
-        resources.credentials,
-        overview,
-        origin_reader,
-        cluster,
-        senders,
-        lender,
-    )
+        settings, metrics, store, versions, flights, planner, miss_ratio, prefetch, server, control,
+        resources.credentials, overview, origin_reader, cluster, senders, lender,
+    )  # fmt: skip
     outrider.status = StatusDocument(
         outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,
         Maintenance(warmup_runner, warmups, pinning), None if cluster is None else cluster.part, tenants,
@@ -366,6 +351,20 @@ def _s3_server(
     )  # fmt: skip
     resources.stack.push_async_callback(server.stop)
     return server
+
+
+def _verdicts(
+    resources: Resources, capacity_bytes: int, flights: FlightTable, scheduler: FillScheduler
+) -> Verdicts:  # fmt: skip
+    machine = resources.machine
+
+    def sample() -> LoadSample:
+        return LoadSample(
+            machine.cpu(), lookup_wait_s=scheduler.question_s, is_disk_behind=flights.disk_lags,
+            is_short_of_connections=machine.is_short_of_connections(), is_short_of_fills=scheduler.is_short,
+        )  # fmt: skip
+
+    return Verdicts(resources.metrics, replace(machine.setup, capacity_bytes=capacity_bytes), sample)
 
 
 async def make_traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:

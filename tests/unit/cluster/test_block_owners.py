@@ -24,7 +24,7 @@ class Here:
         self._known, self._asked = known, asked
         self.questions = 0
         self.here: set[int] = set()
-        self.owners = BlockOwners(LAYOUT, lambda: node.membership.view, self, self, self)
+        self.owners = BlockOwners(LAYOUT, lambda: node.membership.view, self.likely, self.ask, self.has)
 
     def likely(self, ref: ObjectRef) -> ObjectVersion | None:
         return None if self._known is None else ObjectVersion(ref, '"e"', self._known)
@@ -39,7 +39,7 @@ class Here:
         return key.index in self.here
 
     def told(self) -> dict[str, Any]:
-        return asyncio.run(self.owners.told(REF))
+        return asyncio.run(self.owners.document(REF))
 
 
 def test_each_block_has_its_owners_in_order_and_the_one_that_is_asked_now() -> None:

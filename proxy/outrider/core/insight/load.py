@@ -23,7 +23,7 @@ class CpuTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LoadSample:
     """The state at one moment. Times are growing totals in seconds, each summed over all reads. `is_idle`: nobody has
     read since the sample before.
 
@@ -76,10 +76,10 @@ class LoadMeter:
     def __init__(self, cores: int, *, half_life_s: float | None = HALF_LIFE_S) -> None:
         self._cores = cores
         self._half_life_s = half_life_s
-        self._last: tuple[float, Sample] | None = None
+        self._last: tuple[float, LoadSample] | None = None
         self._sums = dict.fromkeys(_NAMES, 0.0)
 
-    def note(self, now: float, sample: Sample) -> None:
+    def note(self, now: float, sample: LoadSample) -> None:
         """To be called about once a second."""
         last, self._last = self._last, (now, sample)
         if last is None or now <= last[0]:
