@@ -26,9 +26,9 @@ from outrider.simulator.world import (
     AWAITED,
     PREFETCHED,
     Act,
-    Fill,
-    Load,
     Pipe,
+    PipeLoad,
+    SimFill,
     SimObject,
     SimOrigin,
     Timeline,
@@ -43,7 +43,7 @@ _PEER_LATENCY_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class SimNodes:
     """`count` equal nodes. `machine` is one of them; its `origin_bytes_s` is what the bucket gives all nodes together.
     `link_bytes_s`: what a node's link takes, each way. `connection_bytes_s`: what one GET gets from the bucket.
     `buffered_blocks`: what a loader holds beside the block that is consumed."""
@@ -79,7 +79,7 @@ class ClusterEpoch:
 class ClusterSimulation:
     """A job on many nodes. The readers of the job are dealt to the nodes in equal runs, as ranks are."""
 
-    def __init__(self, nodes: Nodes, way: Way, job: JobSpec) -> None:
+    def __init__(self, nodes: SimNodes, way: Way, job: JobSpec) -> None:
         self.nodes = nodes
         self.way = way
         self.job = job
@@ -141,7 +141,7 @@ class ClusterSimulation:
             if job.told and part:
                 self._tell_order(node, [of.ref for of in shards])
             buffer = Buffer(self.time, job.reader_bytes_s, self.nodes.buffered_blocks)
-            reader = _DirectReader if self.way == "direct" else _Reader
+            reader = _DirectReader if self.way == "direct" else _NodeReader
             reader(node, shards, buffer, row, ended)
 
     def _tell_order(self, node: SimNode, refs: Sequence[ObjectRef]) -> None:
@@ -243,12 +243,12 @@ class SimNode(SimProxy):
         if not self.cluster.is_over:
             super()._next_step()
 
-    def landed(self, fill: Fill) -> None:
+    def landed(self, fill: SimFill) -> None:
         if fill.urgency[0] == PREFETCHED:
             self._pause.succeeded()
         self.prefetch()
 
-    def refused(self, fill: Fill) -> None:
+    def refused(self, fill: SimFill) -> None:
         """A prefetched block has no room here."""
         self._refused(fill)
 
@@ -268,12 +268,12 @@ class _NodeOrigin(SimOrigin):
         self._node = node
         self._cluster = node.cluster
 
-    def _owner(self, fill: Fill) -> SimNode:
+    def _owner(self, fill: SimFill) -> SimNode:
         if self._cluster.way != "cluster":
             return self._node
         return self._cluster.owner(fill.of, fill.index)
 
-    def _begin(self, fill: Fill) -> None:
+    def _begin(self, fill: SimFill) -> None:
         owner = self._owner(fill)
         if owner is self._node:
             super()._begin(fill)
@@ -288,7 +288,7 @@ class _NodeOrigin(SimOrigin):
             fill.relayed = True
         self._time.at(self._time.now + _PEER_LATENCY_S, lambda: owner.origin.give(fill, self._node))
 
-    def _promote(self, fill: Fill, urgency: Urgency) -> None:
+    def _promote(self, fill: SimFill, urgency: Urgency) -> None:
         owner = self._owner(fill)
         if owner is self._node:
             super()._promote(fill, urgency)
@@ -297,33 +297,33 @@ class _NodeOrigin(SimOrigin):
         if owner.origin.flight(fill.block) is not None:
             owner.origin.ask(fill.of, fill.index, urgency)
 
-    def give(self, fill: Fill, to: SimNode) -> None:
+    def give(self, fill: SimFill, to: SimNode) -> None:
         """This node is asked for a block that it owns: it is here, on its way, or to be fetched."""
         if self._store.has(fill.block):
             self._give(fill, to)
         else:
             self.ask(fill.of, fill.index, fill.urgency, lambda: self._give(fill, to))
 
-    def _give(self, fill: Fill, to: SimNode) -> None:
+    def _give(self, fill: SimFill, to: SimNode) -> None:
         self._store.use(fill.block)
         release: Act = lambda: self._store.release(fill.block)  # noqa: E731
-        self._node.out.add(Load(
+        self._node.out.add(PipeLoad(
             fill.length, fill.urgency, _always,
             lambda out: self._time.not_before(out, lambda: to.origin.receive(fill)), release,
         ))  # fmt: skip
 
-    def receive(self, fill: Fill) -> None:
+    def receive(self, fill: SimFill) -> None:
         """The block has left its owner."""
         self._node.peer_bytes += fill.length
         self._come_in(fill, self._time.now)
 
-    def _sent(self, fill: Fill, out: float) -> None:
+    def _sent(self, fill: SimFill, out: float) -> None:
         began = self._time.now
         at_connection = began + fill.length / self._cluster.nodes.connection_bytes_s
         self._time.at(out + self._latency_s, lambda: self._come_in(fill, at_connection + self._latency_s))
 
-    def _come_in(self, fill: Fill, not_before: float) -> None:
-        self._node.into.add(Load(
+    def _come_in(self, fill: SimFill, not_before: float) -> None:
+        self._node.into.add(PipeLoad(
             fill.length, fill.urgency, _always,
             lambda out: self._time.not_before(max(out, not_before), lambda: self._land(fill)), _nothing,
         ))  # fmt: skip
@@ -349,7 +349,7 @@ class Buffer:
         self._time.at(max(self._time.now, self._ends[-1]), then)
 
 
-class _Reader:
+class _NodeReader:
     """A reader of one node, through its proxy."""
 
     def __init__(self, node: SimNode, shards: Sequence[SimObject], buffer: Buffer, row: EpochResult, then: Act) -> None:
@@ -397,9 +397,9 @@ class _DirectReader:
             def last(out: float) -> None:
                 self._time.at(max(out, not_before), lambda: self._buffer.take(length, self._next))
 
-            self._node.into.add(Load(length, urgency, _always, last, _nothing))
+            self._node.into.add(PipeLoad(length, urgency, _always, last, _nothing))
 
-        self._node.cluster.bucket.add(Load(length, urgency, _always, sent, _nothing))
+        self._node.cluster.bucket.add(PipeLoad(length, urgency, _always, sent, _nothing))
 
 
 def _always() -> bool:

@@ -18,8 +18,8 @@ from outrider.simulator.world import (
     PREFETCHED,
     READ_AHEAD,
     Act,
-    Fill,
     Pipe,
+    SimFill,
     SimObject,
     SimOrigin,
     SimStore,
@@ -209,10 +209,10 @@ class SimProxy:
             self.planner.counted(numbering, found.names(), self.time.now)
         self.prefetch()
 
-    def _landed(self, fill: Fill) -> None:
+    def _landed(self, fill: SimFill) -> None:
         self.prefetch()
 
-    def _refused(self, fill: Fill) -> None:
+    def _refused(self, fill: SimFill) -> None:
         assert self.planner is not None
         self.planner.dropped(fill.of.ref)
 
@@ -227,7 +227,7 @@ class Simulation(SimProxy):
         for job in jobs:
             for index in range(job.shards.count):
                 self.know(ObjectRef(job.shards.bucket, job.shards.key(index)), job.shards.size)
-            _Job(self, job)
+            _SimJob(self, job)
         logged = list(requests)
         for request in logged:
             self.know(ObjectRef(request.bucket, request.key), request.size)
@@ -308,7 +308,7 @@ class Visit:
         self._then()
 
 
-class _Job:
+class _SimJob:
     """The epochs of one job, one after the other. An epoch ends when its last reader has ended."""
 
     def __init__(self, sim: Simulation, spec: JobSpec) -> None:

@@ -1,6 +1,6 @@
 """`outrider doctor`: checks what would keep a proxy with these settings from serving a job well.
 
-Each check yields a `finding.Finding`: its name, a level (ok, warn, fail), a text, and what to do. `command` runs the
+Each check yields a `finding.Diagnosis`: its name, a level (ok, warn, fail), a text, and what to do. `command` runs the
 checks in this order and prints each finding:
 
 1. the settings themselves

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.endpoint import DEFAULT_REGION
-from outrider.cli.doctor.finding import Finding, Level, fail, ok
+from outrider.cli.doctor.finding import Diagnosis, Level, fail, ok
 from outrider.cli.doctor.origin_checks import (
     ASK_TIMEOUT_S,
-    Answer,
+    OriginAnswer,
     ask,
     check_answer,
     check_clock,
@@ -25,7 +25,7 @@ from outrider.settings import SettingsError
 _DO = "Check that a proxy runs there (in Kubernetes: kubectl describe daemonset), and firewalls on the way to it."
 
 
-async def endpoint_findings(endpoint: str) -> AsyncIterator[Finding]:
+async def endpoint_findings(endpoint: str) -> AsyncIterator[Diagnosis]:
     """`endpoint`: http://HOST:PORT, as in a job's AWS_ENDPOINT_URL. The key is the environment's, as for a job."""
     source = AwsCredentials()
     finding, found = await check_credentials(source)
@@ -44,7 +44,7 @@ async def endpoint_findings(endpoint: str) -> AsyncIterator[Finding]:
     yield check_clock(answer)
 
 
-def check_proxy(answer: Answer, endpoint: str, credentials: Credentials | None) -> Finding:
+def check_proxy(answer: OriginAnswer, endpoint: str, credentials: Credentials | None) -> Diagnosis:
     """An answer that refuses an unsigned request is that of a proxy which is well."""
     if answer.server != "outrider":
         return fail(
@@ -61,5 +61,5 @@ def check_proxy(answer: Answer, endpoint: str, credentials: Credentials | None) 
     return ok("endpoint", found.text)
 
 
-def _of_job(finding: Finding) -> Finding:
+def _of_job(finding: Diagnosis) -> Diagnosis:
     return finding if finding.level is Level.FAIL else ok(finding.name, "none found: the proxy is asked unsigned")

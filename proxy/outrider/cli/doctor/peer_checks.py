@@ -25,7 +25,7 @@ from outrider.adapters.cluster.peer_key import PeerKey
 from outrider.adapters.cluster.peer_tls import PeerTls
 from outrider.adapters.cluster.sources import source_of
 from outrider.adapters.origin.credentials import AwsCredentials
-from outrider.cli.doctor.finding import Finding, fail, ok, warn
+from outrider.cli.doctor.finding import Diagnosis, fail, ok, warn
 from outrider.cli.doctor.origin_checks import place_of
 from outrider.cluster_composition import cluster_id
 from outrider.core.auth.peer_signature import SKEW_S
@@ -50,7 +50,7 @@ _NO_CLUSTER = "doctor"
 
 async def peer_findings(
     settings: Settings, *, is_running: bool, environ: Mapping[str, str] = os.environ
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[Diagnosis]:
     """Nothing without `peers`. `is_running`: a member with these settings runs here."""
     if settings.peers is None or settings.peer_listen_at is None or settings.peer_key_file is None:
         return
@@ -89,7 +89,7 @@ class _NoListError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerAnswer:
+class Greeted:
     """The result of a hello. `hello` None: `failed` says why, and `status`, of an HTTP answer, else 0. `skew_s`: the
     member's clock minus this node's; None: it did not tell."""
 
@@ -99,7 +99,7 @@ class PeerAnswer:
     skew_s: float | None = None
 
 
-def check_key(settings: Settings, keys: int) -> Finding:
+def check_key(settings: Settings, keys: int) -> Diagnosis:
     path = settings.peer_key_file
     assert path is not None
     mode = stat.S_IMODE(path.expanduser().stat().st_mode)
@@ -143,7 +143,7 @@ class _Round:
             tls=lambda: tls,
         )  # fmt: skip
 
-    async def greet(self, entries: Sequence[Listed]) -> list[PeerAnswer]:
+    async def greet(self, entries: Sequence[Listed]) -> list[Greeted]:
         await self._client.open()
         at_once = asyncio.Semaphore(_HELLOS_AT_ONCE)
         try:
@@ -151,7 +151,7 @@ class _Round:
         finally:
             await self._client.close()
 
-    async def _greeted(self, entry: Listed, at_once: asyncio.Semaphore) -> PeerAnswer:
+    async def _greeted(self, entry: Listed, at_once: asyncio.Semaphore) -> Greeted:
         async with at_once:
             asked_at = time.time()
             try:
@@ -160,8 +160,8 @@ class _Round:
                 skew_s = None
                 if error.why == "refused":
                     skew_s = await asyncio.to_thread(_skew_of, entry.address, self._tls)
-                return PeerAnswer(entry, None, error, skew_s)
-            return PeerAnswer(entry, hello, None, hello.clock_s - (asked_at + time.time()) / 2)
+                return Greeted(entry, None, error, skew_s)
+            return Greeted(entry, hello, None, hello.clock_s - (asked_at + time.time()) / 2)
 
 
 def _skew_of(address: str, tls: ssl.SSLContext | None) -> float | None:
@@ -183,7 +183,7 @@ def _skew_of(address: str, tls: ssl.SSLContext | None) -> float | None:
         connection.close()
 
 
-def check_answer(answer: PeerAnswer, me: Member, key: Path) -> Finding:
+def check_answer(answer: Greeted, me: Member, key: Path) -> Diagnosis:
     """`key`: the file with the key that this node signs with."""
     where = f"{answer.entry.name} at {answer.entry.address}" if answer.entry.name else answer.entry.address
     if answer.hello is None:
@@ -215,7 +215,7 @@ def check_answer(answer: PeerAnswer, me: Member, key: Path) -> Finding:
     return ok("member", f"{where}: answers, zone {member.zone or 'none'}")
 
 
-def _refusal(where: str, answer: PeerAnswer, key: Path) -> Finding:
+def _refusal(where: str, answer: Greeted, key: Path) -> Diagnosis:
     error, port = answer.failed, answer.entry.address.rpartition(":")[2]
     assert error is not None
     if error.why != "refused":
@@ -239,7 +239,7 @@ def _off(skew_s: float) -> str:
     return f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this one's"
 
 
-def check_own_entry(me: Member, entries: Sequence[Listed], answers: Sequence[PeerAnswer], source: str) -> Finding:
+def check_own_entry(me: Member, entries: Sequence[Listed], answers: Sequence[Greeted], source: str) -> Diagnosis:
     by_list = [entry for entry in entries if entry.address == me.address or entry.name == me.name]
     by_answer = [answer.entry for answer in answers if answer.hello is not None and answer.hello.member.name == me.name]
     if not by_list and not by_answer:
@@ -257,7 +257,7 @@ def check_own_entry(me: Member, entries: Sequence[Listed], answers: Sequence[Pee
     return ok("own entry", f"{me.name} at {entry.address}: listed")
 
 
-def check_names(me: Member, answers: Sequence[PeerAnswer], *, is_running: bool) -> list[Finding]:
+def check_names(me: Member, answers: Sequence[Greeted], *, is_running: bool) -> list[Diagnosis]:
     """Names to which several processes answer. This node is one of them, whether it runs or not."""
     places: dict[str, dict[int, str]] = {} if is_running else {me.name: {0: f"{me.address} (this node)"}}
     for answer in answers:
