@@ -13,9 +13,8 @@ import pytest
 
 from outrider.core.cache.tenants import Tenants, TenantShare
 from outrider.core.maintenance.object_list import ObjectList
-from outrider.core.maintenance.progress import Progress, State
+from outrider.core.maintenance.progress import State
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
@@ -45,8 +44,7 @@ async def at_once(_: float) -> None:
 
 def warmup(room: Engine, refs: list[ObjectRef], rate: float = 0.0) -> Warmup:
     now = room.clock()
-    return Warmup("", "", "mine", b"", now, ObjectList(tuple(refs), ()), lambda ref: True, Progress(now),
-                  TokenBucket(rate, now))  # fmt: skip
+    return Warmup("", "", "mine", b"", now, ObjectList(tuple(refs), ()), lambda ref: True, now, rate)
 
 
 def begun(room: Engine, refs: list[ObjectRef] = REFS, rate: float = 0.0) -> Warmup:

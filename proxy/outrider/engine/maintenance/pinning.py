@@ -12,14 +12,14 @@ from typing import Any
 from outrider.core.cache.pins import SavedPin, Share
 from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
 from outrider.core.maintenance.object_list import parse_list
-from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, State
 from outrider.core.model import ObjectRef, ObjectVersion, quoted_etag
-from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.refused import OriginRefused
+from outrider.engine.maintenance.failures import reason_of
 from outrider.engine.maintenance.own_part import KeptPart
 from outrider.engine.maintenance.warmup import Book, Item, Warmup
-from outrider.engine.maintenance.warmup_runner import WarmupRunner, reason_of
+from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_lookup import VersionLookup
 
@@ -143,10 +143,9 @@ class Pinning:
             if entry.has_ended:
                 self.ended[entry.owner, entry.name] = entry.at
                 continue
-            now = self._warmup_runner.clock()
             body = entry.body.encode("utf-8", "surrogateescape")
             pin = Warmup(entry.owner, entry.client, entry.name, body, entry.at, parse_list(body), lambda ref: True,
-                         Progress(now), TokenBucket(0.0, now), trusting=True)  # fmt: skip
+                         self._warmup_runner.clock(), 0.0, trusting=True)  # fmt: skip
             pin.part = self._warmup_runner.kept_part()
             pin.add((ref, identity.size) for ref, identity in entry.objects)
             for ref, identity in entry.objects:
@@ -285,7 +284,7 @@ class Pinning:
             raise {404: NoSuchKey, 403: AccessDenied}.get(refused.status, ServiceUnavailable)(text) from refused
         except NotCacheable as error:
             raise InvalidRequest(f"Nothing was pinned: {error}.") from error
-        pin.found(item, version, self._warmup_runner.version_id(version))
+        pin.found(item, version, self._warmup_runner.layout.version_id(version))
 
     def _reserve(
         self, pin: Warmup, room_bytes: int, shares: Mapping[ObjectRef, Share] | None = None
@@ -294,7 +293,7 @@ class Pinning:
         self._warmup_runner.pins.pin((pin.owner, pin.name), versions, room_bytes, shares)
         pin.need_bytes = self._warmup_runner.pins.bytes_of((pin.owner, pin.name))
         for item, version in zip(pin.items.values(), versions, strict=True):
-            item.version_id = self._warmup_runner.version_id(version)
+            item.version_id = self._warmup_runner.layout.version_id(version)
 
     def _release(self, pin: Warmup) -> None:
         self._warmup_runner.cancel(pin)

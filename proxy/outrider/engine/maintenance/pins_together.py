@@ -16,9 +16,7 @@ from outrider.core.cluster.messages import OBJECTS_MAX, Command, PinPage, PinsTo
 from outrider.core.cluster.wire_forms import WireError, fields_of, of_fields
 from outrider.core.errors import NoRoom, S3Error, ServiceUnavailable
 from outrider.core.maintenance.object_list import parse_list
-from outrider.core.maintenance.progress import Progress
 from outrider.core.maintenance.sums import PART_NAMES_MAX, UNANSWERED, failed_part, warmup_sum
-from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.cluster.commands import CommandsElsewhere
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
@@ -166,10 +164,9 @@ class PinsTogether:
         if told.has_ended:
             await self._end(told.owner, told.name, told.at)
             return
-        now = self._runtime.clock()
         pin = Warmup(
-            told.owner, "", told.name, b"", told.at, parse_list(b"s3://none/none"), lambda ref: True, Progress(now),
-            TokenBucket(0.0, now),
+            told.owner, "", told.name, b"", told.at, parse_list(b"s3://none/none"), lambda ref: True,
+            self._runtime.clock(), 0.0,
         )  # fmt: skip
         await self._learn_objects(pin, member)
         pin.wanted = parse_list(pin.body)

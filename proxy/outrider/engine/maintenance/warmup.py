@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from outrider.core.block_layout import BlockLayout
@@ -28,8 +28,8 @@ _RECOUNT_SHARE = 0.05
 
 @dataclass(slots=True)
 class Item:
-    """One object. `size` -1: unknown. `version_id` empty: the names of its blocks are unknown. `here`: how many of its
-    bytes were seen on disk. `wanted_bytes`: how many of them this node is to have; 0 while the size is unknown.
+    """One object. `size` -1: unknown. `version_id` empty: the names of its blocks are unknown. `on_disk`: how many of
+    its bytes were seen on disk. `wanted_bytes`: how many of them this node is to have; 0 while the size is unknown.
     `counts`: this node counts the object. `room_bytes`: the room that was found for it. `etag`: as the LIST shows it;
     empty: unknown. `modified`: see `VersionIdentity`."""
 
@@ -40,7 +40,7 @@ class Item:
     etag: str = ""
     modified: str = ""
     version_id: bytes = b""
-    here: int = 0
+    on_disk: int = 0
     whole: bool = False
     failed: bool = False
     room_bytes: int = 0
@@ -48,7 +48,7 @@ class Item:
     def is_now(self, version: ObjectVersion, version_id: bytes) -> None:
         self.is_named(version.identity)
         self.size, self.version_id = version.size, version_id
-        self.here, self.whole = 0, False
+        self.on_disk, self.whole = 0, False
 
     def is_named(self, identity: VersionIdentity) -> None:
         """A LIST, or another member, told the identity of its version."""
@@ -62,7 +62,8 @@ class Item:
 @dataclass(slots=True)
 class Warmup:
     """`owner`: the access key of the client that asked, and `client` that key's name; both are empty where clients have
-    no keys. `body`: the list as it came. `at`: seconds since 1970."""
+    no keys. `body`: the list as it was sent. `at`: seconds since 1970; `now`: of the runner's clock. `bytes_per_s`: its
+    bandwidth limit; 0: none."""
 
     owner: str
     client: str
@@ -71,8 +72,10 @@ class Warmup:
     at: float
     wanted: ObjectList
     may: May
-    progress: Progress
-    allowance: TokenBucket
+    now: InitVar[float]
+    bytes_per_s: InitVar[float]
+    progress: Progress = field(init=False)
+    allowance: TokenBucket = field(init=False)
     items: dict[ObjectRef, Item] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     copies: int = 1
@@ -98,6 +101,9 @@ class Warmup:
     _removals: int = -1
     _count_after: float = 0.0
 
+    def __post_init__(self, now: float, bytes_per_s: float) -> None:
+        self.progress, self.allowance = Progress(now), TokenBucket(bytes_per_s, now)
+
     @property
     def running(self) -> bool:
         return self.progress.state is State.RUNNING
@@ -120,7 +126,7 @@ class Warmup:
 
     async def divide_known(self, part: OwnPart, now: float) -> None:
         """Begin again with the same objects, of which this node keeps `part`. In steps: there may be many."""
-        anew = replace(self, part=part, progress=Progress(now), items={}, need_bytes=0)
+        anew = replace(self, now=now, bytes_per_s=0.0, part=part, items={}, need_bytes=0)
         items = list(self.items.values())
         for start in range(0, len(items), _COUNTED_AT_ONCE):
             some = items[start : start + _COUNTED_AT_ONCE]
@@ -154,8 +160,9 @@ class Warmup:
 
     def blocks(self, item: Item, layout: BlockLayout, part: OwnPart | None) -> Iterator[tuple[BlockKey, int]]:
         """The blocks in `part` of an object whose size is known, each with its length in bytes."""
-        blocks = blocks_of(item, layout)
-        return blocks if part is None else (block for block in blocks if part.has(item.ref, block[0].index))
+        for index in range(layout.count(item.size)):
+            if part is None or part.has(item.ref, index):
+                yield BlockKey(item.version_id, index), layout.extent(index, item.size).length
 
     def _is_sized(self, item: Item, size: int) -> None:
         if size != item.size:
@@ -182,13 +189,15 @@ class Warmup:
     def found(self, item: Item, version: ObjectVersion, version_id: bytes) -> None:
         """`version` of `item` is the one that is brought."""
         self._is_sized(item, version.size)
-        self.progress.bytes -= item.here
+        self.progress.bytes -= item.on_disk
         item.is_now(version, version_id)
 
-    def confirm(self, item: Item, count: int) -> None:
-        """`count` more bytes of `item` were seen on disk."""
-        item.here += count
+    def confirm(self, item: Item, count: int, now: float, *, fetched: bool) -> None:
+        """`count` more bytes of `item` were seen on disk. `fetched`: for this warm-up."""
+        item.on_disk += count
         self.progress.bytes += count
+        if fetched:
+            self.progress.fetched(count, now)
 
     def completed(self, item: Item) -> None:
         if not item.whole:
@@ -204,10 +213,10 @@ class Warmup:
         began, self._removals = clock(), removals
         for item in self.items.values():
             if item.version_id and (item.whole or not self.running):
-                here = sum(length for key, length in self.blocks(item, layout, self.part) if has(key))
-                self.progress.bytes += here - item.here
-                self.progress.objects += item.counts * ((here == item.wanted_bytes) - item.whole)
-                item.here, item.whole = here, here == item.wanted_bytes
+                on_disk = sum(length for key, length in self.blocks(item, layout, self.part) if has(key))
+                self.progress.bytes += on_disk - item.on_disk
+                self.progress.objects += item.counts * ((on_disk == item.wanted_bytes) - item.whole)
+                item.on_disk, item.whole = on_disk, on_disk == item.wanted_bytes
         self._count_after = clock() + (clock() - began) / _RECOUNT_SHARE
 
     def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
@@ -220,12 +229,6 @@ class Warmup:
         note = too_many(self.copies, 1 if self.part is None else len(self.part.view.ring.members))
         return {"name": self.name, "client": self.client, "copies": in_words(self.copies),
                 **self.progress.told(now, failures_max), "notes": [] if note is None else [note]}  # fmt: skip
-
-
-def blocks_of(item: Item, layout: BlockLayout) -> Iterator[tuple[BlockKey, int]]:
-    """The blocks of an object whose size is known, each with its length in bytes."""
-    for index in range(layout.count(item.size)):
-        yield BlockKey(item.version_id, index), layout.extent(index, item.size).length
 
 
 # Warm-ups of one owner. With plans and stalls they fit on one page of a LIST.

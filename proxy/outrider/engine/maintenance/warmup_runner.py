@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from itertools import takewhile
@@ -16,30 +18,19 @@ from typing import TYPE_CHECKING
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.pins import Pins
 from outrider.core.cache.tenants import Tenants
-from outrider.core.errors import (
-    OriginBroke,
-    S3Error,
-    ServiceUnavailable,
-    Signal,
-    SlowDown,
-    StoreUnavailable,
-    VersionChanged,
-)
-from outrider.core.maintenance.object_list import OBJECTS_MAX
+from outrider.core.errors import S3Error, Signal, StoreUnavailable, VersionChanged
+from outrider.core.maintenance.object_list import OBJECTS_MAX, ObjectList
 from outrider.core.maintenance.progress import State
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
-from outrider.core.origin.backoff import RETRYABLE_STATUSES
-from outrider.core.origin.error_causes import code_of
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.fill.patience import A_CLIENT
-from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
+from outrider.engine.maintenance.failures import NoRoomForObject, is_away, is_passing, reason_of
 from outrider.engine.maintenance.fair_places import FairPlaces
 from outrider.engine.maintenance.own_part import KeptPart, OwnPart
-from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
-from outrider.engine.read.version_answers import NotCacheable
+from outrider.engine.maintenance.warmup import Item, Warmup
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.tasks.task_group import TaskGroup
@@ -129,8 +120,11 @@ class WarmupRunner:
 
     async def _bring_hinted(self, ref: ObjectRef) -> None:
         async with self._hints:
+            warmup = Warmup("", "", str(ref), b"", 0.0, ObjectList((ref,), ()), lambda _: True, self.clock(), 0.0)
+            # In a cluster an object may be larger than this node's cache: others own most of its blocks.
+            warmup.room_bytes = await self.store.most_bytes() if self._view is None else sys.maxsize
             try:
-                await self._bring(None, Item(ref))
+                await self._bring(warmup, Item(ref))
             except (Signal, S3Error) as error:
                 log.info("not warmed", extra={"object": str(ref), "error": reason_of(error)})
 
@@ -144,7 +138,7 @@ class WarmupRunner:
             try:
                 await self._list(warmup, prefix)
             except (Signal, S3Error) as error:
-                warmup.progress.fail(str(prefix), reason_of(error), is_passing=_is_passing(error))
+                warmup.progress.fail(str(prefix), reason_of(error), is_passing=is_passing(error))
         warmup.progress.listing = False
 
     async def _list(self, warmup: Warmup, prefix: ObjectRef) -> None:
@@ -167,7 +161,11 @@ class WarmupRunner:
 
     async def size_by_list(self, warmup: Warmup) -> None:
         """Look up sizes and ETags by a few LISTs where these tell many. Those that they do not tell stay unknown."""
-        for bucket, items in _buckets(item for item in warmup.items.values() if item.size < 0):
+        unsized: defaultdict[str, dict[str, Item]] = defaultdict(dict)
+        for item in warmup.items.values():
+            if item.size < 0:
+                unsized[item.ref.bucket][item.ref.key] = item
+        for bucket, items in unsized.items():
             if len(items) < _LIST_FROM:
                 continue
             first, last = min(items), max(items)
@@ -178,8 +176,8 @@ class WarmupRunner:
                 async with aclosing(self._enumerator.pages(bucket, prefix, A_CLIENT)) as pages:
                     async for page in pages:
                         for listed in page:
-                            if (item := items.get(listed.key)) is not None:
-                                warmup.sized(item, listed.identity)
+                            if (found := items.get(listed.key)) is not None:
+                                warmup.sized(found, listed.identity)
                         pages_left -= 1
                         if not pages_left or (page and page[-1].key >= last):
                             break
@@ -197,9 +195,6 @@ class WarmupRunner:
         async with TaskGroup() as group:
             for _ in range(at_once):
                 group.create_task(work())
-
-    def version_id(self, version: ObjectVersion) -> bytes:
-        return self.layout.version_id(version)
 
     def kept_part(self) -> KeptPart | None:
         """The part of pins that this node keeps, as the ring is now; None: all."""
@@ -274,9 +269,9 @@ class WarmupRunner:
                 warmup.completed(item)
         except (Signal, S3Error) as error:
             item.failed = True
-            warmup.progress.fail(str(item.ref), reason_of(error), is_passing=_is_passing(error))
+            warmup.progress.fail(str(item.ref), reason_of(error), is_passing=is_passing(error))
 
-    async def _bring(self, warmup: Warmup | None, item: Item) -> None:
+    async def _bring(self, warmup: Warmup, item: Item) -> None:
         """Raises Signal, S3Error: why the object is not here as a whole."""
         pauses_s, away_pauses_s = iter(_PAUSES_S), iter(_AWAY_PAUSES_S)
         while True:
@@ -296,17 +291,17 @@ class WarmupRunner:
     ) -> float | None:
         """How long to wait before the object is tried again; None: it has failed. The pauses are those that are
         left."""
-        if _is_passing(error) and not _is_away(error):
+        if is_passing(error) and not is_away(error):
             return next(pauses_s, None)
-        if not _is_away(error) or self._is_away_for_long:
+        if not is_away(error) or self._is_away_for_long:
             return None
         pause_s = next(away_pauses_s, None)
         self._is_away_for_long = pause_s is None
         return pause_s
 
-    async def _bring_once(self, warmup: Warmup | None, item: Item) -> None:
-        part = None if warmup is None else warmup.bringing
-        if item.size >= 0 and warmup is not None:
+    async def _bring_once(self, warmup: Warmup, item: Item) -> None:
+        part = warmup.bringing
+        if item.size >= 0:
             if not item.counts and not warmup.bringing_bytes(item, item.size):
                 return  # all of it is for other members
             self._check_room(warmup, item, item.size)
@@ -325,23 +320,17 @@ class WarmupRunner:
             # The answer brings the first block: count a whole one while the size is unknown.
             first_bytes = min(item.size, self.layout.block_bytes) if item.size >= 0 else self.layout.block_bytes
             await self._place(warmup, item.ref, first_bytes)
-            came_bytes = 0
+            received_bytes = 0
             try:
                 version = await self._fills.opened(item.ref, size=item.size, purpose=Purpose.COMMAND)
-                came_bytes = min(version.size, self.layout.block_bytes)
+                received_bytes = min(version.size, self.layout.block_bytes)
             finally:
                 self._places.give_back()
-                if warmup is not None:
-                    for allowance in (warmup.allowance, self._fills.allowance):
-                        allowance.spend(came_bytes - first_bytes)
-        vid = self.version_id(version)
-        if warmup is None:
-            if self._view is None and self.pins.disk_bytes(version.size) > await self.store.most_bytes():
-                raise _NoRoomError("it is larger than the cache")
-            item.is_now(version, vid)
-        else:
-            self._check_room(warmup, item, version.size)
-            warmup.found(item, version, vid)
+                for allowance in (warmup.allowance, self._fills.allowance):
+                    allowance.spend(received_bytes - first_bytes)
+        vid = self.layout.version_id(version)
+        self._check_room(warmup, item, version.size)
+        warmup.found(item, version, vid)
         if self.pins.is_pinned(item.ref):
             self.pins.block_came(version, vid)
         await self._bring_blocks(warmup, item, version, brought)
@@ -349,7 +338,7 @@ class WarmupRunner:
     def _begins_here(self, ref: ObjectRef) -> bool:
         """Whether its first block is here, as far as is known: the question for its version then brings no block."""
         version = self._versions.stale(ref)
-        return version is not None and self.store.has(BlockKey(self.version_id(version), 0))
+        return version is not None and self.store.has(BlockKey(self.layout.version_id(version), 0))
 
     def _check_room(self, warmup: Warmup, item: Item, size: int) -> None:
         """Refuse an object for which there is no room left. Otherwise the end of a warm-up would evict its
@@ -359,18 +348,17 @@ class WarmupRunner:
         need = self.pins.disk_bytes(warmup.bringing_bytes(item, size)) - item.room_bytes
         if (missing := warmup.need_bytes + need - warmup.room_bytes) > 0 and need > 0:
             where = "" if warmup.part is None or not warmup.is_copying else f" for a copy at {warmup.part.view.me.name}"
-            raise _NoRoomError(f"no room{where}: {missing} bytes are missing in the cache")
+            raise NoRoomForObject(f"no room{where}: {missing} bytes are missing in the cache")
         item.room_bytes += need
         warmup.need_bytes += need
 
-    async def _bring_blocks(self, warmup: Warmup | None, item: Item, version: ObjectVersion, brought: bool) -> None:
+    async def _bring_blocks(self, warmup: Warmup, item: Item, version: ObjectVersion, brought: bool) -> None:
         passed = 0
         async with TaskGroup() as group:
-            blocks = blocks_of(item, self.layout) if warmup is None else warmup.bringing_blocks(item, self.layout)
-            for key, length in blocks:
-                if self.store.is_verified(key) or (self.store.has(key) and warmup is not None and warmup.trusting):
+            for key, length in warmup.bringing_blocks(item, self.layout):
+                if self.store.is_verified(key) or (self.store.has(key) and warmup.trusting):
                     # The first block may have come a moment ago, with the answer to the question for the version.
-                    _count(warmup, item, length, self.clock(), fetched=brought and key.index == 0)
+                    warmup.confirm(item, length, self.clock(), fetched=brought and key.index == 0)
                     passed += 1
                     if passed % _PASSED_AT_ONCE == 0:
                         await asyncio.sleep(0)
@@ -381,7 +369,7 @@ class WarmupRunner:
                 task.add_done_callback(lambda _: self._places.give_back())
 
     async def _bring_block(
-        self, warmup: Warmup | None, item: Item, version: ObjectVersion, key: BlockKey, length: int
+        self, warmup: Warmup, item: Item, version: ObjectVersion, key: BlockKey, length: int
     ) -> None:
         if self.store.has(key):
             await self.store.verify(key, again=False)
@@ -390,13 +378,10 @@ class WarmupRunner:
             for flight in self._fills.fill(version, [key.index], purpose=Purpose.COMMAND):
                 if not await flight.ended():
                     raise flight.failure or StoreUnavailable("the fill was given up")
-        _count(warmup, item, length, self.clock(), fetched=fetched)
+        warmup.confirm(item, length, self.clock(), fetched=fetched)
 
-    async def _place(self, warmup: Warmup | None, ref: ObjectRef, count: int = 0) -> None:
+    async def _place(self, warmup: Warmup, ref: ObjectRef, count: int = 0) -> None:
         """Take a place among the blocks at once, for `count` bytes that a warm-up has the allowance for."""
-        if warmup is None:
-            await self._places.take()
-            return
         if self._tenants is not None and warmup.client:
             self._tenants.expect(warmup.client, ref)
         if count > 0:
@@ -415,47 +400,3 @@ class WarmupRunner:
         while (wait_s := allowance.wait_s(self.clock())) > 0:
             await self._sleep(min(wait_s, _TOKENS_AGAIN_S))
         allowance.spend(count)
-
-
-class _NoRoomError(StoreUnavailable):
-    """The object does not fit, and will not when it is tried again."""
-
-
-def _is_away(error: Exception) -> bool:
-    """The origin did not answer, or will answer otherwise soon."""
-    if isinstance(error, OriginRefused):
-        return error.status in RETRYABLE_STATUSES
-    return isinstance(error, OriginBroke | ServiceUnavailable | SlowDown)
-
-
-def _is_passing(error: Exception) -> bool:
-    """Another try may go well."""
-    is_ours = isinstance(error, VersionChanged | StoreUnavailable) and not isinstance(error, _NoRoomError)
-    return is_ours or _is_away(error)
-
-
-def _count(warmup: Warmup | None, item: Item, length: int, now: float, *, fetched: bool) -> None:
-    if warmup is not None:
-        warmup.confirm(item, length)
-        if fetched:
-            warmup.progress.fetched(length, now)
-
-
-def _buckets(items: Iterable[Item]) -> Iterable[tuple[str, dict[str, Item]]]:
-    """The items of each bucket, by key."""
-    found: dict[str, dict[str, Item]] = {}
-    for item in items:
-        found.setdefault(item.ref.bucket, {})[item.ref.key] = item
-    return found.items()
-
-
-def reason_of(error: Exception) -> str:
-    """Why an object was not warmed, in words for a person."""
-    if isinstance(error, OriginRefused):
-        code = code_of(error.body)
-        return f"{error.status} {code}" if code else str(error)
-    if isinstance(error, VersionChanged):
-        return "it is overwritten again and again"
-    if isinstance(error, NotCacheable):
-        return f"it cannot be cached: {error}"
-    return error.text if isinstance(error, S3Error) else str(error)

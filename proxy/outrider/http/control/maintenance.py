@@ -35,10 +35,9 @@ from outrider.core.errors import (
 )
 from outrider.core.maintenance.copies import parse_copies
 from outrider.core.maintenance.object_list import BODY_BYTES_MAX, ObjectList, SavedWarmup, parse_list
-from outrider.core.maintenance.progress import Progress, State
+from outrider.core.maintenance.progress import State
 from outrider.core.maintenance.sums import PART_NAMES_MAX, eviction_sum, verification_sum
 from outrider.core.model import ObjectRef
-from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.verification import Verification
 from outrider.engine.maintenance.warmup import Book, May, Warmup
@@ -132,12 +131,12 @@ class MaintenanceCommands:
             who = self._access.owner(warmup.owner)
             if who is None or self._warmups.get(warmup.owner, warmup.name) is not None:
                 continue  # the client key was removed, or it has asked for this warm-up again by now
-            body, now = warmup.body.encode("utf-8", "surrogateescape"), self._warmup_runner.clock()
-            client = who.client.name if who.client else ""
+            body = warmup.body.encode("utf-8", "surrogateescape")
             try:
                 wanted = await self._readable(body, who)
-                self._warm(Warmup(warmup.owner, client, warmup.name, body, warmup.at, wanted, _may(who), Progress(now),
-                                  TokenBucket(warmup.bytes_per_s, now), copies=warmup.copies))  # fmt: skip
+                self._warm(self._warmup(
+                    who, warmup.owner, warmup.name, body, wanted, warmup.bytes_per_s, warmup.copies, at=warmup.at
+                ))  # fmt: skip
             except S3Error as error:
                 log.info("warm-up not resumed", extra={"warmup": warmup.name, "error": error.text})
 
@@ -164,10 +163,10 @@ class MaintenanceCommands:
             wanted = await self._readable(command.body, who)
             if folder == "evict":
                 return await self._evicted(name, wanted, who)
-            now, client = self._warmup_runner.clock(), who.client.name if who.client else ""
-            self._warm(Warmup(owner, client, name, command.body, self._clock(), wanted, _may(who), Progress(now),
-                              TokenBucket(command.bytes_per_s, now), is_divided=True, is_told=True,
-                              copies=1 if command.copies is None else command.copies))  # fmt: skip
+            copies = 1 if command.copies is None else command.copies
+            warmup = self._warmup(who, owner, name, command.body, wanted, command.bytes_per_s, copies)
+            warmup.is_divided = warmup.is_told = True
+            self._warm(warmup)
         elif command.verb == "cancel" and folder == "warm":
             self._cancel(owner, name)
         elif command.verb == "delete":
@@ -195,9 +194,9 @@ class MaintenanceCommands:
             await self._evict(request, name, body, wanted)
         elif folder == "pin":
             pins = self.pinning if self._together is None else self._together.pins
-            await pins.pin(self._warmup(request, folder, name, body, wanted))
+            await pins.pin(self._wanted(request, folder, name, body, wanted))
         else:
-            self._warm(self._warmup(request, folder, name, body, wanted))
+            self._warm(self._wanted(request, folder, name, body, wanted))
 
     async def _verify(self, owner: str, name: str, body: bytes, who: Who) -> None:
         wanted = await self._readable(body, who) if body.strip() else None
@@ -214,15 +213,21 @@ class MaintenanceCommands:
         # In a thread: a long list takes a while, and the hits of others must not wait for it.
         return await asyncio.to_thread(readable)
 
-    def _warmup(self, request: ControlRequest, folder: str, name: str, body: bytes, wanted: ObjectList) -> Warmup:
-        now, who = self._warmup_runner.clock(), request.who
-        client = who.client.name if who.client else ""
+    def _wanted(self, request: ControlRequest, folder: str, name: str, body: bytes, wanted: ObjectList) -> Warmup:
         headers = dict(request.headers)
         rate, copies = _rate(headers), _copies(headers, folder)
         if self._together is not None and folder == "warm":
             rate = self._together.share_of(rate)
-        return Warmup(request.owner, client, name, body, self._clock(), wanted, _may(who), Progress(now),
-                      TokenBucket(rate, now), copies=copies)  # fmt: skip
+        return self._warmup(request.who, request.owner, name, body, wanted, rate, copies)
+
+    def _warmup(
+        self, who: Who, owner: str, name: str, body: bytes, wanted: ObjectList, bytes_per_s: float, copies: int,
+        at: float | None = None,
+    ) -> Warmup:  # fmt: skip
+        """`at` None: now."""
+        client, now = who.client.name if who.client else "", self._warmup_runner.clock()
+        at = self._clock() if at is None else at
+        return Warmup(owner, client, name, body, at, wanted, _may(who), now, bytes_per_s, copies=copies)
 
     def _warm(self, warmup: Warmup) -> None:
         together = None if warmup.is_told else self._together
