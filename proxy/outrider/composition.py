@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_store import DiskBlockStore
@@ -24,7 +24,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.descriptor_budget import DescriptorBudget
 from outrider.core.cache.memory_budget import MemoryBudget, Shares
-from outrider.core.cache.pins import Pins, SavedPin
+from outrider.core.cache.pins import Pins
 from outrider.core.cache.policies import POLICIES, EvictionPolicy
 from outrider.core.cache.tenant_blocks import TenantBlocks
 from outrider.core.insight.load import CpuTimes, LoadSample
@@ -65,7 +65,6 @@ from outrider.engine.write.passthrough import Passthrough
 from outrider.engine.write.written_names import note_written
 from outrider.http.access import Senders, reader_shown
 from outrider.http.control.batch_objects import BatchParts
-from outrider.http.control.batches import Batches
 from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.lender import Lender
 from outrider.http.control.maintenance import MaintenanceCommands
@@ -96,7 +95,6 @@ class Outrider:
     versions: VersionCache
     flights: FlightTable
     planner: Planner
-    miss_ratio: MissRatioCurve
     prefetch: Prefetch
     server: S3Server
     control: ControlBucket
@@ -128,6 +126,14 @@ class Outrider:
     def endpoint(self) -> str:
         scheme = "http" if self.settings.tls_cert is None else "https"
         return f"{scheme}://{self.listen}"
+
+    def state(self) -> dict[str, Any]:
+        """For the status document."""
+        return {
+            "uptime_s": round(time.monotonic() - self.began, 1), "ready": self.ready, "indexed": self.indexed.is_set(),
+            "listen": self.listen, "requests": self.server.in_flight, "connections": self.server.connected,
+            "tasks": len(asyncio.all_tasks(self.loop)),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +183,10 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     layout = BlockLayout(origin.endpoint, settings.block_size)
     pins = Pins(lambda size: layout.disk_bytes(size, block_file.usual_disk_bytes), layout.version_id)
     planner = Planner(
-        capacity_bytes,
-        settings.block_size,
-        keys_max=settings.catalog_entries,
-        disk_bytes=block_file.usual_disk_bytes,
-        opened=miss_ratio.opened,
-        believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
-        fetches=lambda ref: settings.prefetch_of(ref) == "epoch",
-        pins=pins,
-        templates=metrics.usage.templates,
-    )
+        capacity_bytes, settings.block_size, keys_max=settings.catalog_entries, opened=miss_ratio.opened, pins=pins,
+        disk_bytes=block_file.usual_disk_bytes, believed_s=lambda ref: settings.freshness_of(ref).ttl_s,
+        fetches=lambda ref: settings.prefetch_of(ref) == "epoch", templates=metrics.usage.templates,
+    )  # fmt: skip
     learned_file.load(newest([directory.orders for directory in present]), planner.registry)
     cluster = _cluster(settings, resources, layout, capacity_bytes)
     senders = Senders(settings)
@@ -245,7 +245,9 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         layout, versions, store, fills, enumerator, pins, apart, blocks_at_once=blocks_at_once,
         view=None if cluster is None else cluster.view, tenants=senders.tenants,
     )  # fmt: skip
-    pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
+    pinning = Pinning(
+        warmup_runner, fills, version_lookup, lambda saved: pin_file.save_on_all(store.working_disks, saved)
+    )
     pinning.restore(pin_file.load(newest([directory.pins for directory in present])), capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
     touched: list[WrittenNamesFile] = []
@@ -280,9 +282,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         versions.on_change = lender.changed
     control = ControlBucket(
         lambda owner: outrider.status.for_client(owner), plans, commands,
-        Batches(
-            BatchParts(hits, reads, passthrough, prefetch, access, clock, readers), memory, metrics.usage.dataset_of
-        ),
+        BatchParts(hits, reads, passthrough, prefetch, access, clock, readers, memory),
         access, metrics, time.time, lender=lender,
     )  # fmt: skip
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
@@ -294,11 +294,11 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         oddities=resources.oddities, origin_wait=lambda: origin_reader.long_wait, contents=contents,
     )  # fmt: skip
     outrider = Outrider(
-        settings, metrics, store, versions, flights, planner, miss_ratio, prefetch, server, control,
+        settings, metrics, store, versions, flights, planner, prefetch, server, control,
         resources.credentials, overview, origin_reader, cluster, senders, lender,
     )  # fmt: skip
     outrider.status = StatusDocument(
-        outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,
+        outrider.state, settings, metrics, Cache(store, versions, flights), planner, overview,
         Maintenance(warmup_runner, warmups, pinning), None if cluster is None else cluster.part, tenants,
     )  # fmt: skip
     return outrider, Recovery(
@@ -396,12 +396,3 @@ def _spans(senders: Senders, traces: Traces | None) -> ServerSpans | None:
     from outrider.http.record.server_spans import ServerSpans
 
     return ServerSpans(traces.tracer, partial(reader_shown, senders.names))
-
-
-async def _save_pins(store: DiskBlockStore, saved: Sequence[SavedPin]) -> None:
-    # On every disk: pins outlive any but the last of them. A start takes the newest ones.
-    disks = store.working_disks
-    saving = [pin_file.save(disk.directory.pins, saved, disk.work) for disk in disks]
-    failed = [error for error in await asyncio.gather(*saving, return_exceptions=True) if error is not None]
-    if len(failed) == len(disks):
-        raise failed[0]

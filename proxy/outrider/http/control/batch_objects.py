@@ -12,6 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import InternalError, InvalidRange, PreconditionFailed, S3Error
 from outrider.core.model import Extent, ObjectVersion
 from outrider.core.s3 import ranges, xml
@@ -39,7 +40,8 @@ _DISK_WAIT_S = 1.0
 @dataclass(frozen=True, slots=True)
 class BatchParts:
     """The parts of the engine that batches are answered by. `clock`: that of `hits`. `readers`: the threads for block
-    files whose pages are not in memory. A disk that hangs holds them alone, and each wait for them is measured."""
+    files whose pages are not in memory. A disk that hangs holds them alone, and each wait for them is measured.
+    `memory`: see `batch_body`."""
 
     hits: HitLookup
     reads: ObjectReads
@@ -48,6 +50,7 @@ class BatchParts:
     access: Access
     clock: Clock
     readers: Executor
+    memory: MemoryBudget
 
 
 class Found(NamedTuple):
