@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from outrider.cli import aws_environment
 from outrider.cli.load_settings import load
+from outrider.core.maintenance.progress import expected_bytes
 from outrider.core.s3.operation import CONTROL_BUCKET
 from outrider.core.text import counted, in_words
 
@@ -258,7 +259,7 @@ def follow(proxy: ControlClient, key: str, *, quiet: bool) -> dict[str, Any]:
         line = bar.add_task(key.partition("/")[0], total=None, text="")
         while (report := proxy.get(key))["state"] == "running":
             on_disk = report["bytes"]["on_disk"]
-            bar.update(line, total=_expected(report) or None, completed=on_disk, text=_in_words(report))
+            bar.update(line, total=expected_bytes(report) or None, completed=on_disk, text=_in_words(report))
             time.sleep(_POLL_S)
     return report
 
@@ -269,13 +270,6 @@ def followed(proxy: ControlClient, key: str) -> dict[str, Any]:
         while (report := proxy.get(key))["state"] == "running":
             time.sleep(_POLL_S)
     return report
-
-
-def _expected(report: dict[str, Any]) -> float:
-    """The bytes to expect in all, if objects of unknown size have the mean size of the others."""
-    objects, wanted = report["objects"], report["bytes"]["wanted"]
-    sized = objects["wanted"] - objects["unsized"]
-    return float(wanted + objects["unsized"] * wanted / sized) if sized else 0.0
 
 
 def _in_words(report: dict[str, Any]) -> str:

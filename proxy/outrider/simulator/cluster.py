@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from outrider.core.ahead.prefetch_pause import PrefetchPause
@@ -19,8 +20,8 @@ from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import told_every_s
 from outrider.core.cluster.ownership import Ring
-from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.simulator.run import EpochResult, Machine, SimProxy, Visit
+from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.simulator.run import EpochResult, Machine, Mark, SimProxy, read_all
 from outrider.simulator.scenarios import JobSpec
 from outrider.simulator.world import (
     AWAITED,
@@ -125,14 +126,14 @@ class ClusterSimulation:
         row = EpochResult(job.name, len(self.epochs) + 1, job.shards.count * job.shards.size)
         epoch = ClusterEpoch(self.way, row, read_bytes / len(lists) / job.reader_bytes_s)
         self.epochs.append(epoch)
-        before = (self.time.now, self.bucket.sent_bytes, self.peer_bytes, self.wasted_bytes)
+        before, peer_bytes = self._mark, self.peer_bytes
         reading = len(lists)
 
         def ended() -> None:
             nonlocal reading
             reading -= 1
             if not reading:
-                self._end(epoch, before)
+                self._end(epoch, before, peer_bytes)
 
         members = list(self.members.values())
         for number, part in enumerate(lists):
@@ -141,8 +142,10 @@ class ClusterSimulation:
             if job.told and part:
                 self._tell_order(node, [of.ref for of in shards])
             buffer = Buffer(self.time, job.reader_bytes_s, self.nodes.buffered_blocks)
-            reader = _DirectReader if self.way == "direct" else _NodeReader
-            reader(node, shards, buffer, row, ended)
+            if self.way == "direct":
+                _DirectReader(node, shards, buffer, row, ended)
+            else:
+                read_all(node, node.client, iter(shards), buffer.take, row, partial(buffer.emptied, ended))
 
     def _tell_order(self, node: SimNode, refs: Sequence[ObjectRef]) -> None:
         """A client of this node tells its order, which reaches all members, as `engine.ahead.orders_of_all` does."""
@@ -150,12 +153,12 @@ class ClusterSimulation:
             if member.planner is not None:
                 member.planner.told(node.client, refs, self.time.now, elsewhere=member is not node)
 
-    def _end(self, epoch: ClusterEpoch, before: tuple[float, int, int, int]) -> None:
-        began, bucket_bytes, peer_bytes, wasted_bytes = before
-        row = epoch.read
-        row.took_s = self.time.now - began
-        row.origin_bytes = self.bucket.sent_bytes - bucket_bytes
-        row.wasted_bytes = self.wasted_bytes - wasted_bytes
+    @property
+    def _mark(self) -> Mark:
+        return self.time.now, self.bucket.sent_bytes, self.wasted_bytes
+
+    def _end(self, epoch: ClusterEpoch, before: Mark, peer_bytes: int) -> None:
+        epoch.read.count(before, self._mark)
         epoch.peer_bytes = self.peer_bytes - peer_bytes
         if len(self.epochs) < self.job.epochs:
             self._begin()
@@ -308,7 +311,7 @@ class _NodeOrigin(SimOrigin):
         self._store.use(fill.block)
         release: Act = lambda: self._store.release(fill.block)  # noqa: E731
         self._node.out.add(PipeLoad(
-            fill.length, fill.urgency, _always,
+            fill.length, fill.urgency,
             lambda out: self._time.not_before(out, lambda: to.origin.receive(fill)), release,
         ))  # fmt: skip
 
@@ -324,8 +327,8 @@ class _NodeOrigin(SimOrigin):
 
     def _come_in(self, fill: SimFill, not_before: float) -> None:
         self._node.into.add(PipeLoad(
-            fill.length, fill.urgency, _always,
-            lambda out: self._time.not_before(max(out, not_before), lambda: self._land(fill)), _nothing,
+            fill.length, fill.urgency,
+            lambda out: self._time.not_before(max(out, not_before), lambda: self._land(fill)),
         ))  # fmt: skip
 
 
@@ -347,25 +350,6 @@ class Buffer:
     def emptied(self, then: Act) -> None:
         """`then` is called once all is consumed."""
         self._time.at(max(self._time.now, self._ends[-1]), then)
-
-
-class _NodeReader:
-    """A reader of one node, through its proxy."""
-
-    def __init__(self, node: SimNode, shards: Sequence[SimObject], buffer: Buffer, row: EpochResult, then: Act) -> None:
-        self._node = node
-        self._shards = iter(shards)
-        self._buffer = buffer
-        self._row = row
-        self._then = then
-        self._next()
-
-    def _next(self) -> None:
-        of = next(self._shards, None)
-        if of is None:
-            self._buffer.emptied(self._then)
-            return
-        Visit(self._node, self._node.client, of, Extent(0, of.version.size), self._buffer.take, self._row, self._next)
 
 
 class _DirectReader:
@@ -397,14 +381,6 @@ class _DirectReader:
             def last(out: float) -> None:
                 self._time.at(max(out, not_before), lambda: self._buffer.take(length, self._next))
 
-            self._node.into.add(PipeLoad(length, urgency, _always, last, _nothing))
+            self._node.into.add(PipeLoad(length, urgency, last))
 
-        self._node.cluster.bucket.add(PipeLoad(length, urgency, _always, sent, _nothing))
-
-
-def _always() -> bool:
-    return True
-
-
-def _nothing() -> None:
-    pass
+        self._node.cluster.bucket.add(PipeLoad(length, urgency, sent))

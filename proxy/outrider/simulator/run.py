@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.core.ahead.numbered_names_search import NumberedNames, NumberedRange
@@ -11,7 +11,6 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.readahead import window_blocks
 from outrider.core.model import Extent, ObjectRef
-from outrider.simulator.policies import policy_of
 from outrider.simulator.scenarios import JobSpec, Request
 from outrider.simulator.world import (
     AWAITED,
@@ -24,12 +23,17 @@ from outrider.simulator.world import (
     SimOrigin,
     SimStore,
     Timeline,
+    policy_of,
 )
 
 # The duration of a LIST of a dataset: one page for each 1,000 keys, a few pages at a time.
 _LIST_S = 0.2
 # The engine thinks at least so often.
 _TICK_S = 0.05
+
+
+Mark = tuple[float, int, int]
+"""A moment: its time, the bytes from the origin until then, and those that were wasted."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,10 @@ class EpochResult:
     took_s: float = 0.0
     origin_bytes: int = 0
     wasted_bytes: int = 0
+
+    def count(self, begin: Mark, end: Mark) -> None:
+        self.took_s = end[0] - begin[0]
+        self.origin_bytes, self.wasted_bytes = end[1] - begin[1], end[2] - begin[2]
 
     @property
     def hit_ratio(self) -> float:
@@ -89,10 +97,6 @@ class Machine:
 Consume = Callable[[int, Act], None]
 
 
-def _at_once(length: int, then: Act) -> None:
-    then()
-
-
 class SimProxy:
     """One proxy: its store, its planner, and the part of the engine that connects them. `opened` has the objects read,
     in order. `objects` may be shared with other proxies, as the time is."""
@@ -119,7 +123,7 @@ class SimProxy:
     def _origin(self) -> SimOrigin:
         return SimOrigin(
             self.time, self.store, Pipe(self.time, self.machine.origin_bytes_s), self.machine.latency_s,
-            landed=self._landed, refused=self._refused, idle=self.prefetch,
+            landed=lambda _: self.prefetch(), refused=self._refused, idle=self.prefetch,
         )  # fmt: skip
 
     def know(self, ref: ObjectRef, size: int) -> None:
@@ -131,6 +135,10 @@ class SimProxy:
     @property
     def wasted_bytes(self) -> int:
         return self.planner.wasted_bytes if self.planner is not None else 0
+
+    @property
+    def mark(self) -> Mark:
+        return self.time.now, self.origin.sent_bytes, self.wasted_bytes
 
     # -- the part of the engine ---------------------------------------------------------------------------------
 
@@ -207,9 +215,6 @@ class SimProxy:
             self.planner.not_counted(bucket, numbering, self.time.now)
         else:
             self.planner.counted(numbering, found.names(), self.time.now)
-        self.prefetch()
-
-    def _landed(self, fill: SimFill) -> None:
         self.prefetch()
 
     def _refused(self, fill: SimFill) -> None:
@@ -308,6 +313,18 @@ class Visit:
         self._then()
 
 
+def read_all(
+    sim: SimProxy, client: str, objects: Iterator[SimObject], consume: Consume, row: EpochResult, then: Act
+) -> None:  # fmt: skip
+    """Read whole objects, one after the other. `then` is called after the last."""
+    of = next(objects, None)
+    if of is None:
+        then()
+        return
+    Visit(sim, client, of, Extent(0, of.version.size), consume, row,
+          lambda: read_all(sim, client, objects, consume, row, then))  # fmt: skip
+
+
 class _SimJob:
     """The epochs of one job, one after the other. An epoch ends when its last reader has ended."""
 
@@ -325,37 +342,26 @@ class _SimJob:
         distinct = {index for shards in spec.order(0) for index in shards}
         whole = len(distinct) if len(distinct) == sum(map(len, lists)) else spec.shards.count
         self._row = EpochResult(spec.name, self._number, whole * spec.shards.size)
-        self._before = (sim.time.now, sim.origin.sent_bytes, sim.wasted_bytes)
+        self._before = sim.mark
         sim.epochs.append(self._row)
         if spec.told and sim.planner is not None:
             for part in lists:
                 sim.planner.told(spec.client, [self._object(index).ref for index in part], sim.time.now)
         self._reading = self._readers = len(lists)
         for shards in lists:
-            self._next(iter(shards))
+            read_all(sim, spec.client, map(self._object, shards), self._consume, self._row, self._ended)
 
     def _object(self, index: int) -> SimObject:
         return self._sim.objects[ObjectRef(self._spec.shards.bucket, self._spec.shards.key(index))]
 
-    def _next(self, shards: Iterable[int]) -> None:
-        shards = iter(shards)
-        index = next(shards, None)
-        if index is not None:
-            of, spec = self._object(index), self._spec
-            Visit(self._sim, spec.client, of, Extent(0, of.version.size), self._consume, self._row,
-                   lambda: self._next(shards))  # fmt: skip
-            return
+    def _ended(self) -> None:
         self._reading -= 1
         if self._reading == 0:
             self._end()
 
     def _end(self) -> None:
-        sim, row = self._sim, self._row
-        began, sent_bytes, wasted_bytes = self._before
-        row.took_s = sim.time.now - began
-        row.origin_bytes = sim.origin.sent_bytes - sent_bytes
-        row.wasted_bytes = sim.wasted_bytes - wasted_bytes
-        row.stall_s /= self._readers
+        self._row.count(self._before, self._sim.mark)
+        self._row.stall_s /= self._readers
         if self._number < self._spec.epochs:
             self._begin()
 
@@ -375,7 +381,7 @@ class _Replay:
     def _begin(self) -> None:
         sim = self._sim
         self._row = EpochResult("log", len(sim.epochs) + 1, self._bytes)
-        self._before = (sim.time.now, sim.origin.sent_bytes, sim.wasted_bytes)
+        self._before = sim.mark
         self._read.clear()
         sim.epochs.append(self._row)
 
@@ -385,11 +391,8 @@ class _Replay:
             self._begin()
         self._read.add(key)
         of = self._sim.objects[ObjectRef(*key)]
-        Visit(self._sim, request.client, of, Extent(request.start, request.stop), _at_once, self._row, self._count)
+        extent = Extent(request.start, request.stop)
+        Visit(self._sim, request.client, of, extent, lambda _, then: then(), self._row, self._count)
 
     def _count(self) -> None:
-        sim, row = self._sim, self._row
-        began, sent_bytes, wasted_bytes = self._before
-        row.took_s = sim.time.now - began
-        row.origin_bytes = sim.origin.sent_bytes - sent_bytes
-        row.wasted_bytes = sim.wasted_bytes - wasted_bytes
+        self._row.count(self._before, self._sim.mark)

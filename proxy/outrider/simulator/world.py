@@ -10,8 +10,9 @@ from itertools import count
 from math import inf
 from typing import Protocol
 
+from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.policies import EvictionPolicy
+from outrider.core.cache.policies import POLICIES, EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
 Act = Callable[[], None]
@@ -59,6 +60,11 @@ class SimObject:
         version = ObjectVersion(ref, '"simulated"', size)
         indexes = range(layout.count(size))
         return cls(ref, version, tuple((layout.key(version, i), layout.extent(i, size).length) for i in indexes))
+
+
+def policy_of(name: str, capacity_bytes: int, block_bytes: int) -> EvictionPolicy:
+    """The policy for a store of `capacity_bytes`. `epoch` is the planner, which hears of requests, too."""
+    return Planner(capacity_bytes, block_bytes) if name == "epoch" else POLICIES[name]()
 
 
 class SimStore:
@@ -129,9 +135,9 @@ class PipeLoad:
 
     length: int
     urgency: Urgency
-    begin: Callable[[], bool]
     sent: Callable[[float], None]
-    left: Act
+    left: Act = lambda: None
+    begin: Callable[[], bool] = lambda: True
     is_begun: bool = False
 
 
@@ -240,7 +246,7 @@ class SimOrigin:
 
     def _begin(self, fill: SimFill) -> None:
         fill.load = PipeLoad(
-            fill.length, fill.urgency, lambda: self._take(fill), lambda out: self._sent(fill, out), self._idle
+            fill.length, fill.urgency, lambda out: self._sent(fill, out), self._idle, lambda: self._take(fill)
         )
         self._pipe.add(fill.load)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from outrider.core.insight.usage import OTHERS, DatasetAccount, HitTally, Prices, Saved, Sums, Usage
+from outrider.core.insight.usage import OTHERS, DatasetAccount, HitTally, Prices, Savings, Sums, Usage
 from outrider.metrics import UsageMetrics
 
 TRAIN = ("bucket", "train-{}.tar")
@@ -83,11 +83,11 @@ def test_a_hit_is_reported_once() -> None:
 
 def test_savings_are_the_requests_that_the_bucket_did_not_get() -> None:
     account = DatasetAccount(wanted=5000, wanted_bytes=8 * 10**9, asked=1000, came_bytes=3 * 10**9)
-    saved = Saved.of(account, Prices(per_gb=0.09, per_1000_gets=0.0004))
+    saved = Savings.of(account, Prices(per_gb=0.09, per_1000_gets=0.0004))
     assert (saved.gets, saved.egress_bytes) == (4000, 5 * 10**9)
     assert round(saved.egress_dollars, 9) == 0.45
     assert round(saved.request_dollars, 9) == 0.0016
-    wasteful = Saved.of(DatasetAccount(wanted=1, wanted_bytes=1, asked=9, came_bytes=9), Prices(1e9, 1000.0))
+    wasteful = Savings.of(DatasetAccount(wanted=1, wanted_bytes=1, asked=9, came_bytes=9), Prices(1e9, 1000.0))
     assert (wasteful.gets, wasteful.egress_bytes) == (-8, -8)
     assert (wasteful.request_dollars, wasteful.egress_dollars) == (-8.0, -8.0)
 
@@ -169,4 +169,4 @@ def test_bytes_that_came_ahead_say_when_they_are_repaid(
     spent_bytes: int, data_bytes: int, are_read: bool, told: str | None
 ) -> None:
     account = DatasetAccount(wanted_bytes=1000, came_bytes=1000 + spent_bytes)
-    assert Saved.of(account, Prices()).spent(data_bytes, are_read=are_read) == told
+    assert Savings.of(account, Prices()).spent(data_bytes, are_read=are_read) == told

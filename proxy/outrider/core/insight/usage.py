@@ -282,7 +282,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class Savings:
     """The requests and bytes of clients less those to the bucket. `gets` has the HEADs too, which are billed alike.
     LISTs do not count.
 
@@ -296,7 +296,7 @@ class Saved:
     egress_dollars: float
 
     @classmethod
-    def of(cls, account: DatasetAccount, prices: Prices) -> Saved:
+    def of(cls, account: DatasetAccount, prices: Prices) -> Savings:
         gets = account.wanted - account.asked
         count = account.wanted_bytes - account.came_bytes
         return cls(gets, count, gets / 1000 * prices.per_1000_gets, count / 1e9 * prices.per_gb)

@@ -6,6 +6,5 @@
 4. `affinity` prefers the nodes, and then the zones, that hold the data.
 5. `pod_patch` writes it all as a JSON Patch of a pod that is being created.
 6. `warm_gate` decides when a pod that waits for its data may be scheduled, and which zone warms it.
-7. `leadership` decides which of several operators acts.
-8. `certificates` decides when those of the webhook are made anew.
+7. `certificates` decides when those of the webhook are made anew.
 """

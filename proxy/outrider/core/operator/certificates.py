@@ -137,7 +137,7 @@ def secret_of(name: str, kept: Kept, previous: Mapping[str, Any] | None) -> dict
     }
 
 
-class Trust:
+class SeenTrust:
     """Since when this process has seen that the API server is told to trust an authority. All times are seconds of one
     monotonic clock."""
 

@@ -21,7 +21,7 @@ from outrider.core.operator.certificates import (
     SERVER_S,
     Issued,
     Kept,
-    Trust,
+    SeenTrust,
     Validity,
     bundle_patch,
     due,
@@ -53,7 +53,7 @@ class Certifier(Protocol):
         ...
 
 
-class Keeper:
+class CertificateKeeper:
     """`name`: the webhook configuration, and the Service at which it is called; the Secret is NAME-ca. `show`: takes
     the server's certificate for all new connections. `wall_clock`: seconds since 1970."""
 
@@ -68,7 +68,7 @@ class Keeper:
         self._names = frozenset({f"{name}.{kube.namespace}.svc"})
         self._monotonic, self._wall_clock = monotonic, wall_clock
         self._kept: Kept | None = None
-        self._trust = Trust()
+        self._trust = SeenTrust()
         self._read: tuple[Mapping[str, Any], Kept | None] = {}, None
         self._is_missing = False
 

@@ -21,7 +21,7 @@ answers, and is not asked: it does not fit, is too slow, or fails."""
 _NO_FAULT = frozenset(("absent", "busy", "changed", "hedged"))
 
 
-class Members(Protocol):
+class SeenMembers(Protocol):
     """The members, and what was seen of them."""
 
     @property
@@ -39,7 +39,7 @@ class ClusterPart:
     """Called on the engine's thread. `near`: how many blocks are here that other members own, and their bytes."""
 
     def __init__(
-        self, members: Members, metrics: Metrics, clock: Clock, *, source: str, domain: str,
+        self, members: SeenMembers, metrics: Metrics, clock: Clock, *, source: str, domain: str,
         near: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:  # fmt: skip
         self._members = members
@@ -126,7 +126,7 @@ class ClusterPart:
 
 
 class _Traffic:
-    """The counters by member. Members that share a label, beyond the first 64, have none of their own."""
+    """The counters by member. SeenMembers that share a label, beyond the first 64, have none of their own."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._peers = metrics.peers

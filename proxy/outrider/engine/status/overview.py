@@ -22,7 +22,7 @@ from outrider.core.insight.usage import (
     Prices,
     ReaderAccount,
     ReadUnderWay,
-    Saved,
+    Savings,
     Sums,
 )
 from outrider.core.model import ObjectRef
@@ -153,7 +153,7 @@ class Overview:
         rows = self._rows()
         larger = self._larger_cache(rows)
         readers, recent, most = self._readers(larger)
-        saved = Saved.of(self._usage.total, self._prices)
+        saved = Savings.of(self._usage.total, self._prices)
         data = sum(data_bytes(row.known) for row in rows if row.known is not None)
         states = members or {}
         return {
@@ -200,7 +200,7 @@ class Overview:
         told: dict[str, Any] = {
             "bucket": bucket, "name": template, **_told(sums), "bucket_gets": row.account.asked,
             "bucket_bytes": row.account.came_bytes,
-            "saved": _saved(Saved.of(row.account, self._prices), whole, sums),
+            "saved": _saved(Savings.of(row.account, self._prices), whole, sums),
         }  # fmt: skip
         if dataset is None:
             return told
@@ -309,7 +309,7 @@ def _told(sums: Sums) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _saved(saved: Saved, whole_bytes: int, sums: Sums) -> Mapping[str, Any]:
+def _saved(saved: Savings, whole_bytes: int, sums: Sums) -> Mapping[str, Any]:
     return {**asdict(saved), "spent": saved.spent(whole_bytes, are_read=sums.requests > 0)}
 
 
