@@ -127,8 +127,8 @@ def _numbers(account: DatasetAccount) -> Sequence[float]:
     """In the order of `UsageMetrics._columns`."""
     sums = account.sums
     return (
-        sums.disk_bytes, sums.flight_bytes, sums.origin_bytes, sums.hits, sums.requests - sums.hits, account.asked,
-        account.came_bytes, sums.wait_s, sums.away_s,
+        sums.disk_bytes, sums.flight_bytes, sums.origin_bytes, sums.hits, sums.requests - sums.hits,
+        account.bucket_gets, account.bucket_bytes, sums.wait_s, sums.away_s,
     )  # fmt: skip
 
 

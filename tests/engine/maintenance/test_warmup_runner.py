@@ -65,7 +65,7 @@ async def test_each_byte_is_filled_once_and_counted(making: Making) -> None:
         reading = asyncio.create_task(room.get(REFS[1]))
         warm_up = await warmed(room)
         await reading
-        assert warm_up.progress.told(room.clock())["state"] == "done"
+        assert warm_up.progress.report(room.clock())["state"] == "done"
         assert (warm_up.progress.objects, warm_up.progress.bytes) == (COUNT, COUNT * SIZE)
         assert room.origin.body_bytes == COUNT * SIZE
         before = len(room.origin.log)

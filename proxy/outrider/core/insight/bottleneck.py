@@ -134,15 +134,15 @@ def is_mostly_cold(sums: Sums) -> bool:
     return sums.served_bytes > 0 and sums.disk_bytes < _MOST * sums.served_bytes
 
 
-def alerts(failed_reads: int, members_away: int, members: int) -> list[str]:
+def alerts(failed_reads: int, unreachable: int, members: int) -> list[str]:
     """Faults that people should see beside any bottleneck. `failed_reads`: in the last minute. `members`: of the
     cluster, this node among them."""
-    told = []
+    found = []
     if failed_reads:
-        told.append(f"{counted(failed_reads, 'read')} failed in the last minute")
-    if members_away:
-        told.append(f"{members_away} of {counted(members, 'member')} {'is' if members_away == 1 else 'are'} away")
-    return told
+        found.append(f"{counted(failed_reads, 'read')} failed in the last minute")
+    if unreachable:
+        found.append(f"{unreachable} of {counted(members, 'member')} {'is' if unreachable == 1 else 'are'} away")
+    return found
 
 
 def disk_alerts(disks: Sequence[tuple[str, str]]) -> list[str]:

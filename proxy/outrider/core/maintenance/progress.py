@@ -87,7 +87,7 @@ class Progress:
             return None
         return max(0.0, _expected(self.wanted_bytes, self.wanted_objects, self.unsized) - self.bytes) / rate
 
-    def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def report(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         eta_s = self.eta_s(now)
         return {
             "state": self.state.value,

@@ -33,7 +33,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class ZoneWarmth:
-    """A warm-up in the caches of one zone. `zone` None: unknown. `report`: its progress (`Progress.told`); None: the
+    """A warm-up in the caches of one zone. `zone` None: unknown. `report`: its progress (`Progress.report`); None: the
     caches have no such warm-up. `refusal`: why they do not begin it, in their words; None: they have not refused.
     `held`: the share of the data that they hold, as far as is known without it. `tries`: how often in a row it failed
     and was begun anew."""
@@ -83,7 +83,7 @@ class ZoneWarmth:
 
     @property
     def _ended_s(self) -> float:
-        """Caches before 0.3 do not tell it."""
+        """Caches before 0.3 do not report it."""
         return (self.report or {}).get("ended_s") or 0.0
 
 

@@ -13,7 +13,7 @@ class NoRoomForObject(StoreUnavailable):
     """The object does not fit, and will not when it is tried again."""
 
 
-def is_away(error: Exception) -> bool:
+def is_unreachable(error: Exception) -> bool:
     """The origin did not answer, or will answer otherwise soon."""
     if isinstance(error, OriginRefused):
         return error.status in RETRYABLE_STATUSES
@@ -23,7 +23,7 @@ def is_away(error: Exception) -> bool:
 def is_passing(error: Exception) -> bool:
     """Another try may go well."""
     is_ours = isinstance(error, VersionChanged | StoreUnavailable) and not isinstance(error, NoRoomForObject)
-    return is_ours or is_away(error)
+    return is_ours or is_unreachable(error)
 
 
 def reason_of(error: Exception) -> str:

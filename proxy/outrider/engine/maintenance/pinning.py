@@ -129,9 +129,9 @@ class Pinning:
         self._release(pin)
         await self._written()
 
-    def told(self, pin: Warmup, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def report(self, pin: Warmup, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         now = self._warmup_runner.clock()
-        return {**self._warmup_runner.counted(pin).told(now, failures_max), "reserved_bytes": pin.need_bytes}
+        return {**self._warmup_runner.counted(pin).report(now, failures_max), "reserved_bytes": pin.need_bytes}
 
     # -- at a start, and from time to time ----------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class Pinning:
     # -- within -------------------------------------------------------------------------------------------------------
 
     async def _ask(self, pin: Warmup, item: Item) -> None:
-        """Ask the origin for the size and ETag of `item`, unless a LIST told them."""
+        """Ask the origin for the size and ETag of `item`, unless a LIST showed them."""
         if item.size >= 0 and quoted_etag(item.etag) is not None:
             return
         try:

@@ -51,7 +51,7 @@ class Item:
         self.on_disk, self.whole = 0, False
 
     def is_named(self, identity: VersionIdentity) -> None:
-        """A LIST, or another member, told the identity of its version."""
+        """A LIST, or another member, has named its version."""
         self.etag, self.modified = identity.etag, identity.modified
 
     @property
@@ -94,10 +94,10 @@ class Warmup:
     """The blocks that are wanted here; None: all."""
     is_led: bool = False
     """This member sees to it that all members do their parts."""
-    is_told: bool = False
+    is_passed_on: bool = False
     """Another member passed it on to this one, and sees to it."""
-    elsewhere: Sequence[Mapping[str, Any]] = ()
-    """The parts of the other members, as they were last told."""
+    other_parts: Sequence[Mapping[str, Any]] = ()
+    """The parts of the other members, as they were last reported."""
     _removals: int = -1
     _count_after: float = 0.0
 
@@ -182,7 +182,7 @@ class Warmup:
             progress.wanted_bytes += item.wanted_bytes
 
     def sized(self, item: Item, listed: VersionIdentity) -> None:
-        """A LIST told the identity of the version of `item`."""
+        """A LIST has named the version of `item`."""
         self._is_sized(item, listed.size)
         item.is_named(listed)
 
@@ -219,16 +219,16 @@ class Warmup:
                 item.on_disk, item.whole = on_disk, on_disk == item.wanted_bytes
         self._count_after = clock() + (clock() - began) / _RECOUNT_SHARE
 
-    def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def report(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         """The progress; of a warm-up that is divided among members, that of all of them."""
-        part = self.told_part(now, failures_max)
-        return warmup_sum([part, *self.elsewhere], under_way=self.is_led) if self.is_led or self.elsewhere else part
+        part = self.own_report(now, failures_max)
+        return warmup_sum([part, *self.other_parts], under_way=self.is_led) if self.is_led or self.other_parts else part
 
-    def told_part(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def own_report(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         """The progress of this node's part."""
         note = too_many(self.copies, 1 if self.part is None else len(self.part.view.ring.members))
         return {"name": self.name, "client": self.client, "copies": in_words(self.copies),
-                **self.progress.told(now, failures_max), "notes": [] if note is None else [note]}  # fmt: skip
+                **self.progress.report(now, failures_max), "notes": [] if note is None else [note]}  # fmt: skip
 
 
 # Warm-ups of one owner. With plans and stalls they fit on one page of a LIST.

@@ -27,7 +27,7 @@ from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.listing.enumerate import Enumerator
-from outrider.engine.maintenance.failures import NoRoomForObject, is_away, is_passing, reason_of
+from outrider.engine.maintenance.failures import NoRoomForObject, is_passing, is_unreachable, reason_of
 from outrider.engine.maintenance.fair_places import FairPlaces
 from outrider.engine.maintenance.own_part import KeptPart, OwnPart
 from outrider.engine.maintenance.warmup import Item, Warmup
@@ -47,7 +47,7 @@ _OBJECTS_AT_ONCE = 16
 # Pauses before an object is tried again that was overwritten, or for which there was no room.
 _PAUSES_S = (0.5, 2.0, 5.0)
 # Pauses while the origin is away: a minute in all, for as long as a client would wait.
-_AWAY_PAUSES_S = (0.5, 2.0, 5.0, 10.0, 20.0, 20.0)
+_OUTAGE_PAUSES_S = (0.5, 2.0, 5.0, 10.0, 20.0, 20.0)
 # Objects that HEADs asked to warm, or that were written, and that are not here yet. One more is not warmed.
 _HINTS_MAX = 1000
 # Tokens are spent before the size of an object is known, and the excess is given back when it is. So a warm-up that
@@ -89,7 +89,7 @@ class WarmupRunner:
         self._hints = asyncio.Semaphore(_OBJECTS_AT_ONCE)
         # All pauses for an origin that is away were in vain, and nothing came since: the next objects have none.
         # Otherwise the warm-up of ten thousand objects would take half a day to fail.
-        self._is_away_for_long = False
+        self._is_unreachable = False
 
     # -- for the owners of warm-ups -----------------------------------------------------------------------------------
 
@@ -273,30 +273,30 @@ class WarmupRunner:
 
     async def _bring(self, warmup: Warmup, item: Item) -> None:
         """Raises Signal, S3Error: why the object is not here as a whole."""
-        pauses_s, away_pauses_s = iter(_PAUSES_S), iter(_AWAY_PAUSES_S)
+        pauses_s, outage_pauses_s = iter(_PAUSES_S), iter(_OUTAGE_PAUSES_S)
         while True:
             try:
                 await self._bring_once(warmup, item)
-                self._is_away_for_long = False
+                self._is_unreachable = False
                 return
             except (Signal, S3Error) as error:
                 if isinstance(error, VersionChanged):
                     self._versions.forget(item.ref)
-                if (pause_s := self._pause_after(error, pauses_s, away_pauses_s)) is None:
+                if (pause_s := self._pause_after(error, pauses_s, outage_pauses_s)) is None:
                     raise
             await self._sleep(pause_s)
 
     def _pause_after(
-        self, error: Signal | S3Error, pauses_s: Iterator[float], away_pauses_s: Iterator[float]
+        self, error: Signal | S3Error, pauses_s: Iterator[float], outage_pauses_s: Iterator[float]
     ) -> float | None:
         """How long to wait before the object is tried again; None: it has failed. The pauses are those that are
         left."""
-        if is_passing(error) and not is_away(error):
+        if is_passing(error) and not is_unreachable(error):
             return next(pauses_s, None)
-        if not is_away(error) or self._is_away_for_long:
+        if not is_unreachable(error) or self._is_unreachable:
             return None
-        pause_s = next(away_pauses_s, None)
-        self._is_away_for_long = pause_s is None
+        pause_s = next(outage_pauses_s, None)
+        self._is_unreachable = pause_s is None
         return pause_s
 
     async def _bring_once(self, warmup: Warmup, item: Item) -> None:
@@ -306,7 +306,7 @@ class WarmupRunner:
                 return  # all of it is for other members
             self._check_room(warmup, item, item.size)
         version = self._fills.known(item.ref)
-        brought = False
+        received = False
         if version is not None:
             version = await self._fills.brought(version)
         elif part is not None and not part.has(item.ref, 0):
@@ -316,7 +316,7 @@ class WarmupRunner:
             finally:
                 self._places.give_back()
         else:
-            brought = not self._begins_here(item.ref)
+            received = not self._has_first_block(item.ref)
             # The answer brings the first block: count a whole one while the size is unknown.
             first_bytes = min(item.size, self.layout.block_bytes) if item.size >= 0 else self.layout.block_bytes
             await self._place(warmup, item.ref, first_bytes)
@@ -333,9 +333,9 @@ class WarmupRunner:
         warmup.found(item, version, vid)
         if self.pins.is_pinned(item.ref):
             self.pins.block_came(version, vid)
-        await self._bring_blocks(warmup, item, version, brought)
+        await self._bring_blocks(warmup, item, version, received)
 
-    def _begins_here(self, ref: ObjectRef) -> bool:
+    def _has_first_block(self, ref: ObjectRef) -> bool:
         """Whether its first block is here, as far as is known: the question for its version then brings no block."""
         version = self._versions.stale(ref)
         return version is not None and self.store.has(BlockKey(self.layout.version_id(version), 0))
@@ -352,13 +352,13 @@ class WarmupRunner:
         item.room_bytes += need
         warmup.need_bytes += need
 
-    async def _bring_blocks(self, warmup: Warmup, item: Item, version: ObjectVersion, brought: bool) -> None:
+    async def _bring_blocks(self, warmup: Warmup, item: Item, version: ObjectVersion, received: bool) -> None:
         passed = 0
         async with TaskGroup() as group:
             for key, length in warmup.bringing_blocks(item, self.layout):
                 if self.store.is_verified(key) or (self.store.has(key) and warmup.trusting):
                     # The first block may have come a moment ago, with the answer to the question for the version.
-                    warmup.confirm(item, length, self.clock(), fetched=brought and key.index == 0)
+                    warmup.confirm(item, length, self.clock(), fetched=received and key.index == 0)
                     passed += 1
                     if passed % _PASSED_AT_ONCE == 0:
                         await asyncio.sleep(0)

@@ -85,17 +85,17 @@ class ClusterPart:
     def _others(self) -> list[dict[str, Any]]:
         view, now = self._members.view, self._clock()
         traffic = _Traffic(self._metrics)
-        told = [self._of(state, now, traffic) for state in view.states]
-        told += [
+        members = [self._of(state, now, traffic) for state in view.states]
+        members += [
             {**_blank(left.name, left.address, "left_out"), "why": f"{left.why}: {left.detail}"}
             for left in view.left_out
         ]
-        told += [
+        members += [
             {**_blank(entry.name, entry.address, "away"), "zone": entry.zone, "weight_bytes": entry.weight_bytes,
              "why": "never answered"}
             for entry in view.silent
         ]  # fmt: skip
-        return told
+        return members
 
     def _of(self, known: MemberState, now: float, traffic: _Traffic) -> dict[str, Any]:
         member = known.member

@@ -76,8 +76,11 @@ class Maintenance:
             return book.all() if owner is None else book.of(owner)
 
         now = self.runner.clock()
-        warmups = [self.runner.counted(warmup).told(now, _FAILURES_SHOWN) for warmup in of(self.warmups)]
-        return {"warmups": warmups, "pins": [self.pinning.told(pin, _FAILURES_SHOWN) for pin in of(self.pinning.book)]}
+        warmups = [self.runner.counted(warmup).report(now, _FAILURES_SHOWN) for warmup in of(self.warmups)]
+        return {
+            "warmups": warmups,
+            "pins": [self.pinning.report(pin, _FAILURES_SHOWN) for pin in of(self.pinning.book)],
+        }
 
 
 class StatusDocument:

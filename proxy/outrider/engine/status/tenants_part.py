@@ -22,7 +22,7 @@ class TenantsPart:
         self._metrics = metrics
         self._tenant_of = tenant_of
         metrics.usage.on_served = self._served
-        metrics.usage.on_came = self._came
+        metrics.usage.on_received = self._received
         metrics.before_scrape.append(self._update_metrics)
 
     def document(self) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ class TenantsPart:
     def _served(self, reader: str, count: float) -> None:
         self._metrics.tenants.served_bytes.labels(self._tenant_of(reader) or "-").inc(count)
 
-    def _came(self, ref: ObjectRef, count: int) -> None:
+    def _received(self, ref: ObjectRef, count: int) -> None:
         self._metrics.tenants.origin_bytes.labels(self.tenants.reader_of(ref) or "-").inc(count)
 
     def _update_metrics(self) -> None:

@@ -144,7 +144,7 @@ class BatchBody:
             return
         self._current = opened = await self._opened(number)
         self._number += 1
-        self._objects.tell(opened)
+        self._objects.note(opened)
         if opened.error is not None and self._fails_whole:
             raise opened.error
         record = (CACHE_RECORD, opened.cache.value) if opened.error is None else (STATUS_RECORD, str(opened.status))
