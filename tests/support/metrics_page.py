@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics import MetricWrapperBase
 
 from outrider.engine.operator.metrics import OperatorMetrics
-from outrider.metrics import Metrics, PeerMetrics, TenantMetrics, UsageMetrics
+from outrider.metrics import Metrics, PeerMetrics
+from outrider.metrics.usage_metrics import TenantMetrics, UsageMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from outrider.core.insight.usage import OTHERS, DatasetAccount, HitTally, Prices, Savings, Sums, Usage
-from outrider.metrics import UsageMetrics
+from outrider.metrics.usage_metrics import UsageMetrics
 
 TRAIN = ("bucket", "train-{}.tar")
 

@@ -84,7 +84,12 @@ class _Bucket:
             except (NotCacheable, Unproved) as error:
                 uncached.setdefault(error.why, ref)
         found = [
-            warn("bucket", f"{ref} is relayed and not kept: {_sentence(why)}", _PAGE) for why, ref in uncached.items()
+            warn(
+                "bucket",
+                f"{ref} is relayed and not kept: {sentence(why) if isinstance(why, Oddity) else why.value}",
+                _PAGE,
+            )
+            for why, ref in uncached.items()
         ]
         found += self._odd(uncached)
         return found or [ok("bucket", f"{shown}: answers as AWS S3 does, in {len(objects)} objects")]
@@ -112,7 +117,3 @@ class _Bucket:
         async with aclosing(self._reader.body(version, Extent(1, 2))) as body:
             while await body.some():
                 pass
-
-
-def _sentence(why: Oddity | Uncached) -> str:
-    return sentence(why) if isinstance(why, Oddity) else why.value

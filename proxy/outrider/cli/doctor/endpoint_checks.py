@@ -29,7 +29,9 @@ async def endpoint_findings(endpoint: str) -> AsyncIterator[Diagnosis]:
     """`endpoint`: http://HOST:PORT, as in a job's AWS_ENDPOINT_URL. The key is the environment's, as for a job."""
     source = AwsCredentials()
     finding, found = await check_credentials(source)
-    yield _of_job(finding) if found is None else finding
+    if found is None and finding.level is not Level.FAIL:
+        finding = ok(finding.name, "none found: the proxy is asked unsigned")
+    yield finding
     way = await check_way(endpoint)
     if way.level is Level.FAIL:
         yield fail("endpoint", way.text, _DO)
@@ -59,7 +61,3 @@ def check_proxy(answer: OriginAnswer, endpoint: str, credentials: Credentials | 
     if found.level is Level.FAIL:
         return fail("endpoint", found.text, "Give the job a key that is in the clients file of the proxy.")
     return ok("endpoint", found.text)
-
-
-def _of_job(finding: Diagnosis) -> Diagnosis:
-    return finding if finding.level is Level.FAIL else ok(finding.name, "none found: the proxy is asked unsigned")

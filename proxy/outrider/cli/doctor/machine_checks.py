@@ -49,7 +49,10 @@ def cache_findings(settings: Settings, running_here: bool) -> Iterator[Diagnosis
         yield check_directory(directory, existing, memory, running_here)
         if existing.is_dir() and os.access(existing, os.W_OK):
             usable.append((directory, existing))
-    held = [0 if memory else _used_bytes(directory) for directory, _ in usable]
+    held = [
+        0 if memory else sum(found.disk_bytes for found in islice(BlockDir(directory).walk(), _FILES_COUNTED_MAX))
+        for directory, _ in usable
+    ]
     rooms = [_room(settings, existing, used) for (_, existing), used in zip(usable, held, strict=True)]
     if len({room.device for room in rooms}) < len(rooms):
         yield warn(
@@ -179,7 +182,3 @@ def check_open_files(hard: int | None = None) -> Diagnosis:
 def _existing(path: Path) -> Path:
     path = path.absolute()
     return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
-def _used_bytes(wanted: Path) -> int:
-    return sum(found.disk_bytes for found in islice(BlockDir(wanted).walk(), _FILES_COUNTED_MAX))

@@ -1,8 +1,7 @@
-"""The runner of warm-ups: objects are brought by command, and counted once they are on disk and verified there.
+"""The runner of warm-ups: objects are fetched by command, and counted once they are on disk and verified there.
 
-Warm-ups fill behind all demand and beside prefetch, by the means of `Prefetch`: a block that is here, or on its way, is
-not brought again.
-"""
+Warm-ups fill behind all demand and beside prefetch, by the means of `Prefetch`: a block that is cached, or on its way,
+is not fetched again."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Objects of one warm-up at once: enough to hide the round trips of small objects. For large ones the number of blocks
-# is the bound.
+# For each warm-up: enough to hide the round trips of small objects. For large ones the number of blocks is the bound.
 _OBJECTS_AT_ONCE = 16
 # Pauses before an object is tried again that was overwritten, or for which there was no room.
 _PAUSES_S = (0.5, 2.0, 5.0)

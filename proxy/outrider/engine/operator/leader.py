@@ -44,7 +44,7 @@ class Leader:
         if holder not in ("", self._me) and now - self._seen_at <= LEASE_S:
             self._renewed_at = None
             return
-        time = _micro_time(self._clock())
+        time = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec.update(holderIdentity=self._me, renewTime=time, leaseDurationSeconds=LEASE_S)
         if holder != self._me:
             spec.update(acquireTime=time, leaseTransitions=spec.get("leaseTransitions", 0) + (lease is not None))
@@ -70,7 +70,3 @@ class Leader:
         lease = await self._kube.get("Lease", self._name)
         if lease is not None and (lease.get("spec") or {}).get("holderIdentity") == self._me:
             await self._kube.update("Lease", {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
-
-
-def _micro_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

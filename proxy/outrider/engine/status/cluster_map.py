@@ -30,7 +30,7 @@ Mine = Callable[[ObjectRef, int], int]
 
 
 async def own_shares(planner: Planner, mine: Mine) -> list[DatasetShare]:
-    """What this node has of each dataset, those with the most bytes first. Each takes some milliseconds after the ring
+    """The part of each dataset that this node has, the largest first. Each takes some milliseconds after the ring
     has changed."""
     return [
         DatasetShare(

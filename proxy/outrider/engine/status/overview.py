@@ -278,7 +278,8 @@ class Overview:
                 "name": self._name_of(reader), "bucket": dataset[0], "dataset": dataset[1],
                 "silent_s": round(silent_s, 1), "reads_under_way": len(reads),
                 "waiting_s": max((round(read.wait_s, 1) for read in reads if read.is_waiting), default=None),
-                "bytes_s": round(account.bytes_s), "stall": _rounded(recent.stall), **_sums(account.sums),
+                "bytes_s": round(account.bytes_s), **_sums(account.sums),
+                "stall": None if recent.stall is None else round(recent.stall, 4),
                 "slow": verdict["slow"], "level": verdict["level"], "verdict": verdict["text"], "next": verdict["next"],
             })  # fmt: skip
         return shown, sums, None if most is None else self._data(most)
@@ -311,7 +312,3 @@ def _sums(sums: Sums) -> Mapping[str, Any]:
 
 def _saved(saved: Savings, whole_bytes: int, sums: Sums) -> Mapping[str, Any]:
     return {**asdict(saved), "spent": saved.spent(whole_bytes, are_read=sums.requests > 0)}
-
-
-def _rounded(part: float | None) -> float | None:
-    return None if part is None else round(part, 4)

@@ -19,7 +19,7 @@ from outrider.metrics import Metrics
 
 Status = dict[str, object]
 Owners = Callable[[ObjectRef], Awaitable[Status]]
-"""Who owns the blocks of an object. Raises S3Error, Signal."""
+"""The owners of the blocks of an object. Raises S3Error, Signal."""
 
 Datasets = Callable[[], Awaitable[Status]]
 """The shares of datasets that one or all members hold."""
