@@ -59,16 +59,16 @@ def ls(
     for tenant in status.get("tenants", []):
         typer.echo(_tenant(tenant, status["disk"]["budget_bytes"]))
     for pin in status.get("pins", []):
-        here, reserved = in_words(pin["bytes"]["on_disk"]), in_words(pin["reserved_bytes"])
-        typer.echo(f"pin {shown(pin['name'])}: {here} here of {reserved} reserved")
+        cached, reserved = in_words(pin["bytes"]["on_disk"]), in_words(pin["reserved_bytes"])
+        typer.echo(f"pin {shown(pin['name'])}: {cached} here of {reserved} reserved")
 
 
 def _tenant(tenant: Status, capacity_bytes: int) -> str:
     cache, line = tenant["cache_share"], tenant["line_share"]
     of_cache = "" if cache is None else f" of a share of {in_words(int(cache * capacity_bytes))} ({_percent(cache)})"
     of_line = "" if line is None else f", {_percent(line)} of the line"
-    here = "" if tenant["cached_bytes"] is None else f"{in_words(tenant['cached_bytes'])} here{of_cache}, "
-    return f"tenant {shown(tenant['name'])}: {here}{in_words(tenant['served_bytes'])} read{of_line}"
+    cached = "" if tenant["cached_bytes"] is None else f"{in_words(tenant['cached_bytes'])} here{of_cache}, "
+    return f"tenant {shown(tenant['name'])}: {cached}{in_words(tenant['served_bytes'])} read{of_line}"
 
 
 def _verified(dataset: Status) -> str:

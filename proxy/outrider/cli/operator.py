@@ -128,8 +128,8 @@ async def _serve(
 def _sidecar(path: Path) -> Sidecar:
     """Raises SettingsError."""
     try:
-        told = json.loads(path.read_text())
-        container, volumes, endpoint = told["container"], told.get("volumes") or [], told["endpoint"]
+        sidecar = json.loads(path.read_text())
+        container, volumes, endpoint = sidecar["container"], sidecar.get("volumes") or [], sidecar["endpoint"]
         if not isinstance(container["name"], str) or not all(isinstance(each["name"], str) for each in volumes):
             raise TypeError("names are text")
         return Sidecar(container, volumes, str(endpoint))

@@ -146,12 +146,12 @@ def simulate(
                 0, simulate_cluster.parse_rate("--bucket", bucket), latency, _bytes("--block-size", block_size),
                 prefetch=prefetch, listing=listing,
             )  # fmt: skip
-            asked = simulate_cluster.ClusterQuestion(
+            cluster_question = simulate_cluster.ClusterQuestion(
                 nodes, gpus_per_node, readers or 4, images * _bytes("--image-size", image_size),
                 Shards(shards, _bytes("--size", size), "train"), kind, epochs, seed, told, machine,
                 simulate_cluster.parse_rate("--link", link), simulate_cluster.parse_rate("--connection", connection),
             )  # fmt: skip
-            simulate_cluster.answer(asked, caches, as_json, plot)
+            simulate_cluster.answer(cluster_question, caches, as_json, plot)
             return
         readers = readers or 8
         if log is not None:

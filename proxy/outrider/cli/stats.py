@@ -65,7 +65,7 @@ def stats(
 
 def view(status: Status) -> RenderableType:
     verdict = status["verdict"]
-    # An older proxy tells neither level nor next step.
+    # An older proxy shows neither level nor next step.
     colour = _COLOURS.get(verdict.get("level", ""))
     parts: list[RenderableType] = [
         Text(f"outrider {status['version']} in front of {shown(status['origin'] or 'AWS S3')}, "
@@ -131,7 +131,7 @@ def _facts(status: Status) -> Table:
         gets = f"and {-saved['gets']:,} GETs and HEADs more than readers asked for"
     table.add_row("saved", f"{size}, {gets}{money}")
     table.add_row("disk", f"{in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}")
-    # An older proxy has one disk, and does not tell of it.
+    # An older proxy has one disk, and does not show it.
     disks = status.get("disks", ())
     for each in disks if len(disks) > 1 else ():
         table.add_row("", shown(_of_disk(each)))
@@ -153,7 +153,7 @@ def _of_disk(disk: Status) -> str:
 
 def _oddities(status: Status) -> Text | None:
     """How the origin differs from AWS S3, and how many reads stayed uncached; None: nothing to tell."""
-    # An older proxy tells neither.
+    # An older proxy shows neither.
     lines = [shown(odd["text"]) for odd in status.get("origin_oddities", ())]
     known = {odd["kind"] for odd in status.get("origin_oddities", ())}
     others = {why: count for why, count in status.get("uncached_reads", {}).items() if why not in known}

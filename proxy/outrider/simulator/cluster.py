@@ -140,15 +140,15 @@ class ClusterSimulation:
             node = members[number * len(members) // len(lists)]
             shards = [self.objects[ObjectRef(job.shards.bucket, job.shards.key(index))] for index in part]
             if job.told and part:
-                self._tell_order(node, [of.ref for of in shards])
+                self._announce(node, [of.ref for of in shards])
             buffer = Buffer(self.time, job.reader_bytes_s, self.nodes.buffered_blocks)
             if self.way == "direct":
                 _DirectReader(node, shards, buffer, row, ended)
             else:
                 read_all(node, node.client, iter(shards), buffer.take, row, partial(buffer.emptied, ended))
 
-    def _tell_order(self, node: SimNode, refs: Sequence[ObjectRef]) -> None:
-        """A client of this node tells its order, which reaches all members, as `engine.ahead.orders_of_all` does."""
+    def _announce(self, node: SimNode, refs: Sequence[ObjectRef]) -> None:
+        """As `engine.ahead.orders_of_all`: a client of this node announces its order, which reaches all members."""
         for member in self.members.values() if self.way == "cluster" else (node,):
             if member.planner is not None:
                 member.planner.told(node.client, refs, self.time.now, elsewhere=member is not node)
@@ -181,10 +181,10 @@ class SimNode(SimProxy):
         policy = "none" if cluster.way == "direct" else "epoch"
         super().__init__(cluster.nodes.machine, policy, cluster.time, cluster.objects)
         self._mine: dict[ObjectRef, int] = {}
-        # Reads of this node's clients of which the others have not heard: client, object, size and time.
-        self._untold: list[tuple[str, ObjectRef, int, float]] = []
+        # Reads of this node's clients that were not reported to the others: client, object, size and time.
+        self._unreported: list[tuple[str, ObjectRef, int, float]] = []
         if self.planner is not None and cluster.way == "cluster":
-            self.planner.join(self._tell, self._mine_of, self._near_bytes)
+            self.planner.join(self._note_read, self._mine_of, self._near_bytes)
 
     @property
     def received_bytes(self) -> int:
@@ -221,19 +221,19 @@ class SimNode(SimProxy):
             self._mine[ref] = bits
         return bits & ((1 << blocks) - 1)
 
-    def _tell(self, client: str, ref: ObjectRef, size: int) -> None:
+    def _note_read(self, client: str, ref: ObjectRef, size: int) -> None:
         """As `engine.cluster.told_reads` does."""
-        if not self._untold:
-            self.time.at(self.time.now + told_every_s(len(self.cluster.members) - 1), self._tell_all)
-        self._untold.append((client, ref, size, self.time.now))
+        if not self._unreported:
+            self.time.at(self.time.now + told_every_s(len(self.cluster.members) - 1), self._report_reads)
+        self._unreported.append((client, ref, size, self.time.now))
 
-    def _tell_all(self) -> None:
-        told, self._untold = self._untold, []
+    def _report_reads(self) -> None:
+        reads, self._unreported = self._unreported, []
         if self.planner is None or self.cluster.is_over:
             return
         for node in self.cluster.members.values():
             if node is not self and node.planner is not None:
-                for client, ref, size, at in told:
+                for client, ref, size, at in reads:
                     node.planner.opened_elsewhere(self.name, client, ref, size, self.planner.readers, at)
                 node.prefetch()
 

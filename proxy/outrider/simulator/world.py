@@ -63,7 +63,7 @@ class SimObject:
 
 
 def policy_of(name: str, capacity_bytes: int, block_bytes: int) -> EvictionPolicy:
-    """The policy for a store of `capacity_bytes`. `epoch` is the planner, which hears of requests, too."""
+    """The policy for a store of `capacity_bytes`. `epoch` is the planner, which is notified of requests, too."""
     return Planner(capacity_bytes, block_bytes) if name == "epoch" else POLICIES[name]()
 
 

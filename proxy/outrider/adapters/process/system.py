@@ -153,7 +153,7 @@ def freezing_after_long_ones(clock: Callable[[], float]) -> Callable[[Literal["s
     """A function for `gc.callbacks` that freezes all objects after each long full collection. `clock` is in seconds."""
     began = 0.0
 
-    def hear(phase: Literal["start", "stop"], info: dict[str, int]) -> None:
+    def on_collection(phase: Literal["start", "stop"], info: dict[str, int]) -> None:
         nonlocal began
         if info["generation"] < 2:
             return
@@ -162,7 +162,7 @@ def freezing_after_long_ones(clock: Callable[[], float]) -> Callable[[Literal["s
         elif clock() - began > _LONG_COLLECTION_S:
             gc.freeze()
 
-    return hear
+    return on_collection
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

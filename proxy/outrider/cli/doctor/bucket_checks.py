@@ -109,10 +109,10 @@ class _Bucket:
     async def _look_at(self, ref: ObjectRef) -> None:
         """Ask for the version by a Range and by HEAD, and for a byte with If-Match. Raises NotCacheable, Unproved, and
         what `OriginReader.body` raises."""
-        asked = Extent(0, 2)
+        extent = Extent(0, 2)
         request = OriginRequest("GET", *ref, headers=(("range", "bytes=0-1"),))
         with closing(await self._reader.asked(request, CHECKSUMS)) as reply:
-            version = (await self._answers.of_get(ref, reply, asked)).version
+            version = (await self._answers.of_get(ref, reply, extent)).version
         version = (await self._answers.head(ref)).version
         async with aclosing(self._reader.body(version, Extent(1, 2))) as body:
             while await body.some():

@@ -39,7 +39,7 @@ from outrider.core.text import counted
 from outrider.metrics import Metrics
 from outrider.settings import Settings, SettingsError
 
-# A source that is well tells its list in far less.
+# A source that is well gives its list in far less.
 _LIST_TIMEOUT_S = 5.0
 _DATE_TIMEOUT_S = 2.0
 _HELLOS_AT_ONCE = 32
@@ -115,11 +115,11 @@ async def _listed(settings: Settings, port: int, environ: Mapping[str, str]) -> 
     """The first list, unless the source says before why it gives none. Raises SettingsError, _NoListError."""
     why: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def hear(text: str) -> None:
+    def on_failure(text: str) -> None:
         if not why.done():
             why.set_result(text)
 
-    async with aclosing(source_of(settings, Metrics(), port, environ, hear=hear).lists()) as lists:
+    async with aclosing(source_of(settings, Metrics(), port, environ, hear=on_failure).lists()) as lists:
         first = asyncio.ensure_future(anext(lists))
         either: list[asyncio.Future[Any]] = [first, why]
         await asyncio.wait(either, timeout=_LIST_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)

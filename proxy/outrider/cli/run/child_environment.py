@@ -21,12 +21,12 @@ def for_child(
         # Unsetting the variable would not do: the profile may say the same, and the variable wins over it.
         child[IGNORE_ENDPOINTS] = "false"
     # The general variable moves every service. The services that hand out the child's role must stay where they were.
-    elsewhere = environ.get("AWS_ENDPOINT_URL") or in_profile(environ, "endpoint_url")
-    child.setdefault("AWS_ENDPOINT_URL_STS", elsewhere or _sts(region))
+    general = environ.get("AWS_ENDPOINT_URL") or in_profile(environ, "endpoint_url")
+    child.setdefault("AWS_ENDPOINT_URL_STS", general or _sts(region))
     # Single sign-on may be in another region than the buckets.
     sso_region = in_profile(environ, "sso_region") or region
     for name, service in (("AWS_ENDPOINT_URL_SSO", "portal.sso"), ("AWS_ENDPOINT_URL_SSO_OIDC", "oidc")):
-        if place := elsewhere or (sso_region and _of_aws(service, sso_region)):
+        if place := general or (sso_region and _of_aws(service, sso_region)):
             child.setdefault(name, place)
     if endpoint.startswith("http://"):
         # Rust's object_store refuses http otherwise.

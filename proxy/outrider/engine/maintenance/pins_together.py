@@ -58,7 +58,7 @@ class PinsTogether:
         await self._others.ask(Command("", "put", "pin", pin.owner, pin.name, pin.body, at=pin.at))
 
     async def unpin(self, owner: str, name: str, now: float) -> None:
-        """The pin ends at all members; one that is away hears of it later. `now`: seconds since 1970."""
+        """The pin ends at all members; one that is unreachable learns of it later. `now`: seconds since 1970."""
         pin = self._pinning.book.get(owner, name)
         if pin is None:
             return
@@ -74,7 +74,7 @@ class PinsTogether:
             if answer is not None and answer.error:
                 parts.append(failed_part(member, answer.error))
             elif answer is None or answer.told is None or answer.told.get("at") not in (None, pin.at):
-                # It has not heard of this pin yet.
+                # It does not know this pin yet.
                 parts.append(UNANSWERED)
             else:
                 parts.append(_named(member, answer.told))
@@ -124,7 +124,7 @@ class PinsTogether:
         pin = self._pinning.book.get(owner, name)
         return max(0.0 if pin is None else pin.at, self._pinning.ended.get((owner, name), 0.0))
 
-    # -- pins that this member has not heard of -----------------------------------------------------------------------
+    # -- pins that this member does not know  -----------------------------------------------------------------------
 
     def learn(self) -> None:
         """Ask members for their pins whose turn it is. To be called after each hello."""

@@ -74,7 +74,7 @@ class CertificateKeeper:
 
     @property
     def is_ready(self) -> bool:
-        """The API server can call: it is told to trust the authority of the certificate that is shown."""
+        """The API server can call: it was given the authority of the certificate that is shown."""
         return self._kept is not None and self._kept.server.issuer in self._trust
 
     async def step(self) -> None:
@@ -128,8 +128,8 @@ class CertificateKeeper:
         bundle = kept.bundle(self._wall_clock())
         authorities = [authority.certificate for authority in kept.authorities if authority.certificate in bundle]
         now = self._monotonic()
-        told = [] if configuration is None else [each for each in authorities if trusts(configuration, each)]
-        self._trust.seen(told, now)
+        trusted = [] if configuration is None else [each for each in authorities if trusts(configuration, each)]
+        self._trust.seen(trusted, now)
         if configuration is None:
             return
         patch = bundle_patch(configuration, bundle)

@@ -121,7 +121,7 @@ def _row(bucket: str, name: str, its: Mapping[str, DatasetShare]) -> dict[str, A
     known = {
         member: Sample([KnownObject(*each, 0) for each in share.known], share.below) for member, share in its.items()
     }
-    # A member before 0.3 tells no objects. The one that knows most then tells the size.
+    # A member before 0.3 reports no objects. The one that knows most then has the size.
     best, union = max(its.values(), key=lambda share: (share.objects, share.size)), Union(known)
     size = max(best.size, union.size)
     owned = sum(share.held_bytes - share.near_bytes for share in its.values())

@@ -201,8 +201,8 @@ class BatchBody:
         nearest = range(number, min(number + _READY_MAX, len(self._reads)))
         self._ready = nearest.stop
         await self._objects.make_ready([
-            found for near in nearest
-            if near not in self._ahead and (found := self._find(near)) is not None and found.length <= _GATHERED_BYTES
+            found for each in nearest
+            if each not in self._ahead and (found := self._find(each)) is not None and found.length <= _GATHERED_BYTES
         ])  # fmt: skip
         return self._put(number)
 

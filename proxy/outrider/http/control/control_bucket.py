@@ -102,9 +102,9 @@ class ControlBucket:
         self._metrics = metrics
         self._clock = clock
         self._plan_objects = ControlObjects(NAMES_MAX, _OBJECTS_BYTES_MAX)
-        # One plan at a time: else a plan could be withdrawn while it is being told, and the second half of it would be
-        # told after that.
-        self._telling = asyncio.Lock()
+        # One plan at a time: else a plan could be withdrawn while it is being announced, and its second half would be
+        # announced after that.
+        self._announcing = asyncio.Lock()
         self._stall_objects = ControlObjects(NAMES_MAX, _OBJECTS_BYTES_MAX)
 
     async def answer(self, request: ControlRequest) -> ControlAnswer:
@@ -154,7 +154,7 @@ class ControlBucket:
 
     async def _withdraw(self, owner: str, name: str) -> int:
         """How many objects are not expected any more."""
-        async with self._telling:
+        async with self._announcing:
             entry = self._plan_objects.pop(owner, name)
             if entry is None or entry.hint is None:
                 return 0
@@ -164,7 +164,7 @@ class ControlBucket:
         body = await request.body(BODY_BYTES_MAX)
         # In a thread: a long plan takes a while, and the hits of others must not wait for it.
         plan, text = await asyncio.to_thread(self._readable_plan, body, request.who)
-        async with self._telling:
+        async with self._announcing:
             known = self._plan_objects.get(request.owner, name)
             hint = (known and known.hint) or Hint()
             hint.go_on()
@@ -173,7 +173,7 @@ class ControlBucket:
                 async for first, piece in _pieces(plan.refs):
                     self.plans.told(request.client, piece, start=plan.start + first, total=plan.total, hint=hint)
             finally:
-                # Also after a failure halfway: the pieces that were told can then be withdrawn.
+                # Also after a failure halfway: the pieces that were announced can then be withdrawn.
                 self._plan_objects.put(request.owner, name, ControlObject(text, self._clock(), hint))
         return ControlAnswer(200, (("etag", etag_of(body)),))
 
