@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.cli.doctor.endpoint_checks import check_proxy, endpoint_findings
 from outrider.cli.doctor.finding import Diagnosis, Level
 from outrider.cli.doctor.job_checks import check_endpoint, job_findings
 from outrider.cli.doctor.machine_checks import check_open_files, check_room, judged_speed
-from outrider.cli.doctor.origin_checks import OriginAnswer, check_answer, check_clock, masked
+from outrider.cli.doctor.origin_checks import (
+    OriginAnswer,
+    check_answer,
+    check_clock,
+    check_proxy,
+    endpoint_findings,
+    masked,
+)
 from outrider.core.auth.sigv4 import Credentials
 from outrider.settings import load
 from tests.support.certificate import certify

@@ -15,8 +15,8 @@ import typer
 
 from outrider.adapters.process.system import set_up_logs
 from outrider.core.cluster.membership import Domain
+from outrider.core.operator.placement import selects
 from outrider.core.operator.pod_patch import Offers, Sidecar
-from outrider.core.operator.selectors import selects
 from outrider.settings import SettingsError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ checks in this order and prints each finding:
 5. `job_checks`: whether a job with this environment would use the proxy
 
 With --health or --probe it only asks an admin port whether the proxy is ready. With --endpoint it only asks the S3 port
-of a proxy elsewhere, as a job would (`endpoint_checks`).
+of a proxy elsewhere, as a job would.
 """
 
 from outrider.cli.doctor.command import doctor

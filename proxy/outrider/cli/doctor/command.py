@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 import typer
 
 from outrider.cli.admin_port import direct, running_outrider, url_of
-from outrider.cli.doctor.endpoint_checks import endpoint_findings
 from outrider.cli.doctor.finding import Diagnosis, ok, show, show_json
 from outrider.cli.doctor.job_checks import job_findings
 from outrider.cli.doctor.machine_checks import cache_findings, check_open_files, check_port
-from outrider.cli.doctor.origin_checks import origin_findings
+from outrider.cli.doctor.origin_checks import endpoint_findings, origin_findings
 from outrider.cli.load_settings import load, load_with_origin
 from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.settings import Settings

@@ -1,4 +1,4 @@
-"""Checks of `outrider doctor` towards the origin: credentials, network, signature and clock."""
+"""Checks of `outrider doctor` towards the origin, or a proxy elsewhere: credentials, network, signature and clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.origin.receivers import most_receivers
 from outrider.adapters.process.system import usable_cores
 from outrider.cli.doctor.bucket_checks import bucket_findings
-from outrider.cli.doctor.finding import Diagnosis, fail, ok, warn
+from outrider.cli.doctor.finding import Diagnosis, Level, fail, ok, warn
 from outrider.cli.opened_origin import opened
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
@@ -31,7 +31,7 @@ from outrider.settings import Settings, SettingsError
 
 _CREDENTIALS_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 5.0
-ASK_TIMEOUT_S = 15.0
+_ASK_TIMEOUT_S = 15.0
 # An error reply of S3 has a few hundred bytes. The rest of a longer one, such as a list of buckets, is not needed.
 _BODY_BYTES_MAX = 64 * 1024
 # S3 refuses a signature whose clock is 15 minutes off.
@@ -43,6 +43,9 @@ _DO_ON_CODE = REMEDIES | {
     "AuthorizationHeaderMalformed": "Set --region to the region that the origin names.",
 }
 _NO_S3_DO = "Give the S3 endpoint of the store as --origin: another port, or another host, as a rule."
+_NO_PROXY_DO = (
+    "Check that a proxy runs there (in Kubernetes: kubectl describe daemonset), and firewalls on the way to it."
+)
 _UNSIGNED_DO = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; public buckets need none."
 
 
@@ -68,7 +71,7 @@ async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIt
     way = await check_way(endpoint)
     yield way
     try:
-        async with asyncio.timeout(ASK_TIMEOUT_S):
+        async with asyncio.timeout(_ASK_TIMEOUT_S):
             answer = await ask(endpoint, region, found)
     except (OriginBroke, TimeoutError) as error:
         why = str(error) or "timed out"
@@ -85,6 +88,50 @@ async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIt
         async with opened_by(endpoint, region, found) as origin:
             async for finding in bucket_findings(origin, url):
                 yield finding
+
+
+# -- a proxy elsewhere, as a job would reach it: `outrider doctor --endpoint` -----------------------------------------
+
+
+async def endpoint_findings(endpoint: str) -> AsyncIterator[Diagnosis]:
+    """`endpoint`: http://HOST:PORT, as in a job's AWS_ENDPOINT_URL. The key is the environment's, as for a job."""
+    source = AwsCredentials()
+    finding, found = await check_credentials(source)
+    if found is None and finding.level is not Level.FAIL:
+        finding = ok(finding.name, "none found: the proxy is asked unsigned")
+    yield finding
+    way = await check_way(endpoint)
+    if way.level is Level.FAIL:
+        yield fail("endpoint", way.text, _NO_PROXY_DO)
+        return
+    try:
+        async with asyncio.timeout(_ASK_TIMEOUT_S):
+            answer = await ask(endpoint, DEFAULT_REGION, found)
+    except (OriginBroke, SettingsError, TimeoutError) as error:
+        yield fail("endpoint", f"{endpoint}: {error or 'timed out'}", _NO_PROXY_DO)
+        return
+    yield check_proxy(answer, endpoint, found)
+    yield check_clock(answer)
+
+
+def check_proxy(answer: OriginAnswer, endpoint: str, credentials: Credentials | None) -> Diagnosis:
+    """An answer that refuses an unsigned request is that of a proxy which is well."""
+    if answer.server != "outrider":
+        return fail(
+            "endpoint", f"{urlsplit(endpoint).netloc} answers as {answer.server or 'nobody'}, and not as outrider",
+            "Give the address of a proxy's S3 port.",
+        )  # fmt: skip
+    found = check_answer(answer, endpoint, credentials)
+    if answer.status >= 500:
+        return fail(
+            "endpoint", found.text, "The proxy is reached, and its bucket is not: run outrider doctor beside it."
+        )
+    if found.level is Level.FAIL:
+        return fail("endpoint", found.text, "Give the job a key that is in the clients file of the proxy.")
+    return ok("endpoint", found.text)
+
+
+# -- single checks -----------------------------------------------------------------------------------------------------
 
 
 def _on_no_reply(why: str) -> str:
