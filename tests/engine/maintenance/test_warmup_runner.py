@@ -350,6 +350,20 @@ async def test_objects_whose_size_a_head_told_are_filled_once(making: Making) ->
         assert len(room.store) == 4
 
 
+async def test_a_hinted_object_keeps_to_the_bandwidth_of_prefetch(making: Making) -> None:
+    clock = FakeClock()
+
+    async def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        await asyncio.sleep(0)
+
+    with making(clock=clock, sleep=sleep, prefetch_bytes_s=float(BLOCK)) as room:
+        room.warmup_runner.hint(REFS[0])
+        await room.tasks.settle()
+        assert len(room.store) == 4
+        assert clock() - 1000.0 >= SIZE / BLOCK - 2
+
+
 async def test_an_object_that_is_larger_than_the_cache_is_not_warmed(making: Making) -> None:
     """Its end would evict its beginning, and all else."""
     with making(capacity_bytes=3 * BLOCK) as room:
