@@ -301,7 +301,7 @@ class _NodeOrigin(SimOrigin):
             owner.origin.ask(fill.of, fill.index, urgency)
 
     def give(self, fill: SimFill, to: SimNode) -> None:
-        """This node is asked for a block that it owns: it is here, on its way, or to be fetched."""
+        """This node is asked for a block that it owns: it is cached, on its way, or to be fetched."""
         if self._store.has(fill.block):
             self._give(fill, to)
         else:

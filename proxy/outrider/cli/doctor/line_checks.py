@@ -40,7 +40,7 @@ async def line_finding(origin: HttpOrigin, ref: ObjectRef, size: int, cores: int
 
 
 def judged(count: int, took_s: float, cpu_s: float, cores: int) -> Diagnosis:
-    """`count` bytes came in `took_s`, for `cpu_s` of CPU, on a machine of which `cores` may be used."""
+    """`count` bytes were received in `took_s`, for `cpu_s` of CPU, on a machine of which `cores` may be used."""
     text = f"{count / took_s / 1e6:.0f} MB/s by {_GETS} GETs at once"
     if cpu_s > 0:
         text += f"; one core carries {count / cpu_s / 1e6:.0f} MB/s, and {cores} may be used"

@@ -75,8 +75,8 @@ class LargerCache:
 
 @dataclass(frozen=True, slots=True)
 class OriginWait:
-    """`reads` reads wait for an origin that is busy or away, the first of them for `for_s` seconds. `why`: its last
-    failure."""
+    """`reads` reads wait for an origin that is busy or unreachable, the first of them for `for_s` seconds. `why`: its
+    last failure."""
 
     reads: int
     for_s: float
@@ -194,7 +194,7 @@ def _of_misses(sums: Sums, larger: LargerCache | None, load: Load) -> tuple[Slow
             "cache",
             f"cache too small: {in_words(larger.more_bytes)} more would save {100 * larger.saves:.0f} % of GETs",
         )
-    # Reads under way have brought no bytes yet, and a HEAD has none.
+    # Reads under way have no bytes yet, and a HEAD has none.
     return "bucket", f"bucket-bound: {part} came from the bucket" if cold else "bucket-bound: reads wait for the bucket"
 
 

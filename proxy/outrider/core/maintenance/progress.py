@@ -80,7 +80,7 @@ class Progress:
         return sum(count for _, count in self._bins) / max(_BIN_S, min(_RATE_S, now - self.started))
 
     def eta_s(self, now: float) -> float | None:
-        """Seconds until all objects are here, if those of unknown size are like the others; None: not known."""
+        """Seconds until all objects are cached, if those of unknown size are like the others; None: not known."""
         sized = self.wanted_objects - self.unsized
         rate = self.rate_bytes_s(now)
         if self.state is not State.RUNNING or self.listing or not rate or not sized:

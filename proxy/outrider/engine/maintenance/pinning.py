@@ -1,5 +1,5 @@
-"""Pins: objects that are brought and then never evicted. Room is reserved for all objects of a pin before the first one
-is brought."""
+"""Pins: objects that are fetched and then never evicted. Room is reserved for all objects of a pin before the first one
+is fetched."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 _QUESTIONS_AT_ONCE = 32
 # The owners of so many objects' blocks are computed before other tasks of the loop run.
 _DIVIDED_AT_ONCE = 200
-# How often pins are checked for lost blocks (damaged, or deleted by somebody else), to bring these again.
+# How often pins are checked for lost blocks (damaged, or deleted by somebody else), to fetch these again.
 _CHECK_AGAIN_S = 60.0
 
 
 class Pinning:
     """Owns the pins of this node. `save` writes them to disk and returns once they would survive a crash; it raises
-    OSError. In a cluster, this node reserves and brings its own part of each pin."""
+    OSError. In a cluster, this node reserves and fetches its own part of each pin."""
 
     def __init__(
         self, warmup_runner: WarmupRunner, fills: BackgroundFill, version_lookup: VersionLookup,
@@ -52,12 +52,12 @@ class Pinning:
         self.ended: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Pins that are over, by owner and name, and when they ended: saved with the pins (see `PinsTogether`)."""
         self.is_resumed = True
-        """The store knows which blocks its directory has. Nothing is brought before."""
+        """The store knows which blocks its directory has. Nothing is fetched before."""
         if warmup_runner.kept_part() is not None:
             warmup_runner.pins.share = self._share
 
     async def pin(self, pin: Warmup) -> None:
-        """Reserve room for all objects that the pin's list names, save the pin, and begin to bring the objects.
+        """Reserve room for all objects that the pin's list names, save the pin, and begin to fetch the objects.
 
         Raises:
             NoRoom: they do not fit next to the other pins; nothing has changed.
@@ -79,7 +79,7 @@ class Pinning:
 
     async def _keep(self, pin: Warmup) -> None:
         """Reserve room for the objects of the pin, whose sizes are known, save it in place of the one before, and begin
-        to bring them. Raises S3Error, as `pin`."""
+        to fetch them. Raises S3Error, as `pin`."""
         warmup_runner = self._warmup_runner
         room_bytes = await warmup_runner.store.most_bytes()
         shares = await self._shares(pin)
@@ -105,7 +105,7 @@ class Pinning:
         self._begin(pin)
 
     def _begin(self, pin: Warmup) -> None:
-        """Bring the objects of the pin, which are reserved."""
+        """Fetch the objects of the pin, which are reserved."""
         if self._is_reserved(pin) and pin.task is None and self.is_resumed:
             self._warmup_runner.begin(pin, expand=False)
 
@@ -158,7 +158,7 @@ class Pinning:
                 self._refuse(pin, error)
 
     def resume(self) -> None:
-        """Bring the blocks that are missing. Called once the store knows which blocks its directory has."""
+        """Fetch the blocks that are missing. Called once the store knows which blocks its directory has."""
         self.is_resumed = True
         for pin in self.book.all():
             if (pin.owner, pin.name) not in self._refused:
@@ -166,7 +166,7 @@ class Pinning:
                 self._warmup_runner.begin(pin, expand=False)
 
     def check_again(self) -> None:
-        """Bring blocks again that were lost. Called from time to time; does its work once a minute."""
+        """Fetch blocks again that were lost. Called from time to time; does its work once a minute."""
         now = self._warmup_runner.clock()
         if now < self._check_again_at:
             return
@@ -225,7 +225,7 @@ class Pinning:
                 self._warmup_runner.pins.divide(shares)
 
     def _fit(self, pin: Warmup, room_bytes: int) -> None:
-        """Reserve a pin again that had no room, and give up one that has none any more; then bring what is missing."""
+        """Reserve a pin again that had no room, and give up one that has none any more; then fetch what is missing."""
         pins, key = self._warmup_runner.pins, (pin.owner, pin.name)
         if self.book.get(*key) is not pin:
             return  # it was ended meanwhile

@@ -29,7 +29,7 @@ Key = tuple[str, str]
 
 # A member is asked for its pins so often; a process that was not there before, at once.
 _LEARN_AGAIN_S = 60.0
-# Ends of pins that are remembered: a member that was away must not bring its pin back.
+# Ends of pins that are remembered: a member that was unreachable must not bring its pin back.
 _ENDED_MAX = 1000
 # The later one of two accounts of a pin has a later time, by so much at least.
 _LATER_S = 0.001

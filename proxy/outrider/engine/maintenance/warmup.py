@@ -85,11 +85,11 @@ class Warmup:
     room_bytes: int = 0
     """How much there is for them."""
     is_copying: bool = False
-    """All that this node owns was brought, and copies of others are brought now."""
+    """All that this node owns was fetched, and copies of others are fetched now."""
     trusting: bool = False
     """Blocks that a start found on disk count without a check: they are verified before they are read."""
     is_divided: bool = False
-    """Each member of the cluster brings the blocks that it owns."""
+    """Each member of the cluster fetches the blocks that it owns."""
     part: OwnPart | None = None
     """The blocks that are wanted here; None: all."""
     is_led: bool = False
@@ -138,21 +138,21 @@ class Warmup:
         self.part, self.progress, self.items = part, anew.progress, anew.items
 
     @property
-    def bringing(self) -> OwnPart | None:
-        """The blocks that are brought now: the own ones before copies of others, so that nobody asks an owner for
-        blocks that it does not have yet while it could bring them. None: all."""
+    def fetching(self) -> OwnPart | None:
+        """The blocks that are fetched now: the own ones before copies of others, so that nobody asks an owner for
+        blocks that it does not have yet while it could fetch them. None: all."""
         return self.part if self.part is None or self.is_copying else self.part.own
 
-    def bringing_bytes(self, item: Item, size: int) -> int:
-        """How many bytes of an object of `size` bytes are brought now."""
-        part = self.bringing
+    def fetching_bytes(self, item: Item, size: int) -> int:
+        """How many bytes of an object of `size` bytes are fetched now."""
+        part = self.fetching
         if part is self.part and size == item.size:
             return item.wanted_bytes
         return size if part is None else part.share(item.ref, size).size
 
-    def bringing_blocks(self, item: Item, layout: BlockLayout) -> Iterable[tuple[BlockKey, int]]:
-        """As `blocks`, those that are brought now; copies of others in the turns of `View.turn`."""
-        part = self.bringing
+    def fetching_blocks(self, item: Item, layout: BlockLayout) -> Iterable[tuple[BlockKey, int]]:
+        """As `blocks`, those that are fetched now; copies of others in the turns of `View.turn`."""
+        part = self.fetching
         blocks = self.blocks(item, layout, part)
         if part is None or part.copies == 1:
             return blocks
@@ -187,7 +187,7 @@ class Warmup:
         item.is_named(listed)
 
     def found(self, item: Item, version: ObjectVersion, version_id: bytes) -> None:
-        """`version` of `item` is the one that is brought."""
+        """`version` of `item` is the one that is fetched."""
         self._is_sized(item, version.size)
         self.progress.bytes -= item.on_disk
         item.is_now(version, version_id)

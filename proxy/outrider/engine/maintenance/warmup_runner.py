@@ -110,19 +110,19 @@ class WarmupRunner:
         return warmup
 
     def hint(self, ref: ObjectRef) -> None:
-        """Bring this object, some time soon."""
+        """Fetch this object, some time soon."""
         if ref not in self._hinted and len(self._hinted) < _HINTS_MAX:
             self._hinted[ref] = None
-            task = self.spawn(self._bring_hinted(ref), f"warm {ref}")
+            task = self.spawn(self._fetch_hinted(ref), f"warm {ref}")
             task.add_done_callback(lambda _: self._hinted.pop(ref, None))
 
-    async def _bring_hinted(self, ref: ObjectRef) -> None:
+    async def _fetch_hinted(self, ref: ObjectRef) -> None:
         async with self._hints:
             warmup = Warmup("", "", str(ref), b"", 0.0, ObjectList((ref,), ()), lambda _: True, self.clock(), 0.0)
             # In a cluster an object may be larger than this node's cache: others own most of its blocks.
             warmup.room_bytes = await self.store.most_bytes() if self._view is None else sys.maxsize
             try:
-                await self._bring(warmup, Item(ref))
+                await self._fetch(warmup, Item(ref))
             except (Signal, S3Error) as error:
                 log.info("not warmed", extra={"object": str(ref), "error": reason_of(error)})
 
@@ -204,12 +204,12 @@ class WarmupRunner:
         log.info("warm-up begins", extra={"warmup": warmup.name})
         try:
             self._divide(warmup)
-            await self._bring_all(warmup, expand)
+            await self._fetch_all(warmup, expand)
             while self._is_divided_otherwise(warmup):
                 log.info("warm-up is divided anew", extra={"warmup": warmup.name})
                 warmup.divide_anew(self.clock())
                 self._divide(warmup)
-                await self._bring_all(warmup, expand)
+                await self._fetch_all(warmup, expand)
         except asyncio.CancelledError:
             # Not raised to the task: the task would keep the error, the error this frame, the frame the warm-up, and
             # the warm-up the task.
@@ -230,21 +230,21 @@ class WarmupRunner:
         part = warmup.part if warmup.is_divided else None
         return part is not None and self._view is not None and not part.is_as(self._view())
 
-    async def _bring_all(self, warmup: Warmup, expand: bool) -> None:
+    async def _fetch_all(self, warmup: Warmup, expand: bool) -> None:
         if expand:
             await self.expand(warmup)
         warmup.room_bytes, warmup.is_copying = await self.store.most_bytes() - self.pins.reserved_bytes, False
         # The objects whose versions this member is the authority of come first: others ask it for these.
-        await self._bring_each(warmup, lambda item: not item.counts)
+        await self._fetch_each(warmup, lambda item: not item.counts)
         part = warmup.part
         if part is not None and part.copies != 1:
             warmup.is_copying = True
-            await self._bring_each(warmup, lambda item: part.view.turn(item.ref, 0))
+            await self._fetch_each(warmup, lambda item: part.view.turn(item.ref, 0))
         self._look_back(warmup)
 
-    async def _bring_each(self, warmup: Warmup, turn: Callable[[Item], int]) -> None:
+    async def _fetch_each(self, warmup: Warmup, turn: Callable[[Item], int]) -> None:
         items = sorted((item for item in warmup.items.values() if not item.failed), key=turn)
-        await self.each(items, _OBJECTS_AT_ONCE, lambda item: self._bring_or_note(warmup, item))
+        await self.each(items, _OBJECTS_AT_ONCE, lambda item: self._fetch_or_note(warmup, item))
 
     def _stopped(self, warmup: Warmup, task: asyncio.Task[None]) -> None:
         # It may have begun again, with another task.
@@ -260,21 +260,21 @@ class WarmupRunner:
                 why = "evicted before the warm-up ended: the cache is too small for it and what else is read"
                 warmup.progress.fail(str(item.ref), why)
 
-    async def _bring_or_note(self, warmup: Warmup, item: Item) -> None:
+    async def _fetch_or_note(self, warmup: Warmup, item: Item) -> None:
         try:
-            await self._bring(warmup, item)
-            if warmup.bringing is warmup.part:
+            await self._fetch(warmup, item)
+            if warmup.fetching is warmup.part:
                 warmup.completed(item)
         except (Signal, S3Error) as error:
             item.failed = True
             warmup.progress.fail(str(item.ref), reason_of(error), is_passing=is_passing(error))
 
-    async def _bring(self, warmup: Warmup, item: Item) -> None:
+    async def _fetch(self, warmup: Warmup, item: Item) -> None:
         """Raises Signal, S3Error: why the object is not here as a whole."""
         pauses_s, outage_pauses_s = iter(_PAUSES_S), iter(_OUTAGE_PAUSES_S)
         while True:
             try:
-                await self._bring_once(warmup, item)
+                await self._fetch_once(warmup, item)
                 self._is_unreachable = False
                 return
             except (Signal, S3Error) as error:
@@ -297,10 +297,10 @@ class WarmupRunner:
         self._is_unreachable = pause_s is None
         return pause_s
 
-    async def _bring_once(self, warmup: Warmup, item: Item) -> None:
-        part = warmup.bringing
+    async def _fetch_once(self, warmup: Warmup, item: Item) -> None:
+        part = warmup.fetching
         if item.size >= 0:
-            if not item.counts and not warmup.bringing_bytes(item, item.size):
+            if not item.counts and not warmup.fetching_bytes(item, item.size):
                 return  # all of it is for other members
             self._check_room(warmup, item, item.size)
         version = self._fills.known(item.ref)
@@ -315,7 +315,7 @@ class WarmupRunner:
                 self._places.give_back()
         else:
             received = not self._has_first_block(item.ref)
-            # The answer brings the first block: count a whole one while the size is unknown.
+            # The answer has the first block: count a whole one while the size is unknown.
             first_bytes = min(item.size, self.layout.block_bytes) if item.size >= 0 else self.layout.block_bytes
             await self._place(warmup, item.ref, first_bytes)
             received_bytes = 0
@@ -331,10 +331,10 @@ class WarmupRunner:
         warmup.found(item, version, vid)
         if self.pins.is_pinned(item.ref):
             self.pins.block_came(version, vid)
-        await self._bring_blocks(warmup, item, version, received)
+        await self._fetch_blocks(warmup, item, version, received)
 
     def _has_first_block(self, ref: ObjectRef) -> bool:
-        """Whether its first block is here, as far as is known: the question for its version then brings no block."""
+        """Whether its first block is here, as far as is known: the question for its version then costs no block."""
         version = self._versions.stale(ref)
         return version is not None and self.store.has(BlockKey(self.layout.version_id(version), 0))
 
@@ -343,17 +343,17 @@ class WarmupRunner:
         beginning."""
         if self.pins.is_pinned(item.ref):
             return
-        need = self.pins.disk_bytes(warmup.bringing_bytes(item, size)) - item.room_bytes
+        need = self.pins.disk_bytes(warmup.fetching_bytes(item, size)) - item.room_bytes
         if (missing := warmup.need_bytes + need - warmup.room_bytes) > 0 and need > 0:
             where = "" if warmup.part is None or not warmup.is_copying else f" for a copy at {warmup.part.view.me.name}"
             raise NoRoomForObject(f"no room{where}: {missing} bytes are missing in the cache")
         item.room_bytes += need
         warmup.need_bytes += need
 
-    async def _bring_blocks(self, warmup: Warmup, item: Item, version: ObjectVersion, received: bool) -> None:
+    async def _fetch_blocks(self, warmup: Warmup, item: Item, version: ObjectVersion, received: bool) -> None:
         passed = 0
         async with TaskGroup() as group:
-            for key, length in warmup.bringing_blocks(item, self.layout):
+            for key, length in warmup.fetching_blocks(item, self.layout):
                 if self.store.is_verified(key) or (self.store.has(key) and warmup.trusting):
                     # The first block may have come a moment ago, with the answer to the question for the version.
                     warmup.confirm(item, length, self.clock(), fetched=received and key.index == 0)
@@ -362,11 +362,11 @@ class WarmupRunner:
                         await asyncio.sleep(0)
                     continue
                 await self._place(warmup, item.ref, 0 if self.store.has(key) else length)
-                task = group.create_task(self._bring_block(warmup, item, version, key, length))
+                task = group.create_task(self._fetch_block(warmup, item, version, key, length))
                 # Not a `finally` in the task: a task that is cancelled before its first step never gets there.
                 task.add_done_callback(lambda _: self._places.give_back())
 
-    async def _bring_block(
+    async def _fetch_block(
         self, warmup: Warmup, item: Item, version: ObjectVersion, key: BlockKey, length: int
     ) -> None:
         if self.store.has(key):

@@ -54,7 +54,7 @@ class BatchParts:
 
 
 class Found(NamedTuple):
-    """An object that is here: the bytes from `start` to `stop` of it."""
+    """A cached object: the bytes from `start` to `stop` of it."""
 
     known: Known
     start: int
@@ -117,7 +117,7 @@ class BatchObjects:
     # -- hits -------------------------------------------------------------------------------------------------------
 
     def find(self, read: BatchRead) -> Found | None:
-        """The object, if the client may read it and all blocks of it are here. None: `open` tells what it is."""
+        """The object, if the client may read it and all blocks of it are cached. None: `open` finds what it is."""
         if not self._access.is_open and self._denied(_operation_of(read)) is not None:
             return None
         known = self._hits.known(read.ref)
