@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 
 from aiohttp.abc import AbstractResolver
 from aiohttp.web_server import Server
@@ -30,7 +31,7 @@ from outrider.adapters.process.read_again import follow
 from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import raise_open_files_limit, usable_cores
 from outrider.adapters.state import learned_file, warmup_file
-from outrider.composition import Machine, Outrider, Resources, compose, make_traces, traced
+from outrider.composition import MachineLoad, Outrider, Resources, compose, make_traces, traced
 from outrider.core.block_layout import BLOCKS_FEW
 from outrider.core.cache.descriptor_budget import DescriptorBudget, TooFewDescriptors
 from outrider.core.cache.memory_budget import MemoryShares
@@ -38,7 +39,7 @@ from outrider.core.cache.scrub_pace import ROUND_S, ScrubPace
 from outrider.core.insight.next_step import Setup
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.patience import Patience
-from outrider.engine.status.held_datasets import HeldDatasets
+from outrider.engine.status.held_datasets import held_datasets
 from outrider.engine.status.overview import Overview
 from outrider.engine.tasks.background import background
 from outrider.http.admin.server import AdminServer
@@ -124,7 +125,7 @@ async def running(
             connections_by=_limit_of_connections(settings, descriptors, shares),
             fills_by="`fills`" if descriptors.fills == settings.fills else _OPEN_FILES,
         )  # fmt: skip
-        machine = Machine(setup, lambda: cpu_times(lambda: origin.receiver_pids), lambda: origin.waiting > 0)
+        machine = MachineLoad(setup, lambda: cpu_times(lambda: origin.receiver_pids), lambda: origin.waiting > 0)
         resources = Resources(
             metrics, directories, credentials, traced(origin, traces), oddities, shares, tasks, stack, descriptors,
             traces, clock, wall_clock, patience or Patience(clock=clock, patience_s=settings.origin_patience_s),
@@ -255,8 +256,9 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
     token = settings.admin_token.get_secret_value() if settings.admin_token else None
     admin = AdminServer(
         outrider.metrics, lambda: outrider.ready, outrider.status.whole, token, settings.client_timeout_s,
-        HeldDatasets(outrider.planner).told, None if outrider.cluster is None else outrider.cluster.owners.told,
-        None if outrider.cluster is None else outrider.cluster.map.told,
+        partial(held_datasets, outrider.planner),
+        None if outrider.cluster is None else outrider.cluster.owners,
+        None if outrider.cluster is None else outrider.cluster.map.document,
     )  # fmt: skip
     stack.push_async_callback(_shut_down, admin)
     with naming("--admin", settings.admin):

@@ -64,11 +64,12 @@ from outrider.engine.maintenance.warmup import Book
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
-from outrider.engine.status.block_owners import BlockOwners
-from outrider.engine.status.cluster_map import ClusterMap, OwnShares
+from outrider.engine.status.block_owners import owners_of
+from outrider.engine.status.cluster_map import ClusterMap, own_shares
 from outrider.engine.status.cluster_part import ClusterPart
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
+from outrider.http.admin.server import Owners
 from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.peer.gatekeeper import Gatekeeper
 from outrider.http.peer.handler import PeerHandler
@@ -133,7 +134,7 @@ class Cluster:
         self.forgets: Forgets
         self.server: PeerServer
         self.part: ClusterPart
-        self.owners: BlockOwners
+        self.owners: Owners
         self.map: ClusterMap
         self._service: PeerService
         # Which blocks of an object this node owns, by object and number of blocks; and the view that it is true for.
@@ -199,14 +200,16 @@ class Cluster:
             self.members, self._metrics, self._runtime.clock,
             source=self._settings.peers or "", domain=self._settings.peer_domain, near=self._near_here,
         )  # fmt: skip
-        self.owners = BlockOwners(self._layout, lambda: self._membership.view, versions, version_lookup, store)
+        self.owners = partial(
+            owners_of, self._layout, lambda: self._membership.view, versions.likely, version_lookup.ask, store.has
+        )
 
     def read_ahead_together(self, planner: Planner, prefetch: Prefetch, blocks_at_once: int) -> None:
         """The planners of all members hear what clients of any member read, and each fetches ahead what it owns."""
         told = ToldReads(lambda: self._membership.view, self._transport, self._runtime, lambda: planner.readers)
         planner.join(told.opened, self._mine_of, lambda: self._near.bytes, guessed_max=max(1, blocks_at_once // 2))
         self._service.hear_reads = prefetch.heard
-        own = self._service.own_shares = OwnShares(planner, self._mine_of).told
+        own = self._service.own_shares = partial(own_shares, planner, self._mine_of)
         self.map = ClusterMap(own, lambda: self._membership.view, self._transport, self._runtime.clock)
 
     def plans_of_all(self, prefetch: Prefetch, fills: BackgroundFill) -> OrdersOfAll:

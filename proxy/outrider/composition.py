@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.block_store import DiskBlockStore
@@ -24,15 +24,15 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.descriptor_budget import DescriptorBudget
 from outrider.core.cache.memory_budget import MemoryBudget, MemoryShares
-from outrider.core.cache.pins import SavedPin
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.tenant_blocks import TenantBlocks
-from outrider.core.insight.load import CpuTimes
+from outrider.core.insight.load import CpuTimes, LoadSample
 from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.insight.next_step import Setup
 from outrider.core.insight.usage import Prices
 from outrider.core.model import ObjectRef
 from outrider.engine.ahead.prefetch import Mode, Prefetch
+from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
@@ -45,14 +45,13 @@ from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.status.document import Cache, Maintenance, StatusDocument
 from outrider.engine.status.overview import Overview
 from outrider.engine.status.tenants_part import TenantsPart
-from outrider.engine.status.verdicts import Parts, Verdicts
+from outrider.engine.status.verdicts import Verdicts
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.write.passthrough import Passthrough
 from outrider.engine_composition import EnginePorts, EngineSettings, make_engine
 from outrider.http.access import Senders, reader_shown
 from outrider.http.control.batch_objects import BatchParts
-from outrider.http.control.batches import Batches
 from outrider.http.control.control_bucket import ControlBucket
 from outrider.http.control.lender import Lender
 from outrider.http.control.maintenance import MaintenanceCommands
@@ -83,7 +82,6 @@ class Outrider:
     versions: VersionCache
     flights: FlightTable
     planner: Planner
-    miss_ratio: MissRatioCurve
     prefetch: Prefetch
     server: S3Server
     control: ControlBucket
@@ -116,10 +114,19 @@ class Outrider:
         scheme = "http" if self.settings.tls_cert is None else "https"
         return f"{scheme}://{self.listen}"
 
+    def state(self) -> dict[str, Any]:
+        """For the status document."""
+        return {
+            "uptime_s": round(time.monotonic() - self.began, 1), "ready": self.ready, "indexed": self.indexed.is_set(),
+            "listen": self.listen, "requests": self.server.in_flight, "connections": self.server.connected,
+            "tasks": len(asyncio.all_tasks(self.loop)),
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine and its limits, for the verdict. `setup` has no `capacity_bytes` yet. See `Parts` for the others."""
+class MachineLoad:
+    """The machine and its limits, for the verdict. `setup` has no `capacity_bytes` yet. `cpu`: called on the loop's
+    thread. `is_short_of_connections`: a request waits for a free connection to the bucket."""
 
     setup: Setup
     cpu: Callable[[], CpuTimes]
@@ -145,7 +152,7 @@ class Resources:
     clock: Clock
     wall_clock: Clock
     patience: Patience
-    machine: Machine
+    machine: MachineLoad
     peer_socket: socket.socket | None = None
 
 
@@ -201,7 +208,9 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     if cluster is not None:
         cluster.serve(engine.source, versions, store, flights, contents, version_lookup)
         cluster.read_ahead_together(planner, prefetch, blocks_at_once)
-    pinning = Pinning(warmup_runner, fills, version_lookup, lambda saved: _save_pins(store, saved))
+    pinning = Pinning(
+        warmup_runner, fills, version_lookup, lambda saved: pin_file.save_on_all(store.working_disks, saved)
+    )
     pinning.restore(pin_file.load(newest([directory.pins for directory in present])), capacity_bytes)
     # A cache in memory ends with the process: no later start needs the names that were written.
     touched: list[WrittenNamesFile] = []
@@ -236,41 +245,23 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         versions.on_change = lender.changed
     control = ControlBucket(
         lambda owner: outrider.status.for_client(owner), plans, commands,
-        Batches(
-            BatchParts(hits, reads, passthrough, prefetch, access, clock, readers), memory, metrics.usage.dataset_of
-        ),
+        BatchParts(hits, reads, passthrough, prefetch, access, clock, readers, memory),
         access, metrics, time.time, lender=lender,
     )  # fmt: skip
     services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, senders, control, memory, readers)
-    parts = Parts(resources.machine.cpu, resources.machine.is_short_of_connections, flights, scheduler)
-    setup = replace(resources.machine.setup, capacity_bytes=capacity_bytes)
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), clock,
-        Verdicts(metrics, setup, parts),
+        _verdicts(resources, capacity_bytes, flights, scheduler),
         capacity_bytes=capacity_bytes, name_of=partial(reader_shown, senders.names),
         oddities=resources.oddities, origin_wait=lambda: origin_reader.long_wait, contents=contents,
     )  # fmt: skip
     outrider = Outrider(
-        settings,
-        metrics,
-        store,
-        versions,
-        flights,
-        planner,
-        miss_ratio,
-        prefetch,
-        server,
-        control,
-        resources.credentials,
-        overview,
-        origin_reader,
-        cluster,
-        senders,
-        lender,
-    )
+        settings, metrics, store, versions, flights, planner, prefetch, server, control,
+        resources.credentials, overview, origin_reader, cluster, senders, lender,
+    )  # fmt: skip
     outrider.status = StatusDocument(
-        outrider, settings, metrics, Cache(store, versions, flights), server, planner, overview,
+        outrider.state, settings, metrics, Cache(store, versions, flights), planner, overview,
         Maintenance(warmup_runner, warmups, pinning), None if cluster is None else cluster.part, tenants,
     )  # fmt: skip
     return outrider, Recovery(
@@ -298,7 +289,7 @@ def _tenants(
     tenants = TenantsPart(blocks, metrics, senders.tenant_of)
     planner.share_line(blocks.tenants)
     prefetch.on_read = tenants.read_by
-    store.on_reserved = tenants.reserved
+    store.on_reserved = lambda meta, count: blocks.reserved(meta.key, meta.version, count)
     return tenants
 
 
@@ -323,6 +314,20 @@ def _s3_server(
     )  # fmt: skip
     resources.stack.push_async_callback(server.stop)
     return server
+
+
+def _verdicts(
+    resources: Resources, capacity_bytes: int, flights: FlightTable, scheduler: FillScheduler
+) -> Verdicts:  # fmt: skip
+    machine = resources.machine
+
+    def sample() -> LoadSample:
+        return LoadSample(
+            machine.cpu(), lookup_wait_s=scheduler.question_s, is_disk_behind=flights.disk_lags,
+            is_short_of_connections=machine.is_short_of_connections(), is_short_of_fills=scheduler.is_short,
+        )  # fmt: skip
+
+    return Verdicts(resources.metrics, replace(machine.setup, capacity_bytes=capacity_bytes), sample)
 
 
 async def make_traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
@@ -354,12 +359,3 @@ def _spans(senders: Senders, traces: Traces | None) -> ServerSpans | None:
     from outrider.http.record.server_spans import ServerSpans
 
     return ServerSpans(traces.tracer, partial(reader_shown, senders.names))
-
-
-async def _save_pins(store: DiskBlockStore, saved: Sequence[SavedPin]) -> None:
-    # On every disk: pins outlive any but the last of them. A start takes the newest ones.
-    disks = store.working_disks
-    saving = [pin_file.save(disk.directory.pins, saved, disk.work) for disk in disks]
-    failed = [error for error in await asyncio.gather(*saving, return_exceptions=True) if error is not None]
-    if len(failed) == len(disks):
-        raise failed[0]

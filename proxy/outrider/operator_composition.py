@@ -12,13 +12,12 @@ from typing import Any
 
 from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.adapters.process.listening import bind, naming
-from outrider.core.operator.leadership import RENEW_S
 from outrider.core.operator.pod_patch import Offers
 from outrider.engine.operator.event_writer import EventWriter
 from outrider.engine.operator.gates import Gates
 from outrider.engine.operator.holdings import REFRESH_S, Holdings
-from outrider.engine.operator.keeper import KEEP_S, Keeper
-from outrider.engine.operator.leader import Leader
+from outrider.engine.operator.keeper import KEEP_S, CertificateKeeper
+from outrider.engine.operator.leader import RENEW_S, Leader
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.engine.operator.namespaces import Namespaces
 from outrider.engine.operator.rights import CHECK_S, Rights
@@ -56,7 +55,7 @@ class Operator:
             kube, caches, self._holdings, self._metrics, Namespaces(kube, namespaces, time.monotonic), name=name, me=me,
             clock=time.time,
         )  # fmt: skip
-        self._keeper = Keeper(
+        self._keeper = CertificateKeeper(
             kube, X509Certifier(), self._certificate.show, name=name, monotonic=time.monotonic, wall_clock=time.time
         )
         self._rights = Rights(kube, name, monotonic=time.monotonic)

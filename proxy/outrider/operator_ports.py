@@ -85,7 +85,7 @@ class Caches(Protocol):
         """Begins a warm-up, or goes on with it. Raises CacheRefusedError."""
 
     async def progress(self, name: str, *, at: CachePod | None = None) -> Manifest | None:
-        """Its report (`Progress.told`); None: there is no such warm-up."""
+        """Its report (`Progress.report`); None: there is no such warm-up."""
 
     async def datasets(self, pod: CachePod) -> Sequence[HeldDataset]:
         """The datasets that that cache has."""

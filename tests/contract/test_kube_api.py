@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider.adapters.kubernetes.api_calls import API_CALLS
 from outrider.adapters.kubernetes.kube_api import KubeApi
-from outrider.core.operator.events import event_of
 from outrider.core.operator.pod_patch import GATE, opened
+from outrider.engine.operator.event_writer import event_of
 from outrider.operator_ports import ConflictError, KubeError
 from outrider.settings import SettingsError
+from tests.support.api_calls import API_CALLS
 from tests.support.fake_kube import (
     CONFIGURATION,
     EVENTS,

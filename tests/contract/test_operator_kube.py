@@ -14,11 +14,11 @@ import pytest
 from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.adapters.kubernetes.kube_api import KubeApi
 from outrider.core.operator.affinity import Holding, preferred_terms
-from outrider.core.operator.events import event_of
 from outrider.core.operator.pod_patch import GATE, opened
 from outrider.core.operator.wishes import SCHEDULE
+from outrider.engine.operator.event_writer import event_of
 from outrider.engine.operator.holdings import pods_of
-from outrider.engine.operator.keeper import Keeper
+from outrider.engine.operator.keeper import CertificateKeeper
 from outrider.engine.operator.leader import Leader
 from outrider.engine.operator.rights import Rights
 from outrider.operator_ports import CachePod, ConflictError, KubeError
@@ -97,7 +97,7 @@ async def of_two_one_acts(api: KubeApi, server: KubeServer | RealKube) -> None:
 
 async def the_api_server_trusts_the_certificate(api: KubeApi, server: KubeServer | RealKube) -> None:
     shown: list[str] = []
-    keeper = Keeper(
+    keeper = CertificateKeeper(
         api, X509Certifier(), lambda issued: shown.append(issued.certificate), name=NAME, monotonic=time.monotonic,
         wall_clock=time.time,
     )  # fmt: skip

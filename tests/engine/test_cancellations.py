@@ -13,9 +13,8 @@ import pytest
 
 from outrider.core.errors import S3Error, Signal
 from outrider.core.maintenance.object_list import ObjectList
-from outrider.core.maintenance.progress import Progress, State
+from outrider.core.maintenance.progress import State
 from outrider.core.model import ObjectRef
-from outrider.core.origin.token_bucket import TokenBucket
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.operation import classify
 from outrider.engine.ahead.prefetch import Mode
@@ -220,7 +219,7 @@ def test_a_stop_at_any_wait_of_a_warm_up_ends_it(buffer_bytes: Callable[[int], i
         with room_of(root, 16 * BLOCK, buffer_bytes, ahead=False, sleep=sleep) as room:
             now = room.clock()
             wanted = ObjectList((REF, OTHER), ())
-            warm_up = Warmup("", "", "all", b"", now, wanted, lambda _: True, Progress(now), TokenBucket(0.0, now))
+            warm_up = Warmup("", "", "all", b"", now, wanted, lambda _: True, now, 0.0)
             room.warmup_runner.begin(warm_up)
             for _ in range(waits):
                 await asyncio.sleep(0)

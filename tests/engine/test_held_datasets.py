@@ -6,7 +6,7 @@ import asyncio
 
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
-from outrider.engine.status.held_datasets import HeldDatasets
+from outrider.engine.status.held_datasets import held_datasets
 
 REFS = [ObjectRef("b", f"{folder}/{number:03}") for folder in "xy" for number in (0, 1)]
 
@@ -15,10 +15,9 @@ async def test_a_dataset_that_is_evicted_while_the_others_are_told_of_is_left_ou
     planner = Planner(1000, 10)
     for ref in REFS[:3]:
         planner.added(BlockKey(ref.key.encode().rjust(16)[-16:], 0), ObjectVersion(ref, '"e"', 10))
-    held = HeldDatasets(planner)
-    names = [dataset["name"] for dataset in (await held.told())["datasets"]]
+    names = [dataset["name"] for dataset in (await held_datasets(planner))["datasets"]]
     assert len(names) == 2
-    telling = asyncio.create_task(held.told())
+    telling = asyncio.create_task(held_datasets(planner))
     await asyncio.sleep(0)
     planner.removed(BlockKey(REFS[2].key.encode().rjust(16)[-16:], 0))
     assert [dataset["name"] for dataset in (await telling)["datasets"]] == names[:1]
@@ -31,5 +30,5 @@ async def test_the_blocks_that_are_verified_count_as_held() -> None:
         for index in range(3):
             planner.added(BlockKey(ref.key.encode().rjust(16)[-16:], index), version)
     planner.proved(REFS[0].key.encode().rjust(16)[-16:], 1)
-    [told] = (await HeldDatasets(planner).told())["datasets"]
+    [told] = (await held_datasets(planner))["datasets"]
     assert sorted((each.size, each.held) for each in told["objects"]) == [(25, 0), (25, 8)]

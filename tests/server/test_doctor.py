@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.cli.doctor.endpoint_checks import check_proxy, endpoint_findings
-from outrider.cli.doctor.finding import Finding, Level
+from outrider.cli.doctor.finding import Diagnosis, Level
 from outrider.cli.doctor.job_checks import check_endpoint, job_findings
 from outrider.cli.doctor.machine_checks import check_open_files, check_room, judged_speed
-from outrider.cli.doctor.origin_checks import Answer, check_answer, check_clock, masked
+from outrider.cli.doctor.origin_checks import (
+    OriginAnswer,
+    check_answer,
+    check_clock,
+    check_proxy,
+    endpoint_findings,
+    masked,
+)
 from outrider.core.auth.sigv4 import Credentials
 from outrider.settings import load
 from tests.support.child import free_ports
@@ -50,10 +56,10 @@ def command(bucket: Bucket, tmp_path: Path) -> Command:
     return made
 
 
-def findings(command: Command, *flags: str) -> tuple[int, dict[str, Finding]]:
+def findings(command: Command, *flags: str) -> tuple[int, dict[str, Diagnosis]]:
     done = command.run("doctor", "--json", *flags)
     assert command.environ["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
-    told = [Finding(**{**each, "level": Level(each["level"])}) for each in json.loads(done.stdout)]
+    told = [Diagnosis(**{**each, "level": Level(each["level"])}) for each in json.loads(done.stdout)]
     return done.returncode, {finding.name: finding for finding in told}
 
 
@@ -252,14 +258,14 @@ def test_the_health_of_a_container_is_whether_it_is_ready(command: Command, buck
     assert "not ready" in done.stderr
 
 
-def answer(status: int, body: str = "", date: str | None = None, server: str = "") -> Answer:
-    return Answer(status, body, date, 1000.0, 1000.2, server)
+def answer(status: int, body: str = "", date: str | None = None, server: str = "") -> OriginAnswer:
+    return OriginAnswer(status, body, date, 1000.0, 1000.2, server)
 
 
 LISTED = '<?xml version="1.0"?><ListAllMyBucketsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"/>'
 
 
-def refused(code: str, *, status: int = 403, server: str = "outrider") -> Answer:
+def refused(code: str, *, status: int = 403, server: str = "outrider") -> OriginAnswer:
     return answer(status, f"<Error><Code>{code}</Code></Error>", server=server)
 
 
@@ -277,7 +283,7 @@ def refused(code: str, *, status: int = 403, server: str = "outrider") -> Answer
     ],
 )
 def test_a_job_is_served_by_a_proxy_that_knows_its_key(
-    told: Answer, keys: Credentials | None, level: Level, do: str
+    told: OriginAnswer, keys: Credentials | None, level: Level, do: str
 ) -> None:
     found = check_proxy(told, "http://outrider.training.svc:9480", keys)
     assert found.level is level

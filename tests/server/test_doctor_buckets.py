@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outrider.cli.doctor.bucket_checks import bucket_findings
-from outrider.cli.doctor.finding import Finding, Level
-from outrider.cli.doctor.origin_checks import opened
+from outrider.cli.doctor.finding import Diagnosis, Level
+from outrider.cli.doctor.origin_checks import opened_by
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.origin.oddities import Oddity
 from tests.support.bucket import REGION
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 
-async def found(oddities: Oddities, url: str = "s3://train/shards/") -> list[Finding]:
+async def found(oddities: Oddities, url: str = "s3://train/shards/") -> list[Diagnosis]:
     async with OddOrigin(oddities).serving() as origin:
         for number in range(4):
             origin.put("train", f"shards/{number}.tar", bytes(2000 + number))
-        async with opened(origin.endpoint, REGION, Credentials("key", "secret")) as asked:
+        async with opened_by(origin.endpoint, REGION, Credentials("key", "secret")) as asked:
             findings = [finding async for finding in bucket_findings(asked, url)]
         assert origin.sent_bytes < 20_000
         return findings
@@ -73,7 +73,7 @@ async def test_a_bucket_without_objects_has_nothing_to_look_at() -> None:
 
 
 async def test_a_bucket_that_is_not_there_is_told_in_the_stores_own_words(bucket: Bucket) -> None:
-    async with opened(bucket.endpoint, REGION, Credentials(bucket.access_key, bucket.secret_key)) as asked:
+    async with opened_by(bucket.endpoint, REGION, Credentials(bucket.access_key, bucket.secret_key)) as asked:
         (finding,) = [finding async for finding in bucket_findings(asked, "s3://no-such-bucket/train/")]
     assert finding.level is Level.FAIL
     assert "404 NoSuchBucket: The specified bucket does not exist" in finding.text
@@ -83,6 +83,6 @@ async def test_a_bucket_that_is_not_there_is_told_in_the_stores_own_words(bucket
 async def test_a_real_bucket_is_well(bucket: Bucket) -> None:
     bucket.make_bucket("looked-at")
     bucket.client().put_object(Bucket="looked-at", Key="a.bin", Body=bytes(5000))
-    async with opened(bucket.endpoint, REGION, Credentials(bucket.access_key, bucket.secret_key)) as asked:
+    async with opened_by(bucket.endpoint, REGION, Credentials(bucket.access_key, bucket.secret_key)) as asked:
         findings = [finding async for finding in bucket_findings(asked, "s3://looked-at")]
     assert [finding.level for finding in findings] == [Level.OK], findings

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.cli.doctor.finding import Finding, Level
+from outrider.cli.doctor.finding import Diagnosis, Level
 from outrider.cli.doctor.peer_checks import (
-    PeerAnswer,
+    Greeted,
     check_answer,
     check_key,
     check_names,
@@ -51,8 +51,8 @@ def settings_of(nodes: Nodes, bucket: Bucket, **others: object) -> Settings:
     return load(flags, environ={})
 
 
-def found(settings: Settings, *, is_running: bool = True) -> list[Finding]:
-    async def collected() -> list[Finding]:
+def found(settings: Settings, *, is_running: bool = True) -> list[Diagnosis]:
+    async def collected() -> list[Diagnosis]:
         return [finding async for finding in peer_findings(settings, is_running=is_running, environ={})]
 
     return asyncio.run(collected())
@@ -141,8 +141,8 @@ def hello(name: str = "b", boot: int = 7) -> Hello:
     return Hello(Member(name, "10.0.0.2:9482", "z", 1, "c1"), boot, "", 0, time.time())
 
 
-def answer(told: Hello | None, *, why: str = "", skew_s: float | None = 0.0, entry: Listed = LISTED) -> PeerAnswer:
-    return PeerAnswer(entry, told, PeerFailed(why) if why else None, skew_s)
+def answer(told: Hello | None, *, why: str = "", skew_s: float | None = 0.0, entry: Listed = LISTED) -> Greeted:
+    return Greeted(entry, told, PeerFailed(why) if why else None, skew_s)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def answer(told: Hello | None, *, why: str = "", skew_s: float | None = 0.0, ent
         (answer(None, why="late", skew_s=None), Level.FAIL, "no answer to a hello: late", "the key in /run/key"),
     ],
 )  # fmt: skip
-def test_an_answer_says_what_is_wrong_and_what_to_do(given: PeerAnswer, level: Level, text: str, do: str) -> None:
+def test_an_answer_says_what_is_wrong_and_what_to_do(given: Greeted, level: Level, text: str, do: str) -> None:
     finding = check_answer(given, ME, Path("/run/key"))
     assert finding.level is level
     assert text in finding.text

@@ -20,8 +20,8 @@ import aiohttp
 import pytest
 import yaml
 
-from outrider.adapters.kubernetes.api_calls import API_CALLS
 from outrider.core.operator.pod_patch import GATE
+from tests.support.api_calls import API_CALLS
 from tests.support.bucket import Bucket
 from tests.support.child import Child
 from tests.support.control_bucket import wait_until

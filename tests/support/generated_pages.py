@@ -23,7 +23,8 @@ from pydantic_core import PydanticUndefined
 
 from outrider.cli.serve import serve
 from outrider.engine.operator.metrics import OperatorMetrics
-from outrider.metrics import Metrics, PeerMetrics, TenantMetrics, UsageMetrics
+from outrider.metrics import Metrics, PeerMetrics
+from outrider.metrics.usage_metrics import TenantMetrics, UsageMetrics
 from outrider.settings import Settings, Size
 from tests.support.pages import ROOT
 

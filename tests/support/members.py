@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.read.version_cache import VersionCache
-from outrider.engine.status.cluster_map import ClusterMap, OwnShares
+from outrider.engine.status.cluster_map import ClusterMap, own_shares
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
 from tests.support.engine import REF, Engine, engine, taken
@@ -130,7 +131,7 @@ class Node:
         self.service.hear_reads = made.prefetch.heard
         here = HereOfAll(made.fills, self.view, self.wire)
         self.service.look_here = here.answer
-        own = self.service.own_shares = OwnShares(made.planner, self._mine_of).told
+        own = self.service.own_shares = partial(own_shares, made.planner, self._mine_of)
         self.map = ClusterMap(own, self.view, self.wire, self.clock)
         self.plans = OrdersOfAll(
             made.prefetch, here, self.view, self.wire, self._runtime, boot=self.boot

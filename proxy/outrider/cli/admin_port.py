@@ -1,10 +1,13 @@
-"""Finds the admin port of a proxy on this machine, and makes plain HTTP calls to it."""
+"""Finds the admin port of a proxy on this machine, and reads what it answers."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import urllib.error
 import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
 
 from outrider.settings import Settings
 from outrider.settings.members import is_everywhere
@@ -12,8 +15,17 @@ from outrider.settings.members import is_everywhere
 STATUS_URL = "OUTRIDER_STATUS_URL"
 """The variable by which `outrider run` tells its child where the admin port is. It is no setting."""
 
-_TIMEOUT_S = 2.0
-_STATUS_BYTES_MAX = 16 * 2**20
+_TIMEOUT_S = 5.0
+_BYTES_MAX = 16 * 2**20
+# The status of an answer that says in words why there is no other; see `http.admin.server`.
+_REFUSED = 422
+_TEXT_BYTES_MAX = 4096
+
+Status = dict[str, Any]
+
+
+class NoStatus(Exception):
+    """The status cannot be read. The text says why, and what to do."""
 
 
 def direct() -> urllib.request.OpenerDirector:
@@ -27,17 +39,52 @@ def loopback_of(host: str) -> str:
     return "127.0.0.1" if is_everywhere(host) else host
 
 
-def running_outrider(settings: Settings) -> dict[str, object] | None:
-    """The /status of the outrider at the address `admin`; None: there is none, or it has another token."""
+def url_of(settings: Settings) -> str:
     host, _, port = settings.admin.rpartition(":")
-    if port == "0":
+    return f"http://{loopback_of(host)}:{port}"
+
+
+def running_outrider(settings: Settings) -> Status | None:
+    """The /status of the outrider at the address `admin`; None: there is none, or it has another token."""
+    try:
+        return None if settings.admin.endswith(":0") else status_at(url_of(settings), settings)
+    except NoStatus:
         return None
-    request = urllib.request.Request(f"http://{loopback_of(host)}:{port}/status")
+
+
+def status_at(url: str, settings: Settings) -> Status:
+    """Raises NoStatus."""
+    status = answer_at(url, settings, "/status")
+    if "verdict" not in status:
+        raise NoStatus(f"{url} is no admin port of outrider, or of an older one. Is --admin right?")
+    return status
+
+
+def answer_at(url: str, settings: Settings, path: str) -> Status:
+    """The JSON object at `path`. Raises NoStatus."""
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise NoStatus(f"{url} is no URL of an admin port: write http://HOST:PORT.")
+    request = urllib.request.Request(f"{url}{path}")  # noqa: S310 - the scheme was checked above
     if settings.admin_token is not None:
         request.add_header("Authorization", f"Bearer {settings.admin_token.get_secret_value()}")
     try:
         with direct().open(request, timeout=_TIMEOUT_S) as reply:
-            status = json.loads(reply.read(_STATUS_BYTES_MAX))
-    except (OSError, ValueError, http.client.HTTPException):
-        return None
-    return status if isinstance(status, dict) and "version" in status and "listen" in status else None
+            answer = json.loads(reply.read(_BYTES_MAX))
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 401:
+                text = f"{url} needs a token, or does not accept this one: set OUTRIDER_ADMIN_TOKEN."
+            elif error.code == _REFUSED:
+                text = error.read(_TEXT_BYTES_MAX).decode("utf-8", "replace").strip()
+            else:
+                text = f"{url} answered {error.code}: that is no admin port of outrider. Is --admin right?"
+        raise NoStatus(text) from error
+    except OSError as error:
+        raise NoStatus(
+            f"No outrider answers at {url}. Start one with `outrider serve`, or say where it is: --admin HOST:PORT."
+        ) from error
+    except (ValueError, http.client.HTTPException) as error:
+        raise NoStatus(f"{url} is no admin port of outrider. Is --admin right?") from error
+    if not isinstance(answer, dict):
+        raise NoStatus(f"{url} is no admin port of outrider, or of an older one. Is --admin right?")
+    return answer

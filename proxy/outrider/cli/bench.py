@@ -8,8 +8,8 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, closing, suppress
+from collections.abc import Sequence
+from contextlib import aclosing, closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -23,22 +23,15 @@ from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.process.system import new_event_loop
 from outrider.app import running
 from outrider.cli.load_settings import load, load_with_origin
+from outrider.cli.opened_origin import enumerator_of, opened, reader_of
 from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.composition import Outrider
-from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import Signal
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
-from outrider.core.origin.hedging import Hedging
-from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListedObject
-from outrider.engine.fill.fill_scheduler import FillScheduler
-from outrider.engine.fill.origin_reader import OriginReader
-from outrider.engine.fill.patience import Patience
-from outrider.engine.listing.enumerate import Enumerator
-from outrider.metrics import Metrics
+from outrider.core.s3.list_page import ListedObject
 from outrider.ports import OriginRequest
 from outrider.settings import Settings, SettingsError
 
+_CONNECTIONS = 256
 _WAYS = ("direct", "cold", "warm")
 # The longest wait for blocks that are still being written.
 _LANDING_S = 2.0
@@ -109,12 +102,12 @@ def bench(
 
 
 async def _bench(settings: Settings, url: str, count: int, readers: int, rounds: int, *, quiet: bool) -> list[Measured]:
-    credentials, metrics = AwsCredentials(), Metrics()
+    credentials = AwsCredentials()
     region = settings.region or await credentials.region() or DEFAULT_REGION
     endpoint = settings.origin or aws_url(region, os.environ)
     found: dict[str, list[Measured]] = {way: [] for way in _WAYS}
-    async with _origin(endpoint, region, credentials, metrics) as bucket:
-        objects = await _objects(bucket, metrics, url, count)
+    async with opened(endpoint, region, credentials, connections=_CONNECTIONS) as bucket:
+        objects = await _objects(bucket, url, count)
         if not quiet:
             size = f"{objects.total_bytes / 1e6:.1f} MB"
             typer.echo(f"{len(objects.keys)} objects, {size}, {readers} at a time", err=True)
@@ -123,7 +116,7 @@ async def _bench(settings: Settings, url: str, count: int, readers: int, rounds:
             with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
                 async with (
                     running(settings.model_copy(update={"cache_dir": (Path(directory),)})) as outrider,
-                    _origin(outrider.endpoint, region, credentials, metrics) as proxy,
+                    opened(outrider.endpoint, region, credentials, connections=_CONNECTIONS) as proxy,
                 ):
                     found["cold"].append(await _read(proxy, "cold", objects, readers))
                     await _landed(outrider)
@@ -134,30 +127,15 @@ async def _bench(settings: Settings, url: str, count: int, readers: int, rounds:
     return [_median(found[way]) for way in _WAYS]
 
 
-@asynccontextmanager
-async def _origin(
-    endpoint: str, region: str, credentials: AwsCredentials, metrics: Metrics
-) -> AsyncIterator[HttpOrigin]:
-    origin = HttpOrigin(endpoint, region, credentials, metrics, time.time, connections=256)
-    await origin.open()
-    try:
-        yield origin
-    finally:
-        await origin.close()
-
-
-async def _objects(bucket: HttpOrigin, metrics: Metrics, url: str, count: int) -> _Objects:
+async def _objects(bucket: HttpOrigin, url: str, count: int) -> _Objects:
     # urlsplit would not do: `?` and `#` are ordinary characters of a key.
     name, _, prefix = url.removeprefix("s3://").partition("/")
     if not url.startswith("s3://") or not name:
         raise SettingsError(f"{url}: write s3://BUCKET/PREFIX.")
     prefix = prefix.lstrip("/")
-    origin_reader = OriginReader(
-        bucket, Patience(), metrics, FillScheduler(AimdLimit(1), BackgroundLimit(1), time.monotonic), Hedging()
-    )
     listed: list[ListedObject] = []
     with suppress(Signal):
-        async with aclosing(Enumerator(origin_reader, MemoryBudget(2 * PAGE_BYTES_MAX)).pages(name, prefix)) as pages:
+        async with aclosing(enumerator_of(reader_of(bucket)).pages(name, prefix)) as pages:
             async for page in pages:
                 listed += [entry for entry in page if entry.size > 0]
                 if len(listed) >= count:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from outrider.cli import status_client
+from outrider.cli.admin_port import Status
 from outrider.cli.settings_flags import Config, Flags, with_settings
-from outrider.cli.status_client import Status, ago, shown
+from outrider.cli.status_client import RunningProxy, ago, shown
 from outrider.core.text import counted, in_words
 
 ALONE = "This node caches by itself: it was started without --peers."
@@ -38,57 +39,55 @@ def cluster(
     """
     if what not in (None, "who") or (what == "who") != (url is not None):
         raise typer.BadParameter("write `outrider cluster`, or `outrider cluster who s3://BUCKET/KEY`.")
-    place, settings = status_client.place_of(flags, config)
-    status = status_client.status_or_exit(place, settings)
-    told = status.get("cluster")
-    if told is None:
+    proxy = RunningProxy(flags, config)
+    part = proxy.status_or_exit().get("cluster")
+    if part is None:
         typer.echo(json.dumps(None) if as_json else ALONE)
         return
     if url is not None:
-        told = status_client.answer_or_exit(place, settings, "/cluster/who", {"object": url})
+        part = proxy.answer_or_exit("/cluster/who", object=url)
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(part, indent=2))
     elif url is None:
-        _show(told)
+        _show(part)
     else:
-        _show_owners(told)
+        _show_owners(part)
 
 
-def line(told: Status) -> str:
+def line(cluster: Status) -> str:
     """One line about the cluster, for `outrider stats`."""
-    count = Counter(member["state"] for member in told["members"])
-    words = [f"{count['alive']} of {counted(len(told['members']), 'member')} alive"]
+    count = Counter(member["state"] for member in cluster["members"])
+    words = [f"{count['alive']} of {counted(len(cluster['members']), 'member')} alive"]
     words += [f"{count[state]} {state.replace('_', ' ')}" for state in ("away", "left_out") if count[state]]
-    words += [f"{shown(name)} is the name of several" for name in told.get("names_used_twice", {})]
-    came = sum(member["bytes_in"] or 0 for member in told["members"])
-    sent = sum(member["bytes_out"] or 0 for member in told["members"])
+    words += [f"{shown(name)} is the name of several" for name in cluster.get("names_used_twice", {})]
+    received = sum(member["bytes_in"] or 0 for member in cluster["members"])
+    sent = sum(member["bytes_out"] or 0 for member in cluster["members"])
     return (
-        f"{', '.join(words)}; {in_words(came)} from the others, {in_words(sent)} to them, "
-        f"{in_words(told['near_bytes'])} of their blocks kept here"
+        f"{', '.join(words)}; {in_words(received)} from the others, {in_words(sent)} to them, "
+        f"{in_words(cluster['near_bytes'])} of their blocks kept here"
     )
 
 
 # -- members ----------------------------------------------------------------------------------------------------------
 
 
-def _show(told: Status) -> None:
-    console = status_client.console()
+def _show(cluster: Status) -> None:
     typer.echo(
-        f"{shown(told['name'])} at {told['address']}, zone {shown(told['zone']) or 'none'}, ring {told['ring']}, "
-        f"members from {shown(told['source'])}"
+        f"{shown(cluster['name'])} at {cluster['address']}, zone {shown(cluster['zone']) or 'none'}, "
+        f"ring {cluster['ring']}, members from {shown(cluster['source'])}"
     )
-    typer.echo(f"{line(told)}\n")
-    for name, at in told.get("names_used_twice", {}).items():
+    typer.echo(f"{line(cluster)}\n")
+    for name, at in cluster.get("names_used_twice", {}).items():
         typer.echo(
             f"WARNING: {shown(name)} is the name of several members: {', '.join(at)}. "
             "Give each its own --peer-name: only the one that began last is asked.\n"
         )
-    console.print(_table(told))
-    for note in _notes(told):
+    status_client.console().print(_table(cluster))
+    for note in _notes(cluster):
         typer.echo(note)
 
 
-def _table(told: Status) -> Table:
+def _table(cluster: Status) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("member", overflow="fold")
     for name in ("address", "zone", "state"):
@@ -96,7 +95,7 @@ def _table(told: Status) -> Table:
     for name in ("since", "cache", "in", "out", "reads", "failed", "p50", "p99"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("ring", no_wrap=True)
-    for member in told["members"]:
+    for member in cluster["members"]:
         table.add_row(
             Text(f"{shown(member['name']) or '?'}{' (this node)' if member['is_me'] else ''}"),
             Text(member["address"]),
@@ -105,7 +104,7 @@ def _table(told: Status) -> Table:
             "-" if member["since_s"] is None else ago(member["since_s"]),
             in_words(member["weight_bytes"]) if member["weight_bytes"] else "-",
             *_traffic(member),
-            Text(_ring(member, told["ring"])),
+            Text(_ring(member, cluster["ring"])),
         )
     return table
 
@@ -131,46 +130,46 @@ def _traffic(member: Status) -> list[str]:
     return [*sizes, *counts, *waits]
 
 
-def _notes(told: Status) -> list[str]:
+def _notes(cluster: Status) -> list[str]:
     notes = [
         f"{shown(member['name']) or member['address']}: {shown(member['why'])}"
-        for member in told["members"]
+        for member in cluster["members"]
         if member["why"]
     ]
-    if not told["is_listed"]:
-        notes.append(f"This node is not in the list of {shown(told['source'])}: the others do not ask it.")
-    if twice := told.get("duplicate_fetches"):
+    if not cluster["is_listed"]:
+        notes.append(f"This node is not in the list of {shown(cluster['source'])}: the others do not ask it.")
+    if twice := cluster.get("duplicate_fetches"):
         whys = ", ".join(f"{why} {count:,}" for why, count in twice.items())
         notes.append(f"Blocks that this node fetched from the bucket though another member owned them: {whys}.")
-    if told["ring_disagreements"]:
-        notes.append(f"{told['ring_disagreements']:,} reads came from members that see another ring.")
+    if cluster["ring_disagreements"]:
+        notes.append(f"{cluster['ring_disagreements']:,} reads came from members that see another ring.")
     return ["", *notes] if notes else []
 
 
 # -- owners -----------------------------------------------------------------------------------------------------------
 
 
-def _show_owners(told: dict[str, Any]) -> None:
+def _show_owners(answer: Status) -> None:
     console = status_client.console()
     typer.echo(
-        f"{shown(told['object'])}: {in_words(told['size'])} in {counted(told['blocks'], 'block')} of "
-        f"{in_words(told['block_bytes'])}, version known by {shown(told['authority'])}\n"
+        f"{shown(answer['object'])}: {in_words(answer['size'])} in {counted(answer['blocks'], 'block')} of "
+        f"{in_words(answer['block_bytes'])}, version known by {shown(answer['authority'])}\n"
     )
-    if told["blocks"] <= _BLOCKS_SHOWN:
-        console.print(_blocks(told))
+    if answer["blocks"] <= _BLOCKS_SHOWN:
+        console.print(_blocks(answer))
         typer.echo()
-    console.print(_shares(told))
-    if told["shares_of_blocks"] < told["blocks"]:
-        typer.echo(f"\nThese are the shares of the first {told['shares_of_blocks']:,} blocks.")
+    console.print(_shares(answer))
+    if answer["shares_of_blocks"] < answer["blocks"]:
+        typer.echo(f"\nThese are the shares of the first {answer['shares_of_blocks']:,} blocks.")
 
 
-def _blocks(told: dict[str, Any]) -> Table:
-    alive = set(told["alive"])
+def _blocks(answer: Status) -> Table:
+    alive = set(answer["alive"])
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("block", justify="right")
     for name in ("owner", "then", "asked now", "here"):
         table.add_column(name, overflow="fold")
-    for block in told["owners"]:
+    for block in answer["owners"]:
         owner, *others = (f"{shown(name)}{'' if name in alive else ' (away)'}" for name in block["owners"])
         table.add_row(
             str(block["index"]), Text(owner), Text(", ".join(others) or "-"), Text(shown(block["asked"])),
@@ -179,13 +178,13 @@ def _blocks(told: dict[str, Any]) -> Table:
     return table
 
 
-def _shares(told: dict[str, Any]) -> Table:
+def _shares(answer: Status) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("member", overflow="fold")
     for name in ("blocks", "bytes", "share"):
         table.add_column(name, justify="right", no_wrap=True)
-    counted_blocks = told["shares_of_blocks"]
-    for name, share in told["shares"].items():
+    counted_blocks = answer["shares_of_blocks"]
+    for name, share in answer["shares"].items():
         table.add_row(
             Text(shown(name)), f"{share['blocks']:,}", in_words(share["bytes"]),
             f"{100 * share['blocks'] / counted_blocks:.0f} %",

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from outrider.cli import aws_environment
 from outrider.cli.load_settings import load
+from outrider.core.maintenance.progress import expected_bytes
 from outrider.core.s3.operation import CONTROL_BUCKET
 from outrider.core.text import counted, in_words
 
@@ -61,8 +62,9 @@ class NoServerError(Exception):
     """No server listens at that address."""
 
 
-class Proxy:
-    """The running proxy. A refusal, or no proxy at all, is printed on stderr and ends the command with 1."""
+class ControlClient:
+    """The control bucket of the running proxy. A refusal, or no proxy at all, is printed on stderr and ends the command
+    with 1."""
 
     def __init__(self, endpoint: str | None, config: Path | None, identity: Identity | None = None) -> None:
         """`identity` None: that of the environment."""
@@ -84,8 +86,8 @@ class Proxy:
 
     def put(self, key: str, body: bytes, **metadata: str | None) -> None:
         """`metadata` that is None is left out."""
-        told = {name: value for name, value in metadata.items() if value is not None}
-        more = {"Metadata": told} if told else {}
+        given = {name: value for name, value in metadata.items() if value is not None}
+        more = {"Metadata": given} if given else {}
         self._call_or_fail(lambda: self._client.put_object(Bucket=CONTROL_BUCKET, Key=key, Body=body, **more))
 
     def get(self, key: str, *, missing: str = "it is gone: was the proxy restarted?") -> dict[str, Any]:
@@ -137,7 +139,7 @@ class Proxy:
             failed(f"at {self.endpoint} there is a server, but no Outrider: give --endpoint, or set AWS_ENDPOINT_URL.")
 
 
-def at_each_address(endpoint: str | None, config: Path | None) -> list[Proxy]:
+def at_each_address(endpoint: str | None, config: Path | None) -> list[ControlClient]:
     """A proxy for each address of the endpoint's host, in their order. Ends the command if there is none."""
     url = urlsplit(endpoint or _endpoint(config))
     try:
@@ -148,7 +150,10 @@ def at_each_address(endpoint: str | None, config: Path | None) -> list[Proxy]:
     port = "" if url.port is None else f":{url.port}"
     # A client with a session of its own takes a tenth of a second to make.
     identity = _identity()
-    return [Proxy(f"{url.scheme}://{f'[{host}]' if ':' in host else host}{port}", config, identity) for host in hosts]
+    return [
+        ControlClient(f"{url.scheme}://{f'[{host}]' if ':' in host else host}{port}", config, identity)
+        for host in hosts
+    ]
 
 
 def _identity() -> Identity:
@@ -227,7 +232,26 @@ def show(job: dict[str, Any], as_json: bool) -> None:
     )
 
 
-def follow(proxy: Proxy, key: str, *, quiet: bool) -> dict[str, Any]:
+def carry_out(
+    proxy: ControlClient, key: str, body: bytes, *, wait: bool, as_json: bool, ended_by: str, **metadata: str | None
+) -> None:  # fmt: skip
+    """Begin the warm-up or pin `key` with the list `body` (empty: it is there already), and print its end, or with
+    `wait` False its progress. `ended_by`: the command that ends it. Exits as `conclude` does; on Ctrl-C with 130."""
+    kind = {"warm": "warm-up"}.get(folder := key.partition("/")[0], folder)
+    try:
+        if body:
+            proxy.put(key, body, **metadata)
+        if not wait:
+            show(proxy.get(key), as_json)
+            return
+        report = follow(proxy, key, quiet=as_json)
+    except KeyboardInterrupt:
+        typer.echo(f"outrider: the {kind} goes on in the proxy; `{ended_by}` ends it", err=True)
+        raise typer.Exit(130) from None
+    conclude(report, as_json)
+
+
+def follow(proxy: ControlClient, key: str, *, quiet: bool) -> dict[str, Any]:
     """Wait for the end of a warm-up or pin, with a progress bar of the bytes on disk. Returns its last report."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
@@ -235,24 +259,17 @@ def follow(proxy: Proxy, key: str, *, quiet: bool) -> dict[str, Any]:
         line = bar.add_task(key.partition("/")[0], total=None, text="")
         while (report := proxy.get(key))["state"] == "running":
             on_disk = report["bytes"]["on_disk"]
-            bar.update(line, total=_expected(report) or None, completed=on_disk, text=_in_words(report))
+            bar.update(line, total=expected_bytes(report) or None, completed=on_disk, text=_in_words(report))
             time.sleep(_POLL_S)
     return report
 
 
-def followed(proxy: Proxy, key: str) -> dict[str, Any]:
+def followed(proxy: ControlClient, key: str) -> dict[str, Any]:
     """Like `follow`, for a verification, which has no objects to show."""
     with Console(stderr=True).status(key.partition("/")[0]):
         while (report := proxy.get(key))["state"] == "running":
             time.sleep(_POLL_S)
     return report
-
-
-def _expected(report: dict[str, Any]) -> float:
-    """The bytes to expect in all, if objects of unknown size have the mean size of the others."""
-    objects, wanted = report["objects"], report["bytes"]["wanted"]
-    sized = objects["wanted"] - objects["unsized"]
-    return float(wanted + objects["unsized"] * wanted / sized) if sized else 0.0
 
 
 def _in_words(report: dict[str, Any]) -> str:
@@ -270,16 +287,16 @@ def conclude(report: dict[str, Any], as_json: bool) -> NoReturn:
         show_json(report)
     else:
         objects, size = report["objects"], report["bytes"]
-        here = size["on_disk"] - size["fetched"]
+        cached_before = size["on_disk"] - size["fetched"]
         typer.echo(
             f"{report['state']}: {objects['on_disk']} of {counted(objects['wanted'], 'object')} on disk, "
-            f"{in_words(size['on_disk'])} ({in_words(max(0, here))} were here), in {report['elapsed_s']:.1f} s"
+            f"{in_words(size['on_disk'])} ({in_words(max(0, cached_before))} were here), in {report['elapsed_s']:.1f} s"
             if objects["wanted"]
             else f"{report['state']}: no object, in {report['elapsed_s']:.1f} s"
         )
     for note in report.get("notes", ()):
         typer.echo(f"outrider: {note}", err=True)
-    tell_failures(report)
+    show_failures(report)
     raise typer.Exit(0 if report["state"] == "done" else 1)
 
 
@@ -290,7 +307,7 @@ def nothing_matches(report: dict[str, Any], as_json: bool) -> NoReturn:
     failed("no block of these objects is in the cache; `outrider ls` shows the datasets")
 
 
-def tell_failures(report: dict[str, Any]) -> None:
+def show_failures(report: dict[str, Any]) -> None:
     for failure in report["failures"][:_FAILURES_SHOWN]:
         typer.echo(f"outrider: {failure['object'] or report['name']}: {failure['error']}", err=True)
     if (more := report["objects"]["failed"] - _FAILURES_SHOWN) > 0:

@@ -24,7 +24,7 @@ def evict(
     outrider evict s3://bucket/old-run/
     """
     body = control_client.list_of(urls, from_file)
-    proxy = control_client.Proxy(endpoint, config)
+    proxy = control_client.ControlClient(endpoint, config)
     key = f"evict/{control_client.name_of(None, body)}"
     proxy.put(key, body)
     report = proxy.get(key)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli import status_client
+from outrider.cli.admin_port import Status
 from outrider.cli.cluster import ALONE
 from outrider.cli.settings_flags import Config, Flags, with_settings
+from outrider.cli.status_client import AsJson, RunningProxy, ago, console, shown
 from outrider.core.text import counted, in_words
-from outrider.settings import Settings
 
 # So many members have a column each.
 _MEMBERS_SHOWN = 8
@@ -23,7 +23,7 @@ _MEMBERS_SHOWN = 8
 def ls(
     flags: Flags,
     config: Config = None,
-    as_json: status_client.AsJson = False,
+    as_json: AsJson = False,
     words: Annotated[str, typer.Argument(help="Only datasets whose BUCKET/NAME contains this.")] = "",
     of_cluster: Annotated[bool, typer.Option("--cluster", help="Show which member holds which share of each.")] = False,
 ) -> None:
@@ -34,10 +34,10 @@ def ls(
     outrider ls train --json
     outrider ls --cluster
     """
-    url, settings = status_client.place_of(flags, config)
-    status = status_client.status_or_exit(url, settings)
+    proxy = RunningProxy(flags, config)
+    status = proxy.status_or_exit()
     if of_cluster:
-        _show_cluster(url, settings, status, words, as_json=as_json)
+        _show_cluster(proxy, status, words, as_json=as_json)
         return
     datasets = [dataset for dataset in status["datasets"] if words in f"{dataset['bucket']}/{dataset['name']}"]
     if as_json:
@@ -47,41 +47,41 @@ def ls(
     if not datasets:
         typer.echo("No dataset was read yet." if not words else f"No dataset that was read has {words!r} in its name.")
     else:
-        status_client.console().print(_table(datasets))
+        console().print(_table(datasets))
         for dataset in datasets:
-            # An older proxy does not tell it.
+            # An older proxy does not show it.
             if spent := dataset["saved"].get("spent"):
                 typer.echo(f"{_name(dataset)}: {spent}")
     hidden = status["datasets_known"] - len(status["datasets"])
     if hidden > 0:
         typer.echo(f"And {hidden:,} more that were read longer ago.")
-    # An older proxy does not tell them.
+    # An older proxy does not show them.
     for tenant in status.get("tenants", []):
         typer.echo(_tenant(tenant, status["disk"]["budget_bytes"]))
     for pin in status.get("pins", []):
-        here, reserved = in_words(pin["bytes"]["on_disk"]), in_words(pin["reserved_bytes"])
-        typer.echo(f"pin {status_client.shown(pin['name'])}: {here} here of {reserved} reserved")
+        cached, reserved = in_words(pin["bytes"]["on_disk"]), in_words(pin["reserved_bytes"])
+        typer.echo(f"pin {shown(pin['name'])}: {cached} here of {reserved} reserved")
 
 
-def _tenant(tenant: status_client.Status, capacity_bytes: int) -> str:
+def _tenant(tenant: Status, capacity_bytes: int) -> str:
     cache, line = tenant["cache_share"], tenant["line_share"]
     of_cache = "" if cache is None else f" of a share of {in_words(int(cache * capacity_bytes))} ({_percent(cache)})"
     of_line = "" if line is None else f", {_percent(line)} of the line"
-    here = "" if tenant["cached_bytes"] is None else f"{in_words(tenant['cached_bytes'])} here{of_cache}, "
-    return f"tenant {status_client.shown(tenant['name'])}: {here}{in_words(tenant['served_bytes'])} read{of_line}"
+    cached = "" if tenant["cached_bytes"] is None else f"{in_words(tenant['cached_bytes'])} here{of_cache}, "
+    return f"tenant {shown(tenant['name'])}: {cached}{in_words(tenant['served_bytes'])} read{of_line}"
 
 
-def _verified(dataset: status_client.Status) -> str:
+def _verified(dataset: Status) -> str:
     """The share of the cached bytes that was compared with the bucket's checksums, rounded down: `100 %` is all."""
-    # An older proxy does not tell it.
+    # An older proxy does not show it.
     return f"{int(100 * dataset['verified'])} %" if dataset.get("cached_bytes") and "verified" in dataset else "-"
 
 
-def _name(dataset: status_client.Status) -> str:
-    return status_client.shown(f"s3://{dataset['bucket']}/{dataset['name']}" if dataset["bucket"] else dataset["name"])
+def _name(dataset: Status) -> str:
+    return shown(f"s3://{dataset['bucket']}/{dataset['name']}" if dataset["bucket"] else dataset["name"])
 
 
-def _table(datasets: list[status_client.Status]) -> Table:
+def _table(datasets: list[Status]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("dataset", overflow="fold")
     for name in ("objects", "size", "cached", "verified", "read", "hits", "saved", "last read"):
@@ -99,7 +99,7 @@ def _table(datasets: list[status_client.Status]) -> Table:
             f"{epoch:,} of {dataset['epoch_objects']:,}" if epoch is not None else "-",
             hits,
             in_words(dataset["saved"]["egress_bytes"]),
-            status_client.ago(dataset.get("silent_s")),
+            ago(dataset.get("silent_s")),
         )
     return table
 
@@ -107,43 +107,43 @@ def _table(datasets: list[status_client.Status]) -> Table:
 # -- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def _show_cluster(url: str, settings: Settings, status: status_client.Status, words: str, *, as_json: bool) -> None:
+def _show_cluster(proxy: RunningProxy, status: Status, words: str, *, as_json: bool) -> None:
     if status.get("cluster") is None:
         typer.echo(json.dumps(None) if as_json else ALONE)
         return
-    told = status_client.answer_or_exit(url, settings, "/cluster/datasets", {})
-    told["datasets"] = [each for each in told["datasets"] if words in f"{each['bucket']}/{each['name']}"]
+    answer = proxy.answer_or_exit("/cluster/datasets")
+    answer["datasets"] = [each for each in answer["datasets"] if words in f"{each['bucket']}/{each['name']}"]
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(answer, indent=2))
         return
-    if told["datasets"]:
-        status_client.console().print(_map(told))
+    if answer["datasets"]:
+        console().print(_map(answer))
     else:
         typer.echo("No member has a dataset." if not words else f"No member has a dataset with {words!r} in its name.")
-    members, silent = told["members"], told["silent"]
+    members, silent = answer["members"], answer["silent"]
     typer.echo(f"\n{len(members)} of {counted(len(members) + len(silent), 'member')} answered.")
     for each in silent:
-        typer.echo(f"{status_client.shown(each['name'])} did not answer: {status_client.shown(each['why'])}")
+        typer.echo(f"{shown(each['name'])} did not answer: {shown(each['why'])}")
 
 
-def _map(told: dict[str, Any]) -> Table:
+def _map(answer: Status) -> Table:
     """A column for each member that holds something; of many members, the one with the most and the one with the
     least."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("dataset", overflow="fold")
-    members = told["members"]
+    members = answer["members"]
     are_few = len(members) <= _MEMBERS_SHOWN
-    names = [Text(status_client.shown(name)) for name in members] if are_few else ["most", "least"]
+    names = [Text(shown(name)) for name in members] if are_few else ["most", "least"]
     for name in ("objects", "size", "held", "copies", *names):
         table.add_column(name, justify="right", no_wrap=True)
-    for dataset in told["datasets"]:
+    for dataset in answer["datasets"]:
         shares = {name: dataset["members"].get(name, {"share": 0.0})["share"] for name in members}
         ordered = sorted(shares.items(), key=lambda each: -each[1])
         cells = [_percent(share) for share in shares.values()]
         if not are_few:
-            cells = [f"{status_client.shown(name)} {_percent(share)}" for name, share in (ordered[0], ordered[-1])]
+            cells = [f"{shown(name)} {_percent(share)}" for name, share in (ordered[0], ordered[-1])]
         table.add_row(
-            Text(status_client.shown(f"s3://{dataset['bucket']}/{dataset['name']}")), f"{dataset['objects']:,}",
+            Text(shown(f"s3://{dataset['bucket']}/{dataset['name']}")), f"{dataset['objects']:,}",
             in_words(dataset["bytes"]), _percent(dataset["held"]), in_words(dataset["copies_bytes"]),
             *map(Text, cells),
         )  # fmt: skip

@@ -15,8 +15,8 @@ import typer
 
 from outrider.adapters.process.system import set_up_logs
 from outrider.core.cluster.membership import Domain
+from outrider.core.operator.placement import selects
 from outrider.core.operator.pod_patch import Offers, Sidecar
-from outrider.core.operator.selectors import selects
 from outrider.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ async def _serve(
 def _sidecar(path: Path) -> Sidecar:
     """Raises SettingsError."""
     try:
-        told = json.loads(path.read_text())
-        container, volumes, endpoint = told["container"], told.get("volumes") or [], told["endpoint"]
+        sidecar = json.loads(path.read_text())
+        container, volumes, endpoint = sidecar["container"], sidecar.get("volumes") or [], sidecar["endpoint"]
         if not isinstance(container["name"], str) or not all(isinstance(each["name"], str) for each in volumes):
             raise TypeError("names are text")
         return Sidecar(container, volumes, str(endpoint))

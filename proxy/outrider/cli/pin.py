@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from outrider.cli import control_client
 from outrider.cli.settings_flags import Config
 
@@ -28,20 +26,10 @@ def pin(
     outrider pin 's3://bucket/train-{000000..000099}.tar' --name hot
     """
     body = control_client.list_of(urls, from_file)
-    proxy = control_client.Proxy(endpoint, config)
+    proxy = control_client.ControlClient(endpoint, config)
     if not body and not name:
         control_client.show_all(proxy.get("status.json")["pins"], as_json)
         return
-    key = f"pin/{(name := control_client.name_of(name, body))}"
-    try:
-        if body:
-            proxy.put(key, body)
-        if not wait:
-            control_client.show(proxy.get(key), as_json)
-            return
-        report = control_client.follow(proxy, key, quiet=as_json)
-    except KeyboardInterrupt:
-        typer.echo(f"outrider: the pin goes on in the proxy; `outrider unpin --name {name}` ends it",
-                   err=True)  # fmt: skip
-        raise typer.Exit(130) from None
-    control_client.conclude(report, as_json)
+    name = control_client.name_of(name, body)
+    ended_by = f"outrider unpin --name {name}"
+    control_client.carry_out(proxy, f"pin/{name}", body, wait=wait, as_json=as_json, ended_by=ended_by)

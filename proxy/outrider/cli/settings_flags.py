@@ -25,7 +25,7 @@ Config = Annotated[Path | None, typer.Option(help="TOML file with settings; flag
 
 
 @dataclass(frozen=True, slots=True)
-class _Flag:
+class _FlagForm:
     """`metavar` None: the choices of the setting, if it has a fixed set of them. `kind` is what typer makes of it."""
 
     metavar: str | None = None
@@ -33,38 +33,38 @@ class _Flag:
 
 
 # The settings that are flags, in the order of --help. All others are set in the environment or the file.
-_FLAGS: Mapping[str, _Flag] = {
-    "origin": _Flag("URL"),
-    "region": _Flag(),
-    "listen": _Flag("HOST:PORT"),
-    "admin": _Flag("HOST:PORT"),
-    "cache_dir": _Flag("DIR|memory", list[str]),
-    "cache_size": _Flag("BYTES|%"),
-    "min_free": _Flag("BYTES|%"),
-    "block_size": _Flag("BYTES"),
-    "auth": _Flag(),
-    "clients": _Flag("FILE", Path),
-    "domain": _Flag("NAME", list[str]),
-    "tls_cert": _Flag("FILE", Path),
-    "tls_key": _Flag("FILE", Path),
-    "peers": _Flag("SOURCE"),
-    "peer_listen": _Flag("HOST:PORT"),
-    "peer_address": _Flag("HOST:PORT"),
-    "peer_name": _Flag("NAME"),
-    "peer_key_file": _Flag("FILE", Path),
-    "peer_zone": _Flag("NAME"),
-    "peer_domain": _Flag(),
-    "peer_tls_cert": _Flag("FILE", Path),
-    "peer_tls_key": _Flag("FILE", Path),
-    "peer_tls_ca": _Flag("FILE", Path),
-    "freshness": _Flag("immutable|ttl:S|always"),
-    "policy": _Flag(),
-    "prefetch": _Flag(),
-    "verify": _Flag(),
-    "receivers": _Flag("COUNT"),
-    "traces": _Flag(kind=bool),
-    "log_level": _Flag(),
-    "log_format": _Flag(),
+_FLAGS: Mapping[str, _FlagForm] = {
+    "origin": _FlagForm("URL"),
+    "region": _FlagForm(),
+    "listen": _FlagForm("HOST:PORT"),
+    "admin": _FlagForm("HOST:PORT"),
+    "cache_dir": _FlagForm("DIR|memory", list[str]),
+    "cache_size": _FlagForm("BYTES|%"),
+    "min_free": _FlagForm("BYTES|%"),
+    "block_size": _FlagForm("BYTES"),
+    "auth": _FlagForm(),
+    "clients": _FlagForm("FILE", Path),
+    "domain": _FlagForm("NAME", list[str]),
+    "tls_cert": _FlagForm("FILE", Path),
+    "tls_key": _FlagForm("FILE", Path),
+    "peers": _FlagForm("SOURCE"),
+    "peer_listen": _FlagForm("HOST:PORT"),
+    "peer_address": _FlagForm("HOST:PORT"),
+    "peer_name": _FlagForm("NAME"),
+    "peer_key_file": _FlagForm("FILE", Path),
+    "peer_zone": _FlagForm("NAME"),
+    "peer_domain": _FlagForm(),
+    "peer_tls_cert": _FlagForm("FILE", Path),
+    "peer_tls_key": _FlagForm("FILE", Path),
+    "peer_tls_ca": _FlagForm("FILE", Path),
+    "freshness": _FlagForm("immutable|ttl:S|always"),
+    "policy": _FlagForm(),
+    "prefetch": _FlagForm(),
+    "verify": _FlagForm(),
+    "receivers": _FlagForm("COUNT"),
+    "traces": _FlagForm(kind=bool),
+    "log_level": _FlagForm(),
+    "log_format": _FlagForm(),
 }
 ALL = (*_FLAGS, *sorted(RETIRED))
 

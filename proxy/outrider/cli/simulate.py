@@ -22,7 +22,7 @@ _HEADINGS = ("cache", "policy", "job", "epoch", "hits", "traffic", "stall", "was
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PolicyRow:
     """One line of the result. Ratios are parts of 1; None: not defined for this policy.
 
     `cache` is the size of the cache as a part of the data.
@@ -146,12 +146,12 @@ def simulate(
                 0, simulate_cluster.parse_rate("--bucket", bucket), latency, _bytes("--block-size", block_size),
                 prefetch=prefetch, listing=listing,
             )  # fmt: skip
-            asked = simulate_cluster.ClusterQuestion(
+            cluster_question = simulate_cluster.ClusterQuestion(
                 nodes, gpus_per_node, readers or 4, images * _bytes("--image-size", image_size),
                 Shards(shards, _bytes("--size", size), "train"), kind, epochs, seed, told, machine,
                 simulate_cluster.parse_rate("--link", link), simulate_cluster.parse_rate("--connection", connection),
             )  # fmt: skip
-            simulate_cluster.answer(asked, caches, as_json, plot)
+            simulate_cluster.answer(cluster_question, caches, as_json, plot)
             return
         readers = readers or 8
         if log is not None:
@@ -159,10 +159,10 @@ def simulate(
             question = _logged(requests, bandwidth, latency, _bytes("--block-size", block_size), listing, prefetch)
         else:
             reader_bytes_s = float(_bytes("--compute", compute))
-            made_up = _MadeUp(
+            made_up = _made_up(
                 Shards(shards, _bytes("--size", size), "train"), readers, kind, reader_bytes_s, epochs, seed,
                 is_told=told, count=jobs, lag_shards=lag, switches=switch,
-            ).jobs()  # fmt: skip
+            )  # fmt: skip
             demand = sum(readers * job.reader_bytes_s for job in made_up[:jobs])
             data = sum({job.shards: job.shards.count * job.shards.size for job in made_up[:jobs]}.values())
             block_bytes = _bytes("--block-size", block_size)
@@ -191,42 +191,28 @@ def _check_use(context: typer.Context, *, is_cluster: bool) -> None:
             raise ValueError(f"{option} does not go with --nodes" if is_cluster else f"{option} needs --nodes")
 
 
-@dataclass(frozen=True, slots=True)
-class _MadeUp:
+def _made_up(
+    shards: Shards, readers: int, order: OrderKind, reader_bytes_s: float, epochs: int, seed: int, *, is_told: bool,
+    count: int, lag_shards: int, switches: bool,
+) -> list[JobSpec]:  # fmt: skip
     """`count` jobs over one dataset, each `lag_shards` behind the one before; with `switches`, then over another one.
-
-    `is_told`: the order is announced as each epoch begins.
-    """
-
-    shards: Shards
-    readers: int
-    order: OrderKind
-    reader_bytes_s: float
-    epochs: int
-    seed: int
-    is_told: bool
-    count: int
-    lag_shards: int
-    switches: bool
-
-    def jobs(self) -> list[JobSpec]:
-        names = (self.shards.name, "other") if self.switches else (self.shards.name,)
-        return [self._job(name, turn, number) for turn, name in enumerate(names) for number in range(self.count)]
-
-    def _job(self, name: str, turn: int, number: int) -> JobSpec:
-        """Job `number` over the dataset `name`, which is dataset `turn` in time."""
-        shards, shard_s = self.shards, self.shards.size / self.reader_bytes_s / self.readers
-        return JobSpec(
-            f"{name} {number + 1}" if self.count > 1 else name,
+    `is_told`: the order is announced as each epoch begins."""
+    shard_s = shards.size / reader_bytes_s / readers
+    return [
+        JobSpec(
+            f"{name} {number + 1}" if count > 1 else name,
             replace(shards, name=name),
-            order_of(self.order, list(range(shards.count)), self.readers, self.seed + turn),
-            self.epochs,
-            self.reader_bytes_s,
+            order_of(order, list(range(shards.count)), readers, seed + turn),
+            epochs,
+            reader_bytes_s,
             f"10.0.0.{number + 1}",
             # A tenth more than reading the first dataset takes, so that its jobs have ended.
-            number * self.lag_shards * shard_s + turn * 1.1 * self.epochs * shards.count * shard_s,
-            self.is_told,
+            number * lag_shards * shard_s + turn * 1.1 * epochs * shards.count * shard_s,
+            is_told,
         )
+        for turn, name in enumerate((shards.name, "other") if switches else (shards.name,))
+        for number in range(count)
+    ]
 
 
 def _logged(
@@ -278,19 +264,19 @@ def _rate(text: str, demand_bytes_s: float) -> float:
     return times * demand_bytes_s
 
 
-def rows_of(question: Question, cache: float, policy: str) -> list[Row]:
+def rows_of(question: Question, cache: float, policy: str) -> list[PolicyRow]:
     machine = question.machine(cache)
     run = Simulation(machine, "none" if policy == "opt" else policy, question.jobs, question.requests)
     epochs = run.run()
     if policy == "opt":
         return _optimal(run, epochs, machine, cache)
     return [
-        Row(cache, policy, epoch.job, epoch.number, epoch.hit_ratio, epoch.traffic, epoch.stall, epoch.waste)
+        PolicyRow(cache, policy, epoch.job, epoch.number, epoch.hit_ratio, epoch.traffic, epoch.stall, epoch.waste)
         for epoch in epochs
     ]
 
 
-def _optimal(run: Simulation, epochs: list[EpochResult], machine: Machine, cache: float) -> list[Row]:
+def _optimal(run: Simulation, epochs: list[EpochResult], machine: Machine, cache: float) -> list[PolicyRow]:
     """Belady's optimum over the order of reads of a run. It counts objects, so the cache holds objects of mean size."""
     mean_bytes = sum(of.version.size for of in run.objects.values()) / len(run.objects)
     hits = optimal_hits([ref for ref, _ in run.opened], int(machine.capacity_bytes / mean_bytes))
@@ -299,21 +285,19 @@ def _optimal(run: Simulation, epochs: list[EpochResult], machine: Machine, cache
         own = [hit for hit, (_, row) in zip(hits, run.opened, strict=True) if row is epoch]
         ratio = sum(own) / max(1, len(own))
         missed_bytes = len(own) * (1 - ratio) * mean_bytes
-        rows.append(Row(cache, "opt", epoch.job, epoch.number, ratio, missed_bytes / epoch.dataset_bytes, None, None))
+        rows.append(
+            PolicyRow(cache, "opt", epoch.job, epoch.number, ratio, missed_bytes / epoch.dataset_bytes, None, None)
+        )
     return rows
 
 
-def _words(row: Row) -> tuple[str, ...]:
+def _words(row: PolicyRow) -> tuple[str, ...]:
     numbers = ("" if value is None else f"{value:.3f}" for value in (row.hits, row.traffic, row.stall, row.waste))
     return f"{row.cache:.0%}", row.policy, row.job, str(row.epoch), *numbers
 
 
-def _plot(rows: list[Row], file: Path) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise refused(ValueError("--plot needs matplotlib: pip install matplotlib")) from error
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+def _plot(rows: list[PolicyRow], file: Path) -> None:
+    figure = simulate_cluster.new_figure(7, 4.5)
     axes = figure.subplots()
     last = max(row.epoch for row in rows)
     for name in dict.fromkeys(row.policy for row in rows):

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from outrider.cli.load_settings import refused
-from outrider.simulator.cluster import WAYS, ClusterSimulation, Nodes, Way
+from outrider.simulator.cluster import WAYS, ClusterSimulation, SimNodes, Way
 from outrider.simulator.run import Machine
 from outrider.simulator.scenarios import JobSpec, OrderKind, Shards, order_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from matplotlib.figure import Figure
 
-Row = TypeVar("Row", bound="DataclassInstance")
+AnyRow = TypeVar("AnyRow", bound="DataclassInstance")
 _HEADINGS: tuple[str, ...] = ("cache", "way", "epoch", "GPU", "seconds", "bucket", "peers", "speed")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(Ki|Mi|Gi|Ti|k|K|M|G|T|)(bit|B)(?:/s)?", re.ASCII)
 _TIMES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
@@ -68,7 +69,7 @@ class ClusterQuestion:
             self.shards.name, self.shards, order, self.epochs, self.gpu_bytes_s / self.readers, told=self.is_told
         )
 
-    def nodes_of(self, cache: float) -> Nodes:
+    def nodes_of(self, cache: float) -> SimNodes:
         """Raises ValueError: a node has no room for a block."""
         room_bytes = int(cache * self.shards.count * self.shards.size / self.nodes)
         if room_bytes < self.machine.block_bytes:
@@ -76,7 +77,7 @@ class ClusterQuestion:
         # The searches of all planners together take as long to simulate as those of one.
         step_s = self.machine.step_s * self.nodes
         machine = replace(self.machine, capacity_bytes=room_bytes, step_s=step_s)
-        return Nodes(self.nodes, machine, self.link_bytes_s, self.connection_bytes_s)
+        return SimNodes(self.nodes, machine, self.link_bytes_s, self.connection_bytes_s)
 
 
 def parse_rate(option: str, text: str) -> float:
@@ -112,8 +113,8 @@ def answer(question: ClusterQuestion, caches: Sequence[float], as_json: bool, fi
 
 
 def printed(
-    rows: Iterable[Row], form: tuple[Sequence[str], Sequence[str], Callable[[Row], Sequence[str]]] | None
-) -> list[Row]:
+    rows: Iterable[AnyRow], form: tuple[Sequence[str], Sequence[str], Callable[[AnyRow], Sequence[str]]] | None
+) -> list[AnyRow]:
     """Print `rows` as a table: the headings at once, and each row when it is known, since a simulation may take
     minutes. Returns the rows.
 
@@ -143,16 +144,21 @@ def _words(row: ClusterRow) -> tuple[str, ...]:
     return f"{row.cache:.0%}", row.way, str(row.epoch), *numbers
 
 
-def plot(rows: list[ClusterRow], file: Path) -> None:
-    """The epochs of one size of the cache, or the last epoch of several sizes. Raises typer.Exit: no matplotlib."""
+def new_figure(width: float, height: float) -> Figure:
+    """In inches. Raises typer.Exit: no matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise refused(ValueError("--plot needs matplotlib: pip install matplotlib")) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plot(rows: list[ClusterRow], file: Path) -> None:
+    """The epochs of one size of the cache, or the last epoch of several sizes. Raises typer.Exit: no matplotlib."""
     is_sweep = len({row.cache for row in rows}) > 1
     last = max(row.epoch for row in rows)
     shown = [row for row in rows if not is_sweep or row.epoch == last]
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = new_figure(10, 4)
     busy, traffic = figure.subplots(1, 2)
     for way in WAYS:
         own = [row for row in shown if row.way == way]

@@ -13,9 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli import status_client
+from outrider.cli.admin_port import NoStatus, Status
 from outrider.cli.cluster import line
 from outrider.cli.settings_flags import Config, Flags, with_settings
+from outrider.cli.status_client import AsJson, RunningProxy, ago, console, shown
 from outrider.core.text import in_words
 
 _SOURCES = (
@@ -32,7 +33,7 @@ def stats(
     flags: Flags,
     config: Config = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once, and exit.")] = False,
-    as_json: status_client.AsJson = False,
+    as_json: AsJson = False,
     every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")] = 1.0,
 ) -> None:
     """Show the activity of the proxy at --admin: live on a terminal until Ctrl-C, else once.
@@ -42,37 +43,36 @@ def stats(
     outrider stats --once
     outrider stats --json | jq .verdict.text
     """
-    url, settings = status_client.place_of(flags, config)
-    status = status_client.status_or_exit(url, settings)
+    proxy = RunningProxy(flags, config)
+    status = proxy.status_or_exit()
     if as_json:
         typer.echo(json.dumps(status, indent=2))
         return
-    console = status_client.console()
     if once or not sys.stdout.isatty():
-        console.print(view(status))
+        console().print(view(status))
         return
     try:
-        with Live(view(status), console=console, auto_refresh=False, screen=True) as live:
+        with Live(view(status), console=console(), auto_refresh=False, screen=True) as live:
             while True:
                 time.sleep(every)
                 try:
-                    live.update(view(status_client.status_at(url, settings)), refresh=True)
-                except status_client.NoStatus as error:
+                    live.update(view(proxy.status()), refresh=True)
+                except NoStatus as error:
                     live.update(Text(str(error)), refresh=True)
     except KeyboardInterrupt:
         pass
 
 
-def view(status: status_client.Status) -> RenderableType:
+def view(status: Status) -> RenderableType:
     verdict = status["verdict"]
-    # An older proxy tells neither level nor next step.
+    # An older proxy shows neither level nor next step.
     colour = _COLOURS.get(verdict.get("level", ""))
     parts: list[RenderableType] = [
-        Text(f"outrider {status['version']} in front of {status_client.shown(status['origin'] or 'AWS S3')}, "
-             f"up {status_client.ago(status['uptime_s'])}", style="dim"),
-        Text(status_client.shown(verdict["text"]), style=f"bold {colour}" if colour else "dim"),
-        *(Text(status_client.shown(step)) for step in [verdict.get("next")] if step),
-        *(Text(status_client.shown(alert), style="bold red") for alert in verdict.get("alerts", ())),
+        Text(f"outrider {status['version']} in front of {shown(status['origin'] or 'AWS S3')}, "
+             f"up {ago(status['uptime_s'])}", style="dim"),
+        Text(shown(verdict["text"]), style=f"bold {colour}" if colour else "dim"),
+        *(Text(shown(step)) for step in [verdict.get("next")] if step),
+        *(Text(shown(alert), style="bold red") for alert in verdict.get("alerts", ())),
         Text(),
         _bandwidth(status),
         Text(),
@@ -88,28 +88,28 @@ def view(status: status_client.Status) -> RenderableType:
         parts += [
             Text(),
             Text(
-                f"last error: {status_client.shown(last['what'])}{times} {status_client.shown(last['detail'])}",
+                f"last error: {shown(last['what'])}{times} {shown(last['detail'])}",
                 style="red",
             ),
         ]
     return Group(*parts)
 
 
-def _bandwidth(status: status_client.Status) -> Table:
+def _bandwidth(status: Status) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, justify in (("source", "left"), ("now", "right"), ("since start", "right")):
         table.add_column(name, justify=justify, min_width=14)  # type: ignore[arg-type]
     throughput, served = status["throughput"], status["served_bytes"]
     # An older proxy has no members, and one that is alone shows none.
-    shown = [each for each in _SOURCES if each[0] != "peer" or status.get("cluster") is not None]
-    rows = [(label, throughput.get(name), served[name]) for name, label in shown]
+    sources = [each for each in _SOURCES if each[0] != "peer" or status.get("cluster") is not None]
+    rows = [(label, throughput.get(name), served[name]) for name, label in sources]
     rows.append(("out of the bucket", throughput.get("bucket"), status["origin_bytes"]))
     for label, rates, total in rows:
         table.add_row(label, f"{in_words(rates[-1] if rates else 0)}/s", in_words(total))
     return table
 
 
-def _facts(status: status_client.Status) -> Table:
+def _facts(status: Status) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -131,10 +131,10 @@ def _facts(status: status_client.Status) -> Table:
         gets = f"and {-saved['gets']:,} GETs and HEADs more than readers asked for"
     table.add_row("saved", f"{size}, {gets}{money}")
     table.add_row("disk", f"{in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}")
-    # An older proxy has one disk, and does not tell of it.
+    # An older proxy has one disk, and does not show it.
     disks = status.get("disks", ())
     for each in disks if len(disks) > 1 else ():
-        table.add_row("", status_client.shown(_of_disk(each)))
+        table.add_row("", shown(_of_disk(each)))
     table.add_row(
         "ahead",
         f"{in_words(ahead['window_bytes'])} being fetched; so far {in_words(ahead['fetched_bytes'])} fetched ahead, "
@@ -146,22 +146,22 @@ def _facts(status: status_client.Status) -> Table:
     return table
 
 
-def _of_disk(disk: status_client.Status) -> str:
+def _of_disk(disk: Status) -> str:
     held = f"{disk['directory']}: {in_words(disk['used_bytes'])} of {in_words(disk['budget_bytes'])}"
     return held if disk["state"] == "works" else f"{held}, {disk['state']} {disk['error']}".rstrip()
 
 
-def _oddities(status: status_client.Status) -> Text | None:
+def _oddities(status: Status) -> Text | None:
     """How the origin differs from AWS S3, and how many reads stayed uncached; None: nothing to tell."""
-    # An older proxy tells neither.
-    lines = [status_client.shown(odd["text"]) for odd in status.get("origin_oddities", ())]
+    # An older proxy shows neither.
+    lines = [shown(odd["text"]) for odd in status.get("origin_oddities", ())]
     known = {odd["kind"] for odd in status.get("origin_oddities", ())}
     others = {why: count for why, count in status.get("uncached_reads", {}).items() if why not in known}
     lines += [f"{count:,} reads uncached: {why}" for why, count in others.items()]
     return Text("\n".join(lines), style="yellow") if lines else None
 
 
-def _readers(readers: list[status_client.Status]) -> RenderableType:
+def _readers(readers: list[Status]) -> RenderableType:
     active = [each for each in readers if each["silent_s"] <= _SILENT_S or each.get("reads_under_way")]
     if not active:
         return Text("nobody reads", style="dim")
@@ -172,7 +172,7 @@ def _readers(readers: list[status_client.Status]) -> RenderableType:
     table.add_column("verdict", overflow="fold")
     for reader in active[:_READERS_MAX]:
         table.add_row(
-            Text(status_client.shown(f"{reader['name']} s3://{reader['bucket']}/{reader['dataset']}")),
+            Text(shown(f"{reader['name']} s3://{reader['bucket']}/{reader['dataset']}")),
             f"{in_words(reader['bytes_s'])}/s",
             "-" if reader["stall"] is None else f"{100 * reader['stall']:.0f} %",
             Text(_of_reader(reader)),
@@ -180,8 +180,8 @@ def _readers(readers: list[status_client.Status]) -> RenderableType:
     return table
 
 
-def _of_reader(reader: status_client.Status) -> str:
+def _of_reader(reader: Status) -> str:
     waiting_s = reader.get("waiting_s")
     if reader["silent_s"] > _SILENT_S and waiting_s is not None:
-        return f"waiting for {status_client.ago(waiting_s)}"
-    return status_client.shown(reader["verdict"])
+        return f"waiting for {ago(waiting_s)}"
+    return shown(reader["verdict"])

@@ -26,7 +26,7 @@ def unpin(
     # Only a name that the user gave is shown: one that was made from a list means nothing to the user.
     which = f"called {name}" if name else "of this list"
     key = f"pin/{control_client.name_of(name, control_client.list_of(urls, from_file))}"
-    proxy = control_client.Proxy(endpoint, config)
+    proxy = control_client.ControlClient(endpoint, config)
     report = proxy.get(key, missing=f"there is no pin {which}; `outrider pin` shows the pins")
     proxy.delete(key)
     if as_json:

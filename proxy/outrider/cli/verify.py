@@ -45,7 +45,7 @@ def verify(
     body = control_client.list_of(urls, from_file)
     report: dict[str, Any] | None = None
     if flags["cache_dir"] is None:
-        proxy = control_client.Proxy(endpoint, config)
+        proxy = control_client.ControlClient(endpoint, config)
         if endpoint is not None or body or proxy.is_listening():
             report = _by_proxy(proxy, body)
     elif body:
@@ -67,7 +67,7 @@ def verify(
     raise typer.Exit(0 if report["state"] == "done" else 1)
 
 
-def _by_proxy(proxy: control_client.Proxy, body: bytes) -> dict[str, Any]:
+def _by_proxy(proxy: control_client.ControlClient, body: bytes) -> dict[str, Any]:
     key = f"verify/{control_client.name_of('cli' if not body else None, body)}"
     proxy.put(key, body)
     return control_client.followed(proxy, key)

@@ -65,7 +65,7 @@ def warm(
         name = control_client.name_of(name, body)
         _at_each(control_client.at_each_address(endpoint, config), nodes, f"warm/{name}", body, rate, as_json)
         return
-    proxy = control_client.Proxy(endpoint, config)
+    proxy = control_client.ControlClient(endpoint, config)
     if not body and not name and not cancel:
         control_client.show_all(proxy.get("status.json")["warmups"], as_json)
         return
@@ -76,38 +76,27 @@ def warm(
         proxy.get(key, missing=f"there is no warm-up {which}; `outrider warm` shows the warm-ups")
         proxy.delete(key)
         return
-    try:
-        if body:
-            proxy.put(key, body, rate=rate, copies=copies)
-        if not wait:
-            control_client.show(proxy.get(key), as_json)
-            return
-        report = control_client.follow(proxy, key, quiet=as_json)
-    except KeyboardInterrupt:
-        typer.echo(
-            f"outrider: the warm-up goes on in the proxy; `outrider warm --cancel --name {name}` ends it", err=True
-        )
-        raise typer.Exit(130) from None
-    control_client.conclude(report, as_json)
+    ended_by = f"outrider warm --cancel --name {name}"
+    control_client.carry_out(proxy, key, body, wait=wait, as_json=as_json, ended_by=ended_by, rate=rate, copies=copies)
 
 
 def _at_each(
-    proxies: Sequence[control_client.Proxy], nodes: int, key: str, body: bytes, rate: str | None, as_json: bool
+    proxies: Sequence[control_client.ControlClient], nodes: int, key: str, body: bytes, rate: str | None, as_json: bool
 ) -> None:
     """Each proxy has a cache of its own, and a warm-up. One that fails ends no other, and its reason is on stderr."""
-    asked: list[control_client.Proxy] = []
+    begun: list[control_client.ControlClient] = []
     for proxy in proxies:
         with suppress(typer.Exit):
             proxy.put(key, body, rate=rate)
-            asked.append(proxy)
+            begun.append(proxy)
     reports: list[dict[str, Any]] = []
-    for proxy in asked:
+    for proxy in begun:
         with suppress(typer.Exit):
             report = control_client.follow(proxy, key, quiet=as_json)
             reports.append({"endpoint": proxy.endpoint, **report})
             if not as_json:
                 control_client.show({**report, "name": proxy.endpoint}, as_json=False)
-            control_client.tell_failures(report)
+            control_client.show_failures(report)
     if as_json:
         control_client.show_json(reports)
     done, wanted = sum(report["state"] == "done" for report in reports), max(nodes, len(proxies))

@@ -74,8 +74,8 @@ def peers(value: str) -> str:
     return value
 
 
-def told_address(value: str) -> str:
-    """`HOST:PORT` that other machines can connect to, as far as its form tells."""
+def reachable_address(value: str) -> str:
+    """`HOST:PORT` that other machines can connect to, as far as its form shows."""
     host, _, port = address(value).rpartition(":")
     if port == "0" or is_everywhere(host):
         raise PydanticCustomError("address", "must be HOST:PORT at which the other members reach this one")

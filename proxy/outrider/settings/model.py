@@ -18,40 +18,41 @@ from outrider.settings import members
 from outrider.settings.clients_file import Clients, read_clients
 from outrider.settings.values import (
     Address,
+    Bytes,
     File,
     FreshnessText,
     SettingsError,
     Size,
-    as_size,
-    comma_list,
+    SizeOrShare,
+    Words,
     endpoint,
     is_loopback,
     paths,
-    plain_bytes,
     token,
 )
 
 
-class FreshnessRule(BaseModel):
+class _Rule(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FreshnessRule(_Rule):
     """`objects` is a glob over `bucket/key`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     objects: str
     freshness: FreshnessText
 
 
-class PrefetchRule(BaseModel):
+class PrefetchRule(_Rule):
     """`objects` is a glob over `bucket/key`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     objects: str
     prefetch: Literal["epoch", "object", "off"]
 
 
-class ListCacheRule(BaseModel):
+class ListCacheRule(_Rule):
     """LISTs of `bucket/prefix` that match the glob `prefixes` are kept for `ttl_s` seconds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     prefixes: str
     ttl_s: float = Field(gt=0)
 
@@ -84,8 +85,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     origin: Annotated[str, AfterValidator(endpoint)] | None = Field(
-        None,
-        description="Endpoint of the origin; default: from the AWS environment or profile, else AWS S3's.",
+        None, description="Endpoint of the origin; default: from the AWS environment or profile, else AWS S3's."
     )
     region: str | None = Field(
         None, description="Region to sign for; default: from the AWS environment or profile, else us-east-1."
@@ -104,15 +104,13 @@ class Settings(BaseModel):
         description="Directory of the cache; `memory`: on the tmpfs. Several, one on each disk, are one cache: the "
         "flag again for each, a list in the file, commas in the variable.",
     )
-    cache_size: Annotated[Size, BeforeValidator(as_size)] = Field(
+    cache_size: SizeOrShare = Field(
         Size(share=0.8), description="Size of the cache on all its disks, in bytes or as a share of each file system."
     )
-    min_free: Annotated[Size, BeforeValidator(as_size)] = Field(
+    min_free: SizeOrShare = Field(
         Size(share=0.05), description="Free space to leave on the file system, in bytes or as a share."
     )
-    block_size: Annotated[int, BeforeValidator(plain_bytes)] = Field(
-        8 * 2**20, ge=64 * 2**10, le=2**30, multiple_of=4096, description="Size of a block."
-    )
+    block_size: Bytes = Field(8 * 2**20, ge=64 * 2**10, le=2**30, multiple_of=4096, description="Size of a block.")
     auth: Literal["loopback", "sigv4"] = Field(
         "loopback", description="Access control: anybody on loopback, or signed requests of known clients."
     )
@@ -125,9 +123,7 @@ class Settings(BaseModel):
         description="Answer unsigned requests of web pages of other sites, as a bucket's CORS rules allow; "
         "in loopback mode under any Host.",
     )
-    domain: Annotated[tuple[str, ...], BeforeValidator(comma_list)] = Field(
-        (), description="Domain for virtual-host style requests to BUCKET.DOMAIN."
-    )
+    domain: Words = Field((), description="Domain for virtual-host style requests to BUCKET.DOMAIN.")
     tls_cert: File | None = Field(
         None, description="Certificate chain; the S3 port then serves https. Read again when it changes, as its key."
     )
@@ -140,7 +136,7 @@ class Settings(BaseModel):
     peer_listen: Address | None = Field(
         None, description="Address for the other members; default: 0.0.0.0:9482 with `peers`, else none."
     )
-    peer_address: Annotated[str, AfterValidator(members.told_address)] | None = Field(
+    peer_address: Annotated[str, AfterValidator(members.reachable_address)] | None = Field(
         None,
         description="HOST:PORT at which the other members reach this one; default: where it listens, and for "
         "0.0.0.0 the machine's own address.",
@@ -187,26 +183,21 @@ class Settings(BaseModel):
         "Default: epoch with the policy epoch, else object.",
     )
     prefetch_rules: tuple[PrefetchRule, ...] = Field((), description="Prefetch per bucket/key glob, first match.")
-    warm_writes: Annotated[tuple[str, ...], BeforeValidator(comma_list)] = Field(
+    warm_writes: Words = Field(
         (), description="Objects to fetch into the cache once they were written, as bucket/key globs."
     )
-    prefetch_bytes: Annotated[int, BeforeValidator(plain_bytes)] = Field(
-        256 * 2**20,
-        ge=2**20,
-        description="Bytes of prefetch under way, at most; never more blocks than `fills`.",
+    prefetch_bytes: Bytes = Field(
+        256 * 2**20, ge=2**20, description="Bytes of prefetch under way, at most; never more blocks than `fills`."
     )
-    prefetch_bandwidth: Annotated[int, BeforeValidator(plain_bytes)] = Field(
-        0, ge=0, description="Bytes a second of prefetch at most; 0: no limit."
-    )
+    prefetch_bandwidth: Bytes = Field(0, ge=0, description="Bytes a second of prefetch at most; 0: no limit.")
     verify: Literal["first", "always"] = Field(
         "first",
         description="When the checksum of a block is verified: at its first read after a start, or at every read.",
     )
     verify_origin: Literal["auto", "off"] = Field(
-        "auto",
-        description="Compare what comes from the origin with its checksums and MD5 ETags, where it tells them.",
+        "auto", description="Compare what comes from the origin with its checksums and MD5 ETags, where it tells them."
     )
-    scrub_bandwidth: Annotated[int, BeforeValidator(plain_bytes)] = Field(
+    scrub_bandwidth: Bytes = Field(
         20_000_000, ge=0, description="Bytes a second that the scrubber reads to find damaged blocks; 0: no scrubbing."
     )
     origin_connections: int = Field(128, ge=1, le=10_000, description="Connections to the origin, at most.")
@@ -237,7 +228,7 @@ class Settings(BaseModel):
         ge=1,
         description="Client connections, at most, if the limit on open files allows as many; more get 503 SlowDown.",
     )
-    buffer_bytes: Annotated[int, BeforeValidator(plain_bytes)] = Field(
+    buffer_bytes: Bytes = Field(
         384 * 2**20, ge=16 * 2**20, description="Memory for bytes in transit and for cached LISTs, at most."
     )
     client_timeout_s: float = Field(

@@ -39,7 +39,7 @@ class Size(BaseModel):
 
 
 def as_size(value: object) -> object:
-    """The size that `value` tells. Raises PydanticCustomError, as all validators here do."""
+    """The size that `value` says. Raises PydanticCustomError, as all validators here do."""
     if isinstance(value, Size):
         return value
     is_plain = isinstance(value, int | str) and not isinstance(value, bool)
@@ -152,6 +152,9 @@ def paths(value: object) -> object:
 
 
 Address = Annotated[str, AfterValidator(address)]
+Bytes = Annotated[int, BeforeValidator(plain_bytes)]
+SizeOrShare = Annotated[Size, BeforeValidator(as_size)]
+Words = Annotated[tuple[str, ...], BeforeValidator(comma_list)]
 File = Annotated[Path, BeforeValidator(_path)]
 FreshnessText = Annotated[str, AfterValidator(_freshness)]
 

@@ -4,8 +4,8 @@
    a real run from a proxy's own log (`requests_of`).
 2. `world` has the parts of the machine: a `Timeline` of events in virtual time, a `SimStore` with a budget whose
    victims the policy chooses, and a `SimOrigin` behind a `Pipe` that serves the most urgent block first.
-3. `run.SimProxy` connects them, and `run.Simulation` adds the jobs. For each shard that a reader opens the proxy tells
-   the planner, as the engine does, and asks it what to prefetch. The reader then waits for each of its blocks.
+3. `run.SimProxy` connects them, and `run.Simulation` adds the jobs. For each shard that a reader opens the proxy
+   notifies the planner, as the engine does, and asks it what to prefetch. The reader then waits for each of its blocks.
 4. Each epoch of each job gives one `EpochResult`: hits, stalls, traffic, waste.
 5. `cluster.ClusterSimulation` has many proxies in one virtual time, with links between them and one bucket.
 

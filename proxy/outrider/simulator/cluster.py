@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from outrider.core.ahead.prefetch_pause import PrefetchPause
@@ -19,16 +20,16 @@ from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import told_every_s
 from outrider.core.cluster.ownership import Ring
-from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.simulator.run import EpochResult, Machine, SimProxy, Visit
+from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.simulator.run import EpochResult, Machine, Mark, SimProxy, read_all
 from outrider.simulator.scenarios import JobSpec
 from outrider.simulator.world import (
     AWAITED,
     PREFETCHED,
     Act,
-    Fill,
-    Load,
     Pipe,
+    PipeLoad,
+    SimFill,
     SimObject,
     SimOrigin,
     Timeline,
@@ -43,7 +44,7 @@ _PEER_LATENCY_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class SimNodes:
     """`count` equal nodes. `machine` is one of them; its `origin_bytes_s` is what the bucket gives all nodes together.
     `link_bytes_s`: what a node's link takes, each way. `connection_bytes_s`: what one GET gets from the bucket.
     `buffered_blocks`: what a loader holds beside the block that is consumed."""
@@ -79,7 +80,7 @@ class ClusterEpoch:
 class ClusterSimulation:
     """A job on many nodes. The readers of the job are dealt to the nodes in equal runs, as ranks are."""
 
-    def __init__(self, nodes: Nodes, way: Way, job: JobSpec) -> None:
+    def __init__(self, nodes: SimNodes, way: Way, job: JobSpec) -> None:
         self.nodes = nodes
         self.way = way
         self.job = job
@@ -125,37 +126,39 @@ class ClusterSimulation:
         row = EpochResult(job.name, len(self.epochs) + 1, job.shards.count * job.shards.size)
         epoch = ClusterEpoch(self.way, row, read_bytes / len(lists) / job.reader_bytes_s)
         self.epochs.append(epoch)
-        before = (self.time.now, self.bucket.sent_bytes, self.peer_bytes, self.wasted_bytes)
+        before, peer_bytes = self._mark, self.peer_bytes
         reading = len(lists)
 
         def ended() -> None:
             nonlocal reading
             reading -= 1
             if not reading:
-                self._end(epoch, before)
+                self._end(epoch, before, peer_bytes)
 
         members = list(self.members.values())
         for number, part in enumerate(lists):
             node = members[number * len(members) // len(lists)]
             shards = [self.objects[ObjectRef(job.shards.bucket, job.shards.key(index))] for index in part]
             if job.told and part:
-                self._tell_order(node, [of.ref for of in shards])
+                self._announce(node, [of.ref for of in shards])
             buffer = Buffer(self.time, job.reader_bytes_s, self.nodes.buffered_blocks)
-            reader = _DirectReader if self.way == "direct" else _Reader
-            reader(node, shards, buffer, row, ended)
+            if self.way == "direct":
+                _DirectReader(node, shards, buffer, row, ended)
+            else:
+                read_all(node, node.client, iter(shards), buffer.take, row, partial(buffer.emptied, ended))
 
-    def _tell_order(self, node: SimNode, refs: Sequence[ObjectRef]) -> None:
-        """A client of this node tells its order, which reaches all members, as `engine.ahead.orders_of_all` does."""
+    def _announce(self, node: SimNode, refs: Sequence[ObjectRef]) -> None:
+        """As `engine.ahead.orders_of_all`: a client of this node announces its order, which reaches all members."""
         for member in self.members.values() if self.way == "cluster" else (node,):
             if member.planner is not None:
                 member.planner.told(node.client, refs, self.time.now, elsewhere=member is not node)
 
-    def _end(self, epoch: ClusterEpoch, before: tuple[float, int, int, int]) -> None:
-        began, bucket_bytes, peer_bytes, wasted_bytes = before
-        row = epoch.read
-        row.took_s = self.time.now - began
-        row.origin_bytes = self.bucket.sent_bytes - bucket_bytes
-        row.wasted_bytes = self.wasted_bytes - wasted_bytes
+    @property
+    def _mark(self) -> Mark:
+        return self.time.now, self.bucket.sent_bytes, self.wasted_bytes
+
+    def _end(self, epoch: ClusterEpoch, before: Mark, peer_bytes: int) -> None:
+        epoch.read.count(before, self._mark)
         epoch.peer_bytes = self.peer_bytes - peer_bytes
         if len(self.epochs) < self.job.epochs:
             self._begin()
@@ -178,10 +181,10 @@ class SimNode(SimProxy):
         policy = "none" if cluster.way == "direct" else "epoch"
         super().__init__(cluster.nodes.machine, policy, cluster.time, cluster.objects)
         self._mine: dict[ObjectRef, int] = {}
-        # Reads of this node's clients of which the others have not heard: client, object, size and time.
-        self._untold: list[tuple[str, ObjectRef, int, float]] = []
+        # Reads of this node's clients that were not reported to the others: client, object, size and time.
+        self._unreported: list[tuple[str, ObjectRef, int, float]] = []
         if self.planner is not None and cluster.way == "cluster":
-            self.planner.join(self._tell, self._mine_of, self._near_bytes)
+            self.planner.join(self._note_read, self._mine_of, lambda: self._near.bytes)
 
     @property
     def received_bytes(self) -> int:
@@ -200,9 +203,6 @@ class SimNode(SimProxy):
     def _size_of(self, version: ObjectVersion, index: int) -> int:
         return self.layout.extent(index, version.size).length
 
-    def _near_bytes(self) -> int:
-        return self._near.bytes
-
     def _is_near(self, version: ObjectVersion, index: int) -> bool:
         return self.cluster.owner(self.cluster.objects[version.ref], index) is not self
 
@@ -218,19 +218,19 @@ class SimNode(SimProxy):
             self._mine[ref] = bits
         return bits & ((1 << blocks) - 1)
 
-    def _tell(self, client: str, ref: ObjectRef, size: int) -> None:
+    def _note_read(self, client: str, ref: ObjectRef, size: int) -> None:
         """As `engine.cluster.told_reads` does."""
-        if not self._untold:
-            self.time.at(self.time.now + told_every_s(len(self.cluster.members) - 1), self._tell_all)
-        self._untold.append((client, ref, size, self.time.now))
+        if not self._unreported:
+            self.time.at(self.time.now + told_every_s(len(self.cluster.members) - 1), self._report_reads)
+        self._unreported.append((client, ref, size, self.time.now))
 
-    def _tell_all(self) -> None:
-        told, self._untold = self._untold, []
+    def _report_reads(self) -> None:
+        reads, self._unreported = self._unreported, []
         if self.planner is None or self.cluster.is_over:
             return
         for node in self.cluster.members.values():
             if node is not self and node.planner is not None:
-                for client, ref, size, at in told:
+                for client, ref, size, at in reads:
                     node.planner.opened_elsewhere(self.name, client, ref, size, self.planner.readers, at)
                 node.prefetch()
 
@@ -243,12 +243,12 @@ class SimNode(SimProxy):
         if not self.cluster.is_over:
             super()._next_step()
 
-    def landed(self, fill: Fill) -> None:
+    def landed(self, fill: SimFill) -> None:
         if fill.urgency[0] == PREFETCHED:
             self._pause.succeeded()
         self.prefetch()
 
-    def refused(self, fill: Fill) -> None:
+    def refused(self, fill: SimFill) -> None:
         """A prefetched block has no room here."""
         self._refused(fill)
 
@@ -268,12 +268,12 @@ class _NodeOrigin(SimOrigin):
         self._node = node
         self._cluster = node.cluster
 
-    def _owner(self, fill: Fill) -> SimNode:
+    def _owner(self, fill: SimFill) -> SimNode:
         if self._cluster.way != "cluster":
             return self._node
         return self._cluster.owner(fill.of, fill.index)
 
-    def _begin(self, fill: Fill) -> None:
+    def _begin(self, fill: SimFill) -> None:
         owner = self._owner(fill)
         if owner is self._node:
             super()._begin(fill)
@@ -288,7 +288,7 @@ class _NodeOrigin(SimOrigin):
             fill.relayed = True
         self._time.at(self._time.now + _PEER_LATENCY_S, lambda: owner.origin.give(fill, self._node))
 
-    def _promote(self, fill: Fill, urgency: Urgency) -> None:
+    def _promote(self, fill: SimFill, urgency: Urgency) -> None:
         owner = self._owner(fill)
         if owner is self._node:
             super()._promote(fill, urgency)
@@ -297,35 +297,35 @@ class _NodeOrigin(SimOrigin):
         if owner.origin.flight(fill.block) is not None:
             owner.origin.ask(fill.of, fill.index, urgency)
 
-    def give(self, fill: Fill, to: SimNode) -> None:
-        """This node is asked for a block that it owns: it is here, on its way, or to be fetched."""
+    def give(self, fill: SimFill, to: SimNode) -> None:
+        """This node is asked for a block that it owns: it is cached, on its way, or to be fetched."""
         if self._store.has(fill.block):
             self._give(fill, to)
         else:
             self.ask(fill.of, fill.index, fill.urgency, lambda: self._give(fill, to))
 
-    def _give(self, fill: Fill, to: SimNode) -> None:
+    def _give(self, fill: SimFill, to: SimNode) -> None:
         self._store.use(fill.block)
         release: Act = lambda: self._store.release(fill.block)  # noqa: E731
-        self._node.out.add(Load(
-            fill.length, fill.urgency, _always,
+        self._node.out.add(PipeLoad(
+            fill.length, fill.urgency,
             lambda out: self._time.not_before(out, lambda: to.origin.receive(fill)), release,
         ))  # fmt: skip
 
-    def receive(self, fill: Fill) -> None:
+    def receive(self, fill: SimFill) -> None:
         """The block has left its owner."""
         self._node.peer_bytes += fill.length
         self._come_in(fill, self._time.now)
 
-    def _sent(self, fill: Fill, out: float) -> None:
+    def _sent(self, fill: SimFill, out: float) -> None:
         began = self._time.now
         at_connection = began + fill.length / self._cluster.nodes.connection_bytes_s
         self._time.at(out + self._latency_s, lambda: self._come_in(fill, at_connection + self._latency_s))
 
-    def _come_in(self, fill: Fill, not_before: float) -> None:
-        self._node.into.add(Load(
-            fill.length, fill.urgency, _always,
-            lambda out: self._time.not_before(max(out, not_before), lambda: self._land(fill)), _nothing,
+    def _come_in(self, fill: SimFill, not_before: float) -> None:
+        self._node.into.add(PipeLoad(
+            fill.length, fill.urgency,
+            lambda out: self._time.not_before(max(out, not_before), lambda: self._land(fill)),
         ))  # fmt: skip
 
 
@@ -347,25 +347,6 @@ class Buffer:
     def emptied(self, then: Act) -> None:
         """`then` is called once all is consumed."""
         self._time.at(max(self._time.now, self._ends[-1]), then)
-
-
-class _Reader:
-    """A reader of one node, through its proxy."""
-
-    def __init__(self, node: SimNode, shards: Sequence[SimObject], buffer: Buffer, row: EpochResult, then: Act) -> None:
-        self._node = node
-        self._shards = iter(shards)
-        self._buffer = buffer
-        self._row = row
-        self._then = then
-        self._next()
-
-    def _next(self) -> None:
-        of = next(self._shards, None)
-        if of is None:
-            self._buffer.emptied(self._then)
-            return
-        Visit(self._node, self._node.client, of, Extent(0, of.version.size), self._buffer.take, self._row, self._next)
 
 
 class _DirectReader:
@@ -397,14 +378,6 @@ class _DirectReader:
             def last(out: float) -> None:
                 self._time.at(max(out, not_before), lambda: self._buffer.take(length, self._next))
 
-            self._node.into.add(Load(length, urgency, _always, last, _nothing))
+            self._node.into.add(PipeLoad(length, urgency, last))
 
-        self._node.cluster.bucket.add(Load(length, urgency, _always, sent, _nothing))
-
-
-def _always() -> bool:
-    return True
-
-
-def _nothing() -> None:
-    pass
+        self._node.cluster.bucket.add(PipeLoad(length, urgency, sent))

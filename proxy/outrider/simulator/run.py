@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.core.ahead.numbered_names_search import NumberedNames, NumberedRange
@@ -11,25 +11,29 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.readahead import window_blocks
 from outrider.core.model import Extent, ObjectRef
-from outrider.simulator.policies import policy_of
 from outrider.simulator.scenarios import JobSpec, Request
 from outrider.simulator.world import (
     AWAITED,
     PREFETCHED,
     READ_AHEAD,
     Act,
-    Fill,
     Pipe,
+    SimFill,
     SimObject,
     SimOrigin,
     SimStore,
     Timeline,
+    policy_of,
 )
 
 # The duration of a LIST of a dataset: one page for each 1,000 keys, a few pages at a time.
 _LIST_S = 0.2
 # The engine thinks at least so often.
 _TICK_S = 0.05
+
+
+Mark = tuple[float, int, int]
+"""A moment: its time, the bytes from the origin until then, and those that were wasted."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,10 @@ class EpochResult:
     took_s: float = 0.0
     origin_bytes: int = 0
     wasted_bytes: int = 0
+
+    def count(self, begin: Mark, end: Mark) -> None:
+        self.took_s = end[0] - begin[0]
+        self.origin_bytes, self.wasted_bytes = end[1] - begin[1], end[2] - begin[2]
 
     @property
     def hit_ratio(self) -> float:
@@ -89,10 +97,6 @@ class Machine:
 Consume = Callable[[int, Act], None]
 
 
-def _at_once(length: int, then: Act) -> None:
-    then()
-
-
 class SimProxy:
     """One proxy: its store, its planner, and the part of the engine that connects them. `opened` has the objects read,
     in order. `objects` may be shared with other proxies, as the time is."""
@@ -119,7 +123,7 @@ class SimProxy:
     def _origin(self) -> SimOrigin:
         return SimOrigin(
             self.time, self.store, Pipe(self.time, self.machine.origin_bytes_s), self.machine.latency_s,
-            landed=self._landed, refused=self._refused, idle=self.prefetch,
+            landed=lambda _: self.prefetch(), refused=self._refused, idle=self.prefetch,
         )  # fmt: skip
 
     def know(self, ref: ObjectRef, size: int) -> None:
@@ -131,6 +135,10 @@ class SimProxy:
     @property
     def wasted_bytes(self) -> int:
         return self.planner.wasted_bytes if self.planner is not None else 0
+
+    @property
+    def mark(self) -> Mark:
+        return self.time.now, self.origin.sent_bytes, self.wasted_bytes
 
     # -- the part of the engine ---------------------------------------------------------------------------------
 
@@ -209,10 +217,7 @@ class SimProxy:
             self.planner.counted(numbering, found.names(), self.time.now)
         self.prefetch()
 
-    def _landed(self, fill: Fill) -> None:
-        self.prefetch()
-
-    def _refused(self, fill: Fill) -> None:
+    def _refused(self, fill: SimFill) -> None:
         assert self.planner is not None
         self.planner.dropped(fill.of.ref)
 
@@ -227,7 +232,7 @@ class Simulation(SimProxy):
         for job in jobs:
             for index in range(job.shards.count):
                 self.know(ObjectRef(job.shards.bucket, job.shards.key(index)), job.shards.size)
-            _Job(self, job)
+            _SimJob(self, job)
         logged = list(requests)
         for request in logged:
             self.know(ObjectRef(request.bucket, request.key), request.size)
@@ -241,8 +246,7 @@ class Simulation(SimProxy):
 
 class Visit:
     """One read of an extent, block by block. Before each block, the missing blocks of the read-ahead window are asked
-    for, as the engine does. `consume` gets the length of each block that has come, and goes on with the next one.
-    Implements `RelayTarget`."""
+    for, as the engine does. `consume` gets the length of each block that has come, and goes on with the next one."""
 
     def __init__(self, sim: SimProxy, client: str, of: SimObject, extent: Extent, consume: Consume,
                  row: EpochResult, then: Act) -> None:  # fmt: skip
@@ -274,8 +278,8 @@ class Visit:
             block = blocks[index][0]
             if index not in self._relayed and not sim.store.has(block):
                 sim.origin.ask(self._of, index, (AWAITED if index == self._at else READ_AHEAD, sim.time.now))
-                if (fill := sim.origin.flight(block)) is not None and self not in fill.readers:
-                    fill.readers.append(self)
+                if (fill := sim.origin.flight(block)) is not None and self._relay not in fill.readers:
+                    fill.readers.append(self._relay)
         block = blocks[self._at][0]
         if self._at in self._relayed or sim.store.has(block):
             self._read()
@@ -284,7 +288,8 @@ class Visit:
         else:
             self._step()  # the block was evicted for this very window: ask for it again
 
-    def relay(self, index: int) -> None:
+    def _relay(self, index: int) -> None:
+        """A block has come for which the store had no room."""
         self._relayed.add(index)
 
     def _read(self) -> None:
@@ -308,7 +313,19 @@ class Visit:
         self._then()
 
 
-class _Job:
+def read_all(
+    sim: SimProxy, client: str, objects: Iterator[SimObject], consume: Consume, row: EpochResult, then: Act
+) -> None:  # fmt: skip
+    """Read whole objects, one after the other. `then` is called after the last."""
+    of = next(objects, None)
+    if of is None:
+        then()
+        return
+    Visit(sim, client, of, Extent(0, of.version.size), consume, row,
+          lambda: read_all(sim, client, objects, consume, row, then))  # fmt: skip
+
+
+class _SimJob:
     """The epochs of one job, one after the other. An epoch ends when its last reader has ended."""
 
     def __init__(self, sim: Simulation, spec: JobSpec) -> None:
@@ -325,37 +342,26 @@ class _Job:
         distinct = {index for shards in spec.order(0) for index in shards}
         whole = len(distinct) if len(distinct) == sum(map(len, lists)) else spec.shards.count
         self._row = EpochResult(spec.name, self._number, whole * spec.shards.size)
-        self._before = (sim.time.now, sim.origin.sent_bytes, sim.wasted_bytes)
+        self._before = sim.mark
         sim.epochs.append(self._row)
         if spec.told and sim.planner is not None:
             for part in lists:
                 sim.planner.told(spec.client, [self._object(index).ref for index in part], sim.time.now)
         self._reading = self._readers = len(lists)
         for shards in lists:
-            self._next(iter(shards))
+            read_all(sim, spec.client, map(self._object, shards), self._consume, self._row, self._ended)
 
     def _object(self, index: int) -> SimObject:
         return self._sim.objects[ObjectRef(self._spec.shards.bucket, self._spec.shards.key(index))]
 
-    def _next(self, shards: Iterable[int]) -> None:
-        shards = iter(shards)
-        index = next(shards, None)
-        if index is not None:
-            of, spec = self._object(index), self._spec
-            Visit(self._sim, spec.client, of, Extent(0, of.version.size), self._consume, self._row,
-                   lambda: self._next(shards))  # fmt: skip
-            return
+    def _ended(self) -> None:
         self._reading -= 1
         if self._reading == 0:
             self._end()
 
     def _end(self) -> None:
-        sim, row = self._sim, self._row
-        began, sent_bytes, wasted_bytes = self._before
-        row.took_s = sim.time.now - began
-        row.origin_bytes = sim.origin.sent_bytes - sent_bytes
-        row.wasted_bytes = sim.wasted_bytes - wasted_bytes
-        row.stall_s /= self._readers
+        self._row.count(self._before, self._sim.mark)
+        self._row.stall_s /= self._readers
         if self._number < self._spec.epochs:
             self._begin()
 
@@ -375,7 +381,7 @@ class _Replay:
     def _begin(self) -> None:
         sim = self._sim
         self._row = EpochResult("log", len(sim.epochs) + 1, self._bytes)
-        self._before = (sim.time.now, sim.origin.sent_bytes, sim.wasted_bytes)
+        self._before = sim.mark
         self._read.clear()
         sim.epochs.append(self._row)
 
@@ -385,11 +391,8 @@ class _Replay:
             self._begin()
         self._read.add(key)
         of = self._sim.objects[ObjectRef(*key)]
-        Visit(self._sim, request.client, of, Extent(request.start, request.stop), _at_once, self._row, self._count)
+        extent = Extent(request.start, request.stop)
+        Visit(self._sim, request.client, of, extent, lambda _, then: then(), self._row, self._count)
 
     def _count(self) -> None:
-        sim, row = self._sim, self._row
-        began, sent_bytes, wasted_bytes = self._before
-        row.took_s = sim.time.now - began
-        row.origin_bytes = sim.origin.sent_bytes - sent_bytes
-        row.wasted_bytes = sim.wasted_bytes - wasted_bytes
+        self._row.count(self._before, self._sim.mark)

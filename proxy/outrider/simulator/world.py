@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import Protocol
 
+from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.policies import EvictionPolicy
+from outrider.core.cache.policies import POLICIES, EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
 Act = Callable[[], None]
@@ -59,6 +59,11 @@ class SimObject:
         version = ObjectVersion(ref, '"simulated"', size)
         indexes = range(layout.count(size))
         return cls(ref, version, tuple((layout.key(version, i), layout.extent(i, size).length) for i in indexes))
+
+
+def policy_of(name: str, capacity_bytes: int, block_bytes: int) -> EvictionPolicy:
+    """The policy for a store of `capacity_bytes`. `epoch` is the planner, which is notified of requests, too."""
+    return Planner(capacity_bytes, block_bytes) if name == "epoch" else POLICIES[name]()
 
 
 class SimStore:
@@ -114,24 +119,16 @@ class SimStore:
         self.policy.added(block, version)
 
 
-class RelayTarget(Protocol):
-    """A reader whose blocks may come past the store."""
-
-    def relay(self, index: int) -> None:
-        """A block has come for which the store had no room."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
-class Load:
+class PipeLoad:
     """Bytes that are to pass a pipe. `begin` is called when their turn has come, and returns whether they are to pass
     at all; `sent` right after that, with the time at which the last byte will have left the pipe; `left` then."""
 
     length: int
     urgency: Urgency
-    begin: Callable[[], bool]
     sent: Callable[[float], None]
-    left: Act
+    left: Act = lambda: None
+    begin: Callable[[], bool] = lambda: True
     is_begun: bool = False
 
 
@@ -142,16 +139,16 @@ class Pipe:
     def __init__(self, time: Timeline, bytes_s: float) -> None:
         self._time = time
         self._bytes_s = bytes_s
-        self._queue: list[tuple[Urgency, int, Load]] = []
+        self._queue: list[tuple[Urgency, int, PipeLoad]] = []
         self._numbers = count()
         self._busy = False
         self.sent_bytes = 0
 
-    def add(self, load: Load) -> None:
+    def add(self, load: PipeLoad) -> None:
         heappush(self._queue, (load.urgency, next(self._numbers), load))
         self._next()
 
-    def promote(self, load: Load, urgency: Urgency) -> None:
+    def promote(self, load: PipeLoad, urgency: Urgency) -> None:
         """A load that has not begun is more urgent now."""
         load.urgency = urgency
         self.add(load)
@@ -174,23 +171,24 @@ class Pipe:
             self._time.at(out, lambda load=load: self._free(load))  # type: ignore[misc]
             load.sent(out)
 
-    def _free(self, load: Load) -> None:
+    def _free(self, load: PipeLoad) -> None:
         self._busy = False
         load.left()
         self._next()
 
 
 @dataclass(slots=True, eq=False)
-class Fill:
-    """A block that is queued at the origin, or is on its way. `relayed`: the store has no room for it."""
+class SimFill:
+    """A block that is queued at the origin, or is on its way. `relayed`: the store has no room for it; then `readers`
+    get its index."""
 
     of: SimObject
     index: int
     urgency: Urgency
-    load: Load | None = None
+    load: PipeLoad | None = None
     relayed: bool = False
     waiters: list[Act] = field(default_factory=list)
-    readers: list[RelayTarget] = field(default_factory=list)
+    readers: list[Callable[[int], None]] = field(default_factory=list)
 
     @property
     def block(self) -> BlockKey:
@@ -210,7 +208,7 @@ class SimOrigin:
 
     def __init__(
         self, time: Timeline, store: SimStore, pipe: Pipe, latency_s: float, *,
-        landed: Callable[[Fill], None], refused: Callable[[Fill], None], idle: Act,
+        landed: Callable[[SimFill], None], refused: Callable[[SimFill], None], idle: Act,
     ) -> None:  # fmt: skip
         self._time = time
         self._store = store
@@ -219,10 +217,10 @@ class SimOrigin:
         self._landed = landed
         self._refused = refused
         self._idle = idle
-        self._fills: dict[BlockKey, Fill] = {}
+        self._fills: dict[BlockKey, SimFill] = {}
         self.sent_bytes = 0
 
-    def flight(self, block: BlockKey) -> Fill | None:
+    def flight(self, block: BlockKey) -> SimFill | None:
         return self._fills.get(block)
 
     def ask(self, of: SimObject, index: int, urgency: Urgency, waiter: Act | None = None) -> None:
@@ -231,25 +229,25 @@ class SimOrigin:
         fill = self._fills.get(of.blocks[index][0])
         waiters = [] if waiter is None else [waiter]
         if fill is None:
-            fill = self._fills[of.blocks[index][0]] = Fill(of, index, urgency, waiters=waiters)
+            fill = self._fills[of.blocks[index][0]] = SimFill(of, index, urgency, waiters=waiters)
             self._begin(fill)
             return
         fill.waiters += waiters
         if urgency < fill.urgency:
             self._promote(fill, urgency)
 
-    def _begin(self, fill: Fill) -> None:
-        fill.load = Load(
-            fill.length, fill.urgency, lambda: self._take(fill), lambda out: self._sent(fill, out), self._idle
+    def _begin(self, fill: SimFill) -> None:
+        fill.load = PipeLoad(
+            fill.length, fill.urgency, lambda out: self._sent(fill, out), self._idle, lambda: self._take(fill)
         )
         self._pipe.add(fill.load)
 
-    def _promote(self, fill: Fill, urgency: Urgency) -> None:
+    def _promote(self, fill: SimFill, urgency: Urgency) -> None:
         if fill.load is not None and not fill.load.is_begun:
             fill.urgency = urgency
             self._pipe.promote(fill.load, urgency)
 
-    def _take(self, fill: Fill) -> bool:
+    def _take(self, fill: SimFill) -> bool:
         """Takes room for the block. False: there is none, and nobody waits for the block."""
         if not self._store.reserve(fill.block, fill.of.version, fill.length):
             if fill.urgency[0] == PREFETCHED:
@@ -261,14 +259,14 @@ class SimOrigin:
         self.sent_bytes += fill.length
         return True
 
-    def _sent(self, fill: Fill, out: float) -> None:
+    def _sent(self, fill: SimFill, out: float) -> None:
         self._time.at(out + self._latency_s, lambda: self._land(fill))
 
-    def _land(self, fill: Fill) -> None:
+    def _land(self, fill: SimFill) -> None:
         del self._fills[fill.block]
         if fill.relayed:
             for reader in fill.readers:
-                reader.relay(fill.index)
+                reader(fill.index)
         else:
             self._store.land(fill.block, fill.of.version, fill.length)
         for then in fill.waiters:

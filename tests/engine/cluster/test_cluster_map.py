@@ -37,7 +37,7 @@ async def test_each_member_tells_the_same_map_of_what_all_hold(tmp_path: Path) -
         await filled(nodes, "abc")
         owned = {name: sum(nodes[name].owns(ref) for ref in SHARDS) for name in "abc"}
         for node in nodes:
-            told = await node.map.told()
+            told = await node.map.document()
             assert (told["name"], told["members"], told["silent"]) == (node.name, ["a", "b", "c"], [])
             row = only(told)
             assert row["held"] == 1.0
@@ -52,29 +52,29 @@ async def test_a_member_that_fails_and_one_that_is_away_are_named(tmp_path: Path
     with cluster(tmp_path, policy="epoch") as nodes:
         await filled(nodes, "abc")
         edge = nodes["a"]
-        before = only(await edge.map.told())
+        before = only(await edge.map.document())
         nodes.clock.advance(2)
         # Its process has gone, and nobody has noticed.
         del edge.wire.services["c:9482"]
-        told = await edge.map.told()
+        told = await edge.map.document()
         assert (told["members"], told["silent"]) == (["a", "b"], [{"name": "c", "why": "connect"}])
         assert only(told)["members"] == {name: before["members"][name] for name in "ab"}
         assert only(told)["held"] < 1.0
         edge.members.lost(edge.membership.view.alive["c"])
         nodes.clock.advance(2)
-        assert (await edge.map.told())["silent"] == [{"name": "c", "why": "away"}]
+        assert (await edge.map.document())["silent"] == [{"name": "c", "why": "away"}]
 
 
 async def test_questions_within_two_seconds_ask_the_members_once(tmp_path: Path) -> None:
     with cluster(tmp_path, policy="epoch") as nodes:
         await filled(nodes, "a")
         edge = nodes["a"]
-        await asyncio.gather(*(edge.map.told() for _ in range(5)))
+        await asyncio.gather(*(edge.map.document() for _ in range(5)))
         nodes.clock.advance(1)
-        await edge.map.told()
+        await edge.map.document()
         assert sorted(edge.wire.shares_asked) == ["b", "c"]
         nodes.clock.advance(1)
-        await edge.map.told()
+        await edge.map.document()
         assert sorted(edge.wire.shares_asked) == ["b", "b", "c", "c"]
 
 

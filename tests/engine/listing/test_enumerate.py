@@ -14,12 +14,11 @@ import pytest
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import OriginBroke, SlowDown
 from outrider.core.maintenance.object_list import ObjectList
-from outrider.core.maintenance.progress import Progress, State
+from outrider.core.maintenance.progress import State
 from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
-from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.refused import OriginRefused
@@ -204,7 +203,7 @@ async def test_a_warm_up_whose_list_is_cut_short_is_not_done(tmp_path: Path) -> 
     with engine(tmp_path / "c", origin) as room:
         now = room.clock()
         wanted = ObjectList((), (ObjectRef("bkt", "a/"),))
-        warm_up = Warmup("", "", "mine", b"", now, wanted, lambda _: True, Progress(now), TokenBucket(0.0, now))
+        warm_up = Warmup("", "", "mine", b"", now, wanted, lambda _: True, now, 0.0)
         room.warmup_runner.begin(warm_up)
         await room.tasks.settle()
     progress = warm_up.progress

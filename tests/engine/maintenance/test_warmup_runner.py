@@ -13,9 +13,8 @@ import pytest
 
 from outrider.core.cache.tenants import Tenants, TenantShare
 from outrider.core.maintenance.object_list import ObjectList
-from outrider.core.maintenance.progress import Progress, State
+from outrider.core.maintenance.progress import State
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
@@ -45,8 +44,7 @@ async def at_once(_: float) -> None:
 
 def warmup(room: Engine, refs: list[ObjectRef], rate: float = 0.0) -> Warmup:
     now = room.clock()
-    return Warmup("", "", "mine", b"", now, ObjectList(tuple(refs), ()), lambda ref: True, Progress(now),
-                  TokenBucket(rate, now))  # fmt: skip
+    return Warmup("", "", "mine", b"", now, ObjectList(tuple(refs), ()), lambda ref: True, now, rate)
 
 
 def begun(room: Engine, refs: list[ObjectRef] = REFS, rate: float = 0.0) -> Warmup:
@@ -67,7 +65,7 @@ async def test_each_byte_is_filled_once_and_counted(making: Making) -> None:
         reading = asyncio.create_task(room.get(REFS[1]))
         warm_up = await warmed(room)
         await reading
-        assert warm_up.progress.told(room.clock())["state"] == "done"
+        assert warm_up.progress.report(room.clock())["state"] == "done"
         assert (warm_up.progress.objects, warm_up.progress.bytes) == (COUNT, COUNT * SIZE)
         assert room.origin.body_bytes == COUNT * SIZE
         before = len(room.origin.log)
@@ -350,6 +348,20 @@ async def test_objects_whose_size_a_head_told_are_filled_once(making: Making) ->
         await room.tasks.settle()
         assert room.origin.body_bytes - len(Fault().body) <= SIZE + 100
         assert len(room.store) == 4
+
+
+async def test_a_hinted_object_keeps_to_the_bandwidth_of_prefetch(making: Making) -> None:
+    clock = FakeClock()
+
+    async def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        await asyncio.sleep(0)
+
+    with making(clock=clock, sleep=sleep, prefetch_bytes_s=float(BLOCK)) as room:
+        room.warmup_runner.hint(REFS[0])
+        await room.tasks.settle()
+        assert len(room.store) == 4
+        assert clock() - 1000.0 >= SIZE / BLOCK - 2
 
 
 async def test_an_object_that_is_larger_than_the_cache_is_not_warmed(making: Making) -> None:

@@ -13,10 +13,10 @@ import jsonpatch
 import pytest
 
 from outrider.core.cluster.object_samples import KnownObject, Sample
-from outrider.core.operator.events import event_of
 from outrider.core.operator.holdings import HeldDataset
 from outrider.core.operator.pod_patch import GATE
 from outrider.core.operator.warm_gate import warmup_name
+from outrider.engine.operator.event_writer import event_of
 from outrider.engine.operator.gates import Gates
 from outrider.engine.operator.holdings import Holdings
 from outrider.engine.operator.metrics import OperatorMetrics

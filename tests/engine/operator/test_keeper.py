@@ -12,7 +12,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.core.operator.certificates import AUTHORITY_S, BACKDATED_S, DAY_S, SERVER_S, SETTLE_S, Issued
-from outrider.engine.operator.keeper import Keeper
+from outrider.engine.operator.keeper import CertificateKeeper
 from outrider.operator_ports import ConflictError, KubeError
 from tests.support.fake_kube import CONFIGURATION, HOST, NAME, SECRET, FakeKube, configuration
 
@@ -30,9 +30,9 @@ class World:
         self.shown: list[list[Issued]] = [[] for _ in range(operators)]
         self.operators = [self.started(shown) for shown in self.shown]
 
-    def started(self, shown: list[Issued]) -> Keeper:
+    def started(self, shown: list[Issued]) -> CertificateKeeper:
         clock = lambda: self.now  # noqa: E731
-        return Keeper(self.kube, X509Certifier(), shown.append, name=NAME, monotonic=clock, wall_clock=clock)
+        return CertificateKeeper(self.kube, X509Certifier(), shown.append, name=NAME, monotonic=clock, wall_clock=clock)
 
     async def round(self, after_s: float = STEP_S) -> None:
         self.now += after_s

@@ -7,8 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from outrider.core.operator.leadership import LEASE_S, RENEW_S
-from outrider.engine.operator.leader import Leader
+from outrider.engine.operator.leader import LEASE_S, RENEW_S, Leader
 from outrider.operator_ports import KubeError
 from tests.support.fake_kube import LEASE, NAME, FakeKube
 from tests.support.fakes import FakeClock

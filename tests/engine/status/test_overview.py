@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from outrider.core.ahead.planner import Planner
-from outrider.core.insight.load import CpuTimes
+from outrider.core.insight.load import CpuTimes, LoadSample
 from outrider.core.insight.miss_ratio import MissRatioCurve
 from outrider.core.insight.next_step import Setup
 from outrider.core.insight.usage import Prices, ReadUnderWay, Sums
 from outrider.engine.status.overview import Overview
-from outrider.engine.status.verdicts import Parts, Verdicts
+from outrider.engine.status.verdicts import Verdicts
 from outrider.metrics import Metrics
 from tests.support.fakes import FakeClock
 
@@ -36,10 +36,15 @@ class Proxy:
 
     def __post_init__(self) -> None:
         setup = Setup(cores=4, capacity_bytes=GB, connections_by="`buffer_bytes`")
-        parts = Parts(lambda: CpuTimes(loop_s=self.loop_s), lambda: self.is_short_of_connections, self, self)
         self.overview = Overview(
             self.metrics, Planner(GB, 1000), MissRatioCurve(GB), Prices(), self.clock,
-            Verdicts(self.metrics, setup, parts), capacity_bytes=GB,
+            Verdicts(self.metrics, setup, self.sample), capacity_bytes=GB,
+        )  # fmt: skip
+
+    def sample(self) -> LoadSample:
+        return LoadSample(
+            CpuTimes(loop_s=self.loop_s), lookup_wait_s=self.question_s, is_disk_behind=self.disk_lags,
+            is_short_of_connections=self.is_short_of_connections, is_short_of_fills=self.is_short,
         )  # fmt: skip
 
     def second(self, *reads: tuple[str, tuple[str, str], Sums]) -> None:

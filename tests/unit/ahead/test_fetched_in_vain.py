@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.simulator.cluster import ClusterSimulation, Nodes
+from outrider.simulator.cluster import ClusterSimulation, SimNodes
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.scenarios import JobSpec, OrderKind, Shards, order_of
 
@@ -58,6 +58,6 @@ def test_nodes_whose_shards_are_dealt_anew_read_each_block_once_and_hit_what_the
     """Four nodes that hold a quarter of the data together. Objects that are being read take some of that room."""
     job = JobSpec("train", Shards(COUNT, 16 * MIB), order_of("fresh", list(range(COUNT)), 4, 1), 3, 40e6)
     machine = Machine(COUNT * 16 * MIB // 16, 1.3 * 4 * 40e6, 0.03, 4 * MIB, step_s=1.0)
-    first, *others = ClusterSimulation(Nodes(4, machine, 1e9, 40e6, 1), "cluster", job).run()
+    first, *others = ClusterSimulation(SimNodes(4, machine, 1e9, 40e6, 1), "cluster", job).run()
     assert first.read.traffic <= 1.01
     assert max(epoch.read.traffic for epoch in others) <= 0.80

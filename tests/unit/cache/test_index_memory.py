@@ -27,7 +27,7 @@ from outrider.core.s3.headers import replayable
 from outrider.engine.read.version_cache import VersionCache
 from outrider.metrics import Metrics
 from outrider.ports import Belief
-from outrider.simulator.policies import policy_of
+from outrider.simulator.world import policy_of
 
 BLOCK_BYTES = 8 * 2**20
 LAYOUT = BlockLayout("http://origin", BLOCK_BYTES)

@@ -16,12 +16,12 @@ import pytest
 import typer
 import yaml
 
-from outrider.adapters.kubernetes.api_calls import API_CALLS, Scope
 from outrider.cli import with_commands
 from outrider.cli.operator import _sidecar
 from outrider.core.operator.pod_patch import Offers, patch_of
 from outrider.core.operator.wishes import Inject, Wishes
 from outrider.settings import Settings, load
+from tests.support.api_calls import API_CALLS, Scope
 from tests.support.chart import (
     CASES,
     CHART,

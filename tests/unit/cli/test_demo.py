@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.demo.bucket import Bucket, NoBucket, seaweedfs
+from outrider.cli.demo.bucket import DemoBucket, NoBucket, seaweedfs
 from outrider.cli.demo.job import epoch
 from outrider.cli.demo.slow_line import SlowLine
 from tests.support.child import free_ports
@@ -29,7 +29,7 @@ async def test_a_server_that_ended_is_not_waited_for(tmp_path: Path) -> None:
     with subprocess.Popen(["false"]) as server:
         server.wait()
         with pytest.raises(NoBucket, match=r"status 1: no space left on device$"):
-            await Bucket(free_ports(1)[0], keys, server, log).fill(1)
+            await DemoBucket(free_ports(1)[0], keys, server, log).fill(1)
 
 
 def test_a_read_that_fails_ends_the_job() -> None:

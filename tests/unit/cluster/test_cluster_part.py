@@ -15,7 +15,7 @@ from tests.unit.cluster.nodes import GIB, Node, hello, member
 
 
 class Members:
-    """Implements `cluster_part.Members` over a real membership."""
+    """Implements `cluster_part.SeenMembers` over a real membership."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -19,7 +19,7 @@ from outrider.core.insight.bottleneck import (
     is_mostly_cold,
     larger_cache,
 )
-from outrider.core.insight.load import CpuTimes, Load, LoadMeter, Sample
+from outrider.core.insight.load import CpuTimes, Load, LoadMeter, LoadSample
 from outrider.core.insight.next_step import Data, Setup, next_step
 from outrider.core.insight.usage import Sums
 from outrider.settings.values import parse_bytes
@@ -213,7 +213,7 @@ def test_the_advised_size_has_room_for_what_is_needed_and_hardly_more(capacity: 
 def test_the_load_is_a_share_of_the_time_and_of_the_cores() -> None:
     meter = LoadMeter(4)
     for second in range(200):
-        meter.note(float(second), Sample(
+        meter.note(float(second), LoadSample(
             CpuTimes(0.7 * second, 0.2 * second, 2.0 * second, 1.5 * second, 2),
             4.0 * second, 1.0 * second, 3.0 * second, second % 2 == 0, False, True,
         ))  # fmt: skip
@@ -227,7 +227,7 @@ def test_an_old_load_is_forgotten_unless_all_samples_count() -> None:
     recent, whole = LoadMeter(1), LoadMeter(1, half_life_s=None)
     for second in range(201):
         for meter in (recent, whole):
-            meter.note(float(second), Sample(CpuTimes(loop_s=min(second, 100.0))))
+            meter.note(float(second), LoadSample(CpuTimes(loop_s=min(second, 100.0))))
     assert recent.load.loop < 0.05
     assert whole.load.loop == 0.5
 
@@ -235,16 +235,16 @@ def test_an_old_load_is_forgotten_unless_all_samples_count() -> None:
 def test_a_job_that_takes_all_of_the_cpu_is_seen_ten_seconds_after_an_hour_without_reads() -> None:
     meter = LoadMeter(1)
     for second in range(3600):
-        meter.note(float(second), Sample(is_idle=True))
+        meter.note(float(second), LoadSample(is_idle=True))
     for second in range(10):
-        meter.note(3600.0 + second, Sample(CpuTimes(loop_s=float(second))))
+        meter.note(3600.0 + second, LoadSample(CpuTimes(loop_s=float(second))))
     assert bottleneck_of(reads(stall=0.5, disk=1.0), None, None, meter.load).slow == "cpu"
 
 
 def test_a_receiver_that_ends_takes_nothing_from_the_load() -> None:
     meter = LoadMeter(1)
     for second, received_s in enumerate((0.0, 1.0, 0.0)):
-        meter.note(float(second), Sample(CpuTimes(process_s=received_s, receivers_s=received_s, receivers=1)))
+        meter.note(float(second), LoadSample(CpuTimes(process_s=received_s, receivers_s=received_s, receivers=1)))
     assert meter.load.receivers > 0.45
     assert meter.load.cores > 0.45
 
@@ -252,8 +252,8 @@ def test_a_receiver_that_ends_takes_nothing_from_the_load() -> None:
 def test_nothing_measured_is_no_load() -> None:
     meter = LoadMeter(1)
     assert meter.load == Load()
-    meter.note(1.0, Sample())
-    meter.note(1.0, Sample())
+    meter.note(1.0, LoadSample())
+    meter.note(1.0, LoadSample())
     assert meter.load == Load()
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from outrider.core.insight.usage import OTHERS, DatasetAccount, HitTally, Prices, Saved, Sums, Usage
-from outrider.metrics import UsageMetrics
+from outrider.core.insight.usage import OTHERS, DatasetAccount, HitTally, Prices, Savings, Sums, Usage
+from outrider.metrics.usage_metrics import UsageMetrics
 
 TRAIN = ("bucket", "train-{}.tar")
 
@@ -34,10 +34,15 @@ def test_reads_are_summed_by_dataset_and_by_reader() -> None:
     usage.served("a", TRAIN, sums(disk=10, wait_s=1.0))
     usage.served("b", TRAIN, sums(2, origin=5))
     usage.served("a", ("bucket", "val-{}.tar"), sums(disk=7))
-    usage.asked("bucket", "train-7.tar")
-    usage.came("bucket", "train-7.tar", 5)
+    usage.requested("bucket", "train-7.tar")
+    usage.received("bucket", "train-7.tar", 5)
     account = usage.datasets()[TRAIN]
-    assert (account.sums.requests, account.sums.served_bytes, account.asked, account.came_bytes) == (3, 15, 1, 5)
+    assert (account.sums.requests, account.sums.served_bytes, account.bucket_gets, account.bucket_bytes) == (
+        3,
+        15,
+        1,
+        5,
+    )
     assert usage.total.sums.served_bytes == 22
     by_reader = {(reader, dataset[1]): account.sums.served_bytes for reader, dataset, account, _ in usage.readers()}
     assert by_reader == {("a", "train-{}.tar"): 10, ("b", "train-{}.tar"): 5, ("a", "val-{}.tar"): 7}
@@ -65,12 +70,12 @@ def test_the_reader_that_was_silent_for_longest_is_forgotten_first_and_no_sum_is
     usage = Usage(datasets_max=3, readers_max=2)
     for number in range(10):
         usage.served(f"reader-{number}", ("bucket", f"set-{number}"), sums(disk=10))
-        usage.asked("bucket", f"set-{number}")
-        usage.came("bucket", f"set-{number}", 1)
+        usage.requested("bucket", f"set-{number}")
+        usage.received("bucket", f"set-{number}", 1)
     assert [reader for reader, *_ in usage.readers()] == ["reader-9", "reader-8"]
     assert len(usage.datasets()) <= 4
     assert sum(account.sums.disk_bytes for account in usage.datasets().values()) == 100
-    assert sum(account.asked for account in usage.datasets().values()) == 10
+    assert sum(account.bucket_gets for account in usage.datasets().values()) == 10
     assert OTHERS in usage.datasets()
 
 
@@ -82,12 +87,12 @@ def test_a_hit_is_reported_once() -> None:
 
 
 def test_savings_are_the_requests_that_the_bucket_did_not_get() -> None:
-    account = DatasetAccount(wanted=5000, wanted_bytes=8 * 10**9, asked=1000, came_bytes=3 * 10**9)
-    saved = Saved.of(account, Prices(per_gb=0.09, per_1000_gets=0.0004))
+    account = DatasetAccount(wanted=5000, wanted_bytes=8 * 10**9, bucket_gets=1000, bucket_bytes=3 * 10**9)
+    saved = Savings.of(account, Prices(per_gb=0.09, per_1000_gets=0.0004))
     assert (saved.gets, saved.egress_bytes) == (4000, 5 * 10**9)
     assert round(saved.egress_dollars, 9) == 0.45
     assert round(saved.request_dollars, 9) == 0.0016
-    wasteful = Saved.of(DatasetAccount(wanted=1, wanted_bytes=1, asked=9, came_bytes=9), Prices(1e9, 1000.0))
+    wasteful = Savings.of(DatasetAccount(wanted=1, wanted_bytes=1, bucket_gets=9, bucket_bytes=9), Prices(1e9, 1000.0))
     assert (wasteful.gets, wasteful.egress_bytes) == (-8, -8)
     assert (wasteful.request_dollars, wasteful.egress_dollars) == (-8.0, -8.0)
 
@@ -168,5 +173,5 @@ def test_small_datasets_on_disk_count_as_others_and_one_that_has_gone_is_not_tol
 def test_bytes_that_came_ahead_say_when_they_are_repaid(
     spent_bytes: int, data_bytes: int, are_read: bool, told: str | None
 ) -> None:
-    account = DatasetAccount(wanted_bytes=1000, came_bytes=1000 + spent_bytes)
-    assert Saved.of(account, Prices()).spent(data_bytes, are_read=are_read) == told
+    account = DatasetAccount(wanted_bytes=1000, bucket_bytes=1000 + spent_bytes)
+    assert Savings.of(account, Prices()).spent(data_bytes, are_read=are_read) == told

@@ -29,9 +29,9 @@ def test_failures_are_kept_by_name_up_to_a_limit_and_counted_beyond() -> None:
     for number in range(FAILURES_TOLD_MAX + 5):
         progress.fail(f"s3://bkt/{number}", "gone")
     progress.end(1.0)
-    told = progress.told(2.0)
-    assert (told["state"], told["objects"]["failed"]) == ("failed", FAILURES_TOLD_MAX + 5)
-    assert len(told["failures"]) <= FAILURES_TOLD_MAX
+    report = progress.report(2.0)
+    assert (report["state"], report["objects"]["failed"]) == ("failed", FAILURES_TOLD_MAX + 5)
+    assert len(report["failures"]) <= FAILURES_TOLD_MAX
 
 
 def test_a_report_tells_for_how_long_all_parts_have_ended_and_which_failures_may_pass() -> None:
@@ -40,10 +40,10 @@ def test_a_report_tells_for_how_long_all_parts_have_ended_and_which_failures_may
     first.fail("s3://bkt/2", "403")
     first.end(1.0)
     last.end(7.0)
-    assert (first.told(9.0)["ended_s"], running.told(9.0)["ended_s"]) == (8.0, None)
-    assert [failure["passing"] for failure in first.told(9.0)["failures"]] == [True, False]
-    assert warmup_sum([first.told(9.0), last.told(9.0)])["ended_s"] == 2.0
-    assert warmup_sum([first.told(9.0), running.told(9.0)])["ended_s"] is None
+    assert (first.report(9.0)["ended_s"], running.report(9.0)["ended_s"]) == (8.0, None)
+    assert [failure["passing"] for failure in first.report(9.0)["failures"]] == [True, False]
+    assert warmup_sum([first.report(9.0), last.report(9.0)])["ended_s"] == 2.0
+    assert warmup_sum([first.report(9.0), running.report(9.0)])["ended_s"] is None
 
 
 @settings(deadline=None)

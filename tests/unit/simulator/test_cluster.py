@@ -15,17 +15,17 @@ from typer.testing import CliRunner
 from outrider.cli import with_commands
 from outrider.cli.simulate_cluster import parse_rate
 from outrider.core.model import ObjectRef
-from outrider.simulator.cluster import WAYS, Buffer, ClusterSimulation, Nodes, SimNode, Way
+from outrider.simulator.cluster import WAYS, Buffer, ClusterSimulation, SimNode, SimNodes, Way
 from outrider.simulator.run import Machine, Simulation
 from outrider.simulator.scenarios import JobSpec, OrderKind, Shards, order_of
-from outrider.simulator.world import AWAITED, PREFETCHED, Fill, SimObject, Timeline
+from outrider.simulator.world import AWAITED, PREFETCHED, SimFill, SimObject, Timeline
 
 MIB = 2**20
 SMALL = ["--nodes", "2", "--gpus-per-node", "1", "--readers", "2", "--shards", "16", "--size", "2MiB",
          "--block-size", "1MiB", "--cache", "50%", "--epochs", "2"]  # fmt: skip
 
 # Searches for seeds have nothing to do with what is tested here.
-THREE = Nodes(3, Machine(40 * MIB, 30.0 * MIB, 0.05, MIB, step_s=1.0), 50.0 * MIB, 20.0 * MIB)
+THREE = SimNodes(3, Machine(40 * MIB, 30.0 * MIB, 0.05, MIB, step_s=1.0), 50.0 * MIB, 20.0 * MIB)
 
 any_way = pytest.mark.parametrize("way", WAYS)
 SIMULATE = with_commands(["simulate"])
@@ -47,7 +47,7 @@ def job(kind: OrderKind, *, shards: int = 48, readers: int = 4, epochs: int = 3)
     )
 
 
-def run(nodes: Nodes, way: Way, spec: JobSpec) -> ClusterSimulation:
+def run(nodes: SimNodes, way: Way, spec: JobSpec) -> ClusterSimulation:
     sim = ClusterSimulation(nodes, way, spec)
     sim.run()
     return sim
@@ -64,7 +64,7 @@ def run(nodes: Nodes, way: Way, spec: JobSpec) -> ClusterSimulation:
     ("direct", 3.0, 2, 0),
 ])  # fmt: skip
 def test_two_nodes_read_one_block_at_once(way: Way, took_s: float, from_bucket: int, from_peers: int) -> None:
-    sim = run(Nodes(2, machine(4), 2.0 * MIB, inf), way, read_by([[0], [0]], 1))
+    sim = run(SimNodes(2, machine(4), 2.0 * MIB, inf), way, read_by([[0], [0]], 1))
     (epoch,) = sim.epochs
     assert epoch.read.took_s == pytest.approx(took_s + 1.0)  # the reader consumes it in a second
     assert epoch.utilisation == pytest.approx(1 / (took_s + 1.0))
@@ -74,7 +74,7 @@ def test_two_nodes_read_one_block_at_once(way: Way, took_s: float, from_bucket: 
 @pytest.mark.parametrize(("way", "took_s"), [("cluster", 5.5), ("by itself", 5.5), ("direct", 5.5)])
 def test_a_slow_connection_takes_its_time_for_each_block(way: Way, took_s: float) -> None:
     """4 s for a block; the second GET, or the peer, follows 1 s later."""
-    sim = run(Nodes(2, machine(4), 2.0 * MIB, MIB / 4), way, read_by([[0], [0]], 1))
+    sim = run(SimNodes(2, machine(4), 2.0 * MIB, MIB / 4), way, read_by([[0], [0]], 1))
     assert sim.epochs[0].read.took_s == pytest.approx(took_s + 1.0)
 
 
@@ -87,14 +87,14 @@ def lists_of_others(sim: ClusterSimulation, count: int) -> list[list[int]]:
 @pytest.mark.parametrize(("room", "again"), [(8, 0), (0, 8)])
 def test_a_node_keeps_what_others_own_where_it_has_room(room: int, again: int) -> None:
     count = 8
-    layout = ClusterSimulation(Nodes(2, machine(1), inf, inf), "cluster", read_by([[0]], count))
+    layout = ClusterSimulation(SimNodes(2, machine(1), inf, inf), "cluster", read_by([[0]], count))
     others = lists_of_others(layout, count)
     # Room for what the nodes own, and for some more. Each node reads what it does not own.
     owned_most = max(map(len, others))
     for part in others:
         assert part
     blocks = owned_most + room
-    sim = run(Nodes(2, machine(blocks), inf, inf), "cluster", read_by(others, count, epochs=3))
+    sim = run(SimNodes(2, machine(blocks), inf, inf), "cluster", read_by(others, count, epochs=3))
     first, second, third = sim.epochs
     assert (first.read.origin_bytes, first.peer_bytes) == (count * MIB, count * MIB)
     assert (second.read.origin_bytes, third.read.origin_bytes) == (0, 0)
@@ -107,7 +107,7 @@ def test_a_node_keeps_what_others_own_where_it_has_room(room: int, again: int) -
 
 
 def test_each_node_by_itself_fetches_what_the_others_have() -> None:
-    sim = run(Nodes(2, machine(8), inf, inf), "by itself", read_by([[0, 1, 2, 3], [3, 2, 1, 0]], 4, epochs=2))
+    sim = run(SimNodes(2, machine(8), inf, inf), "by itself", read_by([[0, 1, 2, 3], [3, 2, 1, 0]], 4, epochs=2))
     assert [(epoch.read.traffic, epoch.peer_bytes) for epoch in sim.epochs] == [(2.0, 0), (0.0, 0)]
 
 
@@ -149,7 +149,7 @@ def owned_by(sim: ClusterSimulation, name: str, count: int) -> list[SimObject]:
 
 
 def test_a_block_that_a_reader_waits_for_overtakes_at_its_owner() -> None:
-    sim = ClusterSimulation(Nodes(2, machine(16), inf, inf), "cluster", read_by([[0]], 16))
+    sim = ClusterSimulation(SimNodes(2, machine(16), inf, inf), "cluster", read_by([[0]], 16))
     edge, owner = sim.members.values()
     came: list[str] = []
     first, second, third = owned_by(sim, owner.name, 3)
@@ -161,7 +161,7 @@ def test_a_block_that_a_reader_waits_for_overtakes_at_its_owner() -> None:
 
 
 def test_an_owner_without_room_relays_what_a_peer_prefetches() -> None:
-    sim = ClusterSimulation(Nodes(2, machine(1), inf, inf), "cluster", read_by([[0]], 16))
+    sim = ClusterSimulation(SimNodes(2, machine(1), inf, inf), "cluster", read_by([[0]], 16))
     edge, owner = sim.members.values()
     held, wanted = owned_by(sim, owner.name, 2)
     came: list[float] = []
@@ -177,7 +177,7 @@ def test_a_node_rests_after_a_prefetch_without_room(monkeypatch: pytest.MonkeyPa
     refused: dict[str, list[float]] = {}
     plain = SimNode.refused
 
-    def noted(node: SimNode, fill: Fill) -> None:
+    def noted(node: SimNode, fill: SimFill) -> None:
         if node.cluster.owner(fill.of, fill.index) is not node:
             refused.setdefault(node.name, []).append(node.time.now)
         plain(node, fill)
@@ -224,7 +224,7 @@ def test_no_byte_is_lost_or_made_up(way: Way, kind: OrderKind) -> None:
 def test_one_node_equals_the_simulator_of_one(way: Way, kind: OrderKind) -> None:
     # With this latency nothing happens at the very moment of a tick: the order of the two would be chance.
     spec, one = job(kind), Machine(60 * MIB, 50.0 * MIB, 0.0503, MIB, step_s=0.1)
-    cluster = run(Nodes(1, one, inf, inf, buffered_blocks=0), way, spec).epochs
+    cluster = run(SimNodes(1, one, inf, inf, buffered_blocks=0), way, spec).epochs
     for found, wanted in zip(cluster, Simulation(one, "epoch", [spec]).run(), strict=True):
         assert found.read == replace(wanted, stall_s=found.read.stall_s)
         assert found.read.stall_s / 4 == pytest.approx(wanted.stall_s)
@@ -325,7 +325,7 @@ def test_a_told_order_reaches_all_members_and_nothing_stays_on_its_way() -> None
 def test_a_node_keeps_what_it_reads_again_soonest_of_others_blocks() -> None:
     """Each of four nodes reads its own quarter in each epoch, in the same order, and has room for six tenths more than
     it owns: the row `static-tight` of `make bench-cluster`."""
-    nodes = Nodes(4, Machine(int(0.4 * 256 * MIB), 1e9, 0.05, MIB), 1e9, 1e9)
+    nodes = SimNodes(4, Machine(int(0.4 * 256 * MIB), 1e9, 0.05, MIB), 1e9, 1e9)
     epochs = run(nodes, "cluster", JobSpec(
         "train", Shards(256, MIB), order_of("repeated", list(range(256)), 4, 1), 3, 100.0 * MIB
     )).epochs  # fmt: skip
@@ -339,7 +339,7 @@ def test_nodes_that_read_the_same_at_once_ask_the_bucket_once(objects: int, told
     the other. The fullest owner sends 1.06 times the data, and each node waits for it in each window. An order that is
     told looks past the end of an object."""
     size, link = 2_000_000_000 // objects, 60e6
-    nodes = Nodes(8, Machine(4_000_000_000, inf, 0.03, 8 * MIB), link, 1e9)
+    nodes = SimNodes(8, Machine(4_000_000_000, inf, 0.03, 8 * MIB), link, 1e9)
     spec = JobSpec("w", Shards(objects, size, "w"), lambda _: [list(range(objects))] * 8, 1, 1e10, told=told)
     (epoch,) = run(nodes, "cluster", spec).epochs
     assert epoch.read.origin_bytes == objects * size

@@ -10,7 +10,7 @@ from outrider.adapters.cluster.member_lists import Outages, SourceAway, polled
 from outrider.adapters.process.read_again import Sleep
 from outrider.core.cluster.member import Listed
 from outrider.core.origin.backoff import Backoff
-from outrider.settings.members import is_member_name, told_address
+from outrider.settings.members import is_member_name, reachable_address
 from outrider.settings.values import parse_bytes
 
 # A corrected file counts at once.
@@ -85,7 +85,7 @@ def _entry(words: list[str]) -> Listed:
             raise ValueError(f"{word}: must be letters, digits, dots, dashes and underscores")
         facts[name] = value
     try:
-        told_address(address)
+        reachable_address(address)
     except ValueError as error:
         raise ValueError(f"{address}: {error}") from error
     weight_bytes = parse_bytes(facts["weight"]) if "weight" in facts else 0

@@ -2,5 +2,6 @@
 
 The client library is lightkube, as for the peers (`adapters/cluster/kubernetes_source`). kopf would bring handlers, a
 queue for each object and its own annotations on users' pods, for a loop that lists pending pods and patches some;
-kubernetes-asyncio takes 40 MB for the models of the whole API. The calls are those of `api_calls` and no others.
+kubernetes-asyncio takes 40 MB for the models of the whole API. The calls are those that `tests/support/api_calls.py`
+lists, and no others.
 """

@@ -19,7 +19,7 @@ from outrider.core.operator.holdings import HeldDataset
 from outrider.core.s3.operation import CONTROL_BUCKET
 from outrider.operator_ports import CacheError, CachePod, CacheRefusedError
 
-# A cache tells 256 datasets at most.
+# A cache reports 256 datasets at most.
 _DATASETS_BYTES_MAX = 4 * 2**20
 _TIMEOUT_S = 5.0
 # A warm-up of a prefix is answered at once; one of a list after a look at each object's name.
@@ -75,7 +75,7 @@ class S3Caches:
                 body = await reply.content.read(_DATASETS_BYTES_MAX)
                 while not reply.content.at_eof() and len(body) < _DATASETS_BYTES_MAX:
                     body += await reply.content.read(_DATASETS_BYTES_MAX - len(body))
-            return [_dataset(told) for told in json.loads(body)["datasets"]]
+            return [_dataset(each) for each in json.loads(body)["datasets"]]
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CacheError(f"{type(error).__name__}: {error}") from error
 
@@ -96,10 +96,10 @@ class S3Caches:
                 async with self._made(f"http://{host}:{self._s3_port}") as client:
                     yield client
         except ClientError as error:
-            told = error.response["Error"]
-            text = f"{told.get('Code', '?')}: {told.get('Message', '')}"
+            refusal = error.response["Error"]
+            text = f"{refusal.get('Code', '?')}: {refusal.get('Message', '')}"
             status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
-            if told.get("Code") == "NoSuchKey":
+            if refusal.get("Code") == "NoSuchKey":
                 raise _MissingError(text) from error
             if status < _REFUSED_BELOW or status == _TOO_LARGE:
                 raise CacheRefusedError(text) from error
@@ -116,25 +116,25 @@ class _MissingError(CacheRefusedError):
 # is known here.
 
 
-def _report(told: Any) -> Mapping[str, Any]:
-    numbers = [*(told["bytes"][name] for name in ("wanted", "on_disk")), told["rate_bytes_per_s"]]
-    numbers += [told["objects"][name] for name in ("wanted", "unsized")]
-    if told["eta_s"] is not None:
-        numbers.append(told["eta_s"])
-    if told.get("ended_s") is not None:
-        numbers.append(told["ended_s"])
-    if not all(isinstance(number, int | float) for number in numbers) or not isinstance(told["state"], str):
+def _report(report: Any) -> Mapping[str, Any]:
+    numbers = [*(report["bytes"][name] for name in ("wanted", "on_disk")), report["rate_bytes_per_s"]]
+    numbers += [report["objects"][name] for name in ("wanted", "unsized")]
+    if report["eta_s"] is not None:
+        numbers.append(report["eta_s"])
+    if report.get("ended_s") is not None:
+        numbers.append(report["ended_s"])
+    if not all(isinstance(number, int | float) for number in numbers) or not isinstance(report["state"], str):
         raise ValueError("numbers are missing")
     failures = [
         {"object": str(failure["object"]), "error": str(failure["error"]), "passing": failure.get("passing") is True}
-        for failure in told.get("failures") or ()
+        for failure in report.get("failures") or ()
     ]
-    return {**told, "failures": failures}
+    return {**report, "failures": failures}
 
 
-def _dataset(told: Any) -> HeldDataset:
-    """Caches before 0.3 tell no objects."""
-    objects = [KnownObject(*map(int, each)) for each in told.get("objects") or ()]
+def _dataset(answer: Any) -> HeldDataset:
+    """Caches before 0.3 report no objects."""
+    objects = [KnownObject(*map(int, each)) for each in answer.get("objects") or ()]
     if len(objects) > SAMPLED_MAX or any(not 0 <= each.held <= each.size for each in objects):
         raise ValueError("no sample of objects")
-    return HeldDataset(str(told["bucket"]), str(told["name"]), Sample(objects, int(told.get("below", NUMBERS))))
+    return HeldDataset(str(answer["bucket"]), str(answer["name"]), Sample(objects, int(answer.get("below", NUMBERS))))

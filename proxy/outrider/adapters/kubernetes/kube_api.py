@@ -114,11 +114,11 @@ class KubeApi:
             await client.patch(_Pod, name, list(patch), namespace=namespace, patch_type=PatchType.JSON)
 
     async def may(self, verb: str, group: str, resource: str, *, namespace: str = "", name: str = "") -> bool:
-        asked = {"verb": verb, "group": group, "resource": resource, "namespace": namespace, "name": name}
+        attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace, "name": name}
         async with self._calling() as client:
             answer = await client.create(_Review({
                 "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {},
-                "spec": {"resourceAttributes": asked},
+                "spec": {"resourceAttributes": attributes},
             }))  # fmt: skip
             return bool((answer.get("status") or {}).get("allowed"))
 

@@ -141,7 +141,7 @@ class HttpOrigin:
             # A body that was read whole has given its connection back already.
             connection.give_back()
             if reply.came_bytes and request.bucket is not None and request.key:
-                self._metrics.usage.came(request.bucket, request.key, reply.came_bytes)
+                self._metrics.usage.received(request.bucket, request.key, reply.came_bytes)
 
         reply.ended, reply.closed = connection.give_back, closed
         return reply
@@ -257,7 +257,7 @@ class HttpOrigin:
             raise
         self._metrics.origin_requests.labels(method_label(request.method), str(reply.status)).inc()
         if is_read and request.bucket is not None and request.key:
-            self._metrics.usage.asked(request.bucket, request.key)
+            self._metrics.usage.requested(request.bucket, request.key)
         return reply
 
     def _signed_form(

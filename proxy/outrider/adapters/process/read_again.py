@@ -37,15 +37,15 @@ async def follow(what: str, read: Callable[[], bool], sleep: Sleep = asyncio.sle
     """Call `read` in a thread every few seconds, for ever. It returns whether anything has changed, and raises
     SettingsError if the files are wrong: until they are right, their last content counts. `what`: their name in logs.
     """
-    told = ""
+    logged = ""
     while True:
         await sleep(_EVERY_S)
         try:
             # A file is read, and its date is not looked at: a mounted Secret is a link to a link to it.
             if await asyncio.to_thread(read):
                 log.info("changed file was read", extra={"file": what})
-            told = ""
+            logged = ""
         except SettingsError as error:
-            if str(error) != told:
-                told = str(error)
-                log.error("changed file is wrong, its last content counts", extra={"file": what, "error": told})
+            if str(error) != logged:
+                logged = str(error)
+                log.error("changed file is wrong, its last content counts", extra={"file": what, "error": logged})

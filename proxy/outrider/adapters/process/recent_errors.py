@@ -6,10 +6,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from outrider.adapters.process.system import fields_of
 from outrider.core.insight.recent_errors import RecentErrors
-
-# Attributes that every record has. All others are the facts of the event.
-_OF_RECORDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class _Keeper(logging.Handler):
@@ -18,7 +16,7 @@ class _Keeper(logging.Handler):
         self._recent_errors = recent_errors
 
     def emit(self, record: logging.LogRecord) -> None:
-        facts = [f"{name}: {value}" for name, value in vars(record).items() if name not in _OF_RECORDS and value != ""]
+        facts = [f"{name}: {value}" for name, value in fields_of(record).items() if value != ""]
         if record.exc_info is not None and record.exc_info[1] is not None:
             # Only the type: the text of an exception may come from outside.
             facts.append(type(record.exc_info[1]).__name__)

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 
 
-def _fields(record: logging.LogRecord) -> dict[str, object]:
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """The facts of the event: attributes that not every record has."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
@@ -36,7 +37,7 @@ class JsonLines(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "event": record.getMessage(),
-            **_fields(record),
+            **fields_of(record),
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -47,7 +48,7 @@ class TextLines(logging.Formatter):
     """The same facts in a shorter form, for a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = " ".join(f"{name}={_printable(value)}" for name, value in _fields(record).items())
+        facts = " ".join(f"{name}={_printable(value)}" for name, value in fields_of(record).items())
         line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {record.getMessage()} {facts}".rstrip()
         if record.levelno >= logging.WARNING:
             line = f"{record.levelname}: {line}"
@@ -153,7 +154,7 @@ def freezing_after_long_ones(clock: Callable[[], float]) -> Callable[[Literal["s
     """A function for `gc.callbacks` that freezes all objects after each long full collection. `clock` is in seconds."""
     began = 0.0
 
-    def hear(phase: Literal["start", "stop"], info: dict[str, int]) -> None:
+    def on_collection(phase: Literal["start", "stop"], info: dict[str, int]) -> None:
         nonlocal began
         if info["generation"] < 2:
             return
@@ -162,7 +163,7 @@ def freezing_after_long_ones(clock: Callable[[], float]) -> Callable[[Literal["s
         elif clock() - began > _LONG_COLLECTION_S:
             gc.freeze()
 
-    return hear
+    return on_collection
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.adapters import sealed_file
+from outrider.adapters.disk.disk import Disk
 from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.core.cache.pins import SavedPin
 from outrider.core.model import ObjectRef, VersionIdentity, quoted_etag
@@ -63,3 +65,11 @@ async def save(path: Path, pins: Sequence[SavedPin], work: DiskThreads) -> None:
         asdict(pin) | {"objects": [[ref, *identity] for ref, identity in pin.objects]} for pin in pins
     ])  # fmt: skip
     await sealed_file.write(path, [data], work.threads, durable=True)
+
+
+async def save_on_all(disks: Sequence[Disk], pins: Sequence[SavedPin]) -> None:
+    """Pins outlive any but the last of the disks; a start takes the newest ones. Raises OSError: no disk took them."""
+    saving = [save(disk.directory.pins, pins, disk.work) for disk in disks]
+    failed = [error for error in await asyncio.gather(*saving, return_exceptions=True) if error is not None]
+    if len(failed) == len(disks):
+        raise failed[0]

@@ -29,7 +29,7 @@ class NoBucket(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class DemoBucket:
     port: int
     environ: dict[str, str]
     """The AWS variables of a job that reads it, except for AWS_ENDPOINT_URL."""
@@ -83,7 +83,7 @@ def client_of(environ: dict[str, str]) -> Any:
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[Bucket]:
+def served(directory: Path) -> Iterator[DemoBucket]:
     """The server, until the context ends.
 
     Raises:
@@ -116,7 +116,7 @@ def served(directory: Path) -> Iterator[Bucket]:
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory, start_new_session=True
         )
     try:
-        yield Bucket(ports["s3.port"], environ, server, log_file)
+        yield DemoBucket(ports["s3.port"], environ, server, log_file)
     finally:
         # A clean stop takes it up to 25 s, and nobody will read this data again.
         server.kill()

@@ -22,8 +22,8 @@ from outrider import settings
 from outrider.adapters.disk.block_dir import UnusableCacheDir
 from outrider.adapters.process.system import new_event_loop
 from outrider.app import running
-from outrider.cli.demo.bucket import Bucket, NoBucket, served
-from outrider.cli.demo.job import Epoch
+from outrider.cli.demo.bucket import DemoBucket, NoBucket, served
+from outrider.cli.demo.job import DemoEpoch
 from outrider.cli.demo.slow_line import SlowLine
 from outrider.settings import SettingsError
 
@@ -33,7 +33,7 @@ _CONNECTION_BYTES_S = 40e6
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DemoRow:
     """One epoch: seconds for which the job waited for data, of those that it took, and bytes from the bucket."""
 
     run: str
@@ -107,8 +107,8 @@ async def _demo(objects: int, *, stay: bool, as_json: bool) -> None:
 
 
 async def _run(
-    line: SlowLine, endpoint: str, bucket: Bucket, objects: int, names: list[str]
-) -> tuple[list[Row], list[str]]:
+    line: SlowLine, endpoint: str, bucket: DemoBucket, objects: int, names: list[str]
+) -> tuple[list[DemoRow], list[str]]:
     """An epoch of the job for each name; the second value has the digests of what they read."""
     rows, digests = [], []
     before = line.reply_bytes
@@ -118,20 +118,20 @@ async def _run(
             epoch = await anext(epochs, None)
             if epoch is None:
                 raise _Failed("the job failed")
-            rows.append(Row(name, round(epoch.wait_s, 3), round(epoch.time_s, 3), line.reply_bytes - before))
+            rows.append(DemoRow(name, round(epoch.wait_s, 3), round(epoch.time_s, 3), line.reply_bytes - before))
             digests.append(epoch.digest)
             before = line.reply_bytes
     return rows, digests
 
 
-async def _epochs(environ: dict[str, str], objects: int, count: int) -> AsyncGenerator[Epoch, None]:
+async def _epochs(environ: dict[str, str], objects: int, count: int) -> AsyncGenerator[DemoEpoch, None]:
     # Not by -m: this package has imported the module.
     argv = [sys.executable, "-c", "from outrider.cli.demo.job import main; main()", str(objects), str(count)]
     job = await asyncio.create_subprocess_exec(*argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert job.stdout is not None
     try:
-        async for told in job.stdout:
-            yield Epoch(**json.loads(told))
+        async for line in job.stdout:
+            yield DemoEpoch(**json.loads(line))
         await job.wait()
     finally:
         if job.returncode is None:
@@ -143,7 +143,7 @@ def _say(words: str) -> None:
     typer.echo(f"outrider: {words}", err=True)
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[DemoRow]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -25,7 +25,7 @@ _BATCHES_AHEAD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class DemoEpoch:
     """`wait_s` of `time_s`: the loop had no batch. `digest` is that of all bytes in the order of the reads."""
 
     wait_s: float
@@ -33,7 +33,7 @@ class Epoch:
     digest: str
 
 
-def epoch(client: Any, objects: int) -> Epoch:
+def epoch(client: Any, objects: int) -> DemoEpoch:
     """Raises whatever error of the client ended a read."""
     batches: queue.Queue[bytes | Exception | None] = queue.Queue(_BATCHES_AHEAD)
 
@@ -56,7 +56,7 @@ def epoch(client: Any, objects: int) -> Epoch:
         if isinstance(batch, Exception):
             raise batch
         if batch is None:
-            return Epoch(wait_s, time.perf_counter() - began, digest.hexdigest())
+            return DemoEpoch(wait_s, time.perf_counter() - began, digest.hexdigest())
         until = time.perf_counter() + len(batch) / ACCELERATOR_BYTES_S
         digest.update(batch)
         time.sleep(max(0.0, until - time.perf_counter()))

@@ -1,6 +1,6 @@
 """`outrider doctor`: checks what would keep a proxy with these settings from serving a job well.
 
-Each check yields a `finding.Finding`: its name, a level (ok, warn, fail), a text, and what to do. `command` runs the
+Each check yields a `finding.Diagnosis`: its name, a level (ok, warn, fail), a text, and what to do. `command` runs the
 checks in this order and prints each finding:
 
 1. the settings themselves
@@ -11,7 +11,7 @@ checks in this order and prints each finding:
 5. `job_checks`: whether a job with this environment would use the proxy
 
 With --health or --probe it only asks an admin port whether the proxy is ready. With --endpoint it only asks the S3 port
-of a proxy elsewhere, as a job would (`endpoint_checks`).
+of a proxy elsewhere, as a job would.
 """
 
 from outrider.cli.doctor.command import doctor

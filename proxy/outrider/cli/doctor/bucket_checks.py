@@ -13,27 +13,19 @@ from contextlib import aclosing, closing
 
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.process.system import usable_cores
-from outrider.cli.doctor.finding import Finding, fail, ok, warn
+from outrider.cli.doctor.finding import Diagnosis, fail, ok, warn
 from outrider.cli.doctor.line_checks import LARGE_BYTES, line_finding
+from outrider.cli.opened_origin import enumerator_of, reader_of
 from outrider.core.cache.freshness import Freshness
-from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import OriginBroke, S3Error, Signal
 from outrider.core.model import Extent, ObjectRef
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.error_causes import code_of, message_of
-from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity, Uncached, sentence
-from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListedObject
-from outrider.engine.fill.fill_scheduler import FillScheduler
-from outrider.engine.fill.origin_reader import OriginReader
-from outrider.engine.fill.patience import Patience
+from outrider.core.s3.list_page import ListedObject
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
-from outrider.engine.listing.enumerate import Enumerator
 from outrider.engine.read.version_answers import CHECKSUMS, NotCacheable, VersionAnswers
 from outrider.engine.read.version_cache import VersionCache
-from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 
 _TIMEOUT_S = 30.0
@@ -43,7 +35,7 @@ _CHECK = "Check the name of the bucket, and the key's rights."
 _PAGE = 'See "Odd origins" in docs/s3-compatibility.md.'
 
 
-async def bucket_findings(origin: HttpOrigin, url: str) -> AsyncIterator[Finding]:
+async def bucket_findings(origin: HttpOrigin, url: str) -> AsyncIterator[Diagnosis]:
     """The findings about s3://BUCKET/PREFIX. `origin` is open."""
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     try:
@@ -67,13 +59,12 @@ class _Bucket:
         self._bucket = bucket
         self.largest: ListedObject | None = None
         """It is one of the objects that were looked at."""
-        scheduler = FillScheduler(AimdLimit(1), BackgroundLimit(1), time.monotonic)
-        self._reader = OriginReader(origin, Patience(), Metrics(), scheduler, Hedging())
+        self._reader = reader_of(origin)
         versions = VersionCache(origin.endpoint, lambda _: Freshness(0.0), time.monotonic, 100)
         self._answers = VersionAnswers(self._reader, versions, time.monotonic)
-        self._enumerator = Enumerator(self._reader, MemoryBudget(2 * PAGE_BYTES_MAX))
+        self._enumerator = enumerator_of(self._reader)
 
-    async def findings(self, prefix: str) -> list[Finding]:
+    async def findings(self, prefix: str) -> list[Diagnosis]:
         shown = f"s3://{self._bucket}/{prefix}"
         try:
             objects = await self._objects(prefix)
@@ -93,14 +84,19 @@ class _Bucket:
             except (NotCacheable, Unproved) as error:
                 uncached.setdefault(error.why, ref)
         found = [
-            warn("bucket", f"{ref} is relayed and not kept: {_sentence(why)}", _PAGE) for why, ref in uncached.items()
+            warn(
+                "bucket",
+                f"{ref} is relayed and not kept: {sentence(why) if isinstance(why, Oddity) else why.value}",
+                _PAGE,
+            )
+            for why, ref in uncached.items()
         ]
         found += self._odd(uncached)
         return found or [ok("bucket", f"{shown}: answers as AWS S3 does, in {len(objects)} objects")]
 
-    def _odd(self, told: Collection[Oddity | Uncached]) -> list[Finding]:
-        """The oddities that cost nothing, but for those that were told already."""
-        known = {why.label for why in told}
+    def _odd(self, shown: Collection[Oddity | Uncached]) -> list[Diagnosis]:
+        """The oddities that cost nothing, but for those that are shown already."""
+        known = {why.label for why in shown}
         odd = [each for each in self._reader.oddities.document() if each["kind"] not in known]
         return [ok("bucket", f"{each['text']}: Outrider allows for that") for each in odd]
 
@@ -113,15 +109,11 @@ class _Bucket:
     async def _look_at(self, ref: ObjectRef) -> None:
         """Ask for the version by a Range and by HEAD, and for a byte with If-Match. Raises NotCacheable, Unproved, and
         what `OriginReader.body` raises."""
-        asked = Extent(0, 2)
+        extent = Extent(0, 2)
         request = OriginRequest("GET", *ref, headers=(("range", "bytes=0-1"),))
         with closing(await self._reader.asked(request, CHECKSUMS)) as reply:
-            version = (await self._answers.of_get(ref, reply, asked)).version
+            version = (await self._answers.of_get(ref, reply, extent)).version
         version = (await self._answers.head(ref)).version
         async with aclosing(self._reader.body(version, Extent(1, 2))) as body:
             while await body.some():
                 pass
-
-
-def _sentence(why: Oddity | Uncached) -> str:
-    return sentence(why) if isinstance(why, Oddity) else why.value

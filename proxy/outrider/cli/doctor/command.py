@@ -12,12 +12,11 @@ from urllib.parse import urlsplit
 
 import typer
 
-from outrider.cli.admin_port import direct, loopback_of, running_outrider
-from outrider.cli.doctor.endpoint_checks import endpoint_findings
-from outrider.cli.doctor.finding import Finding, ok, show, show_json
+from outrider.cli.admin_port import direct, running_outrider, url_of
+from outrider.cli.doctor.finding import Diagnosis, ok, show, show_json
 from outrider.cli.doctor.job_checks import job_findings
 from outrider.cli.doctor.machine_checks import cache_findings, check_open_files, check_port
-from outrider.cli.doctor.origin_checks import origin_findings
+from outrider.cli.doctor.origin_checks import endpoint_findings, origin_findings
 from outrider.cli.load_settings import load, load_with_origin
 from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.settings import Settings
@@ -63,21 +62,20 @@ def doctor(
             raise typer.BadParameter(f"--endpoint {endpoint}: must be http://HOST:PORT of the S3 port.")
         raise typer.Exit(_report(asyncio.run(_collected(endpoint_findings(endpoint))), as_json))
     if health:
-        host, _, port = load(flags, config).admin.rpartition(":")
-        raise typer.Exit(_probe(f"http://{loopback_of(host)}:{port}"))
+        raise typer.Exit(_probe(url_of(load(flags, config))))
     if url is not None and not _is_url(url):
         raise typer.BadParameter(f"{url}: write s3://BUCKET/PREFIX.")
     settings, _ = load_with_origin(flags, config, {}, os.environ)
     raise typer.Exit(_report(_findings(settings, url), as_json))
 
 
-def _report(findings: Iterable[Finding], as_json: bool) -> int:
+def _report(findings: Iterable[Diagnosis], as_json: bool) -> int:
     # The findings say what the parts of the proxy would log.
     logging.getLogger("outrider").setLevel(logging.ERROR)
     return 0 if (show_json if as_json else show)(findings) else 1
 
 
-def _findings(settings: Settings, url: str | None) -> Iterator[Finding]:
+def _findings(settings: Settings, url: str | None) -> Iterator[Diagnosis]:
     yield ok("settings", f"valid: auth {settings.auth}, freshness {settings.freshness}, policy {settings.policy}")
     yield from asyncio.run(_collected(origin_findings(settings, url)))
     status = running_outrider(settings)
@@ -94,14 +92,14 @@ def _findings(settings: Settings, url: str | None) -> Iterator[Finding]:
     yield from job_findings(settings, os.environ)
 
 
-def _peer_findings(settings: Settings, *, is_running: bool) -> Iterator[Finding]:
+def _peer_findings(settings: Settings, *, is_running: bool) -> Iterator[Diagnosis]:
     """Not imported by a node that is alone."""
     from outrider.cli.doctor.peer_checks import peer_findings
 
     return iter(asyncio.run(_collected(peer_findings(settings, is_running=is_running))))
 
 
-async def _collected(findings: AsyncIterator[Finding]) -> list[Finding]:
+async def _collected(findings: AsyncIterator[Diagnosis]) -> list[Diagnosis]:
     return [finding async for finding in findings]
 
 

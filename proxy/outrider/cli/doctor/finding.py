@@ -20,7 +20,7 @@ _COLOURS = {Level.OK: typer.colors.GREEN, Level.WARN: typer.colors.YELLOW, Level
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """`name` says what was checked, `text` what was found. `do` says what to do about it; empty: nothing."""
 
     name: str
@@ -29,19 +29,19 @@ class Finding:
     do: str = ""
 
 
-def ok(name: str, text: str) -> Finding:
-    return Finding(name, Level.OK, text)
+def ok(name: str, text: str) -> Diagnosis:
+    return Diagnosis(name, Level.OK, text)
 
 
-def warn(name: str, text: str, do: str) -> Finding:
-    return Finding(name, Level.WARN, text, do)
+def warn(name: str, text: str, do: str) -> Diagnosis:
+    return Diagnosis(name, Level.WARN, text, do)
 
 
-def fail(name: str, text: str, do: str) -> Finding:
-    return Finding(name, Level.FAIL, text, do)
+def fail(name: str, text: str, do: str) -> Diagnosis:
+    return Diagnosis(name, Level.FAIL, text, do)
 
 
-def show(findings: Iterable[Finding]) -> bool:
+def show(findings: Iterable[Diagnosis]) -> bool:
     """Print each finding on stdout as it comes. Returns whether none failed."""
     healthy = True
     for finding in findings:
@@ -53,7 +53,7 @@ def show(findings: Iterable[Finding]) -> bool:
     return healthy
 
 
-def show_json(findings: Iterable[Finding]) -> bool:
+def show_json(findings: Iterable[Diagnosis]) -> bool:
     """Print one JSON array on stdout. Returns whether no finding failed."""
     listed = list(findings)
     typer.echo(json.dumps([asdict(finding) for finding in listed], indent=2))

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 from outrider.adapters.origin.aws_config import ca_bundle
 from outrider.cli import aws_environment
 from outrider.cli.admin_port import STATUS_URL, loopback_of
-from outrider.cli.doctor.finding import Finding, ok, warn
+from outrider.cli.doctor.finding import Diagnosis, ok, warn
 from outrider.settings import Settings
 
 
-def job_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+def job_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Diagnosis]:
     """Nothing here fails, at worst it warns: the job may be started with another environment than this one."""
     host, _, port = settings.listen.rpartition(":")
     scheme = "http" if settings.tls_cert is None else "https"
@@ -31,7 +31,7 @@ def job_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Fin
         yield warn("certificates", f"{bundle[0]} names {bundle[1]}, which is no file", "Name a PEM file, or unset it.")
 
 
-def check_endpoint(ours: str, environ: Mapping[str, str]) -> Finding:
+def check_endpoint(ours: str, environ: Mapping[str, str]) -> Diagnosis:
     do = f"For the job: export AWS_ENDPOINT_URL={ours} (or start it with `outrider run -- CMD`)."
     if aws_environment.ignores_endpoints(environ):
         return warn(

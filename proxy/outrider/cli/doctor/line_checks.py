@@ -9,7 +9,7 @@ from contextlib import ExitStack, aclosing, closing, suppress
 from pathlib import Path
 
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.cli.doctor.finding import Finding, ok, warn
+from outrider.cli.doctor.finding import Diagnosis, ok, warn
 from outrider.core.model import ObjectRef
 from outrider.ports import ByteSink, OriginRequest, Place
 
@@ -24,7 +24,7 @@ _BUSY = 0.8
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-async def line_finding(origin: HttpOrigin, ref: ObjectRef, size: int, cores: int) -> Finding:
+async def line_finding(origin: HttpOrigin, ref: ObjectRef, size: int, cores: int) -> Diagnosis:
     """Read the begin of an object of `size` bytes, as a fill does. `origin` has its receivers."""
     part = min(size, SAMPLE_BYTES) // _GETS
     cpu_before_s, began = _cpu_s(), time.monotonic()
@@ -39,8 +39,8 @@ async def line_finding(origin: HttpOrigin, ref: ObjectRef, size: int, cores: int
     return judged(sum(sink.count for sink in sinks), took_s, cpu_s, cores)
 
 
-def judged(count: int, took_s: float, cpu_s: float, cores: int) -> Finding:
-    """`count` bytes came in `took_s`, for `cpu_s` of CPU, on a machine of which `cores` may be used."""
+def judged(count: int, took_s: float, cpu_s: float, cores: int) -> Diagnosis:
+    """`count` bytes were received in `took_s`, for `cpu_s` of CPU, on a machine of which `cores` may be used."""
     text = f"{count / took_s / 1e6:.0f} MB/s by {_GETS} GETs at once"
     if cpu_s > 0:
         text += f"; one core carries {count / cpu_s / 1e6:.0f} MB/s, and {cores} may be used"

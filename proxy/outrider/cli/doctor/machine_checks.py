@@ -15,7 +15,7 @@ from outrider.adapters.disk import memory_dir
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.disk import check_apart
 from outrider.adapters.process.listening import bind, remedy
-from outrider.cli.doctor.finding import Finding, fail, ok, warn
+from outrider.cli.doctor.finding import Diagnosis, fail, ok, warn
 from outrider.core.block_layout import BLOCKS_FEW
 from outrider.core.cache.disk_budget import Room, capacities
 from outrider.core.text import in_words
@@ -33,7 +33,7 @@ _ROOM_LITTLE_BYTES = 2**30
 _FILES_FEW = 4096
 
 
-def cache_findings(settings: Settings, running_here: bool) -> Iterator[Finding]:
+def cache_findings(settings: Settings, running_here: bool) -> Iterator[Diagnosis]:
     """Directory, room and speed, of each disk. `running_here`: an outrider already listens at the address in the
     settings."""
     memory = settings.cache_in_memory
@@ -49,7 +49,10 @@ def cache_findings(settings: Settings, running_here: bool) -> Iterator[Finding]:
         yield check_directory(directory, existing, memory, running_here)
         if existing.is_dir() and os.access(existing, os.W_OK):
             usable.append((directory, existing))
-    held = [0 if memory else _used_bytes(directory) for directory, _ in usable]
+    held = [
+        0 if memory else sum(found.disk_bytes for found in islice(BlockDir(directory).walk(), _FILES_COUNTED_MAX))
+        for directory, _ in usable
+    ]
     rooms = [_room(settings, existing, used) for (_, existing), used in zip(usable, held, strict=True)]
     if len({room.device for room in rooms}) < len(rooms):
         yield warn(
@@ -69,7 +72,7 @@ def _room(settings: Settings, existing: Path, used_bytes: int) -> Room:
     return Room(existing.stat().st_dev, total, max(0, used_bytes + free - settings.min_free.of(total)))
 
 
-def check_directory(wanted: Path, existing: Path, memory: bool, running_here: bool) -> Finding:
+def check_directory(wanted: Path, existing: Path, memory: bool, running_here: bool) -> Diagnosis:
     if memory or existing != wanted:
         if os.access(existing, os.W_OK | os.X_OK) and existing.is_dir():
             return ok("cache dir", f"{wanted}" + ("" if memory else ": will be made"))
@@ -93,7 +96,7 @@ def _what_and_do(error: UnusableCacheDir) -> tuple[str, str]:
 
 def check_room(
     settings: Settings, existing: Path, used_bytes: int, part_bytes: int | None = None, where: str = ""
-) -> Finding:
+) -> Diagnosis:
     """`part_bytes`: the part of one of several disks in the cache; None: there is one disk."""
     stat = os.statvfs(existing)
     total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
@@ -112,7 +115,7 @@ def check_room(
     return ok("disk space", text)
 
 
-def check_speed(directory: Path, where: str = "") -> Finding:
+def check_speed(directory: Path, where: str = "") -> Diagnosis:
     """Write and read a file without a name: the kernel removes it, even if this process is killed."""
     try:
         stat = os.statvfs(directory)
@@ -126,7 +129,7 @@ def check_speed(directory: Path, where: str = "") -> Finding:
     return judged_speed(write_bytes_s, read_bytes_s, where)
 
 
-def judged_speed(write_bytes_s: float, read_bytes_s: float, where: str = "") -> Finding:
+def judged_speed(write_bytes_s: float, read_bytes_s: float, where: str = "") -> Diagnosis:
     text = f"{where}writes {write_bytes_s / 1e6:,.0f} MB/s, reads {read_bytes_s / 1e6:,.0f} MB/s"
     if min(write_bytes_s, read_bytes_s) < _SLOW_BYTES_S:
         return warn("disk speed", text, "Slower than a network: put --cache-dir on a local SSD, or use memory.")
@@ -154,7 +157,7 @@ def _timed_read(fd: int, size: int) -> float:
     return done / (time.perf_counter() - began)
 
 
-def check_port(flag: str, address: str, running: str | None) -> Finding:
+def check_port(flag: str, address: str, running: str | None) -> Diagnosis:
     """`running`: the version of the outrider that already listens there; None: none does."""
     name = flag.lstrip("-")
     host, _, port = address.rpartition(":")
@@ -167,7 +170,7 @@ def check_port(flag: str, address: str, running: str | None) -> Finding:
     return ok(name, f"{address}: free")
 
 
-def check_open_files(hard: int | None = None) -> Finding:
+def check_open_files(hard: int | None = None) -> Diagnosis:
     """A connection takes two descriptors, an open block file one."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if hard is None else hard
     text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
@@ -179,7 +182,3 @@ def check_open_files(hard: int | None = None) -> Finding:
 def _existing(path: Path) -> Path:
     path = path.absolute()
     return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
-def _used_bytes(wanted: Path) -> int:
-    return sum(found.disk_bytes for found in islice(BlockDir(wanted).walk(), _FILES_COUNTED_MAX))

@@ -1,4 +1,4 @@
-"""Checks of `outrider doctor` towards the origin: credentials, network, signature and clock."""
+"""Checks of `outrider doctor` towards the origin, or a proxy elsewhere: credentials, network, signature and clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -20,18 +20,18 @@ from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.origin.receivers import most_receivers
 from outrider.adapters.process.system import usable_cores
 from outrider.cli.doctor.bucket_checks import bucket_findings
-from outrider.cli.doctor.finding import Finding, fail, ok, warn
+from outrider.cli.doctor.finding import Diagnosis, Level, fail, ok, warn
+from outrider.cli.opened_origin import opened
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
 from outrider.core.origin.error_causes import REMEDIES, message_of
 from outrider.core.s3.conditions import parse_http_date
-from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from outrider.settings import Settings, SettingsError
 
 _CREDENTIALS_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 5.0
-ASK_TIMEOUT_S = 15.0
+_ASK_TIMEOUT_S = 15.0
 # An error reply of S3 has a few hundred bytes. The rest of a longer one, such as a list of buckets, is not needed.
 _BODY_BYTES_MAX = 64 * 1024
 # S3 refuses a signature whose clock is 15 minutes off.
@@ -43,11 +43,14 @@ _DO_ON_CODE = REMEDIES | {
     "AuthorizationHeaderMalformed": "Set --region to the region that the origin names.",
 }
 _NO_S3_DO = "Give the S3 endpoint of the store as --origin: another port, or another host, as a rule."
+_NO_PROXY_DO = (
+    "Check that a proxy runs there (in Kubernetes: kubectl describe daemonset), and firewalls on the way to it."
+)
 _UNSIGNED_DO = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; public buckets need none."
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OriginAnswer:
     """The origin's reply to a signed ListBuckets. `date` and `server` are its headers; `asked_at` and `answered_at` are
     our times."""
 
@@ -59,7 +62,7 @@ class Answer:
     server: str = ""
 
 
-async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIterator[Finding]:
+async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIterator[Diagnosis]:
     """`url`: s3://BUCKET/PREFIX, whose replies are looked at, too."""
     credentials = AwsCredentials()
     finding, found = await check_credentials(credentials)
@@ -68,7 +71,7 @@ async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIt
     way = await check_way(endpoint)
     yield way
     try:
-        async with asyncio.timeout(ASK_TIMEOUT_S):
+        async with asyncio.timeout(_ASK_TIMEOUT_S):
             answer = await ask(endpoint, region, found)
     except (OriginBroke, TimeoutError) as error:
         why = str(error) or "timed out"
@@ -82,9 +85,53 @@ async def origin_findings(settings: Settings, url: str | None = None) -> AsyncIt
     yield check_answer(answer, endpoint, found)
     yield check_clock(answer)
     if url is not None:
-        async with opened(endpoint, region, found) as origin:
+        async with opened_by(endpoint, region, found) as origin:
             async for finding in bucket_findings(origin, url):
                 yield finding
+
+
+# -- a proxy elsewhere, as a job would reach it: `outrider doctor --endpoint` -----------------------------------------
+
+
+async def endpoint_findings(endpoint: str) -> AsyncIterator[Diagnosis]:
+    """`endpoint`: http://HOST:PORT, as in a job's AWS_ENDPOINT_URL. The key is the environment's, as for a job."""
+    source = AwsCredentials()
+    finding, found = await check_credentials(source)
+    if found is None and finding.level is not Level.FAIL:
+        finding = ok(finding.name, "none found: the proxy is asked unsigned")
+    yield finding
+    way = await check_way(endpoint)
+    if way.level is Level.FAIL:
+        yield fail("endpoint", way.text, _NO_PROXY_DO)
+        return
+    try:
+        async with asyncio.timeout(_ASK_TIMEOUT_S):
+            answer = await ask(endpoint, DEFAULT_REGION, found)
+    except (OriginBroke, SettingsError, TimeoutError) as error:
+        yield fail("endpoint", f"{endpoint}: {error or 'timed out'}", _NO_PROXY_DO)
+        return
+    yield check_proxy(answer, endpoint, found)
+    yield check_clock(answer)
+
+
+def check_proxy(answer: OriginAnswer, endpoint: str, credentials: Credentials | None) -> Diagnosis:
+    """An answer that refuses an unsigned request is that of a proxy which is well."""
+    if answer.server != "outrider":
+        return fail(
+            "endpoint", f"{urlsplit(endpoint).netloc} answers as {answer.server or 'nobody'}, and not as outrider",
+            "Give the address of a proxy's S3 port.",
+        )  # fmt: skip
+    found = check_answer(answer, endpoint, credentials)
+    if answer.status >= 500:
+        return fail(
+            "endpoint", found.text, "The proxy is reached, and its bucket is not: run outrider doctor beside it."
+        )
+    if found.level is Level.FAIL:
+        return fail("endpoint", found.text, "Give the job a key that is in the clients file of the proxy.")
+    return ok("endpoint", found.text)
+
+
+# -- single checks -----------------------------------------------------------------------------------------------------
 
 
 def _on_no_reply(why: str) -> str:
@@ -95,21 +142,15 @@ def _on_no_reply(why: str) -> str:
     return f"Set AWS_CA_BUNDLE to a PEM file with the authority that signed the certificate. {trusted}"
 
 
-@asynccontextmanager
-async def opened(endpoint: str, region: str, credentials: Credentials | None) -> AsyncIterator[HttpOrigin]:
-    """The origin, asked as the proxy asks it."""
-    origin = HttpOrigin(
-        endpoint, region, _Fixed(credentials), Metrics(), time.time, connections=4,
-        receivers=most_receivers(usable_cores()),
-    )  # fmt: skip
-    await origin.open()
-    try:
-        yield origin
-    finally:
-        await origin.close()
+def opened_by(
+    endpoint: str, region: str, credentials: Credentials | None
+) -> AbstractAsyncContextManager[HttpOrigin]:  # fmt: skip
+    """The origin, asked with these credentials alone."""
+    receivers = most_receivers(usable_cores())
+    return opened(endpoint, region, _Fixed(credentials), connections=4, receivers=receivers)
 
 
-async def check_credentials(source: AwsCredentials) -> tuple[Finding, Credentials | None]:
+async def check_credentials(source: AwsCredentials) -> tuple[Diagnosis, Credentials | None]:
     """Walk the AWS chain. botocore raises errors of many types, so their own texts are shown."""
     try:
         async with asyncio.timeout(_CREDENTIALS_TIMEOUT_S):
@@ -128,7 +169,7 @@ def masked(access_key: str) -> str:
     return f"{access_key[:4]}...{access_key[-4:]}" if len(access_key) >= 12 else f"{access_key[:2]}..."
 
 
-async def check_way(endpoint: str) -> Finding:
+async def check_way(endpoint: str) -> Diagnosis:
     """Resolve the name and connect to the port of the origin, or of the forward proxy on the way to it.
 
     With a forward proxy the name of the origin need not resolve on this machine.
@@ -147,7 +188,7 @@ async def check_way(endpoint: str) -> Finding:
     return await _connect(parts, host, port, str(addresses[0][4][0]))
 
 
-async def _connect(parts: SplitResult, host: str, port: int, address: str) -> Finding:
+async def _connect(parts: SplitResult, host: str, port: int, address: str) -> Diagnosis:
     began = time.perf_counter()
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -162,13 +203,13 @@ async def _connect(parts: SplitResult, host: str, port: int, address: str) -> Fi
     return ok("network", f"{parts.netloc} ({address}): connected in {1000 * took_s:.1f} ms")
 
 
-async def ask(endpoint: str, region: str, credentials: Credentials | None) -> Answer:
+async def ask(endpoint: str, region: str, credentials: Credentials | None) -> OriginAnswer:
     """ListBuckets, signed as the proxy signs.
 
     Raises:
         OriginBroke: no reply came.
     """
-    async with opened(endpoint, region, credentials) as origin:
+    async with opened_by(endpoint, region, credentials) as origin:
         asked_at = time.time()
         with closing(await origin.ask(OriginRequest("GET", None, ""))) as reply:
             answered_at = time.time()
@@ -177,10 +218,10 @@ async def ask(endpoint: str, region: str, credentials: Credentials | None) -> An
                 body += piece
             headers = dict(reply.headers)
             text, server = body.decode("utf-8", "replace"), headers.get("server", "")
-            return Answer(reply.status, text, headers.get("date"), asked_at, answered_at, server)
+            return OriginAnswer(reply.status, text, headers.get("date"), asked_at, answered_at, server)
 
 
-def check_answer(answer: Answer, endpoint: str, credentials: Credentials | None) -> Finding:
+def check_answer(answer: OriginAnswer, endpoint: str, credentials: Credentials | None) -> Diagnosis:
     took = f"{1000 * (answer.answered_at - answer.asked_at):.0f} ms"
     code = _of_xml("Code", answer.body) or f"status {answer.status}"
     if answer.status == 200 and "<ListAllMyBucketsResult" not in answer.body:
@@ -207,7 +248,7 @@ def check_answer(answer: Answer, endpoint: str, credentials: Credentials | None)
     return fail("origin", f"{endpoint}: {said}: it is not as S3 answers", _NO_S3_DO)
 
 
-def check_clock(answer: Answer) -> Finding:
+def check_clock(answer: OriginAnswer) -> Diagnosis:
     """Compare this clock with the origin's Date header, whose resolution is a second. Signatures carry the time."""
     theirs = _seconds_of(answer.date)
     if theirs is None:

@@ -13,7 +13,7 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from outrider.adapters.cluster.peer_key import PeerKey
 from outrider.adapters.cluster.peer_tls import PeerTls
 from outrider.adapters.cluster.sources import source_of
 from outrider.adapters.origin.credentials import AwsCredentials
-from outrider.cli.doctor.finding import Finding, fail, ok, warn
+from outrider.cli.doctor.finding import Diagnosis, fail, ok, warn
 from outrider.cli.doctor.origin_checks import place_of
 from outrider.cluster_composition import cluster_id
 from outrider.core.auth.peer_signature import SKEW_S
@@ -39,7 +39,7 @@ from outrider.core.text import counted
 from outrider.metrics import Metrics
 from outrider.settings import Settings, SettingsError
 
-# A source that is well tells its list in far less.
+# A source that is well gives its list in far less.
 _LIST_TIMEOUT_S = 5.0
 _DATE_TIMEOUT_S = 2.0
 _HELLOS_AT_ONCE = 32
@@ -50,7 +50,7 @@ _NO_CLUSTER = "doctor"
 
 async def peer_findings(
     settings: Settings, *, is_running: bool, environ: Mapping[str, str] = os.environ
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[Diagnosis]:
     """Nothing without `peers`. `is_running`: a member with these settings runs here."""
     if settings.peers is None or settings.peer_listen_at is None or settings.peer_key_file is None:
         return
@@ -75,8 +75,8 @@ async def peer_findings(
     yield ok("members", f"{settings.peers}: {counted(len(entries), 'member')}")
     endpoint, _ = await place_of(settings, AwsCredentials())
     me = Member(name, address, settings.peer_zone or "", 0, cluster_id(BlockLayout(endpoint, settings.block_size)))
-    round_ = _Round(me, key, None if tls is None else tls.client)
-    answers = await round_.greet([entry for entry in entries if is_running or entry.address != address])
+    others = [entry for entry in entries if is_running or entry.address != address]
+    answers = await _greeted(me, key, None if tls is None else tls.client, others)
     yield check_own_entry(me, entries, answers, settings.peers)
     for finding in check_names(me, answers, is_running=is_running):
         yield finding
@@ -89,7 +89,7 @@ class _NoListError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerAnswer:
+class Greeted:
     """The result of a hello. `hello` None: `failed` says why, and `status`, of an HTTP answer, else 0. `skew_s`: the
     member's clock minus this node's; None: it did not tell."""
 
@@ -99,7 +99,7 @@ class PeerAnswer:
     skew_s: float | None = None
 
 
-def check_key(settings: Settings, keys: int) -> Finding:
+def check_key(settings: Settings, keys: int) -> Diagnosis:
     path = settings.peer_key_file
     assert path is not None
     mode = stat.S_IMODE(path.expanduser().stat().st_mode)
@@ -115,11 +115,11 @@ async def _listed(settings: Settings, port: int, environ: Mapping[str, str]) -> 
     """The first list, unless the source says before why it gives none. Raises SettingsError, _NoListError."""
     why: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def hear(text: str) -> None:
+    def on_failure(text: str) -> None:
         if not why.done():
             why.set_result(text)
 
-    async with aclosing(source_of(settings, Metrics(), port, environ, hear=hear).lists()) as lists:
+    async with aclosing(source_of(settings, Metrics(), port, environ, hear=on_failure).lists()) as lists:
         first = asyncio.ensure_future(anext(lists))
         either: list[asyncio.Future[Any]] = [first, why]
         await asyncio.wait(either, timeout=_LIST_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -130,49 +130,42 @@ async def _listed(settings: Settings, port: int, environ: Mapping[str, str]) -> 
     raise _NoListError(why.result() if why.done() else f"{settings.peers}: no list within {_LIST_TIMEOUT_S:.0f} s")
 
 
-class _Round:
-    """A hello to each of some members."""
+async def _greeted(me: Member, key: PeerKey, tls: ssl.SSLContext | None, entries: Sequence[Listed]) -> list[Greeted]:
+    """The results of a hello to each of some members."""
+    boot, at_once = time.time_ns(), asyncio.Semaphore(_HELLOS_AT_ONCE)
+    greeter = Member(f"doctor-{boot}", me.address, "", 0, _NO_CLUSTER, WIRE_VERSIONS)
+    own = Hello(greeter, boot, "", 0, time.time(), is_ready=False)
+    client = PeerClient(
+        lambda: Asker(greeter.name, "", _NO_CLUSTER), lambda: key.accepted, Metrics(), time.time, boot=boot,
+        tls=lambda: tls,
+    )  # fmt: skip
 
-    def __init__(self, me: Member, key: PeerKey, tls: ssl.SSLContext | None) -> None:
-        boot = time.time_ns()
-        greeter = Member(f"doctor-{boot}", me.address, "", 0, _NO_CLUSTER, WIRE_VERSIONS)
-        self._hello = Hello(greeter, boot, "", 0, time.time(), is_ready=False)
-        self._tls = tls
-        self._client = PeerClient(
-            lambda: Asker(greeter.name, "", _NO_CLUSTER), lambda: key.accepted, Metrics(), time.time, boot=boot,
-            tls=lambda: tls,
-        )  # fmt: skip
-
-    async def greet(self, entries: Sequence[Listed]) -> list[PeerAnswer]:
-        await self._client.open()
-        at_once = asyncio.Semaphore(_HELLOS_AT_ONCE)
-        try:
-            return list(await asyncio.gather(*(self._greeted(entry, at_once) for entry in entries)))
-        finally:
-            await self._client.close()
-
-    async def _greeted(self, entry: Listed, at_once: asyncio.Semaphore) -> PeerAnswer:
+    async def greet(entry: Listed) -> Greeted:
         async with at_once:
-            asked_at = time.time()
+            sent_at = time.time()
             try:
-                hello = await self._client.hello(entry.address, self._hello)
+                hello = await client.hello(entry.address, own)
             except PeerFailed as error:
-                skew_s = None
-                if error.why == "refused":
-                    skew_s = await asyncio.to_thread(_skew_of, entry.address, self._tls)
-                return PeerAnswer(entry, None, error, skew_s)
-            return PeerAnswer(entry, hello, None, hello.clock_s - (asked_at + time.time()) / 2)
+                skew_s = await asyncio.to_thread(_skew_of, entry.address, tls) if error.why == "refused" else None
+                return Greeted(entry, None, error, skew_s)
+            return Greeted(entry, hello, None, hello.clock_s - (sent_at + time.time()) / 2)
+
+    await client.open()
+    try:
+        return list(await asyncio.gather(*map(greet, entries)))
+    finally:
+        await client.close()
 
 
 def _skew_of(address: str, tls: ssl.SSLContext | None) -> float | None:
     """The clock of a member by the Date of a refusal, to a second; None: it tells none."""
     host, _, port = address.rpartition(":")
-    connect: Callable[[], http.client.HTTPConnection] = (
-        (lambda: http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_DATE_TIMEOUT_S))
+    at = host.strip("[]"), int(port)
+    connection = (
+        http.client.HTTPConnection(*at, timeout=_DATE_TIMEOUT_S)
         if tls is None
-        else (lambda: http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=_DATE_TIMEOUT_S, context=tls))
+        else http.client.HTTPSConnection(*at, timeout=_DATE_TIMEOUT_S, context=tls)
     )
-    connection = connect()
     try:
         connection.request("GET", "/")
         date = parse_http_date(connection.getresponse().getheader("date"))
@@ -183,7 +176,7 @@ def _skew_of(address: str, tls: ssl.SSLContext | None) -> float | None:
         connection.close()
 
 
-def check_answer(answer: PeerAnswer, me: Member, key: Path) -> Finding:
+def check_answer(answer: Greeted, me: Member, key: Path) -> Diagnosis:
     """`key`: the file with the key that this node signs with."""
     where = f"{answer.entry.name} at {answer.entry.address}" if answer.entry.name else answer.entry.address
     if answer.hello is None:
@@ -215,7 +208,7 @@ def check_answer(answer: PeerAnswer, me: Member, key: Path) -> Finding:
     return ok("member", f"{where}: answers, zone {member.zone or 'none'}")
 
 
-def _refusal(where: str, answer: PeerAnswer, key: Path) -> Finding:
+def _refusal(where: str, answer: Greeted, key: Path) -> Diagnosis:
     error, port = answer.failed, answer.entry.address.rpartition(":")[2]
     assert error is not None
     if error.why != "refused":
@@ -239,7 +232,7 @@ def _off(skew_s: float) -> str:
     return f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this one's"
 
 
-def check_own_entry(me: Member, entries: Sequence[Listed], answers: Sequence[PeerAnswer], source: str) -> Finding:
+def check_own_entry(me: Member, entries: Sequence[Listed], answers: Sequence[Greeted], source: str) -> Diagnosis:
     by_list = [entry for entry in entries if entry.address == me.address or entry.name == me.name]
     by_answer = [answer.entry for answer in answers if answer.hello is not None and answer.hello.member.name == me.name]
     if not by_list and not by_answer:
@@ -257,7 +250,7 @@ def check_own_entry(me: Member, entries: Sequence[Listed], answers: Sequence[Pee
     return ok("own entry", f"{me.name} at {entry.address}: listed")
 
 
-def check_names(me: Member, answers: Sequence[PeerAnswer], *, is_running: bool) -> list[Finding]:
+def check_names(me: Member, answers: Sequence[Greeted], *, is_running: bool) -> list[Diagnosis]:
     """Names to which several processes answer. This node is one of them, whether it runs or not."""
     places: dict[str, dict[int, str]] = {} if is_running else {me.name: {0: f"{me.address} (this node)"}}
     for answer in answers:

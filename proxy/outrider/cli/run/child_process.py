@@ -46,7 +46,7 @@ class Signals:
 
         # Not by `loop.add_signal_handler`: where two signals come at once, uvloop (0.23) may call the handler of the
         # second one twice. A child that ends at SIGTERM would be killed by the other SIGTERM.
-        def came(number: int, _: object) -> None:
+        def on_signal(number: int, _: object) -> None:
             if self._child is not None:
                 loop.call_soon_threadsafe(self._pass_on, signal.Signals(number))
             elif number in _ENDING and self.ended_by is None:
@@ -58,7 +58,7 @@ class Signals:
             # A signal that is ignored at our start (nohup) must be ignored in the child as well. exec keeps a signal
             # ignored, but resets one that has a handler.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._replaced[number] = signal.signal(number, came)
+                self._replaced[number] = signal.signal(number, on_signal)
                 # System calls of libraries go on after it.
                 signal.siginterrupt(number, False)
 
@@ -117,14 +117,14 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
     loop = asyncio.get_running_loop()
     code: asyncio.Future[int] = loop.create_future()
 
-    def tell(returncode: int) -> None:
+    def ended_with(returncode: int) -> None:
         if not code.done():
             code.set_result(returncode)
 
     def wait() -> None:
         returncode = process.wait()
         with contextlib.suppress(RuntimeError):  # the loop ended before the child
-            loop.call_soon_threadsafe(tell, returncode)
+            loop.call_soon_threadsafe(ended_with, returncode)
 
     # A daemon thread: the exit of this process does not wait for it.
     threading.Thread(target=wait, name="child", daemon=True).start()

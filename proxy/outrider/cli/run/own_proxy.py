@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from outrider.adapters.origin.credentials import AwsCredentials
-from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.cli import aws_environment
 from outrider.cli.admin_port import loopback_of
 from outrider.cli.load_settings import load_with_origin, refuse_itself
+from outrider.cli.opened_origin import opened
 from outrider.cli.run.child_environment import for_child
 from outrider.cli.run.stderr import say
 from outrider.cli.settings_flags import Flags
 from outrider.composition import Outrider
 from outrider.core.errors import OriginBroke
-from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
 from outrider.settings import Settings
 
@@ -53,11 +51,11 @@ async def check_origin(outrider: Outrider) -> None:
 async def report_if_unreachable(
     endpoint: str, region: str, credentials: AwsCredentials, within_s: float = _ORIGIN_WAIT_S
 ) -> None:
-    """By a request that counts for no reader."""
-    origin = HttpOrigin(endpoint, region, credentials, Metrics(), time.time, connections=1, refused=credentials.refused)
-    await origin.open()
     try:
-        async with asyncio.timeout(within_s):
+        async with (
+            opened(endpoint, region, credentials, connections=1, refused=credentials.refused) as origin,
+            asyncio.timeout(within_s),
+        ):
             (await origin.ask(OriginRequest("GET", None, ""))).close()
     except (OriginBroke, TimeoutError) as error:
         why = str(error) or f"nothing came within {within_s:.0f} s"
@@ -65,8 +63,6 @@ async def report_if_unreachable(
             f"the bucket at {endpoint} does not answer: {why}. Reads are tried again; see that --origin is right, and "
             "run `outrider doctor`."
         )
-    finally:
-        await origin.close()
 
 
 async def environment_for(outrider: Outrider) -> dict[str, str]:

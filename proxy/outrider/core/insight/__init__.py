@@ -1,7 +1,7 @@
 """Shows people how the proxy works: pure sums and estimates, for `engine.status` and the dashboard.
 
 1. `usage` adds up each request under its dataset and its reader: bytes by source, and how long the reader waited for
-   the proxy or the proxy for the reader. `usage.Saved` compares the requests of clients with those to the bucket.
+   the proxy or the proxy for the reader. `usage.Savings` compares the requests of clients with those to the bucket.
 2. `miss_ratio` estimates the hits of a smaller or larger cache: it simulates small LRU caches on a sample of the names.
 3. `load` turns samples of the proxy's parts into shares: how busy its CPU was, and for whom its reads waited.
 4. `bottleneck` names the slow part in words. It uses the waiting times of `usage`, the curve of `miss_ratio` and the

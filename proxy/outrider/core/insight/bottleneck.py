@@ -75,8 +75,8 @@ class LargerCache:
 
 @dataclass(frozen=True, slots=True)
 class OriginWait:
-    """`reads` reads wait for an origin that is busy or away, the first of them for `for_s` seconds. `why`: its last
-    failure."""
+    """`reads` reads wait for an origin that is busy or unreachable, the first of them for `for_s` seconds. `why`: its
+    last failure."""
 
     reads: int
     for_s: float
@@ -134,24 +134,20 @@ def is_mostly_cold(sums: Sums) -> bool:
     return sums.served_bytes > 0 and sums.disk_bytes < _MOST * sums.served_bytes
 
 
-def alerts(failed_reads: int, members_away: int, members: int) -> list[str]:
+def alerts(
+    failed_reads: int, unreachable: int, members: int, disks: Sequence[tuple[str, str]] = ()
+) -> list[str]:  # fmt: skip
     """Faults that people should see beside any bottleneck. `failed_reads`: in the last minute. `members`: of the
-    cluster, this node among them."""
-    told = []
+    cluster, this node among them. `disks`: the directory of each, and why it fails; empty: it works."""
+    found = []
     if failed_reads:
-        told.append(f"{counted(failed_reads, 'read')} failed in the last minute")
-    if members_away:
-        told.append(f"{members_away} of {counted(members, 'member')} {'is' if members_away == 1 else 'are'} away")
-    return told
-
-
-def disk_alerts(disks: Sequence[tuple[str, str]]) -> list[str]:
-    """As `alerts`. `disks`: the directory of each, and why it fails; empty: it works."""
-    failing = [f"{directory} ({error})" for directory, error in disks if error]
-    if not failing:
-        return []
-    verb = "fails" if len(failing) == 1 else "fail"
-    return [f"{len(failing)} of {counted(len(disks), 'cache disk')} {verb}: {', '.join(failing)}"]
+        found.append(f"{counted(failed_reads, 'read')} failed in the last minute")
+    if unreachable:
+        found.append(f"{unreachable} of {counted(members, 'member')} {'is' if unreachable == 1 else 'are'} away")
+    if failing := [f"{directory} ({error})" for directory, error in disks if error]:
+        verb = "fails" if len(failing) == 1 else "fail"
+        found.append(f"{len(failing)} of {counted(len(disks), 'cache disk')} {verb}: {', '.join(failing)}")
+    return found
 
 
 def _waits_for_hits(sums: Sums) -> bool:
@@ -194,7 +190,7 @@ def _of_misses(sums: Sums, larger: LargerCache | None, load: Load) -> tuple[Slow
             "cache",
             f"cache too small: {in_words(larger.more_bytes)} more would save {100 * larger.saves:.0f} % of GETs",
         )
-    # Reads under way have brought no bytes yet, and a HEAD has none.
+    # Reads under way have no bytes yet, and a HEAD has none.
     return "bucket", f"bucket-bound: {part} came from the bucket" if cold else "bucket-bound: reads wait for the bucket"
 
 

@@ -127,8 +127,8 @@ class DatasetAccount:
     wanted: int = 0
     wanted_bytes: int = 0
     # The GETs and HEADs sent to the bucket, for whatever reason and with whatever result, and the bytes received.
-    asked: int = 0
-    came_bytes: int = 0
+    bucket_gets: int = 0
+    bucket_bytes: int = 0
     # When it was last changed.
     at: float = 0.0
 
@@ -170,8 +170,8 @@ class Usage:
         """Names the datasets."""
         self.on_served: Callable[[str, float], None] = lambda reader, count: None
         """Called with the reader and the bytes of each `served`."""
-        self.on_came: Callable[[ObjectRef, int], None] = lambda ref, count: None
-        """Called with each `came`."""
+        self.on_received: Callable[[ObjectRef, int], None] = lambda ref, count: None
+        """Called with each `received`."""
         self.total = DatasetAccount()
         self._failed_reads = 0
         # The number of failed reads at each tick of the last minute.
@@ -217,16 +217,16 @@ class Usage:
         """In the last minute."""
         return self._failed_reads - (self._failed_before[0][1] if self._failed_before else 0)
 
-    def asked(self, bucket: str, key: str) -> None:
+    def requested(self, bucket: str, key: str) -> None:
         """A GET or HEAD of this object was sent to the bucket."""
-        self.total.asked += 1
-        self._dataset(self.dataset_of(bucket, key)).asked += 1
+        self.total.bucket_gets += 1
+        self._dataset(self.dataset_of(bucket, key)).bucket_gets += 1
 
-    def came(self, bucket: str, key: str, count: int) -> None:
-        """`count` bytes of this object came from the bucket."""
-        self.total.came_bytes += count
-        self._dataset(self.dataset_of(bucket, key)).came_bytes += count
-        self.on_came(ObjectRef(bucket, key), count)
+    def received(self, bucket: str, key: str, count: int) -> None:
+        """`count` bytes of this object were received from the bucket."""
+        self.total.bucket_bytes += count
+        self._dataset(self.dataset_of(bucket, key)).bucket_bytes += count
+        self.on_received(ObjectRef(bucket, key), count)
 
     def tick(self, now: float) -> None:
         """To be called about once a second: recent sums fade."""
@@ -269,8 +269,8 @@ class Usage:
         others.sums.add(gone.sums)
         others.wanted += gone.wanted
         others.wanted_bytes += gone.wanted_bytes
-        others.asked += gone.asked
-        others.came_bytes += gone.came_bytes
+        others.bucket_gets += gone.bucket_gets
+        others.bucket_bytes += gone.bucket_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class Savings:
     """The requests and bytes of clients less those to the bucket. `gets` has the HEADs too, which are billed alike.
     LISTs do not count.
 
@@ -296,13 +296,13 @@ class Saved:
     egress_dollars: float
 
     @classmethod
-    def of(cls, account: DatasetAccount, prices: Prices) -> Saved:
-        gets = account.wanted - account.asked
-        count = account.wanted_bytes - account.came_bytes
+    def of(cls, account: DatasetAccount, prices: Prices) -> Savings:
+        gets = account.wanted - account.bucket_gets
+        count = account.wanted_bytes - account.bucket_bytes
         return cls(gets, count, gets / 1000 * prices.per_1000_gets, count / 1e9 * prices.per_gb)
 
     def spent(self, data_bytes: int, *, are_read: bool) -> str | None:
-        """In words, the bytes that came ahead of any read, and when hits have repaid them; None: more were saved.
+        """In words, the bytes fetched ahead of any read, and when hits have repaid them; None: more were saved.
 
         `data_bytes`: of the data that this is about, 0 if nobody knows. `are_read`: a part of them was read before.
         """

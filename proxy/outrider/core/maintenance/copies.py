@@ -1,4 +1,4 @@
-"""How many members of a cluster keep a copy of each block that a warm-up brings: 1, the owner alone; 0, each member."""
+"""How many members of a cluster keep a copy of each block of a warm-up: 1, the owner alone; 0, each member."""
 
 from __future__ import annotations
 

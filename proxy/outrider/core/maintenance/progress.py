@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
@@ -79,15 +80,14 @@ class Progress:
         return sum(count for _, count in self._bins) / max(_BIN_S, min(_RATE_S, now - self.started))
 
     def eta_s(self, now: float) -> float | None:
-        """Seconds until all objects are here, if those of unknown size are like the others; None: not known."""
+        """Seconds until all objects are cached, if those of unknown size are like the others; None: not known."""
         sized = self.wanted_objects - self.unsized
         rate = self.rate_bytes_s(now)
         if self.state is not State.RUNNING or self.listing or not rate or not sized:
             return None
-        expected = self.wanted_bytes + self.unsized * self.wanted_bytes / sized
-        return max(0.0, expected - self.bytes) / rate
+        return max(0.0, _expected(self.wanted_bytes, self.wanted_objects, self.unsized) - self.bytes) / rate
 
-    def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def report(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         eta_s = self.eta_s(now)
         return {
             "state": self.state.value,
@@ -105,3 +105,15 @@ class Progress:
                 for name, why in islice(self.failures.items(), failures_max)
             ],
         }  # fmt: skip
+
+
+def expected_bytes(report: Mapping[str, Any]) -> float:
+    """The bytes that a report of `Progress` expects in all; 0.0: nobody knows yet."""
+    objects = report["objects"]
+    return _expected(report["bytes"]["wanted"], objects["wanted"], objects["unsized"])
+
+
+def _expected(wanted_bytes: int, wanted: int, unsized: int) -> float:
+    """Objects of unknown size count as the mean of the others."""
+    sized = wanted - unsized
+    return wanted_bytes + unsized * wanted_bytes / sized if sized > 0 else 0.0

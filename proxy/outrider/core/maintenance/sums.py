@@ -1,4 +1,4 @@
-"""The progress of a command that the members of a cluster carry out together: the sum of what each of them tells."""
+"""The progress of a command that the members of a cluster carry out together: the sum of what each of them reports."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def failed_part(member: str, why: str) -> Mapping[str, Any]:
 
 
 def warmup_sum(parts: Sequence[Mapping[str, Any]], *, under_way: bool = False) -> dict[str, Any]:
-    """The parts have the form of `Progress.told`; the first one is this member's. `under_way`: the work may be divided
-    anew, so that it is not over even where all parts are."""
+    """The parts have the form of `Progress.report`; the first one is this member's. `under_way`: the work may be
+    divided anew, so that it is not over even where all parts are."""
     state = _state(parts, under_way=under_way)
     failures = {failure["object"]: failure for part in parts for failure in part.get("failures", ())}
     twice = sum(len(part.get("failures", ())) for part in parts) - len(failures)
@@ -51,7 +51,7 @@ def warmup_sum(parts: Sequence[Mapping[str, Any]], *, under_way: bool = False) -
 
 
 def verification_sum(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The parts have the form of `Check.told`; the first one is this member's."""
+    """The parts have the form of `Check.report`; the first one is this member's."""
     return {
         **parts[0],
         "state": _state(parts, under_way=False).value,

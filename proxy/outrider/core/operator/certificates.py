@@ -1,7 +1,7 @@
 """The certificates of the webhook: when they are made anew, and which authority signs.
 
 A server's certificate may be signed anew at any time, because the API server trusts its authority. A new authority is
-trusted first and signs later: an API server that has not heard of it would refuse the connection, and a pod would be
+trusted first and signs later: an API server that does not know it would refuse the connection, and a pod would be
 created unpatched. Its predecessor stays trusted until it ends.
 """
 
@@ -137,15 +137,15 @@ def secret_of(name: str, kept: Kept, previous: Mapping[str, Any] | None) -> dict
     }
 
 
-class Trust:
-    """Since when this process has seen that the API server is told to trust an authority. All times are seconds of one
-    monotonic clock."""
+class SeenTrust:
+    """Since when this process has seen that the API server was given an authority to trust. All times are seconds of
+    one monotonic clock."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def seen(self, authorities: Iterable[str], now: float) -> None:
-        """The API server is told to trust these, and no others."""
+        """The API server was given these to trust, and no others."""
         self._since = {authority: self._since.get(authority, now) for authority in authorities}
 
     def settled(self, now: float) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""How much of a pod's data each node holds, from the datasets that the caches tell."""
+"""How much of a pod's data each node holds, from the datasets that the caches report."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Held:
     No node knows all objects: the whole of a dataset is the union of those that any of them knows."""
 
     def __init__(self, nodes: Iterable[NodeDatasets]) -> None:
-        told = list(nodes)
+        all_nodes = list(nodes)
         of_zone: defaultdict[str | None, list[str]] = defaultdict(list)
         samples: defaultdict[str, dict[str, Sample]] = defaultdict(dict)
         # By what a name begins with, up to its pattern: a dataset may be named `train/shard-{000000..000099}.tar`.
         self._names: defaultdict[str, set[str]] = defaultdict(set)
-        for node in told:
+        for node in all_nodes:
             of_zone[node.zone].append(node.node)
             for dataset in node.datasets:
                 name = f"{dataset.bucket}/{dataset.name}"
@@ -48,7 +48,7 @@ class Held:
                 self._names[name.partition("{")[0]].add(name)
         # Each node, then each zone with those of its nodes.
         self._places: list[tuple[str | None, str | None, list[str]]] = [
-            *((node.node, node.zone, [node.node]) for node in told),
+            *((node.node, node.zone, [node.node]) for node in all_nodes),
             *((None, zone, its) for zone, its in of_zone.items()),
         ]
         self._bytes: dict[str, int] = {}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.core.maintenance.progress import State
+from outrider.core.maintenance.progress import State, expected_bytes
 from outrider.core.operator.wishes import Wishes
 from outrider.core.text import in_words
 
@@ -33,7 +33,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class ZoneWarmth:
-    """A warm-up in the caches of one zone. `zone` None: unknown. `report`: its progress (`Progress.told`); None: the
+    """A warm-up in the caches of one zone. `zone` None: unknown. `report`: its progress (`Progress.report`); None: the
     caches have no such warm-up. `refusal`: why they do not begin it, in their words; None: they have not refused.
     `held`: the share of the data that they hold, as far as is known without it. `tries`: how often in a row it failed
     and was begun anew."""
@@ -83,7 +83,7 @@ class ZoneWarmth:
 
     @property
     def _ended_s(self) -> float:
-        """Caches before 0.3 do not tell it."""
+        """Caches before 0.3 do not report it."""
         return (self.report or {}).get("ended_s") or 0.0
 
 
@@ -110,7 +110,7 @@ def opening_of(wishes: Wishes, waited_s: float, zones: Sequence[ZoneWarmth]) -> 
     for zone in zones:
         # A wish that was taken back since is for nothing.
         if zone.report is not None and zone.is_warm(wishes.warm or 0.0):
-            of = in_words(_expected(zone.report))
+            of = in_words(expected_bytes(zone.report))
             return Opening("Warm", f"{_percent(share_of(zone.report))} of {of} are cached")
     data = data_in_words(wishes.data)
     if best is not None and all(zone.failure is not None for zone in zones):
@@ -134,7 +134,7 @@ def data_in_words(data: Sequence[str]) -> str:
 
 def progress_note(report: Mapping[str, Any]) -> str:
     """Like "62 % of 1.2 TB, 240 MB/s, about 31 min"."""
-    parts = [f"{_percent(share_of(report))} of {in_words(_expected(report))}"]
+    parts = [f"{_percent(share_of(report))} of {in_words(expected_bytes(report))}"]
     if report.get("listing"):
         parts = [f"{in_words(report['bytes']['on_disk'])}, listing"]
     if report["rate_bytes_per_s"]:
@@ -146,19 +146,12 @@ def progress_note(report: Mapping[str, Any]) -> str:
 
 def share_of(report: Mapping[str, Any]) -> float:
     """The share of the bytes that are cached, and verified; 0.0 while it is not known how many there are."""
-    expected = _expected(report)
+    expected = expected_bytes(report)
     if not expected:
         # Objects of no bytes.
         return float(report["state"] == State.DONE.value)
     on_disk: float = report["bytes"]["on_disk"]
     return 0.0 if report.get("listing") else min(1.0, on_disk / expected)
-
-
-def _expected(report: Mapping[str, Any]) -> float:
-    """Objects of unknown size count as the mean of the others."""
-    objects, wanted = report["objects"], float(report["bytes"]["wanted"])
-    sized = objects["wanted"] - objects["unsized"]
-    return wanted + objects["unsized"] * wanted / sized if sized > 0 else 0.0
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""The part of a warm-up or a pin that one member of a cluster brings: the blocks that it owns, and copies of others."""
+"""The part of a warm-up or a pin that one member of a cluster fetches: its own blocks, and copies of others."""
 
 from __future__ import annotations
 

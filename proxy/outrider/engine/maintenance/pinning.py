@@ -1,5 +1,5 @@
-"""Pins: objects that are brought and then never evicted. Room is reserved for all objects of a pin before the first one
-is brought."""
+"""Pins: objects that are fetched and then never evicted. Room is reserved for all objects of a pin before the first one
+is fetched."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from outrider.core.cache.pins import SavedPin, Share
 from outrider.core.errors import AccessDenied, InvalidRequest, NoRoom, NoSuchKey, ServiceUnavailable
 from outrider.core.maintenance.object_list import parse_list
-from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
+from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, State
 from outrider.core.model import ObjectRef, ObjectVersion, quoted_etag
-from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.refused import OriginRefused
+from outrider.engine.maintenance.failures import reason_of
 from outrider.engine.maintenance.own_part import KeptPart
 from outrider.engine.maintenance.warmup import Book, Item, Warmup
-from outrider.engine.maintenance.warmup_runner import WarmupRunner, reason_of
+from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_lookup import VersionLookup
 
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 _QUESTIONS_AT_ONCE = 32
 # The owners of so many objects' blocks are computed before other tasks of the loop run.
 _DIVIDED_AT_ONCE = 200
-# How often pins are checked for lost blocks (damaged, or deleted by somebody else), to bring these again.
+# How often pins are checked for lost blocks (damaged, or deleted by somebody else), to fetch these again.
 _CHECK_AGAIN_S = 60.0
 
 
 class Pinning:
     """Owns the pins of this node. `save` writes them to disk and returns once they would survive a crash; it raises
-    OSError. In a cluster, this node reserves and brings its own part of each pin."""
+    OSError. In a cluster, this node reserves and fetches its own part of each pin."""
 
     def __init__(
         self, warmup_runner: WarmupRunner, fills: BackgroundFill, version_lookup: VersionLookup,
@@ -52,12 +52,12 @@ class Pinning:
         self.ended: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Pins that are over, by owner and name, and when they ended: saved with the pins (see `PinsTogether`)."""
         self.is_resumed = True
-        """The store knows which blocks its directory has. Nothing is brought before."""
+        """The store knows which blocks its directory has. Nothing is fetched before."""
         if warmup_runner.kept_part() is not None:
             warmup_runner.pins.share = self._share
 
     async def pin(self, pin: Warmup) -> None:
-        """Reserve room for all objects that the pin's list names, save the pin, and begin to bring the objects.
+        """Reserve room for all objects that the pin's list names, save the pin, and begin to fetch the objects.
 
         Raises:
             NoRoom: they do not fit next to the other pins; nothing has changed.
@@ -79,7 +79,7 @@ class Pinning:
 
     async def _keep(self, pin: Warmup) -> None:
         """Reserve room for the objects of the pin, whose sizes are known, save it in place of the one before, and begin
-        to bring them. Raises S3Error, as `pin`."""
+        to fetch them. Raises S3Error, as `pin`."""
         warmup_runner = self._warmup_runner
         room_bytes = await warmup_runner.store.most_bytes()
         shares = await self._shares(pin)
@@ -105,7 +105,7 @@ class Pinning:
         self._begin(pin)
 
     def _begin(self, pin: Warmup) -> None:
-        """Bring the objects of the pin, which are reserved."""
+        """Fetch the objects of the pin, which are reserved."""
         if self._is_reserved(pin) and pin.task is None and self.is_resumed:
             self._warmup_runner.begin(pin, expand=False)
 
@@ -129,9 +129,9 @@ class Pinning:
         self._release(pin)
         await self._written()
 
-    def told(self, pin: Warmup, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def report(self, pin: Warmup, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         now = self._warmup_runner.clock()
-        return {**self._warmup_runner.counted(pin).told(now, failures_max), "reserved_bytes": pin.need_bytes}
+        return {**self._warmup_runner.counted(pin).report(now, failures_max), "reserved_bytes": pin.need_bytes}
 
     # -- at a start, and from time to time ----------------------------------------------------------------------------
 
@@ -143,10 +143,9 @@ class Pinning:
             if entry.has_ended:
                 self.ended[entry.owner, entry.name] = entry.at
                 continue
-            now = self._warmup_runner.clock()
             body = entry.body.encode("utf-8", "surrogateescape")
             pin = Warmup(entry.owner, entry.client, entry.name, body, entry.at, parse_list(body), lambda ref: True,
-                         Progress(now), TokenBucket(0.0, now), trusting=True)  # fmt: skip
+                         self._warmup_runner.clock(), 0.0, trusting=True)  # fmt: skip
             pin.part = self._warmup_runner.kept_part()
             pin.add((ref, identity.size) for ref, identity in entry.objects)
             for ref, identity in entry.objects:
@@ -159,7 +158,7 @@ class Pinning:
                 self._refuse(pin, error)
 
     def resume(self) -> None:
-        """Bring the blocks that are missing. Called once the store knows which blocks its directory has."""
+        """Fetch the blocks that are missing. Called once the store knows which blocks its directory has."""
         self.is_resumed = True
         for pin in self.book.all():
             if (pin.owner, pin.name) not in self._refused:
@@ -167,7 +166,7 @@ class Pinning:
                 self._warmup_runner.begin(pin, expand=False)
 
     def check_again(self) -> None:
-        """Bring blocks again that were lost. Called from time to time; does its work once a minute."""
+        """Fetch blocks again that were lost. Called from time to time; does its work once a minute."""
         now = self._warmup_runner.clock()
         if now < self._check_again_at:
             return
@@ -226,7 +225,7 @@ class Pinning:
                 self._warmup_runner.pins.divide(shares)
 
     def _fit(self, pin: Warmup, room_bytes: int) -> None:
-        """Reserve a pin again that had no room, and give up one that has none any more; then bring what is missing."""
+        """Reserve a pin again that had no room, and give up one that has none any more; then fetch what is missing."""
         pins, key = self._warmup_runner.pins, (pin.owner, pin.name)
         if self.book.get(*key) is not pin:
             return  # it was ended meanwhile
@@ -275,7 +274,7 @@ class Pinning:
     # -- within -------------------------------------------------------------------------------------------------------
 
     async def _ask(self, pin: Warmup, item: Item) -> None:
-        """Ask the origin for the size and ETag of `item`, unless a LIST told them."""
+        """Ask the origin for the size and ETag of `item`, unless a LIST showed them."""
         if item.size >= 0 and quoted_etag(item.etag) is not None:
             return
         try:
@@ -285,7 +284,7 @@ class Pinning:
             raise {404: NoSuchKey, 403: AccessDenied}.get(refused.status, ServiceUnavailable)(text) from refused
         except NotCacheable as error:
             raise InvalidRequest(f"Nothing was pinned: {error}.") from error
-        pin.found(item, version, self._warmup_runner.version_id(version))
+        pin.found(item, version, self._warmup_runner.layout.version_id(version))
 
     def _reserve(
         self, pin: Warmup, room_bytes: int, shares: Mapping[ObjectRef, Share] | None = None
@@ -294,7 +293,7 @@ class Pinning:
         self._warmup_runner.pins.pin((pin.owner, pin.name), versions, room_bytes, shares)
         pin.need_bytes = self._warmup_runner.pins.bytes_of((pin.owner, pin.name))
         for item, version in zip(pin.items.values(), versions, strict=True):
-            item.version_id = self._warmup_runner.version_id(version)
+            item.version_id = self._warmup_runner.layout.version_id(version)
 
     def _release(self, pin: Warmup) -> None:
         self._warmup_runner.cancel(pin)

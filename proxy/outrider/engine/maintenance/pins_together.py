@@ -1,9 +1,9 @@
 """Pins that the members of a cluster keep together: each member keeps the blocks that it owns.
 
-All members know all pins. The member that a client asked reserves its own part, or refuses the pin. Then it tells the
-others, which keep theirs; a part that does not fit makes the pin `failed`. Members ask each other for their pins at a
-start and from time to time, so that one that was away hears of those that were given or ended meanwhile. The later one
-of two accounts of a pin holds.
+All members know all pins. The member that a client asked reserves its own part, or refuses the pin. Then it notifies
+the others, which keep theirs; a part that does not fit makes the pin `failed`. Members ask each other for their pins at
+a start and from time to time, so that one that was unreachable learns of those that were given or ended meanwhile. The
+later one of two accounts of a pin holds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from outrider.core.cluster.messages import OBJECTS_MAX, Command, PinPage, PinsTo
 from outrider.core.cluster.wire_forms import WireError, fields_of, of_fields
 from outrider.core.errors import NoRoom, S3Error, ServiceUnavailable
 from outrider.core.maintenance.object_list import parse_list
-from outrider.core.maintenance.progress import Progress
 from outrider.core.maintenance.sums import PART_NAMES_MAX, UNANSWERED, failed_part, warmup_sum
-from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.cluster.commands import CommandsElsewhere
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
@@ -31,7 +29,7 @@ Key = tuple[str, str]
 
 # A member is asked for its pins so often; a process that was not there before, at once.
 _LEARN_AGAIN_S = 60.0
-# Ends of pins that are remembered: a member that was away must not bring its pin back.
+# Ends of pins that are remembered: a member that was unreachable must not bring its pin back.
 _ENDED_MAX = 1000
 # The later one of two accounts of a pin has a later time, by so much at least.
 _LATER_S = 0.001
@@ -40,12 +38,12 @@ _LATER_S = 0.001
 class PinsTogether:
     """Called on the engine's thread."""
 
-    def __init__(self, elsewhere: CommandsElsewhere, pinning: Pinning, runtime: Runtime) -> None:
-        self._elsewhere = elsewhere
+    def __init__(self, others: CommandsElsewhere, pinning: Pinning, runtime: Runtime) -> None:
+        self._others = others
         self._pinning = pinning
         self._runtime = runtime
         # When each process was last asked for its pins, by member and boot.
-        self._asked: dict[tuple[str, int], float] = {}
+        self._requested: dict[tuple[str, int], float] = {}
 
     # -- for clients of this member -----------------------------------------------------------------------------------
 
@@ -55,32 +53,32 @@ class PinsTogether:
         try:
             await self._pinning.pin(pin)
         except NoRoom as error:
-            raise NoRoom(f"The member {self._elsewhere.view.me.name}: {error.text}") from error
+            raise NoRoom(f"The member {self._others.view.me.name}: {error.text}") from error
         # One that does not hear this asks for all pins by and by.
-        await self._elsewhere.ask(Command("", "put", "pin", pin.owner, pin.name, pin.body, at=pin.at))
+        await self._others.ask(Command("", "put", "pin", pin.owner, pin.name, pin.body, at=pin.at))
 
     async def unpin(self, owner: str, name: str, now: float) -> None:
-        """The pin ends at all members; one that is away hears of it later. `now`: seconds since 1970."""
+        """The pin ends at all members; one that is unreachable learns of it later. `now`: seconds since 1970."""
         pin = self._pinning.book.get(owner, name)
         if pin is None:
             return
         at = max(now, pin.at + _LATER_S)
         await self._end(owner, name, at)
-        await self._elsewhere.ask(Command("", "delete", "pin", owner, name, at=at))
+        await self._others.ask(Command("", "delete", "pin", owner, name, at=at))
 
-    async def told(self, pin: Warmup) -> dict[str, Any]:
+    async def report(self, pin: Warmup) -> dict[str, Any]:
         """The progress of all members together."""
-        answers = await self._elsewhere.ask(Command("", "get", "pin", pin.owner, pin.name))
-        view, parts = self._elsewhere.view, [_named(self._elsewhere.view.me.name, self._pinning.told(pin))]
+        answers = await self._others.ask(Command("", "get", "pin", pin.owner, pin.name))
+        view, parts = self._others.view, [_named(self._others.view.me.name, self._pinning.report(pin))]
         for member, answer in answers:
             if answer is not None and answer.error:
                 parts.append(failed_part(member, answer.error))
             elif answer is None or answer.told is None or answer.told.get("at") not in (None, pin.at):
-                # It has not heard of this pin yet.
+                # It does not know this pin yet.
                 parts.append(UNANSWERED)
             else:
                 parts.append(_named(member, answer.told))
-        # A part that nobody tells of is not done.
+        # A part that nobody reports is not done.
         others = (each.name for each in view.ring.members if each.name != view.me.name)
         parts += [UNANSWERED for name in others if name not in view.alive]
         reserved = sum(part.get("reserved_bytes", 0) for part in parts)
@@ -97,13 +95,13 @@ class PinsTogether:
         if command.verb == "objects":
             return None if pin is None else _page(pin, command.body)
         if command.verb == "put":
-            told = PinTold(owner, name, command.at, has_ended=False)
-            self._runtime.spawn(self._hear([told], command.sender), f"pin {name}")
+            account = PinTold(owner, name, command.at, has_ended=False)
+            self._runtime.spawn(self._take([account], command.sender), f"pin {name}")
         elif command.verb in ("delete", "cancel"):
             # "cancel": a member of 0.2 gives a pin back. It has a later account of the one before it, if there is one.
             await self._end(owner, name, command.at)
             pin = self._pinning.book.get(owner, name)
-        return None if pin is None else {**self._pinning.told(pin, PART_NAMES_MAX), "at": pin.at}
+        return None if pin is None else {**self._pinning.report(pin, PART_NAMES_MAX), "at": pin.at}
 
     def _list(self) -> dict[str, Any]:
         pins = [PinTold(pin.owner, pin.name, pin.at, has_ended=False) for pin in self._pinning.book.all()]
@@ -126,63 +124,62 @@ class PinsTogether:
         pin = self._pinning.book.get(owner, name)
         return max(0.0 if pin is None else pin.at, self._pinning.ended.get((owner, name), 0.0))
 
-    # -- pins that this member has not heard of -----------------------------------------------------------------------
+    # -- pins that this member does not know  -----------------------------------------------------------------------
 
     def learn(self) -> None:
         """Ask members for their pins whose turn it is. To be called after each hello."""
         if not self._pinning.is_resumed:
             return
-        view, now = self._elsewhere.view, self._runtime.clock()
+        view, now = self._others.view, self._runtime.clock()
         there = {(state.member.name, state.boot) for state in view.states if state.is_alive and state.in_ring}
-        self._asked = {process: at for process, at in self._asked.items() if process in there}
+        self._requested = {process: at for process, at in self._requested.items() if process in there}
         for process in there:
-            if process not in self._asked or now - self._asked[process] >= _LEARN_AGAIN_S:
-                self._asked[process] = now
+            if process not in self._requested or now - self._requested[process] >= _LEARN_AGAIN_S:
+                self._requested[process] = now
                 self._runtime.spawn(self._learn(process), f"pins of {process[0]}")
 
     async def _learn(self, process: tuple[str, int]) -> None:
         member = process[0]
-        for _, answer in await self._elsewhere.ask(Command("", "list", "pin", "", "all"), member):
+        for _, answer in await self._others.ask(Command("", "list", "pin", "", "all"), member):
             if answer is None or answer.told is None:
-                self._asked.pop(process, None)
+                self._requested.pop(process, None)
                 continue
             try:
                 pins = of_fields(PinsTold, answer.told).pins
             except WireError as error:
                 log.warning("pins of a member are not kept", extra={"peer": member, "error": str(error)})
             else:
-                await self._hear(pins, member)
+                await self._take(pins, member)
 
-    async def _hear(self, pins: Iterable[PinTold], member: str) -> None:
+    async def _take(self, pins: Iterable[PinTold], member: str) -> None:
         try:
             for pin in pins:
-                await self._heard(pin, member)
+                await self._take_one(pin, member)
         except S3Error as error:
             log.warning("pins of a member are not kept", extra={"peer": member, "error": str(error)})
 
-    async def _heard(self, told: PinTold, member: str) -> None:
-        if told.at <= self._known_at(told.owner, told.name):
+    async def _take_one(self, account: PinTold, member: str) -> None:
+        if account.at <= self._known_at(account.owner, account.name):
             return
-        if told.has_ended:
-            await self._end(told.owner, told.name, told.at)
+        if account.has_ended:
+            await self._end(account.owner, account.name, account.at)
             return
-        now = self._runtime.clock()
         pin = Warmup(
-            told.owner, "", told.name, b"", told.at, parse_list(b"s3://none/none"), lambda ref: True, Progress(now),
-            TokenBucket(0.0, now),
+            account.owner, "", account.name, b"", account.at, parse_list(b"s3://none/none"), lambda ref: True,
+            self._runtime.clock(), 0.0,
         )  # fmt: skip
         await self._learn_objects(pin, member)
         pin.wanted = parse_list(pin.body)
-        if told.at > self._known_at(told.owner, told.name):
+        if account.at > self._known_at(account.owner, account.name):
             await self._pinning.adopt(pin)
 
     async def _learn_objects(self, pin: Warmup, member: str) -> None:
-        """Fill in the pin as `member` has it. Raises ServiceUnavailable: it does not tell."""
+        """Fill in the pin as `member` has it. Raises ServiceUnavailable: it does not report its objects."""
         more = True
         while more:
             start = b"%d" % len(pin.items)
-            asked = Command("", "objects", "pin", pin.owner, pin.name, start)
-            answers = [answer for _, answer in await self._elsewhere.ask(asked, member)]
+            question = Command("", "objects", "pin", pin.owner, pin.name, start)
+            answers = [answer for _, answer in await self._others.ask(question, member)]
             try:
                 page = of_fields(PinPage, (answers[0] and answers[0].told) or {} if answers else {})
             except WireError as error:

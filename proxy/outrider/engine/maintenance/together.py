@@ -2,7 +2,7 @@
 
 The member that a client asked leads: it passes the command on, asks each member for its part of the progress, and has
 the work divided again when the ring, or the members that are there, have changed. A member that came back without
-knowing of the command is told again.
+knowing of the command gets it again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Together:
     """Called on the engine's thread."""
 
     def __init__(
-        self, elsewhere: CommandsElsewhere, warmups: Book, runner: WarmupRunner, runtime: Runtime, pins: PinsTogether
+        self, others: CommandsElsewhere, warmups: Book, runner: WarmupRunner, runtime: Runtime, pins: PinsTogether
     ) -> None:  # fmt: skip
-        self._elsewhere = elsewhere
+        self._others = others
         self._warmups = warmups
         self._runner = runner
         self._runtime = runtime
@@ -45,28 +45,28 @@ class Together:
 
     def share_of(self, bytes_per_s: float) -> float:
         """Each member's share of the bandwidth limit of a warm-up; 0: none."""
-        return bytes_per_s / len(self._elsewhere.view.takers.members)
+        return bytes_per_s / len(self._others.view.takers.members)
 
     # -- all commands -------------------------------------------------------------------------------------------------
 
-    async def tell(self, verb: str, folder: str, owner: str, name: str, body: bytes = b"") -> list[Part]:
+    async def pass_on(self, verb: str, folder: str, owner: str, name: str, body: bytes = b"") -> list[Part]:
         """Have all members act. Returns their parts. Raises ServiceUnavailable: one did not."""
-        answers = await self._elsewhere.ask(Command("", verb, folder, owner, name, body))
+        answers = await self._others.ask(Command("", verb, folder, owner, name, body))
         for member, answer in answers:
             if answer is None or answer.error:
                 why = "it does not answer" if answer is None else answer.error
                 raise ServiceUnavailable(f"The member {member} did not carry it out: {why}.")
         return [answer.told for _, answer in answers if answer is not None and answer.told is not None]
 
-    async def parts(self, put: Command, *, tell_again: bool) -> list[Part]:
-        """The other members' parts of the command that `put` made. `tell_again`: members that do not know of it are
-        told."""
-        asked = Command("", "get", put.folder, put.owner, put.name)
-        return [await self._part(put, *told, tell_again=tell_again) for told in await self._elsewhere.ask(asked)]
+    async def parts(self, put: Command, *, repeats: bool) -> list[Part]:
+        """The other members' parts of the command that `put` made. `repeats`: members that do not know of it
+        get it."""
+        question = Command("", "get", put.folder, put.owner, put.name)
+        return [await self._part(put, *each, repeats=repeats) for each in await self._others.ask(question)]
 
-    async def _part(self, put: Command, member: str, answer: CommandAnswer | None, *, tell_again: bool) -> Part:
-        if tell_again and answer is not None and answer.told is None:
-            for _, again in await self._elsewhere.ask(put, member):
+    async def _part(self, put: Command, member: str, answer: CommandAnswer | None, *, repeats: bool) -> Part:
+        if repeats and answer is not None and answer.told is None:
+            for _, again in await self._others.ask(put, member):
                 answer = again
         if answer is None:
             return UNANSWERED
@@ -86,25 +86,25 @@ class Together:
 
     async def look(self, warmup: Warmup) -> None:
         """Ask the other members for their parts."""
-        warmup.elsewhere = await self.parts(self._put_of(warmup), tell_again=warmup.is_led)
+        warmup.other_parts = await self.parts(self._put_of(warmup), repeats=warmup.is_led)
 
     async def _lead(self, warmup: Warmup) -> None:
         divided, pause_s = await self._divide(warmup), _FIRST_LOOK_S
         while self._is_wanted(warmup):
-            if not divided.is_as(self._elsewhere.view):
+            if not divided.is_as(self._others.view):
                 divided = await self._divide(warmup)
                 self._begin_again(warmup)
             await self.look(warmup)
-            over = not any(part["state"] == State.RUNNING.value for part in warmup.elsewhere)
-            if over and not warmup.running and divided.is_as(self._elsewhere.view):
+            over = not any(part["state"] == State.RUNNING.value for part in warmup.other_parts)
+            if over and not warmup.running and divided.is_as(self._others.view):
                 return
             was_running = warmup.running
             await self._pause(warmup, pause_s)
             pause_s = _FIRST_LOOK_S if was_running and not warmup.running else min(_LOOK_S, 2 * pause_s)
-        is_here = self._warmups.get(warmup.owner, warmup.name) is warmup
-        if is_here and warmup.progress.state is State.CANCELLED:
-            # A member may have been told to begin after it was told to end.
-            await self._elsewhere.ask(Command("", "cancel", "warm", warmup.owner, warmup.name))
+        is_known = self._warmups.get(warmup.owner, warmup.name) is warmup
+        if is_known and warmup.progress.state is State.CANCELLED:
+            # A member may have got the command to begin after the one to end.
+            await self._others.ask(Command("", "cancel", "warm", warmup.owner, warmup.name))
 
     async def _pause(self, warmup: Warmup, seconds: float) -> None:
         """For so long, or until the own part has ended."""
@@ -116,9 +116,9 @@ class Together:
             bound.cancel()
 
     async def _divide(self, warmup: Warmup) -> OwnPart:
-        """Tell all members. Returns how the blocks are divided."""
-        divided = OwnPart(self._elsewhere.view, self._runner.layout)
-        await self._elsewhere.ask(self._put_of(warmup))
+        """Notify all members. Returns how the blocks are divided."""
+        divided = OwnPart(self._others.view, self._runner.layout)
+        await self._others.ask(self._put_of(warmup))
         return divided
 
     def _begin_again(self, warmup: Warmup) -> None:
@@ -128,8 +128,8 @@ class Together:
             self._runner.begin(warmup)
 
     def _is_wanted(self, warmup: Warmup) -> bool:
-        is_here = self._warmups.get(warmup.owner, warmup.name) is warmup
-        return is_here and warmup.progress.state is not State.CANCELLED
+        is_known = self._warmups.get(warmup.owner, warmup.name) is warmup
+        return is_known and warmup.progress.state is not State.CANCELLED
 
     def _put_of(self, warmup: Warmup) -> Command:
         return Command("", "put", "warm", warmup.owner, warmup.name, warmup.body, warmup.allowance.bytes_per_s,

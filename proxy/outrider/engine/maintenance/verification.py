@@ -16,7 +16,7 @@ from outrider.ports import ControlledStore
 
 # Verifications of one owner; a new one replaces the oldest.
 NAMES_MAX = 15
-_BAD_TOLD_MAX = 1000
+_BAD_REPORTED_MAX = 1000
 _AT_ONCE = 4
 _Bytes = bytes
 
@@ -35,9 +35,9 @@ class Check:
     bad: list[dict[str, object]] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     body: _Bytes = b""
-    """The list as it came."""
+    """The list as it was sent."""
 
-    def told(self, bad_max: int = _BAD_TOLD_MAX) -> dict[str, Any]:
+    def report(self, bad_max: int = _BAD_REPORTED_MAX) -> dict[str, Any]:
         return {
             "name": self.name, "state": self.state.value,
             "blocks": {"wanted": self.blocks, "verified": self.verified, "bad": self.bad_blocks},
@@ -82,7 +82,7 @@ class Verification:
             # Also bad blocks that a reader finds meanwhile.
             if wanted(meta.version.ref):
                 check.bad_blocks += 1
-                if len(check.bad) < _BAD_TOLD_MAX:
+                if len(check.bad) < _BAD_REPORTED_MAX:
                     check.bad.append({"object": str(meta.version.ref), "block": meta.index, "error": error})
 
         self._store.on_bad.append(note)

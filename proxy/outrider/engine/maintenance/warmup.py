@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from outrider.core.block_layout import BlockLayout
@@ -28,8 +28,8 @@ _RECOUNT_SHARE = 0.05
 
 @dataclass(slots=True)
 class Item:
-    """One object. `size` -1: unknown. `version_id` empty: the names of its blocks are unknown. `here`: how many of its
-    bytes were seen on disk. `wanted_bytes`: how many of them this node is to have; 0 while the size is unknown.
+    """One object. `size` -1: unknown. `version_id` empty: the names of its blocks are unknown. `on_disk`: how many of
+    its bytes were seen on disk. `wanted_bytes`: how many of them this node is to have; 0 while the size is unknown.
     `counts`: this node counts the object. `room_bytes`: the room that was found for it. `etag`: as the LIST shows it;
     empty: unknown. `modified`: see `VersionIdentity`."""
 
@@ -40,7 +40,7 @@ class Item:
     etag: str = ""
     modified: str = ""
     version_id: bytes = b""
-    here: int = 0
+    on_disk: int = 0
     whole: bool = False
     failed: bool = False
     room_bytes: int = 0
@@ -48,10 +48,10 @@ class Item:
     def is_now(self, version: ObjectVersion, version_id: bytes) -> None:
         self.is_named(version.identity)
         self.size, self.version_id = version.size, version_id
-        self.here, self.whole = 0, False
+        self.on_disk, self.whole = 0, False
 
     def is_named(self, identity: VersionIdentity) -> None:
-        """A LIST, or another member, told the identity of its version."""
+        """A LIST, or another member, has named its version."""
         self.etag, self.modified = identity.etag, identity.modified
 
     @property
@@ -62,7 +62,8 @@ class Item:
 @dataclass(slots=True)
 class Warmup:
     """`owner`: the access key of the client that asked, and `client` that key's name; both are empty where clients have
-    no keys. `body`: the list as it came. `at`: seconds since 1970."""
+    no keys. `body`: the list as it was sent. `at`: seconds since 1970; `now`: of the runner's clock. `bytes_per_s`: its
+    bandwidth limit; 0: none."""
 
     owner: str
     client: str
@@ -71,8 +72,10 @@ class Warmup:
     at: float
     wanted: ObjectList
     may: May
-    progress: Progress
-    allowance: TokenBucket
+    now: InitVar[float]
+    bytes_per_s: InitVar[float]
+    progress: Progress = field(init=False)
+    allowance: TokenBucket = field(init=False)
     items: dict[ObjectRef, Item] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     copies: int = 1
@@ -82,21 +85,24 @@ class Warmup:
     room_bytes: int = 0
     """How much there is for them."""
     is_copying: bool = False
-    """All that this node owns was brought, and copies of others are brought now."""
+    """All that this node owns was fetched, and copies of others are fetched now."""
     trusting: bool = False
     """Blocks that a start found on disk count without a check: they are verified before they are read."""
     is_divided: bool = False
-    """Each member of the cluster brings the blocks that it owns."""
+    """Each member of the cluster fetches the blocks that it owns."""
     part: OwnPart | None = None
     """The blocks that are wanted here; None: all."""
     is_led: bool = False
     """This member sees to it that all members do their parts."""
-    is_told: bool = False
+    is_passed_on: bool = False
     """Another member passed it on to this one, and sees to it."""
-    elsewhere: Sequence[Mapping[str, Any]] = ()
-    """The parts of the other members, as they were last told."""
+    other_parts: Sequence[Mapping[str, Any]] = ()
+    """The parts of the other members, as they were last reported."""
     _removals: int = -1
     _count_after: float = 0.0
+
+    def __post_init__(self, now: float, bytes_per_s: float) -> None:
+        self.progress, self.allowance = Progress(now), TokenBucket(bytes_per_s, now)
 
     @property
     def running(self) -> bool:
@@ -120,7 +126,7 @@ class Warmup:
 
     async def divide_known(self, part: OwnPart, now: float) -> None:
         """Begin again with the same objects, of which this node keeps `part`. In steps: there may be many."""
-        anew = replace(self, part=part, progress=Progress(now), items={}, need_bytes=0)
+        anew = replace(self, now=now, bytes_per_s=0.0, part=part, items={}, need_bytes=0)
         items = list(self.items.values())
         for start in range(0, len(items), _COUNTED_AT_ONCE):
             some = items[start : start + _COUNTED_AT_ONCE]
@@ -132,21 +138,21 @@ class Warmup:
         self.part, self.progress, self.items = part, anew.progress, anew.items
 
     @property
-    def bringing(self) -> OwnPart | None:
-        """The blocks that are brought now: the own ones before copies of others, so that nobody asks an owner for
-        blocks that it does not have yet while it could bring them. None: all."""
+    def fetching(self) -> OwnPart | None:
+        """The blocks that are fetched now: the own ones before copies of others, so that nobody asks an owner for
+        blocks that it does not have yet while it could fetch them. None: all."""
         return self.part if self.part is None or self.is_copying else self.part.own
 
-    def bringing_bytes(self, item: Item, size: int) -> int:
-        """How many bytes of an object of `size` bytes are brought now."""
-        part = self.bringing
+    def fetching_bytes(self, item: Item, size: int) -> int:
+        """How many bytes of an object of `size` bytes are fetched now."""
+        part = self.fetching
         if part is self.part and size == item.size:
             return item.wanted_bytes
         return size if part is None else part.share(item.ref, size).size
 
-    def bringing_blocks(self, item: Item, layout: BlockLayout) -> Iterable[tuple[BlockKey, int]]:
-        """As `blocks`, those that are brought now; copies of others in the turns of `View.turn`."""
-        part = self.bringing
+    def fetching_blocks(self, item: Item, layout: BlockLayout) -> Iterable[tuple[BlockKey, int]]:
+        """As `blocks`, those that are fetched now; copies of others in the turns of `View.turn`."""
+        part = self.fetching
         blocks = self.blocks(item, layout, part)
         if part is None or part.copies == 1:
             return blocks
@@ -154,8 +160,9 @@ class Warmup:
 
     def blocks(self, item: Item, layout: BlockLayout, part: OwnPart | None) -> Iterator[tuple[BlockKey, int]]:
         """The blocks in `part` of an object whose size is known, each with its length in bytes."""
-        blocks = blocks_of(item, layout)
-        return blocks if part is None else (block for block in blocks if part.has(item.ref, block[0].index))
+        for index in range(layout.count(item.size)):
+            if part is None or part.has(item.ref, index):
+                yield BlockKey(item.version_id, index), layout.extent(index, item.size).length
 
     def _is_sized(self, item: Item, size: int) -> None:
         if size != item.size:
@@ -175,20 +182,22 @@ class Warmup:
             progress.wanted_bytes += item.wanted_bytes
 
     def sized(self, item: Item, listed: VersionIdentity) -> None:
-        """A LIST told the identity of the version of `item`."""
+        """A LIST has named the version of `item`."""
         self._is_sized(item, listed.size)
         item.is_named(listed)
 
     def found(self, item: Item, version: ObjectVersion, version_id: bytes) -> None:
-        """`version` of `item` is the one that is brought."""
+        """`version` of `item` is the one that is fetched."""
         self._is_sized(item, version.size)
-        self.progress.bytes -= item.here
+        self.progress.bytes -= item.on_disk
         item.is_now(version, version_id)
 
-    def confirm(self, item: Item, count: int) -> None:
-        """`count` more bytes of `item` were seen on disk."""
-        item.here += count
+    def confirm(self, item: Item, count: int, now: float, *, fetched: bool) -> None:
+        """`count` more bytes of `item` were seen on disk. `fetched`: for this warm-up."""
+        item.on_disk += count
         self.progress.bytes += count
+        if fetched:
+            self.progress.fetched(count, now)
 
     def completed(self, item: Item) -> None:
         if not item.whole:
@@ -204,28 +213,22 @@ class Warmup:
         began, self._removals = clock(), removals
         for item in self.items.values():
             if item.version_id and (item.whole or not self.running):
-                here = sum(length for key, length in self.blocks(item, layout, self.part) if has(key))
-                self.progress.bytes += here - item.here
-                self.progress.objects += item.counts * ((here == item.wanted_bytes) - item.whole)
-                item.here, item.whole = here, here == item.wanted_bytes
+                on_disk = sum(length for key, length in self.blocks(item, layout, self.part) if has(key))
+                self.progress.bytes += on_disk - item.on_disk
+                self.progress.objects += item.counts * ((on_disk == item.wanted_bytes) - item.whole)
+                item.on_disk, item.whole = on_disk, on_disk == item.wanted_bytes
         self._count_after = clock() + (clock() - began) / _RECOUNT_SHARE
 
-    def told(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def report(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         """The progress; of a warm-up that is divided among members, that of all of them."""
-        part = self.told_part(now, failures_max)
-        return warmup_sum([part, *self.elsewhere], under_way=self.is_led) if self.is_led or self.elsewhere else part
+        part = self.own_report(now, failures_max)
+        return warmup_sum([part, *self.other_parts], under_way=self.is_led) if self.is_led or self.other_parts else part
 
-    def told_part(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
+    def own_report(self, now: float, failures_max: int = FAILURES_TOLD_MAX) -> dict[str, Any]:
         """The progress of this node's part."""
         note = too_many(self.copies, 1 if self.part is None else len(self.part.view.ring.members))
         return {"name": self.name, "client": self.client, "copies": in_words(self.copies),
-                **self.progress.told(now, failures_max), "notes": [] if note is None else [note]}  # fmt: skip
-
-
-def blocks_of(item: Item, layout: BlockLayout) -> Iterator[tuple[BlockKey, int]]:
-    """The blocks of an object whose size is known, each with its length in bytes."""
-    for index in range(layout.count(item.size)):
-        yield BlockKey(item.version_id, index), layout.extent(index, item.size).length
+                **self.progress.report(now, failures_max), "notes": [] if note is None else [note]}  # fmt: skip
 
 
 # Warm-ups of one owner. With plans and stalls they fit on one page of a LIST.

@@ -1,13 +1,14 @@
-"""The runner of warm-ups: objects are brought by command, and counted once they are on disk and verified there.
+"""The runner of warm-ups: objects are fetched by command, and counted once they are on disk and verified there.
 
-Warm-ups fill behind all demand and beside prefetch, by the means of `Prefetch`: a block that is here, or on its way, is
-not brought again.
-"""
+Warm-ups fill behind all demand and beside prefetch, by the means of `Prefetch`: a block that is cached, or on its way,
+is not fetched again."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from itertools import takewhile
@@ -16,30 +17,19 @@ from typing import TYPE_CHECKING
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.pins import Pins
 from outrider.core.cache.tenants import Tenants
-from outrider.core.errors import (
-    OriginBroke,
-    S3Error,
-    ServiceUnavailable,
-    Signal,
-    SlowDown,
-    StoreUnavailable,
-    VersionChanged,
-)
-from outrider.core.maintenance.object_list import OBJECTS_MAX
+from outrider.core.errors import S3Error, Signal, StoreUnavailable, VersionChanged
+from outrider.core.maintenance.object_list import OBJECTS_MAX, ObjectList
 from outrider.core.maintenance.progress import State
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
-from outrider.core.origin.backoff import RETRYABLE_STATUSES
-from outrider.core.origin.error_causes import code_of
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.fill.patience import A_CLIENT
-from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.enumerate import Enumerator
+from outrider.engine.maintenance.failures import NoRoomForObject, is_passing, is_unreachable, reason_of
 from outrider.engine.maintenance.fair_places import FairPlaces
 from outrider.engine.maintenance.own_part import KeptPart, OwnPart
-from outrider.engine.maintenance.warmup import Item, Warmup, blocks_of
-from outrider.engine.read.version_answers import NotCacheable
+from outrider.engine.maintenance.warmup import Item, Warmup
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.runtime import Runtime
 from outrider.engine.tasks.task_group import TaskGroup
@@ -50,13 +40,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Objects of one warm-up at once: enough to hide the round trips of small objects. For large ones the number of blocks
-# is the bound.
+# For each warm-up: enough to hide the round trips of small objects. For large ones the number of blocks is the bound.
 _OBJECTS_AT_ONCE = 16
 # Pauses before an object is tried again that was overwritten, or for which there was no room.
 _PAUSES_S = (0.5, 2.0, 5.0)
 # Pauses while the origin is away: a minute in all, for as long as a client would wait.
-_AWAY_PAUSES_S = (0.5, 2.0, 5.0, 10.0, 20.0, 20.0)
+_OUTAGE_PAUSES_S = (0.5, 2.0, 5.0, 10.0, 20.0, 20.0)
 # Objects that HEADs asked to warm, or that were written, and that are not here yet. One more is not warmed.
 _HINTS_MAX = 1000
 # Tokens are spent before the size of an object is known, and the excess is given back when it is. So a warm-up that
@@ -98,7 +87,7 @@ class WarmupRunner:
         self._hints = asyncio.Semaphore(_OBJECTS_AT_ONCE)
         # All pauses for an origin that is away were in vain, and nothing came since: the next objects have none.
         # Otherwise the warm-up of ten thousand objects would take half a day to fail.
-        self._is_away_for_long = False
+        self._is_unreachable = False
 
     # -- for the owners of warm-ups -----------------------------------------------------------------------------------
 
@@ -121,16 +110,19 @@ class WarmupRunner:
         return warmup
 
     def hint(self, ref: ObjectRef) -> None:
-        """Bring this object, some time soon."""
+        """Fetch this object, some time soon."""
         if ref not in self._hinted and len(self._hinted) < _HINTS_MAX:
             self._hinted[ref] = None
-            task = self.spawn(self._bring_hinted(ref), f"warm {ref}")
+            task = self.spawn(self._fetch_hinted(ref), f"warm {ref}")
             task.add_done_callback(lambda _: self._hinted.pop(ref, None))
 
-    async def _bring_hinted(self, ref: ObjectRef) -> None:
+    async def _fetch_hinted(self, ref: ObjectRef) -> None:
         async with self._hints:
+            warmup = Warmup("", "", str(ref), b"", 0.0, ObjectList((ref,), ()), lambda _: True, self.clock(), 0.0)
+            # In a cluster an object may be larger than this node's cache: others own most of its blocks.
+            warmup.room_bytes = await self.store.most_bytes() if self._view is None else sys.maxsize
             try:
-                await self._bring(None, Item(ref))
+                await self._fetch(warmup, Item(ref))
             except (Signal, S3Error) as error:
                 log.info("not warmed", extra={"object": str(ref), "error": reason_of(error)})
 
@@ -144,7 +136,7 @@ class WarmupRunner:
             try:
                 await self._list(warmup, prefix)
             except (Signal, S3Error) as error:
-                warmup.progress.fail(str(prefix), reason_of(error), is_passing=_is_passing(error))
+                warmup.progress.fail(str(prefix), reason_of(error), is_passing=is_passing(error))
         warmup.progress.listing = False
 
     async def _list(self, warmup: Warmup, prefix: ObjectRef) -> None:
@@ -167,7 +159,11 @@ class WarmupRunner:
 
     async def size_by_list(self, warmup: Warmup) -> None:
         """Look up sizes and ETags by a few LISTs where these tell many. Those that they do not tell stay unknown."""
-        for bucket, items in _buckets(item for item in warmup.items.values() if item.size < 0):
+        unsized: defaultdict[str, dict[str, Item]] = defaultdict(dict)
+        for item in warmup.items.values():
+            if item.size < 0:
+                unsized[item.ref.bucket][item.ref.key] = item
+        for bucket, items in unsized.items():
             if len(items) < _LIST_FROM:
                 continue
             first, last = min(items), max(items)
@@ -178,8 +174,8 @@ class WarmupRunner:
                 async with aclosing(self._enumerator.pages(bucket, prefix, A_CLIENT)) as pages:
                     async for page in pages:
                         for listed in page:
-                            if (item := items.get(listed.key)) is not None:
-                                warmup.sized(item, listed.identity)
+                            if (found := items.get(listed.key)) is not None:
+                                warmup.sized(found, listed.identity)
                         pages_left -= 1
                         if not pages_left or (page and page[-1].key >= last):
                             break
@@ -198,9 +194,6 @@ class WarmupRunner:
             for _ in range(at_once):
                 group.create_task(work())
 
-    def version_id(self, version: ObjectVersion) -> bytes:
-        return self.layout.version_id(version)
-
     def kept_part(self) -> KeptPart | None:
         """The part of pins that this node keeps, as the ring is now; None: all."""
         return None if self._view is None else KeptPart(self._view(), self.layout)
@@ -211,12 +204,12 @@ class WarmupRunner:
         log.info("warm-up begins", extra={"warmup": warmup.name})
         try:
             self._divide(warmup)
-            await self._bring_all(warmup, expand)
+            await self._fetch_all(warmup, expand)
             while self._is_divided_otherwise(warmup):
                 log.info("warm-up is divided anew", extra={"warmup": warmup.name})
                 warmup.divide_anew(self.clock())
                 self._divide(warmup)
-                await self._bring_all(warmup, expand)
+                await self._fetch_all(warmup, expand)
         except asyncio.CancelledError:
             # Not raised to the task: the task would keep the error, the error this frame, the frame the warm-up, and
             # the warm-up the task.
@@ -237,21 +230,21 @@ class WarmupRunner:
         part = warmup.part if warmup.is_divided else None
         return part is not None and self._view is not None and not part.is_as(self._view())
 
-    async def _bring_all(self, warmup: Warmup, expand: bool) -> None:
+    async def _fetch_all(self, warmup: Warmup, expand: bool) -> None:
         if expand:
             await self.expand(warmup)
         warmup.room_bytes, warmup.is_copying = await self.store.most_bytes() - self.pins.reserved_bytes, False
         # The objects whose versions this member is the authority of come first: others ask it for these.
-        await self._bring_each(warmup, lambda item: not item.counts)
+        await self._fetch_each(warmup, lambda item: not item.counts)
         part = warmup.part
         if part is not None and part.copies != 1:
             warmup.is_copying = True
-            await self._bring_each(warmup, lambda item: part.view.turn(item.ref, 0))
+            await self._fetch_each(warmup, lambda item: part.view.turn(item.ref, 0))
         self._look_back(warmup)
 
-    async def _bring_each(self, warmup: Warmup, turn: Callable[[Item], int]) -> None:
+    async def _fetch_each(self, warmup: Warmup, turn: Callable[[Item], int]) -> None:
         items = sorted((item for item in warmup.items.values() if not item.failed), key=turn)
-        await self.each(items, _OBJECTS_AT_ONCE, lambda item: self._bring_or_note(warmup, item))
+        await self.each(items, _OBJECTS_AT_ONCE, lambda item: self._fetch_or_note(warmup, item))
 
     def _stopped(self, warmup: Warmup, task: asyncio.Task[None]) -> None:
         # It may have begun again, with another task.
@@ -267,51 +260,51 @@ class WarmupRunner:
                 why = "evicted before the warm-up ended: the cache is too small for it and what else is read"
                 warmup.progress.fail(str(item.ref), why)
 
-    async def _bring_or_note(self, warmup: Warmup, item: Item) -> None:
+    async def _fetch_or_note(self, warmup: Warmup, item: Item) -> None:
         try:
-            await self._bring(warmup, item)
-            if warmup.bringing is warmup.part:
+            await self._fetch(warmup, item)
+            if warmup.fetching is warmup.part:
                 warmup.completed(item)
         except (Signal, S3Error) as error:
             item.failed = True
-            warmup.progress.fail(str(item.ref), reason_of(error), is_passing=_is_passing(error))
+            warmup.progress.fail(str(item.ref), reason_of(error), is_passing=is_passing(error))
 
-    async def _bring(self, warmup: Warmup | None, item: Item) -> None:
+    async def _fetch(self, warmup: Warmup, item: Item) -> None:
         """Raises Signal, S3Error: why the object is not here as a whole."""
-        pauses_s, away_pauses_s = iter(_PAUSES_S), iter(_AWAY_PAUSES_S)
+        pauses_s, outage_pauses_s = iter(_PAUSES_S), iter(_OUTAGE_PAUSES_S)
         while True:
             try:
-                await self._bring_once(warmup, item)
-                self._is_away_for_long = False
+                await self._fetch_once(warmup, item)
+                self._is_unreachable = False
                 return
             except (Signal, S3Error) as error:
                 if isinstance(error, VersionChanged):
                     self._versions.forget(item.ref)
-                if (pause_s := self._pause_after(error, pauses_s, away_pauses_s)) is None:
+                if (pause_s := self._pause_after(error, pauses_s, outage_pauses_s)) is None:
                     raise
             await self._sleep(pause_s)
 
     def _pause_after(
-        self, error: Signal | S3Error, pauses_s: Iterator[float], away_pauses_s: Iterator[float]
+        self, error: Signal | S3Error, pauses_s: Iterator[float], outage_pauses_s: Iterator[float]
     ) -> float | None:
         """How long to wait before the object is tried again; None: it has failed. The pauses are those that are
         left."""
-        if _is_passing(error) and not _is_away(error):
+        if is_passing(error) and not is_unreachable(error):
             return next(pauses_s, None)
-        if not _is_away(error) or self._is_away_for_long:
+        if not is_unreachable(error) or self._is_unreachable:
             return None
-        pause_s = next(away_pauses_s, None)
-        self._is_away_for_long = pause_s is None
+        pause_s = next(outage_pauses_s, None)
+        self._is_unreachable = pause_s is None
         return pause_s
 
-    async def _bring_once(self, warmup: Warmup | None, item: Item) -> None:
-        part = None if warmup is None else warmup.bringing
-        if item.size >= 0 and warmup is not None:
-            if not item.counts and not warmup.bringing_bytes(item, item.size):
+    async def _fetch_once(self, warmup: Warmup, item: Item) -> None:
+        part = warmup.fetching
+        if item.size >= 0:
+            if not item.counts and not warmup.fetching_bytes(item, item.size):
                 return  # all of it is for other members
             self._check_room(warmup, item, item.size)
         version = self._fills.known(item.ref)
-        brought = False
+        received = False
         if version is not None:
             version = await self._fills.brought(version)
         elif part is not None and not part.has(item.ref, 0):
@@ -321,67 +314,60 @@ class WarmupRunner:
             finally:
                 self._places.give_back()
         else:
-            brought = not self._begins_here(item.ref)
-            # The answer brings the first block: count a whole one while the size is unknown.
+            received = not self._has_first_block(item.ref)
+            # The answer has the first block: count a whole one while the size is unknown.
             first_bytes = min(item.size, self.layout.block_bytes) if item.size >= 0 else self.layout.block_bytes
             await self._place(warmup, item.ref, first_bytes)
-            came_bytes = 0
+            received_bytes = 0
             try:
                 version = await self._fills.opened(item.ref, size=item.size, purpose=Purpose.COMMAND)
-                came_bytes = min(version.size, self.layout.block_bytes)
+                received_bytes = min(version.size, self.layout.block_bytes)
             finally:
                 self._places.give_back()
-                if warmup is not None:
-                    for allowance in (warmup.allowance, self._fills.allowance):
-                        allowance.spend(came_bytes - first_bytes)
-        vid = self.version_id(version)
-        if warmup is None:
-            if self._view is None and self.pins.disk_bytes(version.size) > await self.store.most_bytes():
-                raise _NoRoomError("it is larger than the cache")
-            item.is_now(version, vid)
-        else:
-            self._check_room(warmup, item, version.size)
-            warmup.found(item, version, vid)
+                for allowance in (warmup.allowance, self._fills.allowance):
+                    allowance.spend(received_bytes - first_bytes)
+        vid = self.layout.version_id(version)
+        self._check_room(warmup, item, version.size)
+        warmup.found(item, version, vid)
         if self.pins.is_pinned(item.ref):
             self.pins.block_came(version, vid)
-        await self._bring_blocks(warmup, item, version, brought)
+        await self._fetch_blocks(warmup, item, version, received)
 
-    def _begins_here(self, ref: ObjectRef) -> bool:
-        """Whether its first block is here, as far as is known: the question for its version then brings no block."""
+    def _has_first_block(self, ref: ObjectRef) -> bool:
+        """Whether its first block is here, as far as is known: the question for its version then costs no block."""
         version = self._versions.stale(ref)
-        return version is not None and self.store.has(BlockKey(self.version_id(version), 0))
+        return version is not None and self.store.has(BlockKey(self.layout.version_id(version), 0))
 
     def _check_room(self, warmup: Warmup, item: Item, size: int) -> None:
         """Refuse an object for which there is no room left. Otherwise the end of a warm-up would evict its
         beginning."""
         if self.pins.is_pinned(item.ref):
             return
-        need = self.pins.disk_bytes(warmup.bringing_bytes(item, size)) - item.room_bytes
+        need = self.pins.disk_bytes(warmup.fetching_bytes(item, size)) - item.room_bytes
         if (missing := warmup.need_bytes + need - warmup.room_bytes) > 0 and need > 0:
             where = "" if warmup.part is None or not warmup.is_copying else f" for a copy at {warmup.part.view.me.name}"
-            raise _NoRoomError(f"no room{where}: {missing} bytes are missing in the cache")
+            raise NoRoomForObject(f"no room{where}: {missing} bytes are missing in the cache")
         item.room_bytes += need
         warmup.need_bytes += need
 
-    async def _bring_blocks(self, warmup: Warmup | None, item: Item, version: ObjectVersion, brought: bool) -> None:
+    async def _fetch_blocks(self, warmup: Warmup, item: Item, version: ObjectVersion, received: bool) -> None:
         passed = 0
         async with TaskGroup() as group:
-            blocks = blocks_of(item, self.layout) if warmup is None else warmup.bringing_blocks(item, self.layout)
-            for key, length in blocks:
-                if self.store.is_verified(key) or (self.store.has(key) and warmup is not None and warmup.trusting):
+            for key, length in warmup.fetching_blocks(item, self.layout):
+                if self.store.is_verified(key) or (self.store.has(key) and warmup.trusting):
                     # The first block may have come a moment ago, with the answer to the question for the version.
-                    _count(warmup, item, length, self.clock(), fetched=brought and key.index == 0)
+                    warmup.confirm(item, length, self.clock(), fetched=received and key.index == 0)
                     passed += 1
                     if passed % _PASSED_AT_ONCE == 0:
                         await asyncio.sleep(0)
                     continue
                 await self._place(warmup, item.ref, 0 if self.store.has(key) else length)
-                task = group.create_task(self._bring_block(warmup, item, version, key, length))
+                task = group.create_task(self._fetch_block(warmup, item, version, key, length))
                 # Not a `finally` in the task: a task that is cancelled before its first step never gets there.
                 task.add_done_callback(lambda _: self._places.give_back())
 
-    async def _bring_block(
-        self, warmup: Warmup | None, item: Item, version: ObjectVersion, key: BlockKey, length: int
+    async def _fetch_block(
+        self, warmup: Warmup, item: Item, version: ObjectVersion, key: BlockKey, length: int
     ) -> None:
         if self.store.has(key):
             await self.store.verify(key, again=False)
@@ -390,13 +376,10 @@ class WarmupRunner:
             for flight in self._fills.fill(version, [key.index], purpose=Purpose.COMMAND):
                 if not await flight.ended():
                     raise flight.failure or StoreUnavailable("the fill was given up")
-        _count(warmup, item, length, self.clock(), fetched=fetched)
+        warmup.confirm(item, length, self.clock(), fetched=fetched)
 
-    async def _place(self, warmup: Warmup | None, ref: ObjectRef, count: int = 0) -> None:
+    async def _place(self, warmup: Warmup, ref: ObjectRef, count: int = 0) -> None:
         """Take a place among the blocks at once, for `count` bytes that a warm-up has the allowance for."""
-        if warmup is None:
-            await self._places.take()
-            return
         if self._tenants is not None and warmup.client:
             self._tenants.expect(warmup.client, ref)
         if count > 0:
@@ -415,47 +398,3 @@ class WarmupRunner:
         while (wait_s := allowance.wait_s(self.clock())) > 0:
             await self._sleep(min(wait_s, _TOKENS_AGAIN_S))
         allowance.spend(count)
-
-
-class _NoRoomError(StoreUnavailable):
-    """The object does not fit, and will not when it is tried again."""
-
-
-def _is_away(error: Exception) -> bool:
-    """The origin did not answer, or will answer otherwise soon."""
-    if isinstance(error, OriginRefused):
-        return error.status in RETRYABLE_STATUSES
-    return isinstance(error, OriginBroke | ServiceUnavailable | SlowDown)
-
-
-def _is_passing(error: Exception) -> bool:
-    """Another try may go well."""
-    is_ours = isinstance(error, VersionChanged | StoreUnavailable) and not isinstance(error, _NoRoomError)
-    return is_ours or _is_away(error)
-
-
-def _count(warmup: Warmup | None, item: Item, length: int, now: float, *, fetched: bool) -> None:
-    if warmup is not None:
-        warmup.confirm(item, length)
-        if fetched:
-            warmup.progress.fetched(length, now)
-
-
-def _buckets(items: Iterable[Item]) -> Iterable[tuple[str, dict[str, Item]]]:
-    """The items of each bucket, by key."""
-    found: dict[str, dict[str, Item]] = {}
-    for item in items:
-        found.setdefault(item.ref.bucket, {})[item.ref.key] = item
-    return found.items()
-
-
-def reason_of(error: Exception) -> str:
-    """Why an object was not warmed, in words for a person."""
-    if isinstance(error, OriginRefused):
-        code = code_of(error.body)
-        return f"{error.status} {code}" if code else str(error)
-    if isinstance(error, VersionChanged):
-        return "it is overwritten again and again"
-    if isinstance(error, NotCacheable):
-        return f"it cannot be cached: {error}"
-    return error.text if isinstance(error, S3Error) else str(error)

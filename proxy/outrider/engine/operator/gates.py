@@ -1,4 +1,4 @@
-"""Warms the data that pods wait for, opens their gates, and tells the cache of a node what its next pods read.
+"""Warms the data that pods wait for, opens their gates, and has the cache of a node fetch what its next pods read.
 
 Nothing is remembered that the pods and the caches do not say themselves, apart from the pauses between tries. So an
 operator that is started again, or another one, goes on where this one ended.
@@ -46,7 +46,7 @@ _SOON_S = 0.5
 # So long a round waits for the caches, and for the API server. The next one waits on.
 _ROUND_S = 2.0
 # Between two Events about the progress of a pod.
-_TELL_S = 60.0
+_NOTE_S = 60.0
 # All pods together get no more. The API server keeps each Event for an hour.
 _EVENTS_PER_S = 10
 # Sets of data that are looked after at once, and pods for which the API server is called at once.
@@ -69,13 +69,13 @@ class Gates:
         self._namespaces = namespaces
         self._name = name
         self._clock = clock
-        # By uid of pods that are pending: when the last Event was told, and the nodes that were told.
-        self._told: dict[str, float] = {}
+        # By uid of pods that are pending: when the last Event was written.
+        self._noted: dict[str, float] = {}
         self._invalid: set[str] = set()
         self._followed: set[str] = set()
         self._calling = asyncio.Semaphore(_AT_ONCE)
         self._events = EventWriter(kube, me, clock, self._calling)
-        self._tell_s = _TELL_S
+        self._note_s = _NOTE_S
         self._waiting: dict[Data, Waiting] = {}
         self._judges: dict[Data, asyncio.Task[None]] = {}
         self._judging = asyncio.Semaphore(_AT_ONCE)
@@ -92,13 +92,13 @@ class Gates:
         pods = {pod["metadata"]["uid"]: pod for pod in own if is_of(pod, self._name)}
         for kept in (self._invalid, self._followed):
             kept &= pods.keys()
-        self._told = {uid: at for uid, at in self._told.items() if uid in pods}
+        self._noted = {uid: at for uid, at in self._noted.items() if uid in pods}
         waiting: dict[Data, list[tuple[Manifest, Wishes]]] = {}
         for uid, pod in pods.items():
             try:
                 wishes = wishes_in(pod)
             except WishError as error:
-                await self._tell_invalid(uid, pod, str(error))
+                await self._reject(uid, pod, str(error))
                 continue
             if is_gated(pod):
                 waiting.setdefault(wishes.data, []).append((pod, wishes))
@@ -107,7 +107,7 @@ class Gates:
                 self._follows.add(asyncio.create_task(self._follow(node, wishes.data), name="cache of a pod's node"))
         gated = sum(map(len, waiting.values()))
         self._metrics.gated.set(gated)
-        self._tell_s = max(_TELL_S, gated / _EVENTS_PER_S)
+        self._note_s = max(_NOTE_S, gated / _EVENTS_PER_S)
         self._waiting.clear()
         self._waiting.update(waiting)
         self._warming.forget(but=waiting)
@@ -154,7 +154,7 @@ class Gates:
         await asyncio.gather(*(self._open(*each) for each in late))
         return min((left_s for data in self._waiting if (left_s := self._left_s(data)) > 0), default=STEP_S)
 
-    async def _tell_invalid(self, uid: str, pod: Manifest, why: str) -> None:
+    async def _reject(self, uid: str, pod: Manifest, why: str) -> None:
         if is_gated(pod):
             # The annotation was changed after the webhook saw it.
             await self._open(pod, (), Opening("InvalidAnnotation", why, is_warning=True))
@@ -178,7 +178,7 @@ class Gates:
             found = await self._warming.look_after(data, self._waiting.get(data, ()))
         now = self._clock()
         ready: list[tuple[Manifest, Opening]] = []
-        told: list[tuple[Manifest, str]] = []
+        notes: list[tuple[Manifest, str]] = []
         # Those of now: the caches may have taken a while.
         for pod, wishes in self._waiting.get(data, ()):
             zones = [found[zone] for zone in self._warming.zones_of(pod) if zone in found]
@@ -186,14 +186,14 @@ class Gates:
             report = best_report(zones)
             if opening is not None:
                 ready.append((pod, opening))
-            elif report is not None and now - self._told.get(uid := pod["metadata"]["uid"], -inf) >= self._tell_s:
-                self._told[uid] = now
-                told.append((pod, progress_note(report)))
+            elif report is not None and now - self._noted.get(uid := pod["metadata"]["uid"], -inf) >= self._note_s:
+                self._noted[uid] = now
+                notes.append((pod, progress_note(report)))
         if any(opening.reason == "Warm" for _, opening in ready):
             await self._look()
         await asyncio.gather(
             *(self._open(pod, data, opening) for pod, opening in ready),
-            *(self._events.emit(pod, "Warming", note) for pod, note in told),
+            *(self._events.emit(pod, "Warming", note) for pod, note in notes),
         )
 
     async def _look(self) -> None:

@@ -37,11 +37,11 @@ class Holdings:
     def of(self, urls: Sequence[str]) -> Sequence[Holding]:
         """Empty: no cache knows the data, or none was asked yet."""
         held, answers = self._held
-        found = answers.get(asked := tuple(urls))
+        found = answers.get(wanted := tuple(urls))
         if found is None:
             found = held.of(urls)
             if len(answers) < _ANSWERS_MAX:
-                answers[asked] = found
+                answers[wanted] = found
         return found
 
     def pod_on(self, node: str) -> CachePod | None:
@@ -72,8 +72,8 @@ class Holdings:
                     log.debug("a cache did not tell what it holds", extra={"node": pod.node, "why": str(error)})
                     return NodeDatasets(pod.node, pod.zone, ())
 
-        told = await asyncio.gather(*map(ask, self._pods.values()))
-        self._held = await asyncio.to_thread(Held, told), {}
+        answers = await asyncio.gather(*map(ask, self._pods.values()))
+        self._held = await asyncio.to_thread(Held, answers), {}
 
 
 def pods_of(slices: Sequence[Mapping[str, Any]]) -> list[CachePod]:

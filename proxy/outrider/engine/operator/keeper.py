@@ -21,7 +21,7 @@ from outrider.core.operator.certificates import (
     SERVER_S,
     Issued,
     Kept,
-    Trust,
+    SeenTrust,
     Validity,
     bundle_patch,
     due,
@@ -53,7 +53,7 @@ class Certifier(Protocol):
         ...
 
 
-class Keeper:
+class CertificateKeeper:
     """`name`: the webhook configuration, and the Service at which it is called; the Secret is NAME-ca. `show`: takes
     the server's certificate for all new connections. `wall_clock`: seconds since 1970."""
 
@@ -68,13 +68,13 @@ class Keeper:
         self._names = frozenset({f"{name}.{kube.namespace}.svc"})
         self._monotonic, self._wall_clock = monotonic, wall_clock
         self._kept: Kept | None = None
-        self._trust = Trust()
+        self._trust = SeenTrust()
         self._read: tuple[Mapping[str, Any], Kept | None] = {}, None
         self._is_missing = False
 
     @property
     def is_ready(self) -> bool:
-        """The API server can call: it is told to trust the authority of the certificate that is shown."""
+        """The API server can call: it was given the authority of the certificate that is shown."""
         return self._kept is not None and self._kept.server.issuer in self._trust
 
     async def step(self) -> None:
@@ -128,8 +128,8 @@ class Keeper:
         bundle = kept.bundle(self._wall_clock())
         authorities = [authority.certificate for authority in kept.authorities if authority.certificate in bundle]
         now = self._monotonic()
-        told = [] if configuration is None else [each for each in authorities if trusts(configuration, each)]
-        self._trust.seen(told, now)
+        trusted = [] if configuration is None else [each for each in authorities if trusts(configuration, each)]
+        self._trust.seen(trusted, now)
         if configuration is None:
             return
         patch = bundle_patch(configuration, bundle)

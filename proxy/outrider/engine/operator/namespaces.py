@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from outrider.core.operator.selectors import selects
+from outrider.core.operator.placement import selects
 from outrider.operator_ports import Kube, KubeError, Manifest
 from outrider.ports import Clock
 

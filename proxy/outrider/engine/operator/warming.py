@@ -68,8 +68,8 @@ class Warming:
         for pod, wishes in waiting:
             zones = self.zones_of(pod)
             wanted[zones] = max(wanted.get(zones, 0.0), wishes.warm or 0.0)
-        asked = sorted(frozenset[Zone]().union(*wanted), key=str)
-        reports = await asyncio.gather(*(self._report(data, zone) for zone in asked))
+        ranked_zones = sorted(frozenset[Zone]().union(*wanted), key=str)
+        reports = await asyncio.gather(*(self._report(data, zone) for zone in ranked_zones))
         found = {warmth.zone: warmth for warmth in reports if warmth is not None}
         # Pods that can run in few zones come first: those that can run in more do with one of these.
         for zones in sorted(wanted, key=len):

@@ -1,4 +1,4 @@
-"""Tells by an Event of pods whose wishes make no sense, although they run already.
+"""Writes Events about pods whose wishes make no sense, although they run already.
 
 `gates` looks at pending pods, every few seconds. A pod that starts at once is none by then. So each operator looks at
 all pods of the namespaces in which its webhook has just warned. A pod has no uid in the webhook, and may still be
@@ -21,7 +21,7 @@ LOOK_S = 1.0
 _ARRIVES_S = 1.0
 # A second look is for those that took longer. A namespace in which each pod is wrong is listed so often.
 _AGAIN_S = 5.0
-# Older pods were told of. The clock of the API server may differ.
+# Older pods had their Event. The clock of the API server may differ.
 _OLDER_S = 60.0
 
 
@@ -45,7 +45,7 @@ class Warned:
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
         # By uid.
-        self._told: dict[str, str] = {}
+        self._noted: dict[str, str] = {}
 
     def note(self, namespace: str, has_label: bool) -> None:
         """The webhook has warned of a pod there, which has a label of ours or none."""
@@ -64,7 +64,7 @@ class Warned:
                 await self._look(namespace, labels, watched.since - _OLDER_S)
                 if now >= watched.until:
                     del self._watched[namespace]
-                    self._told = {uid: where for uid, where in self._told.items() if where != namespace}
+                    self._noted = {uid: where for uid, where in self._noted.items() if where != namespace}
         return LOOK_S
 
     async def _look(self, namespace: str, labels: Iterable[str | None], since: float) -> None:
@@ -73,11 +73,11 @@ class Warned:
             pods.update({pod["metadata"]["uid"]: pod for pod in await self._kube.pods_in(namespace, label)})
         for uid, pod in pods.items():
             created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
-            if created >= since and uid not in self._told:
+            if created >= since and uid not in self._noted:
                 try:
                     wrong = wishes_in(pod).missing
                 except WishError as error:
                     wrong = str(error)
                 if wrong is not None:
-                    self._told[uid] = namespace
+                    self._noted[uid] = namespace
                     await self._events.emit(pod, "InvalidAnnotation", wrong, is_warning=True, is_once=True)

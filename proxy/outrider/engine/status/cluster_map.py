@@ -1,4 +1,4 @@
-"""The map of datasets over the cluster: which member holds which share of each, as the members tell it."""
+"""The map of datasets over the cluster: which member holds which share of each, as the members report it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.insight.dataset_map import data_bytes
 from outrider.core.model import ObjectRef
-from outrider.engine.status.dataset_samples import objects_max, sample_of
+from outrider.engine.status.held_datasets import samples
 from outrider.ports import Clock, PeerTransport
 
 # An answer is repeated for so long: pages that are open ask again and again.
@@ -29,44 +29,32 @@ Mine = Callable[[ObjectRef, int], int]
 """The blocks that this node owns of an object of so many, as bits; see `Planner.join`."""
 
 
-class OwnShares:
-    """Tells what this node has of each dataset. Called on the engine's loop."""
-
-    def __init__(self, planner: Planner, mine: Mine) -> None:
-        self._planner = planner
-        self._mine = mine
-
-    async def told(self) -> list[DatasetShare]:
-        """The datasets with the most bytes here come first."""
-        held = [dataset for _, dataset in self._planner.registry.items() if dataset.kept_bytes > 0]
-        held.sort(key=lambda dataset: dataset.kept_bytes, reverse=True)
-        most = objects_max(min(len(held), SHARES_MAX))
-        # Each takes some milliseconds after the ring has changed.
-        return [await self._share_of(dataset, most) for dataset in held[:SHARES_MAX]]
-
-    async def _share_of(self, dataset: Dataset, most: int) -> DatasetShare:
-        sample = await sample_of(dataset, most, lambda cached: cached.present)
-        here = dataset.kept_bytes
-        near = round(here * self._near_part(dataset))
-        return DatasetShare(
-            dataset.bucket, dataset.template, len(dataset.names.keys), data_bytes(dataset), here, near,
+async def own_shares(planner: Planner, mine: Mine) -> list[DatasetShare]:
+    """The part of each dataset that this node has, the largest first. Each takes some milliseconds after the ring
+    has changed."""
+    return [
+        DatasetShare(
+            dataset.bucket, dataset.template, len(dataset.names.keys), data_bytes(dataset), dataset.kept_bytes,
+            round(dataset.kept_bytes * _copied_part(dataset, mine)),
             tuple((each.number, each.size) for each in sample.objects), sample.below,
-        )  # fmt: skip
+        )
+        async for dataset, sample in samples(planner, SHARES_MAX, lambda cached: cached.present)
+    ]  # fmt: skip
 
-    def _near_part(self, dataset: Dataset) -> float:
-        cached = list(dataset.cached)
-        if not cached:
-            return 0.0
-        objects = max(_OBJECTS_SAMPLED_MIN, _BLOCKS_SAMPLED // max(1, dataset.cached[cached[0]].blocks))
-        present = owned = 0
-        for index in cached[:: -(-len(cached) // objects)]:
-            each = dataset.cached[index]
-            blocks = each.present & _FIRST_BLOCKS
-            present += blocks.bit_count()
-            owned += (
-                blocks & self._mine(ObjectRef(dataset.bucket, dataset.names.keys[index]), each.blocks)
-            ).bit_count()
-        return 1 - owned / present if present else 0.0
+
+def _copied_part(dataset: Dataset, mine: Mine) -> float:
+    """The part of the blocks on disk that other members own."""
+    cached = list(dataset.cached)
+    if not cached:
+        return 0.0
+    objects = max(_OBJECTS_SAMPLED_MIN, _BLOCKS_SAMPLED // max(1, dataset.cached[cached[0]].blocks))
+    present = owned = 0
+    for index in cached[:: -(-len(cached) // objects)]:
+        each = dataset.cached[index]
+        blocks = each.present & _FIRST_BLOCKS
+        present += blocks.bit_count()
+        owned += (blocks & mine(ObjectRef(dataset.bucket, dataset.names.keys[index]), each.blocks)).bit_count()
+    return 1 - owned / present if present else 0.0
 
 
 class ClusterMap:
@@ -80,26 +68,26 @@ class ClusterMap:
         self._view = view
         self._transport = transport
         self._clock = clock
-        self._one_asks = asyncio.Lock()
-        self._told: dict[str, Any] | None = None
-        self._told_at = 0.0
+        self._one_at_a_time = asyncio.Lock()
+        self._map: dict[str, Any] | None = None
+        self._made_at = 0.0
 
-    async def told(self) -> dict[str, Any]:
+    async def document(self) -> dict[str, Any]:
         """The datasets, those with the most bytes first, with the part of each member; and which members of this node's
         cache did not answer. It is up to two seconds old."""
-        async with self._one_asks:
-            if self._told is None or self._clock() - self._told_at >= _FRESH_S:
-                self._told = await self._ask()
-                self._told_at = self._clock()
-            return self._told
+        async with self._one_at_a_time:
+            if self._map is None or self._clock() - self._made_at >= _FRESH_S:
+                self._map = await self._made()
+                self._made_at = self._clock()
+            return self._map
 
-    async def _ask(self) -> dict[str, Any]:
+    async def _made(self) -> dict[str, Any]:
         view = self._view()
         others = [member.name for member in view.ring.members if member.name != view.me.name]
         silent = {name: "away" for name in others if name not in view.alive}
         alive = [view.alive[name] for name in others if name in view.alive]
         shares: dict[str, Sequence[DatasetShare]] = {view.me.name: await self._own()}
-        for member, answer in zip(alive, await asyncio.gather(*map(self._asked_of, alive)), strict=True):
+        for member, answer in zip(alive, await asyncio.gather(*map(self._shares_of, alive)), strict=True):
             if isinstance(answer, PeerFailed):
                 silent[member.name] = answer.why
             else:
@@ -111,7 +99,7 @@ class ClusterMap:
             "datasets": added_up(shares),
         }
 
-    async def _asked_of(self, member: Member) -> Sequence[DatasetShare] | PeerFailed:
+    async def _shares_of(self, member: Member) -> Sequence[DatasetShare] | PeerFailed:
         try:
             return await self._transport.shares(member, SharesAsked(self._view().me.name))
         except PeerFailed as error:
@@ -133,7 +121,7 @@ def _row(bucket: str, name: str, its: Mapping[str, DatasetShare]) -> dict[str, A
     known = {
         member: Sample([KnownObject(*each, 0) for each in share.known], share.below) for member, share in its.items()
     }
-    # A member before 0.3 tells no objects. The one that knows most then tells the size.
+    # A member before 0.3 reports no objects. The one that knows most then has the size.
     best, union = max(its.values(), key=lambda share: (share.objects, share.size)), Union(known)
     size = max(best.size, union.size)
     owned = sum(share.held_bytes - share.near_bytes for share in its.values())

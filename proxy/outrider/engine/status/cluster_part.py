@@ -21,7 +21,7 @@ answers, and is not asked: it does not fit, is too slow, or fails."""
 _NO_FAULT = frozenset(("absent", "busy", "changed", "hedged"))
 
 
-class Members(Protocol):
+class SeenMembers(Protocol):
     """The members, and what was seen of them."""
 
     @property
@@ -39,7 +39,7 @@ class ClusterPart:
     """Called on the engine's thread. `near`: how many blocks are here that other members own, and their bytes."""
 
     def __init__(
-        self, members: Members, metrics: Metrics, clock: Clock, *, source: str, domain: str,
+        self, members: SeenMembers, metrics: Metrics, clock: Clock, *, source: str, domain: str,
         near: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:  # fmt: skip
         self._members = members
@@ -85,17 +85,17 @@ class ClusterPart:
     def _others(self) -> list[dict[str, Any]]:
         view, now = self._members.view, self._clock()
         traffic = _Traffic(self._metrics)
-        told = [self._of(state, now, traffic) for state in view.states]
-        told += [
+        members = [self._of(state, now, traffic) for state in view.states]
+        members += [
             {**_blank(left.name, left.address, "left_out"), "why": f"{left.why}: {left.detail}"}
             for left in view.left_out
         ]
-        told += [
+        members += [
             {**_blank(entry.name, entry.address, "away"), "zone": entry.zone, "weight_bytes": entry.weight_bytes,
              "why": "never answered"}
             for entry in view.silent
         ]  # fmt: skip
-        return told
+        return members
 
     def _of(self, known: MemberState, now: float, traffic: _Traffic) -> dict[str, Any]:
         member = known.member
@@ -126,7 +126,7 @@ class ClusterPart:
 
 
 class _Traffic:
-    """The counters by member. Members that share a label, beyond the first 64, have none of their own."""
+    """The counters by member. SeenMembers that share a label, beyond the first 64, have none of their own."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._peers = metrics.peers

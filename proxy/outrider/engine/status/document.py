@@ -3,9 +3,7 @@ what a client may know, for status.json of the control bucket."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,16 +23,7 @@ if TYPE_CHECKING:
     from outrider.engine.status.tenants_part import TenantsPart
 
 # Settings that the document repeats.
-_SETTINGS_SHOWN = (
-    "auth",
-    "policy",
-    "prefetch",
-    "freshness",
-    "verify",
-    "verify_origin",
-    "block_size",
-    "cache_dir",
-)
+_SETTINGS_SHOWN = ("auth", "policy", "prefetch", "freshness", "verify", "verify_origin", "block_size", "cache_dir")
 # The document repeats at most this many failures of each warm-up and pin.
 _FAILURES_SHOWN = 20
 # Fields that any client may see. Addresses inside the cluster, and the place of the bucket, are no client's business.
@@ -44,34 +33,8 @@ _FOR_CLIENTS = (
 )  # fmt: skip
 
 
-class Process(Protocol):
-    """The running proxy: where it listens, and how far its start is. A Protocol, as the two below: higher floors and
-    adapters implement them."""
-
-    listen: str
-    ready: bool
-    indexed: asyncio.Event
-    began: float
-    """On `time.monotonic`."""
-    loop: asyncio.AbstractEventLoop
-
-
-class Port(Protocol):
-    """The S3 port."""
-
-    @property
-    def in_flight(self) -> int:
-        """How many requests are under way."""
-        ...
-
-    @property
-    def connected(self) -> int:
-        """How many clients are connected."""
-        ...
-
-
-class Store(Protocol):
-    """The block store on disk."""
+class ShownStore(Protocol):
+    """The block store on disk. A Protocol, as an adapter implements it."""
 
     @property
     def disks(self) -> Sequence[ShownDisk]: ...
@@ -92,7 +55,7 @@ class Store(Protocol):
 class Cache:
     """The parts of the cache whose sizes are shown."""
 
-    store: Store
+    store: ShownStore
     versions: VersionCache
     flights: FlightTable
 
@@ -113,24 +76,27 @@ class Maintenance:
             return book.all() if owner is None else book.of(owner)
 
         now = self.runner.clock()
-        warmups = [self.runner.counted(warmup).told(now, _FAILURES_SHOWN) for warmup in of(self.warmups)]
-        return {"warmups": warmups, "pins": [self.pinning.told(pin, _FAILURES_SHOWN) for pin in of(self.pinning.book)]}
+        warmups = [self.runner.counted(warmup).report(now, _FAILURES_SHOWN) for warmup in of(self.warmups)]
+        return {
+            "warmups": warmups,
+            "pins": [self.pinning.report(pin, _FAILURES_SHOWN) for pin in of(self.pinning.book)],
+        }
 
 
 class StatusDocument:
     """Called on the engine's thread."""
 
     def __init__(
-        self, process: Process, settings: Settings, metrics: Metrics, cache: Cache, port: Port, planner: Planner,
-        overview: Overview, maintenance: Maintenance, cluster: ClusterPart | None = None,
+        self, process: Callable[[], Mapping[str, Any]], settings: Settings, metrics: Metrics, cache: Cache,
+        planner: Planner, overview: Overview, maintenance: Maintenance, cluster: ClusterPart | None = None,
         tenants: TenantsPart | None = None,
     ) -> None:  # fmt: skip
-        """`cluster` None: the node is alone. `tenants` None: clients are not told apart."""
+        """`process`: the fields about the process and its S3 port. `cluster` None: the node is alone. `tenants` None:
+        clients are not told apart."""
         self._process = process
         self._settings = settings
         self._metrics = metrics
         self._cache = cache
-        self._port = port
         self._planner = planner
         self._overview = overview
         self._maintenance = maintenance
@@ -162,13 +128,10 @@ class StatusDocument:
         return {**self._overview.document(states, disks), "cluster": cluster, "disks": disks}
 
     def _service(self) -> dict[str, Any]:
-        process, store, metrics = self._process, self._cache.store, self._metrics
+        store, metrics = self._cache.store, self._metrics
         return {
             "version": __version__,
-            "uptime_s": round(time.monotonic() - process.began, 1),
-            "ready": process.ready,
-            "indexed": process.indexed.is_set(),
-            "listen": process.listen,
+            **self._process(),
             "origin": self._settings.origin,
             "settings": {name: _plain(getattr(self._settings, name)) for name in _SETTINGS_SHOWN},
             "disk": {
@@ -180,9 +143,6 @@ class StatusDocument:
             "bytes": store.used_bytes,
             "objects": len(self._cache.versions),
             "fills": len(self._cache.flights),
-            "requests": self._port.in_flight,
-            "connections": self._port.connected,
-            "tasks": len(asyncio.all_tasks(process.loop)),
             "served_bytes": {source: metrics.value("outrider_served_bytes_total", source=source) for source in SOURCES},
             "origin_bytes": metrics.value("outrider_origin_bytes_total"),
             "origin_requests": metrics.total("outrider_origin_requests_total"),

@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.templates import prefix_of
 from outrider.core.ahead.planner import Planner
-from outrider.core.insight.bottleneck import LargerCache, OriginWait, alerts, disk_alerts, larger_cache
+from outrider.core.insight.bottleneck import LargerCache, OriginWait, alerts, larger_cache
 from outrider.core.insight.dataset_map import data_bytes, map_of
 from outrider.core.insight.miss_ratio import FACTORS, MissRatioCurve
 from outrider.core.insight.next_step import Data
@@ -22,7 +22,7 @@ from outrider.core.insight.usage import (
     Prices,
     ReaderAccount,
     ReadUnderWay,
-    Saved,
+    Savings,
     Sums,
 )
 from outrider.core.model import ObjectRef
@@ -153,23 +153,25 @@ class Overview:
         rows = self._rows()
         larger = self._larger_cache(rows)
         readers, recent, most = self._readers(larger)
-        saved = Saved.of(self._usage.total, self._prices)
+        saved = Savings.of(self._usage.total, self._prices)
         data = sum(data_bytes(row.known) for row in rows if row.known is not None)
         states = members or {}
         return {
             "verdict": {
                 **self._verdicts.recent(recent, larger, most, self._origin_wait()),
-                "alerts": [
-                    *alerts(self._usage.failed_reads, states.get("away", 0), sum(states.values())),
-                    *disk_alerts([(disk["directory"], disk["error"]) for disk in disks]),
-                ],
+                "alerts": alerts(
+                    self._usage.failed_reads,
+                    states.get("away", 0),
+                    sum(states.values()),
+                    [(disk["directory"], disk["error"]) for disk in disks],
+                ),
             },
             "load": self._verdicts.load,
             "larger_cache": None if larger is None else asdict(larger),
             "throughput": {"step_s": STEP_S, **self._rates.rates()},
             "saved": _saved(saved, data, self._usage.total.sums),
             "prices": asdict(self._prices),
-            "reads": _told(self._usage.total.sums),
+            "reads": _sums(self._usage.total.sums),
             "datasets": [self._dataset(row) for row in rows[:_DATASETS_SHOWN]],
             "datasets_known": len(rows),
             "readers": readers,
@@ -197,14 +199,14 @@ class Overview:
         bucket, template = row.name
         dataset, sums = row.known, row.account.sums
         whole = 0 if dataset is None else data_bytes(dataset)
-        told: dict[str, Any] = {
-            "bucket": bucket, "name": template, **_told(sums), "bucket_gets": row.account.asked,
-            "bucket_bytes": row.account.came_bytes,
-            "saved": _saved(Saved.of(row.account, self._prices), whole, sums),
+        facts: dict[str, Any] = {
+            "bucket": bucket, "name": template, **_sums(sums), "bucket_gets": row.account.bucket_gets,
+            "bucket_bytes": row.account.bucket_bytes,
+            "saved": _saved(Savings.of(row.account, self._prices), whole, sums),
         }  # fmt: skip
         if dataset is None:
-            return told
-        here = dataset.kept_bytes
+            return facts
+        cached = dataset.kept_bytes
         names = len(dataset.names.keys)
         # One or two objects of many, read over and over, are no epoch to a person; nor are reads that the planner does
         # not trust to be an epoch.
@@ -212,12 +214,12 @@ class Overview:
         newest = max(epochs, key=lambda epoch: epoch.last, default=None)
         silent_s = max(0.0, self._clock() - dataset.active_at) if dataset.active_at else None
         return {
-            **told,
+            **facts,
             "objects": names,
             "all_known": _is_all_known(dataset),
             "bytes": whole,
-            "cached_bytes": min(here, whole),
-            "cached": min(1.0, here / whole) if whole else 0.0,
+            "cached_bytes": min(cached, whole),
+            "cached": min(1.0, cached / whole) if whole else 0.0,
             **self._verified(dataset),
             "silent_s": silent_s,
             "epoch": None if newest is None else newest.number,
@@ -231,9 +233,9 @@ class Overview:
     def _verified(self, dataset: Dataset) -> dict[str, Any]:
         """The share of the bytes on disk that was compared with what the bucket knows of them, and why it is not all of
         them; None: it is."""
-        here, proved = dataset.kept_bytes, dataset.proved_bytes
+        cached, proved = dataset.kept_bytes, dataset.proved_bytes
         why = None
-        if proved < here:
+        if proved < cached:
             names = dataset.names.keys
             ref = ObjectRef(dataset.bucket, names[0]) if names else None
             if self._contents is None or not self._contents.on:
@@ -242,7 +244,7 @@ class Overview:
                 why = "the bucket tells no checksum of whole objects"
             else:
                 why = "not all blocks have come since the start, or the bucket tells nothing that can be compared"
-        return {"verified_bytes": proved, "verified": proved / here if here else 0.0, "unverified_because": why}
+        return {"verified_bytes": proved, "verified": proved / cached if cached else 0.0, "unverified_because": why}
 
     # -- readers --------------------------------------------------------------------------------------------------
 
@@ -278,7 +280,8 @@ class Overview:
                 "name": self._name_of(reader), "bucket": dataset[0], "dataset": dataset[1],
                 "silent_s": round(silent_s, 1), "reads_under_way": len(reads),
                 "waiting_s": max((round(read.wait_s, 1) for read in reads if read.is_waiting), default=None),
-                "bytes_s": round(account.bytes_s), "stall": _rounded(recent.stall), **_told(account.sums),
+                "bytes_s": round(account.bytes_s), **_sums(account.sums),
+                "stall": None if recent.stall is None else round(recent.stall, 4),
                 "slow": verdict["slow"], "level": verdict["level"], "verdict": verdict["text"], "next": verdict["next"],
             })  # fmt: skip
         return shown, sums, None if most is None else self._data(most)
@@ -297,11 +300,11 @@ class Overview:
 
 def _is_all_known(dataset: Dataset) -> bool:
     """Whether all names of the dataset are known; else more may come to light with each read."""
-    is_told = any(epoch.told for epoch in dataset.epochs())
-    return is_told or (dataset.discovery.is_whole and not dataset.discovery.too_many_names)
+    is_announced = any(epoch.told for epoch in dataset.epochs())
+    return is_announced or (dataset.discovery.is_whole and not dataset.discovery.too_many_names)
 
 
-def _told(sums: Sums) -> Mapping[str, Any]:
+def _sums(sums: Sums) -> Mapping[str, Any]:
     return {
         "requests": sums.requests, "hits": sums.hits,
         "served_bytes": {"disk": sums.disk_bytes, "flight": sums.flight_bytes, "origin": sums.origin_bytes},
@@ -309,9 +312,5 @@ def _told(sums: Sums) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _saved(saved: Saved, whole_bytes: int, sums: Sums) -> Mapping[str, Any]:
+def _saved(saved: Savings, whole_bytes: int, sums: Sums) -> Mapping[str, Any]:
     return {**asdict(saved), "spent": saved.spent(whole_bytes, are_read=sums.requests > 0)}
-
-
-def _rounded(part: float | None) -> float | None:
-    return None if part is None else round(part, 4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.tenant_blocks import TenantBlocks
 from outrider.core.cache.tenants import NOBODY
 from outrider.core.model import ObjectRef, ObjectVersion
@@ -22,7 +21,7 @@ class TenantsPart:
         self._metrics = metrics
         self._tenant_of = tenant_of
         metrics.usage.on_served = self._served
-        metrics.usage.on_came = self._came
+        metrics.usage.on_received = self._received
         metrics.before_scrape.append(self._update_metrics)
 
     def document(self) -> list[dict[str, Any]]:
@@ -49,14 +48,10 @@ class TenantsPart:
         else:
             self._blocks.read_by(tenant, version)
 
-    def reserved(self, meta: BlockMeta, count: int) -> None:
-        """See `TenantBlocks.reserved`."""
-        self._blocks.reserved(meta.key, meta.version, count)
-
     def _served(self, reader: str, count: float) -> None:
         self._metrics.tenants.served_bytes.labels(self._tenant_of(reader) or "-").inc(count)
 
-    def _came(self, ref: ObjectRef, count: int) -> None:
+    def _received(self, ref: ObjectRef, count: int) -> None:
         self._metrics.tenants.origin_bytes.labels(self.tenants.reader_of(ref) or "-").inc(count)
 
     def _update_metrics(self) -> None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from aiohttp.http import RawRequestMessage
-from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response, StreamResponse
 from aiohttp.web_server import Server
 
-from outrider.http.wire.parser_guard import guarded
+from outrider.http.wire.bounded_head import BoundedHeads
 
 log = logging.getLogger(__name__)
 
@@ -25,18 +23,15 @@ _HEAD_BYTES_MAX = 64 * 1024
 _LINGER_S = 1.0
 
 
-class AdminConnection(RequestHandler):
+class AdminConnection(BoundedHeads):
     """Owned by aiohttp's server. It is closed after the answer, because clients ask every few seconds at most."""
 
-    __slots__ = ("_end", "_head_bytes", "_life_s", "is_cut")
+    __slots__ = ("_end", "_life_s", "is_cut")
 
     def __init__(self, server: Server, life_s: float) -> None:
         """`life_s`: how long the connection may last in all."""
-        options: dict[str, Any] = {"access_log": None, "lingering_time": _LINGER_S, "logger": log}
-        super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self._parser = guarded(self._parser)
+        super().__init__(server, _HEAD_BYTES_MAX, access_log=None, lingering_time=_LINGER_S, logger=log)
         self._life_s = life_s
-        self._head_bytes = 0
         self._end: asyncio.TimerHandle | None = None
         self.is_cut = False
 
@@ -59,10 +54,6 @@ class AdminConnection(RequestHandler):
         for at, (message, payload) in enumerate(self._messages):
             if isinstance(message, RawRequestMessage):
                 self._messages[at] = message._replace(should_close=True), payload
-        if not self._messages and self._current_request is None:
-            self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_BYTES_MAX:
-                self.cut()
 
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

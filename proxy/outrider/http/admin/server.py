@@ -19,10 +19,10 @@ from outrider.metrics import Metrics
 
 Status = dict[str, object]
 Owners = Callable[[ObjectRef], Awaitable[Status]]
-"""Tells who owns the blocks of an object. Raises S3Error, Signal."""
+"""The owners of the blocks of an object. Raises S3Error, Signal."""
 
 Datasets = Callable[[], Awaitable[Status]]
-"""Tells the shares of datasets that one or all members hold."""
+"""The shares of datasets that one or all members hold."""
 
 _OWNERS_PATH, _DATASETS_PATH, _HELD_PATH = "/cluster/who", "/cluster/datasets", "/datasets"
 # The question is understood, and there is no answer; the text says why.
@@ -115,7 +115,7 @@ async def _owners_of(url: str, owners: Owners) -> Response:
     if not url.startswith("s3://") or not slash or not bucket or not key:
         return Response(status=_NO_ANSWER, text=f"{url!r} names no object: write s3://BUCKET/KEY.\n")
     try:
-        told = await owners(ObjectRef(bucket, key))
+        answer = await owners(ObjectRef(bucket, key))
     except (S3Error, Signal) as error:
         return Response(status=_NO_ANSWER, text=f"{url}: {error}\n")
-    return json_response(told, headers={"Cache-Control": "no-store"})
+    return json_response(answer, headers={"Cache-Control": "no-store"})

@@ -7,10 +7,8 @@ No S3 store allows this bucket name, so a request to it can only be meant for th
     plan/<name>                   access hints: the reads that one worker of a job will do next, for the planner
     stall/<name>                  how long a training loop waited for data, summed up
     warm/, pin/, evict/, verify/  maintenance commands over a list of names (`maintenance.MaintenanceCommands`)
-    batch                         POST: a list of objects, answered by one tar of them (`batches.Batches`)
+    batch                         POST: a list of objects, answered by one tar of them (`batch_body`)
 
 `objects` has the request, the answer, and the bounded table of the objects that clients put. In sigv4 mode each client
 key sees its own objects alone, and may name only objects that a grant lets it read.
-
-Entry point: `control_bucket.ControlBucket`. Nothing is re-exported here.
 """

@@ -1,7 +1,7 @@
 """The body of a batch: a tar of its objects in the order of the list, each as soon as its turn and its bytes are there.
 
 Small hits are gathered in a buffer, many to one call of the socket. Other objects are opened side by side, some before
-their turn. A flight brings such an object into the cache, whether or not the client takes bytes. The bytes that it
+their turn. A flight fills such an object into the cache, whether or not the client takes bytes. The bytes that it
 holds in memory until its turn are taken from the memory budget. Where the budget has no room, no object is opened
 before its turn.
 """
@@ -21,7 +21,7 @@ from outrider.engine.read.body_pieces import EarlyPiece, FilePiece, Piece
 from outrider.http.control.batch_objects import BatchObjects, Found, Opened
 
 CACHE_RECORD, STATUS_RECORD = "OUTRIDER.x-cache", "OUTRIDER.status"
-"""PAX records: of an object, how it came (as `x-cache` of a GET); of a refusal, its status."""
+"""PAX records: of an object, how it was received (as `x-cache` of a GET); of a refusal, its status."""
 _HIT = ((CACHE_RECORD, "HIT"),)
 
 # A longer object goes from its file to the socket by itself.
@@ -144,7 +144,7 @@ class BatchBody:
             return
         self._current = opened = await self._opened(number)
         self._number += 1
-        self._objects.tell(opened)
+        self._objects.note(opened)
         if opened.error is not None and self._fails_whole:
             raise opened.error
         record = (CACHE_RECORD, opened.cache.value) if opened.error is None else (STATUS_RECORD, str(opened.status))
@@ -201,8 +201,8 @@ class BatchBody:
         nearest = range(number, min(number + _READY_MAX, len(self._reads)))
         self._ready = nearest.stop
         await self._objects.make_ready([
-            found for near in nearest
-            if near not in self._ahead and (found := self._find(near)) is not None and found.length <= _GATHERED_BYTES
+            found for each in nearest
+            if each not in self._ahead and (found := self._find(each)) is not None and found.length <= _GATHERED_BYTES
         ])  # fmt: skip
         return self._put(number)
 
@@ -232,7 +232,7 @@ class BatchBody:
     # -- before its turn ----------------------------------------------------------------------------------------------
 
     def _look_ahead(self, number: int) -> None:
-        """Open objects that are not here, from `number` on, as far as there is room."""
+        """Open objects that are not cached, from `number` on, as far as there is room."""
         self._next = max(self._next, number)
         for at in range(self._next, min(self._next + _LOOKED_AT_ONCE, len(self._reads))):
             if self._find(at) is None and not self._begin(at):

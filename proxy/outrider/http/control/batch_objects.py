@@ -12,6 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.errors import InternalError, InvalidRange, PreconditionFailed, S3Error
 from outrider.core.model import Extent, ObjectVersion
 from outrider.core.s3 import ranges, xml
@@ -39,7 +40,8 @@ _DISK_WAIT_S = 1.0
 @dataclass(frozen=True, slots=True)
 class BatchParts:
     """The parts of the engine that batches are answered by. `clock`: that of `hits`. `readers`: the threads for block
-    files whose pages are not in memory. A disk that hangs holds them alone, and each wait for them is measured."""
+    files whose pages are not in memory. A disk that hangs holds them alone, and each wait for them is measured.
+    `memory`: see `batch_body`."""
 
     hits: HitLookup
     reads: ObjectReads
@@ -48,10 +50,11 @@ class BatchParts:
     access: Access
     clock: Clock
     readers: Executor
+    memory: MemoryBudget
 
 
 class Found(NamedTuple):
-    """An object that is here: the bytes from `start` to `stop` of it."""
+    """A cached object: the bytes from `start` to `stop` of it."""
 
     known: Known
     start: int
@@ -77,8 +80,8 @@ class Opened:
     """The refusal."""
     asked: tuple[ObjectVersion, Extent] | None = None
     """The bytes that are read; None: the object was not found, or comes past the cache."""
-    is_told: bool = False
-    """The planner heard of the read."""
+    is_noted: bool = False
+    """The planner knows of the read."""
     sent: Sent = field(default_factory=Counter)
 
     @property
@@ -114,7 +117,7 @@ class BatchObjects:
     # -- hits -------------------------------------------------------------------------------------------------------
 
     def find(self, read: BatchRead) -> Found | None:
-        """The object, if the client may read it and all blocks of it are here. None: `open` tells what it is."""
+        """The object, if the client may read it and all blocks of it are cached. None: `open` finds what it is."""
         if not self._access.is_open and self._denied(_operation_of(read)) is not None:
             return None
         known = self._hits.known(read.ref)
@@ -169,11 +172,11 @@ class BatchObjects:
     async def open(self, read: BatchRead) -> Opened:
         """As a GET of it alone. A failure is a refusal, and never raised. The caller calls `end`."""
         operation = _operation_of(read)
-        heard: tuple[ObjectVersion, Extent] | None = None
+        read_of: tuple[ObjectVersion, Extent] | None = None
 
-        def asked(version: ObjectVersion, extent: Extent) -> None:
-            nonlocal heard
-            heard = version, extent
+        def note_read(version: ObjectVersion, extent: Extent) -> None:
+            nonlocal read_of
+            read_of = version, extent
 
         try:
             if (denied := self._denied(operation)) is not None:
@@ -183,43 +186,43 @@ class BatchObjects:
                     # Stores differ in their readings of a Range on a folder's own key.
                     return await self._forwarded(read, operation)
                 headers = {} if read.asked_range is None else {"range": read.asked_range}
-                answer = await self._reads.get(read.ref, headers, asked)
+                answer = await self._reads.get(read.ref, headers, note_read)
             except (NotCacheable, InvalidRange, PreconditionFailed):
-                return await self._forwarded(read, operation, heard=heard)
-            return Opened(read, answer.status, answer.cache, answer.length, answer.body, asked=heard)
+                return await self._forwarded(read, operation, read_of=read_of)
+            return Opened(read, answer.status, answer.cache, answer.length, answer.body, asked=read_of)
         except S3Error as error:
-            return _refused(read, error, heard=heard)
+            return _refused(read, error, read_of=read_of)
         except OriginRefused as refused:
-            return _refused(read, Refusal(refused.status, *xml.error_in(refused.body)), heard=heard)
+            return _refused(read, Refusal(refused.status, *xml.error_in(refused.body)), read_of=read_of)
         except Exception:
             log.exception("request failed", extra={"object": str(read.ref)})
-            return _refused(read, InternalError(), heard=heard)
+            return _refused(read, InternalError(), read_of=read_of)
 
     async def _forwarded(
-        self, read: BatchRead, operation: Operation, *, heard: tuple[ObjectVersion, Extent] | None = None
+        self, read: BatchRead, operation: Operation, *, read_of: tuple[ObjectVersion, Extent] | None = None
     ) -> Opened:
         headers = () if read.asked_range is None else (("range", read.asked_range),)
         answer = await self._passthrough.send(operation, headers, Upload())
         status = 206 if read.span is not None else 200
         if answer.status == status and answer.length is not None:
-            return Opened(read, answer.status, answer.cache, answer.length, answer.body, asked=heard)
+            return Opened(read, answer.status, answer.cache, answer.length, answer.body, asked=read_of)
         async with aclosing(answer.body):
             if answer.status in (200, 206):
                 # A tar tells the length of an entry before its bytes, and not which bytes of the object they are.
                 lacks = "tell how long the object is" if answer.status == status else "answer a range with its bytes"
                 text = f"The bucket does not {lacks}: read the object by a GET of its own."
-                return _refused(read, Refusal(501, "NotImplemented", text), heard=heard)
+                return _refused(read, Refusal(501, "NotImplemented", text), read_of=read_of)
             document = bytearray()
             async for piece in answer.body:
                 document += piece
                 if len(document) > _REFUSAL_BYTES_MAX:
                     break
-        return _refused(read, Refusal(answer.status, *xml.error_in(bytes(document))), heard=heard)
+        return _refused(read, Refusal(answer.status, *xml.error_in(bytes(document))), read_of=read_of)
 
-    def tell(self, opened: Opened) -> None:
+    def note(self, opened: Opened) -> None:
         """It is the turn of the object. The planner learns the order of the list, not that of the bucket's answers."""
         if opened.asked is not None:
-            opened.is_told = True
+            opened.is_noted = True
             self._prefetch.asked(self._reader, *opened.asked, checksums=False)
 
     async def receive(self, opened: Opened, bytes_max: int) -> bool:
@@ -240,7 +243,7 @@ class BatchObjects:
         """The read ended before its turn."""
         if opened.body is not None:
             await opened.body.aclose()
-        if opened.is_told:
+        if opened.is_noted:
             self._prefetch.sent(self._reader, opened.read.ref)
 
     async def end(self, opened: Opened) -> None:
@@ -280,9 +283,9 @@ def _bytes_of(read: BatchRead, size: int) -> tuple[int, int]:
     return extent.start, extent.stop
 
 
-def _refused(read: BatchRead, error: S3Error, *, heard: tuple[ObjectVersion, Extent] | None) -> Opened:
+def _refused(read: BatchRead, error: S3Error, *, read_of: tuple[ObjectVersion, Extent] | None) -> Opened:
     reason = json.dumps({"status": error.status, "code": error.code, "message": error.text}).encode() + b"\n"
-    return Opened(read, error.status, CacheStatus.BYPASS, len(reason), None, [reason], error, heard)
+    return Opened(read, error.status, CacheStatus.BYPASS, len(reason), None, [reason], error, read_of)
 
 
 def _call_all(functions: Iterable[Callable[[], None]]) -> None:

@@ -1,14 +1,11 @@
-"""The control bucket `_outrider`: clients ask the proxy for its state, and tell it the coming reads of a job, by plain
-S3 calls.
+"""The control bucket `_outrider`: which folder answers a request, and the folders `plan/` and `stall/`.
 
-    GET   status.json     the state of the proxy
     PUT   plan/<name>     the order in which one worker will read; GET returns it with the progress of the worker,
                           DELETE withdraws the reads that are still to come
     PUT   stall/<name>    how long a training loop waited for data since its last report; GET returns the sums
-    PUT   warm/, pin/, evict/, verify/   maintenance commands: see `maintenance`
     POST  batch           many objects as one tar: see `batch_body`
     GET   descriptors.json    where a mount on this machine gets descriptors of block files: see `lender`
-    GET   ?list-type=2    all of these but batches and descriptors.json
+    GET   ?list-type=2    all objects but batches and descriptors.json
 
 In sigv4 mode each client key has its own plans and stalls, and sees no others.
 """
@@ -28,10 +25,13 @@ from outrider.core.cache.loan_messages import DESCRIPTORS
 from outrider.core.errors import InvalidArgument, MethodNotAllowed, NoSuchKey
 from outrider.core.model import ObjectRef
 from outrider.core.s3 import operation, xml
+from outrider.core.s3.batch import BODY_BYTES_MAX as BATCH_BYTES_MAX
+from outrider.core.s3.batch import parse_batch
 from outrider.core.s3.encoding import encode_path
 from outrider.core.s3.reach import LIST_QUERY
 from outrider.http.access import Access, Principal
-from outrider.http.control.batches import Batches, is_batch
+from outrider.http.control.batch_body import BatchBody
+from outrider.http.control.batch_objects import BatchObjects, BatchParts
 from outrider.http.control.lender import Lender
 from outrider.http.control.maintenance import FOLDERS, MaintenanceCommands
 from outrider.http.control.objects import (
@@ -44,9 +44,12 @@ from outrider.http.control.objects import (
     json_answer,
     json_body,
 )
+from outrider.http.record.record import BatchCounts
 from outrider.metrics import Metrics
 from outrider.ports import Clock
 
+_BATCH_KEY = "batch"
+_BATCH_HEADERS = (("content-type", "application/x-tar"), ("cache-control", "no-store"))
 BODY_BYTES_MAX = 16 * 1024 * 1024
 _STALL_BYTES_MAX = 64 * 1024
 # The maximum of plans, and of stalls, of one owner. With the maintenance commands they fit on one page of a LIST.
@@ -57,6 +60,11 @@ _REFS_AT_ONCE = 1000
 # The width of a count in a document whose length never changes.
 _DIGITS = 9
 _TAKEN = ", ".join(f"{folder}/" for folder in ("plan", "stall", *FOLDERS))
+
+
+def is_batch(asked: operation.Operation) -> bool:
+    """Whether a request to the control bucket asks for a batch: a POST of a list of objects, answered by a tar."""
+    return asked.method == "POST" and asked.key == _BATCH_KEY
 
 
 class Plans(Protocol):
@@ -81,7 +89,7 @@ class ControlBucket:
 
     def __init__(
         self, status_of: Callable[[str], Mapping[str, object]], plans: Plans, maintenance: MaintenanceCommands,
-        batches: Batches, access: Access, metrics: Metrics, clock: Clock, *, lender: Lender | None = None,
+        batches: BatchParts, access: Access, metrics: Metrics, clock: Clock, *, lender: Lender | None = None,
     ) -> None:  # fmt: skip
         """`status_of`: the status document as the owner of this access key may see it. `clock`: seconds since 1970.
         `lender` None: nobody gets descriptors."""
@@ -94,9 +102,9 @@ class ControlBucket:
         self._metrics = metrics
         self._clock = clock
         self._plan_objects = ControlObjects(NAMES_MAX, _OBJECTS_BYTES_MAX)
-        # One plan at a time: else a plan could be withdrawn while it is being told, and the second half of it would be
-        # told after that.
-        self._telling = asyncio.Lock()
+        # One plan at a time: else a plan could be withdrawn while it is being announced, and its second half would be
+        # announced after that.
+        self._announcing = asyncio.Lock()
         self._stall_objects = ControlObjects(NAMES_MAX, _OBJECTS_BYTES_MAX)
 
     async def answer(self, request: ControlRequest) -> ControlAnswer:
@@ -108,7 +116,7 @@ class ControlBucket:
         if not key:
             return self._bucket(request, names)
         if is_batch(request.operation):
-            return await self._batches.answer(request)
+            return await self._batch(request)
         folder, slash, name = key.partition("/")
         if slash and folder in ("plan", "stall", *FOLDERS):
             if not name or len(name) > _NAME_CHARS_MAX or not name.isprintable():
@@ -122,7 +130,14 @@ class ControlBucket:
             return json_answer(request, json_body(offer), self._clock())
         if key != "status.json":
             raise NoSuchKey(f"There is status.json, and <name> under {_TAKEN}.")
-        return json_answer(request, self._status_json(request.owner), self._clock())
+        return json_answer(request, json_body(self._status_of(request.owner)), self._clock())
+
+    async def _batch(self, request: ControlRequest) -> ControlAnswer:
+        """The caller begins the body."""
+        batch = parse_batch(await request.body(BATCH_BYTES_MAX))
+        counts = BatchCounts(self._metrics.usage.dataset_of, batch.reads[0].ref if batch.reads else None)
+        objects = BatchObjects(self._batches, request.who, request.client, counts)
+        return ControlAnswer(200, _BATCH_HEADERS, batch=BatchBody(batch, objects, self._batches.memory))
 
     # -- plan/ ------------------------------------------------------------------------------------------------------
 
@@ -139,7 +154,7 @@ class ControlBucket:
 
     async def _withdraw(self, owner: str, name: str) -> int:
         """How many objects are not expected any more."""
-        async with self._telling:
+        async with self._announcing:
             entry = self._plan_objects.pop(owner, name)
             if entry is None or entry.hint is None:
                 return 0
@@ -149,7 +164,7 @@ class ControlBucket:
         body = await request.body(BODY_BYTES_MAX)
         # In a thread: a long plan takes a while, and the hits of others must not wait for it.
         plan, text = await asyncio.to_thread(self._readable_plan, body, request.who)
-        async with self._telling:
+        async with self._announcing:
             known = self._plan_objects.get(request.owner, name)
             hint = (known and known.hint) or Hint()
             hint.go_on()
@@ -158,7 +173,7 @@ class ControlBucket:
                 async for first, piece in _pieces(plan.refs):
                     self.plans.told(request.client, piece, start=plan.start + first, total=plan.total, hint=hint)
             finally:
-                # Also after a failure halfway: the pieces that were told can then be withdrawn.
+                # Also after a failure halfway: the pieces that were announced can then be withdrawn.
                 self._plan_objects.put(request.owner, name, ControlObject(text, self._clock(), hint))
         return ControlAnswer(200, (("etag", etag_of(body)),))
 
@@ -191,9 +206,6 @@ class ControlBucket:
 
     # -- the bucket itself ------------------------------------------------------------------------------------------
 
-    def _status_json(self, owner: str) -> bytes:
-        return json_body(self._status_of(owner))
-
     def _bucket(self, request: ControlRequest, names: set[str]) -> ControlAnswer:
         if request.operation.method == "HEAD":
             return ControlAnswer(200)
@@ -207,7 +219,7 @@ class ControlBucket:
             },
             **{f"stall/{name}": entry for name, entry in self._stall_objects.of(owner)},
             **dict(self.maintenance.entries(owner)),
-            "status.json": ControlObject(self._status_json(owner), self._clock()),
+            "status.json": ControlObject(json_body(self._status_of(owner)), self._clock()),
         }
         page = _list_xml(dict(request.operation.query), entries)
         return ControlAnswer(200, (("content-type", "application/xml"),), page)

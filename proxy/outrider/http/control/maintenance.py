@@ -35,10 +35,9 @@ from outrider.core.errors import (
 )
 from outrider.core.maintenance.copies import parse_copies
 from outrider.core.maintenance.object_list import BODY_BYTES_MAX, ObjectList, SavedWarmup, parse_list
-from outrider.core.maintenance.progress import Progress, State
+from outrider.core.maintenance.progress import State
 from outrider.core.maintenance.sums import PART_NAMES_MAX, eviction_sum, verification_sum
 from outrider.core.model import ObjectRef
-from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.verification import Verification
 from outrider.engine.maintenance.warmup import Book, May, Warmup
@@ -92,13 +91,13 @@ class MaintenanceCommands:
             await self._take(request, folder, name, body)
             return ControlAnswer(200, (("etag", etag_of(body)),))
         if method == "DELETE":
-            await self._delete_everywhere(request.owner, folder, name)
+            await self._delete_at_all(request.owner, folder, name)
             return ControlAnswer(204)
         if not request.reads:
             raise MethodNotAllowed
         if folder == "evict":
             return answer_with(request, self._evictions.get(request.owner, name))
-        progress = await self._progress_everywhere(request.owner, folder, name)
+        progress = await self._progress_of_all(request.owner, folder, name)
         if progress is None:
             raise NoSuchKey
         return json_answer(request, json_body(progress), self._clock())
@@ -122,7 +121,7 @@ class MaintenanceCommands:
         return [
             SavedWarmup(warmup.owner, warmup.name, warmup.body.decode("utf-8", "surrogateescape"), warmup.at,
                         warmup.allowance.bytes_per_s, warmup.copies)
-            for warmup in self._warmups.all() if (warmup.running and not warmup.is_told) or warmup.is_led
+            for warmup in self._warmups.all() if (warmup.running and not warmup.is_passed_on) or warmup.is_led
         ]  # fmt: skip
 
     async def resume(self, saved: Iterable[SavedWarmup]) -> None:
@@ -132,12 +131,12 @@ class MaintenanceCommands:
             who = self._access.owner(warmup.owner)
             if who is None or self._warmups.get(warmup.owner, warmup.name) is not None:
                 continue  # the client key was removed, or it has asked for this warm-up again by now
-            body, now = warmup.body.encode("utf-8", "surrogateescape"), self._warmup_runner.clock()
-            client = who.client.name if who.client else ""
+            body = warmup.body.encode("utf-8", "surrogateescape")
             try:
                 wanted = await self._readable(body, who)
-                self._warm(Warmup(warmup.owner, client, warmup.name, body, warmup.at, wanted, _may(who), Progress(now),
-                                  TokenBucket(warmup.bytes_per_s, now), copies=warmup.copies))  # fmt: skip
+                self._warm(self._warmup(
+                    who, warmup.owner, warmup.name, body, wanted, warmup.bytes_per_s, warmup.copies, at=warmup.at
+                ))  # fmt: skip
             except S3Error as error:
                 log.info("warm-up not resumed", extra={"warmup": warmup.name, "error": error.text})
 
@@ -164,10 +163,10 @@ class MaintenanceCommands:
             wanted = await self._readable(command.body, who)
             if folder == "evict":
                 return await self._evicted(name, wanted, who)
-            now, client = self._warmup_runner.clock(), who.client.name if who.client else ""
-            self._warm(Warmup(owner, client, name, command.body, self._clock(), wanted, _may(who), Progress(now),
-                              TokenBucket(command.bytes_per_s, now), is_divided=True, is_told=True,
-                              copies=1 if command.copies is None else command.copies))  # fmt: skip
+            copies = 1 if command.copies is None else command.copies
+            warmup = self._warmup(who, owner, name, command.body, wanted, command.bytes_per_s, copies)
+            warmup.is_divided = warmup.is_passed_on = True
+            self._warm(warmup)
         elif command.verb == "cancel" and folder == "warm":
             self._cancel(owner, name)
         elif command.verb == "delete":
@@ -178,11 +177,11 @@ class MaintenanceCommands:
         """This member's part of the progress."""
         if folder == "verify":
             check = self._verification.get(owner, name)
-            return None if check is None else check.told(PART_NAMES_MAX)
+            return None if check is None else check.report(PART_NAMES_MAX)
         warmup = self._warmups.get(owner, name) if folder == "warm" else None
         if warmup is None:
             return None
-        return self._warmup_runner.counted(warmup).told_part(self._warmup_runner.clock(), PART_NAMES_MAX)
+        return self._warmup_runner.counted(warmup).own_report(self._warmup_runner.clock(), PART_NAMES_MAX)
 
     # -- PUT ----------------------------------------------------------------------------------------------------------
 
@@ -195,9 +194,9 @@ class MaintenanceCommands:
             await self._evict(request, name, body, wanted)
         elif folder == "pin":
             pins = self.pinning if self._together is None else self._together.pins
-            await pins.pin(self._warmup(request, folder, name, body, wanted))
+            await pins.pin(self._wanted(request, folder, name, body, wanted))
         else:
-            self._warm(self._warmup(request, folder, name, body, wanted))
+            self._warm(self._wanted(request, folder, name, body, wanted))
 
     async def _verify(self, owner: str, name: str, body: bytes, who: Principal) -> None:
         wanted = await self._readable(body, who) if body.strip() else None
@@ -214,23 +213,29 @@ class MaintenanceCommands:
         # In a thread: a long list takes a while, and the hits of others must not wait for it.
         return await asyncio.to_thread(readable)
 
-    def _warmup(self, request: ControlRequest, folder: str, name: str, body: bytes, wanted: ObjectList) -> Warmup:
-        now, who = self._warmup_runner.clock(), request.who
-        client = who.client.name if who.client else ""
+    def _wanted(self, request: ControlRequest, folder: str, name: str, body: bytes, wanted: ObjectList) -> Warmup:
         headers = dict(request.headers)
         rate, copies = _rate(headers), _copies(headers, folder)
         if self._together is not None and folder == "warm":
             rate = self._together.share_of(rate)
-        return Warmup(request.owner, client, name, body, self._clock(), wanted, _may(who), Progress(now),
-                      TokenBucket(rate, now), copies=copies)  # fmt: skip
+        return self._warmup(request.who, request.owner, name, body, wanted, rate, copies)
+
+    def _warmup(
+        self, who: Principal, owner: str, name: str, body: bytes, wanted: ObjectList, bytes_per_s: float, copies: int,
+        at: float | None = None,
+    ) -> Warmup:  # fmt: skip
+        """`at` None: now."""
+        client, now = who.client.name if who.client else "", self._warmup_runner.clock()
+        at = self._clock() if at is None else at
+        return Warmup(owner, client, name, body, at, wanted, _may(who), now, bytes_per_s, copies=copies)
 
     def _warm(self, warmup: Warmup) -> None:
-        together = None if warmup.is_told else self._together
+        together = None if warmup.is_passed_on else self._together
         if together is not None:
             warmup.is_divided = True
         before = self._warmups.get(warmup.owner, warmup.name)
         if before is not None and before.running:
-            if _asked(before) == _asked(warmup):
+            if _request_of(before) == _request_of(warmup):
                 return  # this very warm-up is under way
             self._warmup_runner.cancel(before)
         self._warmups.put(warmup)
@@ -241,7 +246,7 @@ class MaintenanceCommands:
     async def _evict(self, request: ControlRequest, name: str, body: bytes, wanted: ObjectList) -> None:
         result = await self._evicted(name, wanted, request.who)
         if self._together is not None:
-            others = await self._together.tell("put", "evict", request.owner, name, body)
+            others = await self._together.pass_on("put", "evict", request.owner, name, body)
             result = eviction_sum([result, *others])
         self._evictions.put(request.owner, name, ControlObject(json_body(result), self._clock()))
 
@@ -256,29 +261,29 @@ class MaintenanceCommands:
 
     # -- GET, DELETE --------------------------------------------------------------------------------------------------
 
-    async def _progress_everywhere(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
+    async def _progress_of_all(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
         """The progress, with the parts of the other members as they are now."""
         if self._together is not None and folder == "warm" and (warmup := self._warmups.get(owner, name)) is not None:
             await self._together.look(warmup)
         pin = self.pinning.book.get(owner, name) if folder == "pin" else None
         if self._together is not None and pin is not None:
-            return await self._together.pins.told(pin)
-        told = self._progress(owner, folder, name)
-        if self._together is None or folder != "verify" or told is None:
-            return told
+            return await self._together.pins.report(pin)
+        report = self._progress(owner, folder, name)
+        if self._together is None or folder != "verify" or report is None:
+            return report
         check = self._verification.get(owner, name)
         put = Command("", "put", folder, owner, name, b"" if check is None else check.body)
-        return verification_sum([told, *await self._together.parts(put, tell_again=True)])
+        return verification_sum([report, *await self._together.parts(put, repeats=True)])
 
     def _progress(self, owner: str, folder: str, name: str) -> dict[str, Any] | None:
         if folder == "verify":
             check = self._verification.get(owner, name)
-            return None if check is None else check.told()
+            return None if check is None else check.report()
         if folder == "pin":
             pin = self.pinning.book.get(owner, name)
-            return None if pin is None else self.pinning.told(pin)
+            return None if pin is None else self.pinning.report(pin)
         warmup = self._warmups.get(owner, name)
-        return None if warmup is None else self._warmup_runner.counted(warmup).told(self._warmup_runner.clock())
+        return None if warmup is None else self._warmup_runner.counted(warmup).report(self._warmup_runner.clock())
 
     async def _delete(self, owner: str, folder: str, name: str) -> None:
         if folder == "pin":
@@ -293,20 +298,20 @@ class MaintenanceCommands:
             else:
                 self._warmups.pop(owner, name)
 
-    async def _delete_everywhere(self, owner: str, folder: str, name: str) -> None:
+    async def _delete_at_all(self, owner: str, folder: str, name: str) -> None:
         if self._together is None or folder == "evict":
             await self._delete(owner, folder, name)
             return
         if folder == "pin":
             await self._together.pins.unpin(owner, name, self._clock())
             return
-        told = await self._progress_everywhere(owner, folder, name)
-        if folder == "warm" and told is not None and told["state"] == State.RUNNING.value:
+        report = await self._progress_of_all(owner, folder, name)
+        if folder == "warm" and report is not None and report["state"] == State.RUNNING.value:
             self._cancel(owner, name)
-            await self._together.tell("cancel", folder, owner, name)
+            await self._together.pass_on("cancel", folder, owner, name)
         else:
             await self._delete(owner, folder, name)
-            await self._together.tell("delete", folder, owner, name)
+            await self._together.pass_on("delete", folder, owner, name)
 
     def _cancel(self, owner: str, name: str) -> None:
         """End a warm-up. A part that has ended is cancelled, too: others may run still."""
@@ -315,7 +320,7 @@ class MaintenanceCommands:
             warmup.progress.state = State.CANCELLED
 
 
-def _asked(warmup: Warmup) -> tuple[bytes, float, int]:
+def _request_of(warmup: Warmup) -> tuple[bytes, float, int]:
     return warmup.body, warmup.allowance.bytes_per_s, warmup.copies
 
 
@@ -340,21 +345,21 @@ def _covered(wanted: ObjectList | None, may: May) -> Callable[[ObjectRef], bool]
 
 
 def _rate(headers: Mapping[str, str]) -> float:
-    told = headers.get("x-amz-meta-rate")
+    given = headers.get("x-amz-meta-rate")
     try:
-        return 0.0 if told is None else float(parse_bytes(told))
+        return 0.0 if given is None else float(parse_bytes(given))
     except ValueError as error:
         raise InvalidArgument(f"x-amz-meta-rate is a number of bytes a second, like 200MB: {error}") from error
 
 
 def _copies(headers: Mapping[str, str], folder: str) -> int:
-    told = headers.get("x-amz-meta-copies")
-    if told is None:
+    given = headers.get("x-amz-meta-copies")
+    if given is None:
         return 1
     if folder == "pin":
         # Room for a pin is reserved where its blocks are owned. A copy elsewhere is what goes first.
         raise InvalidArgument("x-amz-meta-copies is for warm/ alone: a pin keeps each block where it is owned.")
     try:
-        return parse_copies(told)
+        return parse_copies(given)
     except ValueError as error:
         raise InvalidArgument(f"x-amz-meta-copies: {error}") from error

@@ -40,8 +40,8 @@ class ControlRequest:
 
     async def body(self, limit: int) -> bytes:
         """Raises EntityTooLarge, and the errors of `engine.write.upload.whole_body`."""
-        told = dict(self.headers).get("content-length", "")
-        length = decoded_length_of(self.headers) if self.who.payload.chunked else int(told) if told else None
+        given = dict(self.headers).get("content-length", "")
+        length = decoded_length_of(self.headers) if self.who.payload.chunked else int(given) if given else None
         if length is not None and length > limit:
             raise EntityTooLarge(f"At most {limit} bytes are taken here; a long plan can be told in parts.")
         return await self.read_body(limit)
@@ -60,7 +60,7 @@ class ControlAnswer:
 @dataclass(frozen=True, slots=True)
 class ControlObject:
     """An object that a client put: its body, and since when it is this one (`at`, seconds since 1970). `hint`: of a
-    plan, the reads that the planner was told of."""
+    plan, the reads that the planner knows of."""
 
     body: bytes
     at: float
@@ -128,8 +128,8 @@ def json_answer(request: ControlRequest, body: bytes, at: float) -> ControlAnswe
     extent = ranges.resolve(spec, len(body)) if spec is not None else None
     if extent is None:
         return ControlAnswer(200, headers, body)
-    told = ("content-range", ranges.content_range(extent, len(body)))
-    return ControlAnswer(206, (*headers, told), body[extent.start : extent.stop])
+    content_range = ("content-range", ranges.content_range(extent, len(body)))
+    return ControlAnswer(206, (*headers, content_range), body[extent.start : extent.stop])
 
 
 def json_body(document: object) -> bytes:

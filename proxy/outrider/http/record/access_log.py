@@ -51,24 +51,17 @@ class AccessLog:
         """False: no line would be written."""
 
     def request(self, facts: dict[str, object]) -> None:
-        if self._write is None:
-            log.info("request", extra=facts)
-            return
-        text = _json(facts)
-        self._add(f'{{"time": "{self._now_text()}", "level": "info", "event": "request", {text[1:]}\n')
+        if self.is_wanted():
+            self._add(_json(facts)[1:-1])
 
     def hit(self, subject: str, seconds: float, method: str, status: int, count: int, request_id: str, client: str,
             address: str, app: str, asked_range: str | None) -> None:  # fmt: skip
         """The line of a read that the fast path answered. `subject`: see `subject_of`."""
-        if self._write is None:
-            self._record(subject, seconds, method, status, count, request_id, client, address, app, asked_range)
-            return
         ranged = "" if asked_range is None else f', "range": "{asked_range}"'
         self._add(
-            f'{{"time": "{self._now_text()}", "level": "info", "event": "request", '
             f'"request": "{request_id}", "op": "{method.lower()}", "method": "{method}", "status": {status}, '
             f'"cache": "HIT", "bytes": {count}, "seconds": {seconds:.6f}, {_sender(client, address, app)}, '
-            f"{subject}{ranged}}}\n"
+            f"{subject}{ranged}"
         )
 
     def _now_text(self) -> str:
@@ -79,25 +72,16 @@ class AccessLog:
             self._clock_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return f"{self._clock_text}.{int((now - second) * 1000):03d}Z"
 
-    def _add(self, line: str) -> None:
-        self._lines.append(line)
+    def _add(self, facts: str) -> None:
+        """`facts`: the members of a JSON object."""
+        if self._write is None:
+            log.info("request", extra=json.loads(f"{{{facts}}}"))
+            return
+        self._lines.append(f'{{"time": "{self._now_text()}", "level": "info", "event": "request", {facts}}}\n')
         if len(self._lines) >= _LINES_MAX:
             self.flush()
         elif self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
-
-    def _record(self, subject: str, seconds: float, method: str, status: int, count: int, request_id: str, client: str,
-                address: str, app: str, asked_range: str | None) -> None:  # fmt: skip
-        if not log.isEnabledFor(logging.INFO):
-            return
-        facts: dict[str, object] = {
-            "request": request_id, "op": method.lower(), "method": method, "status": status, "cache": "HIT",
-            "bytes": count, "seconds": round(seconds, 6), "client": client, "address": address,
-            **app_said(app), **json.loads(f"{{{subject}}}"),
-        }  # fmt: skip
-        if asked_range is not None:
-            facts["range"] = asked_range
-        self.request(facts)
 
     def flush(self) -> None:
         if self._flushing is not None:

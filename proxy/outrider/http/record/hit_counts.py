@@ -63,7 +63,7 @@ class HitCounts:
         return tallies, tally
 
     def first_byte(self, method: str, seconds: float) -> None:
-        """The time to the first byte of a hit that `add` is not told of."""
+        """The time to the first byte of a hit that `add` does not get."""
         self._metrics.first_byte_s.labels(method.lower()).observe(seconds)
 
     def add(self, tally: HitTally, method: str, status: int, sent: int, seconds: float, away_s: float) -> None:

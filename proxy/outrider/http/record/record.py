@@ -30,7 +30,7 @@ class BatchCounts:
     """Objects that the bucket answered past the cache, with the bytes sent."""
 
     def hit(self, ref: ObjectRef, status: int, count: int) -> None:
-        """An object came whole from the disk: `count` bytes of it."""
+        """An object was read whole from the disk: `count` bytes of it."""
         self.answered[status, "HIT"] += 1
         self.sent["disk"] += count
         sums = self._sums_of(ref)

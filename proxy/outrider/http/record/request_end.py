@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outrider.http.record.server_spans import ServerSpans
 
 
-class Reading(Protocol):
+class ReadInFlight(Protocol):
     """A read under way. A Protocol, as a higher floor implements it."""
 
     id: str
@@ -54,7 +54,7 @@ class RequestRecorder:
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._reads: dict[str, Reading] = {}
+        self._reads: dict[str, ReadInFlight] = {}
         metrics.reads_under_way = self._reads_under_way
 
     async def idle(self) -> None:
@@ -66,7 +66,7 @@ class RequestRecorder:
         self._idle.clear()
         self._metrics.in_flight.set(self.in_flight)
 
-    def reading(self, read: Reading) -> None:
+    def reading(self, read: ReadInFlight) -> None:
         """Its operation and its reader are known now."""
         self._reads[read.id] = read
 
@@ -83,7 +83,10 @@ class RequestRecorder:
 
     def ended(self, end: Ended, span: Span | None = None) -> None:
         self._reads.pop(end.request_id, None)
-        self._is_over()
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self._idle.set()
+        self._metrics.in_flight.set(self.in_flight)
         self._metrics.requests.labels(end.op, str(end.status or 0), end.cache).inc()
         for source, count in end.sent.items():
             self._metrics.served_bytes.labels(source).inc(count)
@@ -105,12 +108,6 @@ class RequestRecorder:
         # A batch that was refused because of one object has been counted by that object.
         if end.method in ("GET", "HEAD") or (end.batch is not None and (end.cut or not end.batch.answered)):
             self._metrics.usage.failed()
-
-    def _is_over(self) -> None:
-        self.in_flight -= 1
-        if self.in_flight == 0:
-            self._idle.set()
-        self._metrics.in_flight.set(self.in_flight)
 
     def _count_batch(self, end: Ended, batch: BatchCounts, seconds: float) -> None:
         """Each object counts as the GET that it stands for; the time of the batch is shared out among them."""

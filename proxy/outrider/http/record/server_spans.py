@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _OF_TRACES = ("traceparent", "tracestate")
 _W3C = TraceContextTextMapPropagator()
-# Cuts that say nothing about the proxy's health.
-_CLIENTS_OWN = ("client left",)
 
 
 class ServerSpans:
@@ -56,11 +54,11 @@ class ServerSpans:
         if span is None:
             span = self.begin(end.method, (), end.started, current=False)
         if span.is_recording():
-            _tell(span, end, self._name_of)
+            _describe(span, end, self._name_of)
         span.end()
 
 
-def _tell(span: Span, end: Ended, name_of: Callable[[str], str]) -> None:
+def _describe(span: Span, end: Ended, name_of: Callable[[str], str]) -> None:
     said: dict[str, str | int | float] = {
         "outrider.request_id": end.request_id, "outrider.operation": end.op, "outrider.cache": end.cache,
         "outrider.client": unicode_of(end.client), "http.response.body.size": end.sent.total(),
@@ -92,15 +90,15 @@ def _failure(end: Ended) -> str | None:
 
     Source: OpenTelemetry semantic conventions, "HTTP server".
     """
-    if end.cut is not None and end.cut not in _CLIENTS_OWN:
+    if end.cut is not None and end.cut != "client left":
         return end.cut.partition(":")[0]
     return str(end.status) if end.status is not None and end.status >= 500 else None
 
 
 def _parent(headers: Headers) -> Context:
     """The client's own span, by its trace headers; an empty context if they are missing or malformed."""
-    told = {name: value for name, value in headers if name in _OF_TRACES}
-    return _W3C.extract(told, Context()) if told else Context()
+    given = {name: value for name, value in headers if name in _OF_TRACES}
+    return _W3C.extract(given, Context()) if given else Context()
 
 
 def _epoch_ns(moment: float) -> int:

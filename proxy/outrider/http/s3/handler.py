@@ -45,8 +45,7 @@ from outrider.engine.write.form_upload import incoming_form
 from outrider.engine.write.passthrough import ForwardAnswer, Passthrough
 from outrider.engine.write.upload import Upload, one_chunk, upload_of, whole_body
 from outrider.http.access import Access, Principal, reader_name
-from outrider.http.control.batches import is_batch
-from outrider.http.control.control_bucket import ControlBucket
+from outrider.http.control.control_bucket import ControlBucket, is_batch
 from outrider.http.control.objects import ControlRequest
 from outrider.http.record.access_log import AccessLog
 from outrider.http.record.record import Sent

@@ -5,6 +5,7 @@ const EVERY_MS = 1000;
 // All members are asked for what they have of each dataset: so often, and so many are shown.
 const SHARES_EVERY_MS = 5000, SHARES_SHOWN = 12;
 const ALL_SOURCES = [["disk", "Disk: hits"], ["flight", "Still arriving"], ["peer", "Other members"], ["origin", "Past the cache"]];
+const STACKED = ALL_SOURCES.map(([name]) => name);
 const ALONE = ALL_SOURCES.filter(([name]) => name !== "peer");
 const MEMBER_STATES = {alive: "alive", away: "away", left_out: "left out"};
 const STATES = {c: "cached", R: "cached and read this epoch", o: "partly cached, or being fetched", r: "read and evicted", a: "not cached"};
@@ -128,8 +129,7 @@ function showVerdict({slow, level, text, next, alerts}) {
 }
 
 function latest(throughput) {
-  const last = (name) => (throughput[name] || []).at(-1) || 0;
-  return {disk: last("disk"), flight: last("flight"), peer: last("peer"), origin: last("origin"), bucket: last("bucket")};
+  return Object.fromEntries([...STACKED, "bucket"].map((name) => [name, (throughput[name] || []).at(-1) || 0]));
 }
 
 function showSources(status, now) {
@@ -341,7 +341,7 @@ function showErrors(errors) {
 
 // -- the chart ---------------------------------------------------------------------------------------------------
 
-const WIDE = 1000, HIGH = 220, STEPS = 120, STACKED = ["disk", "flight", "peer", "origin"];
+const WIDE = 1000, HIGH = 220, STEPS = 120;
 
 function nice(most) {
   const power = 10 ** Math.floor(Math.log10(Math.max(most, 1)));
@@ -357,26 +357,15 @@ function drawChart() {
   const top = nice(most), x = (index) => WIDE - (count - 1 - index) * WIDE / (STEPS - 1), y = (value) => HIGH - value / top * (HIGH - 4);
   const line = (names) => Array.from({length: count}, (_, i) => `${x(i).toFixed(1)} ${y(stacked(names, i)).toFixed(1)}`);
   const area = (names) => count > 1 ? `M${x(0).toFixed(1)} ${HIGH}L${line(names).join("L")}L${WIDE} ${HIGH}Z` : "";
-  $("p-disk").setAttribute("d", area(["disk"]));
-  $("p-flight").setAttribute("d", area(["disk", "flight"]));
-  $("p-peer").setAttribute("d", area(["disk", "flight", "peer"]));
-  $("p-origin").setAttribute("d", area(STACKED));
+  STACKED.forEach((name, index) => $(`p-${name}`).setAttribute("d", area(STACKED.slice(0, index + 1))));
   $("p-bucket").setAttribute("d", count > 1 ? `M${line(["bucket"]).join("L")}` : "");
-  rows2($("grid"), [0, 0.25, 0.5, 0.75, 1], (element, part) => {
-    element.setAttribute("x1", "0");
-    element.setAttribute("x2", String(WIDE));
-    element.setAttribute("y1", String(y(part * top)));
-    element.setAttribute("y2", String(y(part * top)));
-  });
+  rows($("grid"), [0, 0.25, 0.5, 0.75, 1], () => document.createElementNS("http://www.w3.org/2000/svg", "line"),
+    (line, part) => Object.entries({x1: 0, x2: WIDE, y1: y(part * top), y2: y(part * top)}).forEach(([name, at]) => line.setAttribute(name, String(at))));
   put("chart-top", `${bytes(top)}/s`);
   put("chart-middle", `${bytes(top / 2)}/s`);
   const last = Math.max(0, count - 1);
   $("chart").setAttribute("aria-label", `Throughput of the last two minutes. Now ${bytes(stacked(STACKED, last))} a second served, ${bytes(at("bucket")[last])} a second out of the bucket. Arrow keys move through time.`);
   showCursor();
-}
-function rows2(parent, items, update) {
-  while (parent.children.length < items.length) parent.append(document.createElementNS("http://www.w3.org/2000/svg", "line"));
-  items.forEach((item, index) => update(parent.children[index], item));
 }
 
 // `cursorAt`: so many seconds ago; -1: no cursor.
