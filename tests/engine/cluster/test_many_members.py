@@ -37,7 +37,7 @@ def status(node: Node) -> None:
 def second(node: Node) -> None:
     """The work of each second."""
     node.membership.passed(node.clock())
-    node.members._probe()
+    node.members.health.keep({state.member.name for state in node.membership.view.states})
 
 
 def owner(node: Node) -> None:

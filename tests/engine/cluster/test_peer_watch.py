@@ -196,7 +196,7 @@ async def test_an_owner_on_a_broken_link_is_passed_by_though_the_bucket_was_neve
         peer.pace.began()
         read.waited_s(time())
         began = time()
-        while not edge.members.health.is_slow(owner.name, time()):
+        while not edge.members.health.is_slow(owner.name, time(), is_on_disk=on_disk):
             await time.until(time() + 0.1)
             edge.reads.flowed(read, 1000)
             assert time() - began <= 1.0
@@ -219,7 +219,7 @@ async def test_an_owner_that_waits_for_the_bucket_is_not_slow(tmp_path: Path) ->
         gate.set()
         assert await time.run(asyncio.wait_for(reading, None)) == DATA[:BLOCK]
         assert nodes.origin.count() == asked + 1
-        assert edge.members.health.of(owner.name).may_ask(time())
+        assert edge.members.health.of(owner.name).may_request(time())
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ async def test_a_body_that_passes_a_busy_bucket_is_not_slow(
             await time.until(time() + 0.4)
             reads.flowed(read, 4_000_000)
             reads._watch.over(read)
-        assert health.is_slow(owner.name, time()) is is_slow
+        assert health.is_slow(owner.name, time(), is_on_disk=on_disk) is is_slow
 
 
 @pytest.mark.parametrize(("on_disk", "within_s"), [(True, 0.7), (False, 6.0)])

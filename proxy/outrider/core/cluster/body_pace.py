@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 # Half of what is remembered is younger than this.
 _HALF_LIFE_S = 2.0
 # The usual rate of the bucket changes slowly.
@@ -12,6 +10,8 @@ _USUAL_HALF_LIFE_S = 60.0
 _KNOWN_S = 0.5
 # The bucket is taken to give so many bytes per second until it was measured: little, for a body from any bucket.
 _FLOOR = 1e6
+# So long a wait for the first bytes is taken for usual until one was measured: long, for any bucket.
+_FIRST_BYTE_S = 1.0
 
 
 class BodyPace:
@@ -64,7 +64,7 @@ class SendingPace(BodyPace):
 
 
 class BucketPace(BodyPace):
-    """The rate of bodies from the bucket, lately and usually."""
+    """The rate of bodies from the bucket, lately and usually, and the wait for their first bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,6 +73,7 @@ class BucketPace(BodyPace):
         """Bytes per second of one body, as it was when it was last known. It is not forgotten: few blocks come from the
         bucket while members have them. A node that has just been started knows none, and takes little for it: a member
         whose link is broken is passed by all the same."""
+        self._first_byte_s, self._first_byte_at = 0.0, float("-inf")
 
     def flowed(self, count: int, waited_s: float, now: float) -> None:
         super().flowed(count, waited_s, now)
@@ -80,8 +81,18 @@ class BucketPace(BodyPace):
         usual = self._usual.rate(now)
         self.usual = self.usual if usual is None else usual
 
-    def takes_s(self, count: int, now: float) -> float:
-        """How long one body takes for `count` bytes, lately or usually, whichever is longer."""
+    def replied(self, waited_s: float, now: float) -> None:
+        """The first bytes of a body came after `waited_s`."""
+        self._first_byte_s, self._first_byte_at = max(waited_s, self._faded_s(now)), now
+
+    def first_byte_s(self, now: float) -> float:
+        """The longest wait for the first bytes of a body, of late; a second where none was measured."""
+        return self._faded_s(now) or _FIRST_BYTE_S
+
+    def slowest(self, now: float) -> float:
+        """Bytes per second of one body, lately or usually, whichever is less."""
         lately = self.rate(now)
-        slowest = self.usual if lately is None else min(lately, self.usual)
-        return count / slowest if slowest else inf
+        return self.usual if lately is None else min(lately, self.usual)
+
+    def _faded_s(self, now: float) -> float:
+        return float(self._first_byte_s * 0.5 ** ((now - self._first_byte_at) / _USUAL_HALF_LIFE_S))

@@ -103,17 +103,9 @@ class Members:
             await self._runtime.sleep(_TICK_S)
             self._membership.passed(self._runtime.clock())
             self._changed()
-            self._probe()
             self.health.keep({state.member.name for state in self.view.states})
             self._greet_due()
             await self._keep()
-
-    def _probe(self) -> None:
-        """Members whose circuit breaker is open are greeted when their time has come."""
-        now = self._runtime.clock()
-        for state in self.view.states:
-            if self.health.of(state.member.name).breaker.probes(now):
-                self._due[state.member.address] = now
 
     def _greet_due(self) -> None:
         now, addresses = self._runtime.clock(), self._membership.to_greet
@@ -149,7 +141,7 @@ class Members:
     def _heard(self, address: str, hello: Hello) -> None:
         self._membership.heard(address, hello, self._runtime.clock(), self._wall_clock())
         if self._membership.counts(hello.member.name, hello.boot):
-            self.health.of(hello.member.name).greeted(hello.boot, self._runtime.clock())
+            self.health.of(hello.member.name).greeted(hello.boot)
             self._forgets.heard(hello)
         self._changed()
         for hear in self.on_hello:
@@ -159,8 +151,6 @@ class Members:
 
     def failed(self, member: Member, why: str) -> None:
         self._metrics.peers.failures.labels(why).inc()
-        if why in ("hedged", "slow"):
-            return
         self.health.of(member.name).failed(why, self._runtime.clock())
         if why in ("connect", "broke"):
             # Most likely it is away; a hello tells.
@@ -168,8 +158,10 @@ class Members:
 
     def lost(self, member: Member) -> None:
         """The member neither replies nor answers a hello."""
-        self.health.of(member.name).unanswered(self._runtime.clock())
-        self._membership.unheard(member.address, self._runtime.clock())
+        now = self._runtime.clock()
+        self._membership.unheard(member.address, now)
+        # It may only have been late.
+        self._due[member.address] = now + _TICK_S
         self._changed()
 
     def _missed_a_forget(self, member: Member) -> None:

@@ -33,12 +33,6 @@ log = logging.getLogger(__name__)
 
 # The owner, or its stand-in, and one more: whoever fails costs a time-out.
 _ASKED_MAX = 2
-# A late reply is left for the bucket beyond so many times the member's 99th percentile. At the percentile itself, one
-# read in a hundred would be asked twice, and so would the bucket where the member is still waiting for it.
-_HEDGED_AFTER = 3
-# A member that waits for the bucket amid a body, and answers hellos, is given so long. After that its link may be one
-# that large packets do not pass.
-_STALL_S = 5.0
 # For how long a block is not asked of peers that came with a wrong digest.
 _REFUTED_S = 60.0
 _REFUTED_MAX = 10_000
@@ -61,7 +55,7 @@ class PeerReads:
         self._contents = contents
         self._runtime = runtime
         self._metrics = metrics
-        self._watch = PeerWatch(members.greet, members.lost, self._judged, runtime)
+        self._watch = PeerWatch(members.greet, members.lost, self._missed, runtime)
         # Blocks of which a peer told a wrong digest.
         self._refuted: TTLCache[tuple[bytes, int], None] = TTLCache(_REFUTED_MAX, _REFUTED_S, runtime.clock)
 
@@ -91,9 +85,9 @@ class PeerReads:
         """The member that is to be asked for what it has on disk; None: nobody had the block before this node."""
         view = self._members.view
         member = view.previous_owner(ref, index) if view.previous else None
-        if member is None or member.name == view.me.name or not self._may_ask(member):
+        if member is None or member.name == view.me.name:
             return None
-        return member if self._members.health.of(member.name).may_have(ref, index) else None
+        return member if self._members.health.of(member.name).may_hold(self._runtime.clock()) else None
 
     def _is_doubted(self, version: ObjectVersion, index: int) -> bool:
         """Bytes of the version, or this block, were wrong: only the origin will do."""
@@ -109,12 +103,9 @@ class PeerReads:
         for member in view.takers.owners(ref, index):
             if member.name == view.me.name or len(found) == _ASKED_MAX:
                 break
-            if self._may_ask(member):
+            if self._members.health.of(member.name).may_request(self._runtime.clock()):
                 found.append(member)
         return found
-
-    def _may_ask(self, member: Member) -> bool:
-        return self._members.health.of(member.name).may_ask(self._runtime.clock())
 
     def gave_up(self, ref: ObjectRef, index: int, why: str) -> None:
         """This node is about to ask the bucket for the block. It is counted if a member that owns it is there."""
@@ -122,8 +113,12 @@ class PeerReads:
         if why not in _NOBODY_HAS_IT and view.taker(ref, index).name != view.me.name:
             self._metrics.peers.duplicate_fetches.labels(why).inc()
 
-    def origin_flowed(self, count: int, waited_s: float) -> None:
-        self._members.health.bucket.flowed(count, waited_s, self._runtime.clock())
+    def origin_flowed(self, count: int, waited_s: float, *, is_first: bool) -> None:
+        bucket, now = self._members.health.bucket, self._runtime.clock()
+        if is_first:
+            bucket.replied(waited_s, now)
+        else:
+            bucket.flowed(count, waited_s, now)
 
     def known(self, version: ObjectVersion) -> Confirmed:
         """The version, and the age of its confirmation by the origin, as this node knows it."""
@@ -195,22 +190,19 @@ class PeerReads:
     ) -> AsyncIterator[tuple[PeerReply, WatchedRead]]:
         """A reply of a member, which is watched. Raises PeerFailed, which is counted; so is one that passes on its way
         out of the context."""
-        health = self._members.health
-        peer = health.of(member.name)
+        peer, clock = self._members.health.of(member.name), self._runtime.clock
         watched = self._watch.begin(member)
         watched.on_tick = on_tick
-        watched.is_hedged = read.read_class is ReadClass.DEMAND and not read.only_if_here
         sending = self.transport.read(member, read)
-        health.asked()
         peer.pace.began()
         try:
             reply = await watched.awaited(sending.__aenter__())
             watched.has_head, watched.is_on_disk = True, bool(reply.digest)
             # Only a reply with bytes tells it.
             told = None if reply.extent is None else reply.sending
-            peer.replied(self._runtime.clock() - watched.began, told)
+            peer.replied(watched.waits_s(clock()), told)
             if read.only_if_here:
-                peer.had(True)
+                peer.held(True, clock())
             try:
                 yield reply, watched
             except BaseException as error:
@@ -220,49 +212,44 @@ class PeerReads:
             await sending.__aexit__(None, None, None)
         except PeerFailed as error:
             if read.only_if_here and error.why == "absent":
-                peer.had(False)
+                peer.held(False, clock())
             self.failed(member, error)
             raise
         finally:
             peer.pace.ended()
             self._watch.over(watched)
 
-    def _judged(self, read: WatchedRead, now: float) -> PeerFailed | None:
-        """Why the bytes that `read` waits for had better come from elsewhere; None: they had not."""
-        health = self._members.health
-        peer = health.of(read.member.name)
-        if read.has_head:
-            if read.is_on_disk or read.unheard_s(now) > _STALL_S:
-                peer.flowed(0, read.waited_s(now), now)
-            if not health.is_slow(read.member.name, now):
-                return None
-            peer.leave_out(now)
-            log.info("a member is slower than the bucket", extra={"peer": read.member.name})
-            return PeerFailed("slow")
-        late_s = peer.first_bytes.late_s
-        if not read.is_hedged or late_s is None or now - read.began < _HEDGED_AFTER * late_s or not health.spend():
+    def _missed(self, read: WatchedRead, now: float) -> PeerFailed | None:
+        """The deadline that `read` missed: the bucket would have brought bytes by now. None: it missed none."""
+        health, name = self._members.health, read.member.name
+        peer, is_on_disk = health.of(name), read.has_head and read.is_on_disk
+        if is_on_disk:
+            peer.flowed(0, read.waited_s(now), now)
+        if not is_on_disk and health.is_late(name, read.waits_s(now), now):
+            why = "late"
+        elif read.has_head and health.is_slow(name, now, is_on_disk=is_on_disk):
+            why = "slow"
+        else:
             return None
-        peer.replied(now - read.began)
-        return PeerFailed("hedged")
+        peer.leave_out(now)
+        log.info("a member is slower than the bucket", extra={"peer": name, "why": why})
+        return PeerFailed(why)
 
     def flowed(self, watched: WatchedRead, count: int) -> None:
-        """These bytes of a body came."""
-        now, health = self._runtime.clock(), self._members.health
+        """These bytes of a body were received."""
+        now = self._runtime.clock()
         waited_s = watched.waited_s(now)
         if waited_s > LATE_S and not watched.is_on_disk:
             # The member answered a hello meanwhile. Its wait for the bucket says nothing about its rate.
             waited_s = 0.0
-        elif not watched.is_on_disk:
-            # The bucket, which many nodes share, takes its time there as it does here.
-            waited_s = max(0.0, waited_s - health.bucket.takes_s(count, now))
-        health.of(watched.member.name).flowed(count, waited_s, now)
+        self._members.health.of(watched.member.name).flowed(count, waited_s, now)
 
     def failed(self, member: Member, error: PeerFailed) -> None:
         self._members.failed(member, error.why)
 
     def serves(self, member: Member) -> bool:
         """Whether bytes of the member came within the last second."""
-        return self._members.health.of(member.name).breaker.serves(self._runtime.clock())
+        return self._members.health.of(member.name).serves(self._runtime.clock())
 
     def promote(self, member: Member, read: PeerRead) -> None:
         """A reader waits now for a block that was asked for ahead of readers: its owner is asked once more, so that it

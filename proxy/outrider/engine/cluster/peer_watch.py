@@ -1,7 +1,8 @@
-"""Finds members that hang: a reply that brings nothing for a while is followed by a hello on another connection.
+"""Ends requests to members that miss their deadline, and finds members that hang.
 
-A member that answers the hello is busy, and is waited for. One that does not is dead, or cannot be reached: all reads
-that wait for it end at once, and the bytes come from elsewhere.
+A request that brings nothing for half a second is followed by a hello on another connection. A member that does not
+answer it is dead, or unreachable: all requests that wait for it end at once. One that answers has until the deadline of
+each request (`core.cluster.peer_health`). The bytes are then received from another source.
 """
 
 from __future__ import annotations
@@ -30,16 +31,12 @@ class WatchedRead:
         self.member = member
         self._watch = watch
         self._task: asyncio.Task[object] | None = None
-        self._gone: PeerFailed | None = None
-        self._late_from = 0.0
-        self._noted_at = self._waits_from = 0.0
-        self.began = watch.clock()
+        self._ended: PeerFailed | None = None
+        self._greeted_from = self._noted_at = self._waits_from = 0.0
         self.has_head = False
-        """The head of the reply came."""
+        """The head of the reply was received."""
         self.is_on_disk = False
         """The member has the whole block. Otherwise it may wait for the bucket itself."""
-        self.is_hedged = False
-        """Another source may be asked if the head is late."""
         self.on_tick: Callable[[], None] | None = None
         """Called at each look at the reads under way."""
 
@@ -50,18 +47,17 @@ class WatchedRead:
         Raises:
             PeerFailed: the read was ended meanwhile. Anything that `reply` raises.
         """
-        self._noted_at = self._waits_from = now = self._watch.clock()
-        self._late_from = now + LATE_S
+        self._noted_at = self._waits_from = self._greeted_from = self._watch.clock()
         self._task = asyncio.current_task()
         try:
             return await reply
         except asyncio.CancelledError:
-            if self._gone is None or self._task is None or self._task.uncancel() > 0:
+            if self._ended is None or self._task is None or self._task.uncancel() > 0:
                 raise
-            raise self._gone from None
+            raise self._ended from None
         except Exception:
             # It failed while it was cancelled. The task itself is not to end.
-            if self._gone is not None and self._task is not None:
+            if self._ended is not None and self._task is not None:
                 self._task.uncancel()
             raise
         finally:
@@ -72,25 +68,26 @@ class WatchedRead:
         waited_s, self._noted_at = now - self._noted_at, now
         return waited_s
 
-    def unheard_s(self, now: float) -> float:
-        """The seconds for which the next bytes have been waited for."""
+    def waits_s(self, now: float) -> float:
+        """For how long the head, or the next bytes, have been waited for."""
         return now - self._waits_from
 
     @property
     def is_waiting(self) -> bool:
         return self._task is not None
 
-    def is_late(self, now: float) -> bool:
-        return self._task is not None and now >= self._late_from
+    def is_due(self, now: float) -> bool:
+        """Whether the member is to be greeted."""
+        return self._task is not None and now - self._greeted_from >= LATE_S
 
     def goes_on(self, now: float) -> None:
-        """The member is busy."""
-        self._late_from = now + LATE_S
+        """The member answered a hello."""
+        self._greeted_from = now
 
     def end(self, why: PeerFailed) -> None:
         """Give the reply up that is waited for."""
-        if self._task is not None and self._gone is None:
-            self._gone = why
+        if self._task is not None and self._ended is None:
+            self._ended = why
             self._task.cancel()
 
 
@@ -99,12 +96,12 @@ class PeerWatch:
 
     def __init__(
         self, greet: Callable[[Member], Awaitable[None]], lost: Callable[[Member], None],
-        judge: Callable[[WatchedRead, float], PeerFailed | None], runtime: Runtime,
+        missed: Callable[[WatchedRead, float], PeerFailed | None], runtime: Runtime,
     ) -> None:  # fmt: skip
-        """`greet` sends a hello, and raises PeerFailed. `lost` hears of members that are dead. `judge` is asked about
-        each read that waits, several times a second: whether the bytes had better come from elsewhere."""
+        """`greet` sends a hello, and raises PeerFailed. `lost` is notified of members that are dead. `missed` is called
+        for each read that waits, several times a second: the deadline that it missed; None: none."""
         self.clock = runtime.clock
-        self._judge = judge
+        self._missed = missed
         self._greet = greet
         self._lost = lost
         self._runtime = runtime
@@ -137,19 +134,19 @@ class PeerWatch:
         for read in list(self._reads):
             if read.on_tick is not None:
                 read.on_tick()
-            if read.is_waiting and (why := self._judge(read, now)) is not None:
+            if read.is_waiting and (why := self._missed(read, now)) is not None:
                 read.end(why)
-        for read in [read for read in self._reads if read.is_late(now)]:
-            if read.member.name not in self._greeted:
+            elif read.is_due(now) and read.member.name not in self._greeted:
                 self._greeted.add(read.member.name)
-                self._runtime.spawn(self._ask(read.member), f"hello {read.member.name}")
+                self._runtime.spawn(self._greet_late(read.member), f"hello {read.member.name}")
 
-    async def _ask(self, member: Member) -> None:
+    async def _greet_late(self, member: Member) -> None:
         try:
-            answers = await self._answers(member)
+            hello = asyncio.ensure_future(self._greet(member))
+            answers = await within(hello, HELLO_S, self._runtime) and hello.exception() is None
             now = self.clock()
-            late = [read for read in self._reads if read.member.name == member.name and read.is_late(now)]
-            # Bytes that came meanwhile are an answer, too.
+            late = [read for read in self._reads if read.member.name == member.name and read.is_due(now)]
+            # Bytes that were received meanwhile are an answer, too.
             if late and not answers:
                 self._lost(member)
             for read in late:
@@ -159,7 +156,3 @@ class PeerWatch:
                     read.end(PeerFailed("late", "neither a reply nor an answer to a hello"))
         finally:
             self._greeted.discard(member.name)
-
-    async def _answers(self, member: Member) -> bool:
-        hello = asyncio.ensure_future(self._greet(member))
-        return await within(hello, HELLO_S, self._runtime) and hello.exception() is None

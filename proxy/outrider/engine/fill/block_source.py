@@ -83,10 +83,10 @@ class BlockSource:
 
         return _PeersFirst(version, extent, peer.body(extent, slot), rest)
 
-    def flowed(self, count: int, waited_s: float) -> None:
-        """`count` bytes of a body of the origin came after a wait."""
+    def flowed(self, count: int, waited_s: float, *, is_first: bool) -> None:
+        """`count` bytes of a body of the origin came after a wait. `is_first`: they are its first ones."""
         if self._peers is not None:
-            self._peers.origin_flowed(count, waited_s)
+            self._peers.origin_flowed(count, waited_s, is_first=is_first)
 
     def dropped(self, cause: str, count: int) -> None:
         """See `OriginReader.dropped`."""

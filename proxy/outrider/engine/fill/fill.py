@@ -271,8 +271,9 @@ class Fill:
         lead = self._flights[0]
         if flows:
             self._scheduler.flowed(count, self._table.is_awaited)
-            if self._source.has_peers and not (lead.peer is not None and lead.peer.gives):
-                self._source.flowed(count, waited_s)
+        # The first bytes after those of a peer have waited for the peer, too.
+        if self._source.has_peers and (lead.peer is None or (flows and not lead.peer.gives)):
+            self._source.flowed(count, waited_s, is_first=not flows)
         # Not `self._slot`: a flight that was opened with the first reply may have got a slot since.
         self._scheduler.received(count, lead.slot)
 

@@ -81,6 +81,7 @@ class PeerReader(Protocol):
         """How the block is asked of peers; None: no peer is to be asked for it."""
         ...
 
-    def origin_flowed(self, count: int, waited_s: float) -> None:
-        """`count` bytes of a body of the origin came after a wait: a peer that is slower is left out."""
+    def origin_flowed(self, count: int, waited_s: float, *, is_first: bool) -> None:
+        """`count` bytes of a body of the origin came after a wait: a peer that is slower is left out. `is_first`: they
+        are the first ones of the body."""
         ...
