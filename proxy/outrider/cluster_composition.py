@@ -45,9 +45,8 @@ from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.cluster.beliefs import Beliefs
 from outrider.engine.cluster.commands import CommandsElsewhere
-from outrider.engine.cluster.forgets import Forgets, Sender
+from outrider.engine.cluster.forgets import Beliefs, Forgets, Sender
 from outrider.engine.cluster.members import Members
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
@@ -164,10 +163,9 @@ class Cluster:
     ) -> None:  # fmt: skip
         """Makes `members`, `reads` and `forgets`. `in_memory`: the cache ends with the process."""
         me = self._membership.view.me
-        forgetter = Beliefs(versions, list_cache)
         self.forgets = Forgets(
-            Sender(me.name, self._boot, lambda: self._membership.view), self._transport, forgetter, self._runtime,
-            self._metrics,
+            Sender(me.name, self._boot, lambda: self._membership.view), self._transport, Beliefs(versions, list_cache),
+            self._runtime, self._metrics,
         )  # fmt: skip
         first = store.working_disks[0]
         keeper = None if in_memory else MembersFile(first.directory.members, first.work)

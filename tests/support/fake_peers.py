@@ -11,13 +11,18 @@ from typing import Protocol
 
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
+    BY_PATH,
+    Answer,
     Command,
     CommandAnswer,
     DatasetShare,
     Forget,
     Hello,
+    Notice,
     OrderTold,
+    Question,
     ReadsTold,
+    Shares,
     SharesAsked,
 )
 from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerChanged, PeerFailed, PeerRead, Sending
@@ -26,7 +31,7 @@ from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, FilePiece, Piece
-from outrider.ports import ByteSink
+from outrider.ports import A, ByteSink
 
 
 class Answering(Protocol):
@@ -34,17 +39,7 @@ class Answering(Protocol):
 
     async def read(self, read: PeerRead, sender: str) -> PeerAnswer: ...
 
-    def hello(self, theirs: Hello) -> Hello: ...
-
-    def forget(self, message: Forget) -> None: ...
-
-    def told_reads(self, message: ReadsTold) -> None: ...
-
-    async def command(self, command: Command) -> CommandAnswer: ...
-
-    def told_order(self, message: OrderTold) -> None: ...
-
-    async def shares(self) -> Sequence[DatasetShare]: ...
+    async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None: ...
 
 
 @dataclass(slots=True)
@@ -160,30 +155,30 @@ class FakePeers:
         service = await self._service(address)
         if name and isinstance(service, FakeMember) and service.mine.member.name != name:
             raise PeerFailed("refused")
-        return service.hello(mine)
+        answer = await service.answer(mine)
+        assert isinstance(answer, Hello)
+        return answer
 
-    async def forget(self, member: Member, message: Forget) -> None:
-        self.forgets.append((member.name, message))
-        if self.forgets_way is not None:
-            await self.forgets_way(member.name)
-        (await self._service(member.address)).forget(message)
+    async def send(self, member: Member, path: str, body: bytes) -> None:
+        match message := decode(BY_PATH[path], body):
+            case Forget():
+                self.forgets.append((member.name, message))
+                if self.forgets_way is not None:
+                    await self.forgets_way(member.name)
+            case ReadsTold():
+                self.told.append((member.name, message))
+            case OrderTold():
+                self.orders.append((member.name, message))
+        await (await self._service(member.address)).answer(message)
 
-    async def tell_reads(self, member: Member, message: ReadsTold) -> None:
-        self.told.append((member.name, message))
-        (await self._service(member.address)).told_reads(message)
-
-    async def command(self, member: Member, command: Command) -> CommandAnswer:
-        self.commands.append((member.name, command))
-        return await (await self._service(member.address)).command(command)
-
-    async def shares(self, member: Member, question: SharesAsked) -> Sequence[DatasetShare]:
-        self.shares_asked.append(member.name)
-        return await (await self._service(member.address)).shares()
-
-    async def tell_order(self, member: Member, body: bytes) -> None:
-        message = decode(OrderTold, body)
-        self.orders.append((member.name, message))
-        (await self._service(member.address)).told_order(message)
+    async def request(self, member: Member, question: Question, answer: type[A]) -> A:
+        if isinstance(question, Command):
+            self.commands.append((member.name, question))
+        else:
+            self.shares_asked.append(member.name)
+        found = await (await self._service(member.address)).answer(question)
+        assert isinstance(found, answer)
+        return found
 
     async def _service(self, address: str) -> Answering:
         await asyncio.sleep(0)
@@ -326,22 +321,20 @@ class FakeMember:
             data = data[-1:]
         yield data
 
-    def hello(self, theirs: Hello) -> Hello:
-        self.met.append(theirs)
-        return self.mine
-
-    def told_reads(self, message: ReadsTold) -> None:
-        self.reads.append(message)
-
-    def told_order(self, message: OrderTold) -> None:
-        self.orders.append(message)
-
-    def forget(self, message: Forget) -> None:
-        self.forgets.append(message)
-
-    async def command(self, command: Command) -> CommandAnswer:
-        self.commands.append(command)
-        return self.told
-
-    async def shares(self) -> Sequence[DatasetShare]:
-        return self.has
+    async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None:
+        match message:
+            case Hello():
+                self.met.append(message)
+                return self.mine
+            case ReadsTold():
+                self.reads.append(message)
+            case OrderTold():
+                self.orders.append(message)
+            case Forget():
+                self.forgets.append(message)
+            case Command():
+                self.commands.append(message)
+                return self.told
+            case SharesAsked():
+                return Shares(tuple(self.has))
+        return None

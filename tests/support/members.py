@@ -18,8 +18,7 @@ from outrider.core.cluster.messages import Hello
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
-from outrider.engine.cluster.beliefs import Beliefs
-from outrider.engine.cluster.forgets import Forgets, Sender
+from outrider.engine.cluster.forgets import Beliefs, Forgets, Sender
 from outrider.engine.cluster.members import Members
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService

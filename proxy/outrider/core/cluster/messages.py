@@ -92,6 +92,10 @@ class Hello:
     is_ready: Annotated[Truth, Field(alias="ready")] = True
     is_leaving: Annotated[Truth, Field(alias="leaving")] = False
 
+    @property
+    def sender(self) -> str:
+        return self.member.name
+
 
 @dataclass(frozen=True, slots=True)
 class Forget:
@@ -404,7 +408,12 @@ class _Pinned:
 
 # -- all of them ------------------------------------------------------------------------------------------------------
 
-BY_PATH: dict[str, type[Forget | ReadsTold | OrderTold | SharesAsked]] = {
-    FORGET_PATH: Forget, READS_PATH: ReadsTold, ORDER_PATH: OrderTold, SHARES_PATH: SharesAsked,
+Notice = Forget | ReadsTold | OrderTold
+"""A message whose answer is empty."""
+Question = SharesAsked | Command
+Answer = Shares | CommandAnswer
+BY_PATH: dict[str, type[Hello | Notice | Question]] = {
+    HELLO_PATH: Hello, FORGET_PATH: Forget, READS_PATH: ReadsTold, ORDER_PATH: OrderTold, SHARES_PATH: SharesAsked,
+    COMMAND_PATH: Command,
 }  # fmt: skip
-"""The messages that a member sends all others of its cluster, but for hellos and commands."""
+"""All that members POST to each other."""

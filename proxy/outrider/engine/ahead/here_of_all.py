@@ -51,7 +51,7 @@ class HereOfAll:
     async def _asked(self, member: Member, part: OrderTold) -> Sequence[Blocks | None]:
         command = Command(part.sender, "get", "plan", "", "here", encode(part))
         try:
-            answer = await self._transport.command(member, command)
+            answer = await self._transport.request(member, command, CommandAnswer)
             here = of_fields(BlocksTold, answer.told or {}).here
             if len(here) != len(part.refs):
                 raise WireError("here: not of their number")

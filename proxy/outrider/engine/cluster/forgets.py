@@ -17,13 +17,14 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from outrider.core.cluster.forget_numbers import ReceivedForgets
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import FORGETS_MERGED_WIRE, Forget, Hello
+from outrider.core.cluster.messages import FORGET_PATH, FORGETS_MERGED_WIRE, Forget, Hello, forget_body
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
+from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.runtime import Runtime, within
 from outrider.metrics import Metrics
 from outrider.ports import Name, PeerTransport
@@ -44,14 +45,27 @@ _NAMES_MAX = 1000
 _TRIES = 3
 
 
-class Forgetter(Protocol):
-    """The parts of this node that hold beliefs about names."""
+class Beliefs:
+    """The parts of a node that believe something about names, and can be made to forget it."""
 
-    def forget(self, names: Sequence[Name], *, in_doubt: bool) -> None: ...
+    def __init__(self, versions: VersionCache, list_cache: ListCache) -> None:
+        self._versions = versions
+        self._list_cache = list_cache
+
+    def forget(self, names: Sequence[Name], *, in_doubt: bool) -> None:
+        for name in names:
+            if in_doubt:
+                self._versions.doubt(name)
+            elif isinstance(name, str):
+                self._versions.forget_bucket(name)
+            else:
+                self._versions.forget(name)
+            self._list_cache.forget(name)
 
     def forget_all(self) -> None:
         """Writes were missed."""
-        ...
+        self._versions.forget_all()
+        self._list_cache.forget_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +122,11 @@ class Forgets:
     """Sends forgets to all members that answer, and receives theirs."""
 
     def __init__(
-        self, sender: Sender, transport: PeerTransport, forgetter: Forgetter, runtime: Runtime, metrics: Metrics
+        self, sender: Sender, transport: PeerTransport, beliefs: Beliefs, runtime: Runtime, metrics: Metrics
     ) -> None:  # fmt: skip
         self._sender = sender
         self._transport = transport
-        self._forgetter = forgetter
+        self._beliefs = beliefs
         self._runtime = runtime
         self._metrics = metrics
         self.last = 0
@@ -178,16 +192,16 @@ class Forgets:
             self._sender.name, self._sender.boot, last.number, names, first.in_doubt,
             None if first is last else first.number,
         )  # fmt: skip
-        sending = asyncio.ensure_future(self._delivered(member, message))
+        sending = asyncio.ensure_future(self._delivered(member, forget_body(message)))
         if not await within(sending, _PATIENCE_S, self._runtime):
             raise PeerFailed("late")
         sending.result()
 
-    async def _delivered(self, member: Member, message: Forget) -> None:
+    async def _delivered(self, member: Member, body: bytes) -> None:
         """Raises PeerFailed."""
         for tries_left in reversed(range(_TRIES)):
             try:
-                await self._transport.forget(member, message)
+                await self._transport.send(member, FORGET_PATH, body)
             except PeerFailed as error:
                 if error.why != "broke" or not tries_left:
                     raise
@@ -196,10 +210,10 @@ class Forgets:
 
     # -- received -----------------------------------------------------------------------------------------------------
 
-    def told(self, message: Forget, *, counts: bool = True) -> None:
+    def on_forget(self, message: Forget, *, counts: bool = True) -> None:
         """A member is about to write, or has written. `counts`: its numbers are heeded, see `Membership.counts`; the
         names are forgotten in any case."""
-        self._forgetter.forget(message.names, in_doubt=message.in_doubt)
+        self._beliefs.forget(message.names, in_doubt=message.in_doubt)
         self._metrics.peers.forgets.labels("received").inc()
         if counts:
             is_gap = self._received.came(message.sender, message.boot, message.numbers, self._runtime.clock())
@@ -231,4 +245,4 @@ class Forgets:
     def _missed(self, sender: str) -> None:
         self._metrics.peers.forgets.labels("missed").inc()
         log.info("writes of a member may have been missed", extra={"peer": sender})
-        self._forgetter.forget_all()
+        self._beliefs.forget_all()

@@ -220,8 +220,8 @@ class Members:
                 self._greet_soon(address)
         return self.mine()
 
-    def told(self, message: Forget) -> None:
-        self._forgets.told(message, counts=self._membership.counts(message.sender, message.boot))
+    def on_forget(self, message: Forget) -> None:
+        self._forgets.on_forget(message, counts=self._membership.counts(message.sender, message.boot))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,20 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
 from outrider.core.cluster.body_pace import SendingPace
-from outrider.core.cluster.messages import Command, CommandAnswer, DatasetShare, Forget, Hello, OrderTold, ReadsTold
+from outrider.core.cluster.messages import (
+    Answer,
+    Command,
+    CommandAnswer,
+    DatasetShare,
+    Forget,
+    Hello,
+    Notice,
+    OrderTold,
+    Question,
+    ReadsTold,
+    Shares,
+    SharesAsked,
+)
 from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass, Sending
 from outrider.core.errors import OriginBroke, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
@@ -75,26 +88,23 @@ class PeerService:
         self.own_shares: Callable[[], Awaitable[Sequence[DatasetShare]]] | None = None
         """Tells what this member has of each dataset; None: not yet."""
 
-    def hello(self, theirs: Hello) -> Hello:
-        return self._members.met(theirs)
-
-    def forget(self, message: Forget) -> None:
-        self._members.told(message)
-
-    def told_reads(self, message: ReadsTold) -> None:
-        self.hear_reads(message)
-
-    async def command(self, command: Command) -> CommandAnswer:
-        take = self.look_here if command.folder == "plan" else self.take_command
-        if take is None:
-            return CommandAnswer(error="the member is not ready")
-        return await take(command)
-
-    def told_order(self, message: OrderTold) -> None:
-        self.hear_orders(message)
-
-    async def shares(self) -> Sequence[DatasetShare]:
-        return () if self.own_shares is None else await self.own_shares()
+    async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None:
+        """Heed a message of a member. None: its answer is empty."""
+        match message:
+            case Hello():
+                return self._members.met(message)
+            case Forget():
+                self._members.on_forget(message)
+            case ReadsTold():
+                self.hear_reads(message)
+            case OrderTold():
+                self.hear_orders(message)
+            case SharesAsked():
+                return Shares(() if self.own_shares is None else tuple(await self.own_shares()))
+            case Command():
+                take = self.look_here if message.folder == "plan" else self.take_command
+                return CommandAnswer(error="the member is not ready") if take is None else await take(message)
+        return None
 
     async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
         """Raises Signal, S3Error: the peer has to ask the origin itself."""

@@ -9,7 +9,7 @@ from typing import Any
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, SharesAsked
+from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, Shares, SharesAsked
 from outrider.core.cluster.object_samples import KnownObject, Sample, Union
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
@@ -113,7 +113,8 @@ class ClusterMap:
 
     async def _asked_of(self, member: Member) -> Sequence[DatasetShare] | PeerFailed:
         try:
-            return await self._transport.shares(member, SharesAsked(self._view().me.name))
+            question = SharesAsked(self._view().me.name)
+            return (await self._transport.request(member, question, Shares)).datasets
         except PeerFailed as error:
             return error
 

@@ -6,24 +6,14 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
 from outrider.core.cluster import messages, peer_wire
-from outrider.core.cluster.messages import (
-    Command,
-    CommandAnswer,
-    DatasetShare,
-    Forget,
-    Hello,
-    OrderTold,
-    ReadsTold,
-    Shares,
-    SharesAsked,
-)
+from outrider.core.cluster.messages import Answer, Command, Forget, Hello, Notice, Question, SharesAsked
 from outrider.core.cluster.peer_messages import PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
 from outrider.core.cluster.wire_forms import WireError, decode, encode
@@ -49,20 +39,8 @@ class PeerService(Protocol):
         """`sender`: the name of the member that asks."""
         ...
 
-    def hello(self, theirs: Hello) -> Hello: ...
-
-    def forget(self, message: Forget) -> None: ...
-
-    def told_reads(self, message: ReadsTold) -> None: ...
-
-    async def command(self, command: Command) -> CommandAnswer:
-        """Do this member's part of a maintenance command, or tell of it."""
-        ...
-
-    def told_order(self, message: OrderTold) -> None: ...
-
-    async def shares(self) -> Sequence[DatasetShare]:
-        """Tell what this member has of each dataset."""
+    async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None:
+        """Heed a message. None: its answer is empty."""
         ...
 
 
@@ -108,7 +86,7 @@ class PeerHandler:
             connection.introduced.set()
             connection.asked_at = time.monotonic()
             if request.method == "POST":
-                return await self._control(request, wire, asker, headers, body_hash)
+                return await self._message(request, wire, asker, headers, body_hash)
             return await self._read(request, wire, asker, headers)
         except Refused as refused:
             return self.refuse(request, wire, refused)
@@ -190,82 +168,37 @@ class PeerHandler:
         if not self.in_flight:
             self._idle.set()
 
-    # -- hellos, forgets, reads, orders -------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
-    async def _control(
+    async def _message(
         self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
     ) -> Reply:
-        path = request.raw_path
-        if path == messages.COMMAND_PATH:
-            return await self._command(request, wire, asker, headers, body_hash)
-        if path != messages.HELLO_PATH and path not in messages.BY_PATH:
+        kind = messages.BY_PATH.get(request.raw_path)
+        if kind is None:
             raise Refused(400, "garbage")
-        body = await self._body(request, wire, body_hash)
+        bytes_max = messages.COMMAND_BYTES_MAX if kind is Command else messages.BODY_BYTES_MAX
+        body = await self._body(request, wire, body_hash, bytes_max)
         this = self._this()
-        name = ((peer_wire.FROM, this.name),)
-        if path != messages.HELLO_PATH and not peer_wire.is_spoken(asker.wire):
+        if kind is not Hello and not peer_wire.is_spoken(asker.wire):
             raise Refused(400, "wire")
         try:
-            if path == messages.HELLO_PATH:
-                # Members of other clusters are told who is here: `doctor` shows which lists mix them.
-                theirs = decode(Hello, body)
-                if theirs.member.name != asker.name:
-                    raise Refused(400, "garbage")
-                mine = encode(self._service.hello(theirs))
-                return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, mine), mine)
-            message = decode(messages.BY_PATH[path], body)
+            message = decode(kind, body)
         except WireError as error:
             raise Refused(400, "garbage") from error
-        if asker.cluster_id != this.cluster_id:
+        # Members of other clusters are greeted: `doctor` shows which lists mix them.
+        if kind is not Hello and asker.cluster_id != this.cluster_id:
             raise Refused(421, "cluster")
         if message.sender != asker.name:
             raise Refused(400, "garbage")
-        if isinstance(message, SharesAsked):
-            shares = encode(Shares(tuple(await self._service.shares())))
-            return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, shares), shares)
-        self._heed(message, asker)
-        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name))
-
-    def _heed(self, message: Forget | ReadsTold | OrderTold, asker: Asker) -> None:
-        """Raises Refused."""
-        if isinstance(message, Forget):
-            self._service.forget(message)
-            return
-        self._check_member(asker)
-        if isinstance(message, ReadsTold):
-            self._service.told_reads(message)
-        else:
-            self._service.told_order(message)
-
-    async def _command(
-        self, request: BaseRequest, wire: Sender, asker: Asker, headers: dict[str, str], body_hash: str
-    ) -> Reply:
-        body = await self._body(request, wire, body_hash, messages.COMMAND_BYTES_MAX)
-        this = self._this()
-        if not peer_wire.is_spoken(asker.wire):
-            raise Refused(400, "wire")
-        if asker.cluster_id != this.cluster_id:
-            raise Refused(421, "cluster")
-        try:
-            command = decode(Command, body)
-        except WireError as error:
-            raise Refused(400, "garbage") from error
-        if command.sender != asker.name:
-            raise Refused(400, "garbage")
-        self._check_member(asker)
-        told = encode(await self._service.command(command))
-        name = ((peer_wire.FROM, this.name),)
-        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, told), told)
-
-    def _check_member(self, asker: Asker) -> None:
-        """Raises Refused. A forget needs no list: one of a member that has just joined must not be lost, and it costs
-        questions alone. A hello needs none, since a list may be late."""
-        if not self._is_member(asker.name):
+        # A forget needs no list: one of a member that has just joined must not be lost, and it costs questions alone. A
+        # hello needs none, since a list may be late.
+        if kind not in (Hello, Forget, SharesAsked) and not self._is_member(asker.name):
             raise Refused(403, "stranger")
+        answer = await self._service.answer(message)
+        told = b"" if answer is None else encode(answer)
+        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, ((peer_wire.FROM, this.name),), told), told)
 
-    async def _body(
-        self, request: BaseRequest, wire: Sender, body_hash: str, bytes_max: int = messages.BODY_BYTES_MAX
-    ) -> bytes:
+    async def _body(self, request: BaseRequest, wire: Sender, body_hash: str, bytes_max: int) -> bytes:
         """The body, which is that of the signature. Raises Refused."""
         length = request.content_length
         if length is None:
