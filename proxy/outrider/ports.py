@@ -3,6 +3,7 @@ tests use fakes."""
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -84,8 +85,12 @@ class ByteSink(Protocol):
 class BlockReceiver(ByteSink, Protocol):
     """A part of a block, written by the thread that receives it."""
 
+    count: int
+    """The bytes that it has taken so far."""
     disk_s: float
     """The seconds that the disk has taken so far."""
+    over: Future[None]
+    """Done once it has ended."""
 
 
 class BodyInThread(Protocol):

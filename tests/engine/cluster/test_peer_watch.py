@@ -190,7 +190,7 @@ async def test_an_owner_on_a_broken_link_is_passed_by_though_the_bucket_was_neve
     with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
         owner, edge = await time.run(begun(nodes))
         member = edge.membership.view.alive[owner.name]
-        read = edge.reads._watch.begin(member)
+        read = edge.reads._requests.begin(member)
         read.has_head, read.is_on_disk = True, on_disk
         peer = edge.members.health.of(owner.name)
         peer.pace.began()
@@ -198,9 +198,9 @@ async def test_an_owner_on_a_broken_link_is_passed_by_though_the_bucket_was_neve
         began = time()
         while not edge.members.health.is_slow(owner.name, time(), is_on_disk=on_disk):
             await time.until(time() + 0.1)
-            edge.reads.flowed(read, 1000)
+            edge.reads._requests.flowed(read, 1000)
             assert time() - began <= 1.0
-        edge.reads._watch.over(read)
+        edge.reads._requests.over(read)
 
 
 async def test_an_owner_that_waits_for_the_bucket_is_not_slow(tmp_path: Path) -> None:
@@ -243,12 +243,12 @@ async def test_a_body_that_passes_a_busy_bucket_is_not_slow(
         health.bucket.flowed(int(bucket_now), 1.0, time())
         member = edge.membership.view.alive[owner.name]
         for _ in range(4):
-            read = reads._watch.begin(member)
+            read = reads._requests.begin(member)
             read.has_head, read.is_on_disk = True, on_disk
             read.waited_s(time())
             await time.until(time() + 0.4)
-            reads.flowed(read, 4_000_000)
-            reads._watch.over(read)
+            reads._requests.flowed(read, 4_000_000)
+            reads._requests.over(read)
         assert health.is_slow(owner.name, time(), is_on_disk=on_disk) is is_slow
 
 
@@ -291,7 +291,7 @@ async def test_a_member_whose_bytes_come_while_it_is_greeted_is_not_lost(tmp_pat
 async def test_a_read_that_fails_as_it_is_given_up_leaves_its_task_uncancelled(tmp_path: Path) -> None:
     with cluster(tmp_path, "ab") as nodes:
         await nodes.meet()
-        read = nodes["a"].reads._watch.begin(nodes["b"].membership.view.me)
+        read = nodes["a"].reads._requests.begin(nodes["b"].membership.view.me)
 
         async def reply() -> None:
             try:
@@ -309,5 +309,5 @@ async def test_a_read_that_fails_as_it_is_given_up_leaves_its_task_uncancelled(t
         await asyncio.sleep(0)
         read.end(PeerFailed("slow"))
         assert await task == 0
-        nodes["a"].reads._watch.over(read)
+        nodes["a"].reads._requests.over(read)
         await nodes.settle()

@@ -8,26 +8,26 @@ ring, the member that had a block before is asked for what it has on disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from cachetools import TTLCache
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead, ReadClass
+from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead, ReadClass
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.asked_block import LEFT_OUT, AskedBlock
 from outrider.engine.cluster.members import Members
-from outrider.engine.cluster.peer_watch import LATE_S, PeerWatch, WatchedRead
+from outrider.engine.cluster.peer_requests import PeerRequests
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.peer_block import PeerBlock
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_from_peers import PeerTold
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
-from outrider.ports import PeerReply, PeerTransport
+from outrider.ports import PeerTransport
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +49,12 @@ class PeerReads:
         contents: ContentVerification, runtime: Runtime, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._members = members
-        self.transport = transport
-        self.layout = layout
+        self._requests = PeerRequests(members, transport, layout, runtime)
+        self._layout = layout
         self._versions = versions
         self._contents = contents
         self._runtime = runtime
         self._metrics = metrics
-        self._watch = PeerWatch(members.greet, members.lost, self._missed, runtime)
         # Blocks of which a peer told a wrong digest.
         self._refuted: TTLCache[tuple[bytes, int], None] = TTLCache(_REFUTED_MAX, _REFUTED_S, runtime.clock)
 
@@ -67,7 +66,7 @@ class PeerReads:
             return None
         candidates = self._candidates(version.ref, index)
         if candidates:
-            return AskedBlock(self, version, index, candidates, is_remote=True)
+            return AskedBlock(self._requests, self, version, index, candidates, is_remote=True)
         previous = self._previous(version, index)
         if previous is None:
             self.gave_up(version.ref, index, LEFT_OUT)
@@ -79,7 +78,9 @@ class PeerReads:
 
     def _previous(self, version: ObjectVersion, index: int) -> PeerBlock | None:
         member = self._previous_owner(version.ref, index)
-        return None if member is None else AskedBlock(self, version, index, [member], is_remote=False)
+        if member is None:
+            return None
+        return AskedBlock(self._requests, self, version, index, [member], is_remote=False)
 
     def _previous_owner(self, ref: ObjectRef, index: int) -> Member | None:
         """The member that is to be asked for what it has on disk; None: nobody had the block before this node."""
@@ -91,7 +92,7 @@ class PeerReads:
 
     def _is_doubted(self, version: ObjectVersion, index: int) -> bool:
         """Bytes of the version, or this block, were wrong: only the origin will do."""
-        key = self.layout.key(version, index)
+        key = self._layout.key(version, index)
         return (key.version_id, index) in self._refuted or self._contents.condemned_at(key.version_id) > 0
 
     def _candidates(self, ref: ObjectRef, index: int) -> list[Member]:
@@ -126,8 +127,8 @@ class PeerReads:
 
     def refuted(self, version: ObjectVersion, index: int, member: Member) -> None:
         """The member told a digest that the bytes do not have."""
-        self._refuted[self.layout.version_id(version), index] = None
-        self.failed(member, PeerFailed("digest"))
+        self._refuted[self._layout.version_id(version), index] = None
+        self._members.failed(member, "digest")
         log.warning(
             "bytes of a peer do not have its digest",
             extra={"object": str(version.ref), "block": index, "peer": member.name},
@@ -152,27 +153,20 @@ class PeerReads:
         failure = PeerFailed("absent")
         previous = self._previous_owner(ref, 0) if only_if_here else None
         candidates = self._candidates(ref, 0) if not only_if_here else [previous] if previous is not None else []
-        while candidates:
-            member = candidates.pop(0)
-            given = False
-            try:
-                async with self.opened(member, read) as (reply, watched):
-                    if reply.confirmed.version.ref != ref:
-                        raise PeerFailed("garbage", "another object")
-                    block = AskedBlock(
-                        self, reply.confirmed.version, 0, [member, *candidates], is_remote=not only_if_here
-                    )  # fmt: skip
-                    told = _Told(reply, block)
-                    told.block.begun = (reply, watched)
-                    given = True
-                    yield told
-                    return
-            except PeerFailed as error:
-                if given:
-                    raise
-                failure = error
-                if isinstance(error, PeerChanged):
-                    break
+        for place, member in enumerate(candidates):
+            async with AsyncExitStack() as stack:
+                try:
+                    begun = await stack.enter_async_context(self._requests.opened(member, read))
+                except PeerFailed as error:
+                    failure = error
+                    continue
+                reply, _ = begun
+                block = AskedBlock(
+                    self._requests, self, reply.confirmed.version, 0, candidates[place:], is_remote=not only_if_here,
+                    begun=begun,
+                )  # fmt: skip
+                yield _Told(reply.confirmed, reply.extent, block)
+                return
         # No member has a block of an object that the bucket does not have.
         if extent is not None and not only_if_here and failure.why != "absent":
             self.gave_up(ref, 0, failure.why)
@@ -182,101 +176,9 @@ class PeerReads:
             # Its traceback knows this frame.
             del failure
 
-    # -- one reply ----------------------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def opened(
-        self, member: Member, read: PeerRead, on_tick: Callable[[], None] | None = None
-    ) -> AsyncIterator[tuple[PeerReply, WatchedRead]]:
-        """A reply of a member, which is watched. Raises PeerFailed, which is counted; so is one that passes on its way
-        out of the context."""
-        peer, clock = self._members.health.of(member.name), self._runtime.clock
-        watched = self._watch.begin(member)
-        watched.on_tick = on_tick
-        sending = self.transport.read(member, read)
-        peer.pace.began()
-        try:
-            reply = await watched.awaited(sending.__aenter__())
-            watched.has_head, watched.is_on_disk = True, bool(reply.digest)
-            # Only a reply with bytes tells it.
-            told = None if reply.extent is None else reply.sending
-            peer.replied(watched.waits_s(clock()), told)
-            if read.only_if_here:
-                peer.held(True, clock())
-            try:
-                yield reply, watched
-            except BaseException as error:
-                # The connection is given up, whatever happened.
-                await sending.__aexit__(type(error), error, error.__traceback__)
-                raise
-            await sending.__aexit__(None, None, None)
-        except PeerFailed as error:
-            if read.only_if_here and error.why == "absent":
-                peer.held(False, clock())
-            self.failed(member, error)
-            raise
-        finally:
-            peer.pace.ended()
-            self._watch.over(watched)
-
-    def _missed(self, read: WatchedRead, now: float) -> PeerFailed | None:
-        """The deadline that `read` missed: the bucket would have brought bytes by now. None: it missed none."""
-        health, name = self._members.health, read.member.name
-        peer, is_on_disk = health.of(name), read.has_head and read.is_on_disk
-        if is_on_disk:
-            peer.flowed(0, read.waited_s(now), now)
-        if not is_on_disk and health.is_late(name, read.waits_s(now), now):
-            why = "late"
-        elif read.has_head and health.is_slow(name, now, is_on_disk=is_on_disk):
-            why = "slow"
-        else:
-            return None
-        peer.leave_out(now)
-        log.info("a member is slower than the bucket", extra={"peer": name, "why": why})
-        return PeerFailed(why)
-
-    def flowed(self, watched: WatchedRead, count: int) -> None:
-        """These bytes of a body were received."""
-        now = self._runtime.clock()
-        waited_s = watched.waited_s(now)
-        if waited_s > LATE_S and not watched.is_on_disk:
-            # The member answered a hello meanwhile. Its wait for the bucket says nothing about its rate.
-            waited_s = 0.0
-        self._members.health.of(watched.member.name).flowed(count, waited_s, now)
-
-    def failed(self, member: Member, error: PeerFailed) -> None:
-        self._members.failed(member, error.why)
-
-    def serves(self, member: Member) -> bool:
-        """Whether bytes of the member came within the last second."""
-        return self._members.health.of(member.name).serves(self._runtime.clock())
-
-    def promote(self, member: Member, read: PeerRead) -> None:
-        """A reader waits now for a block that was asked for ahead of readers: its owner is asked once more, so that it
-        knows."""
-        assert read.extent is not None
-        first = Extent(read.extent.start, read.extent.start + 1)
-        self._runtime.spawn(self._promote(member, replace(read, extent=first)), f"promote at {member.name}")
-
-    async def _promote(self, member: Member, read: PeerRead) -> None:
-        with suppress(PeerFailed):
-            async with self.transport.read(member, read) as reply:
-                await reply.some()
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        return self._runtime.clock
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Told:
-    reply: PeerReply
+    confirmed: Confirmed
+    extent: Extent | None
     block: AskedBlock
-
-    @property
-    def confirmed(self) -> Confirmed:
-        return self.reply.confirmed
-
-    @property
-    def extent(self) -> Extent | None:
-        return self.reply.extent

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from outrider.core.model import Extent, ObjectVersion
 from outrider.engine.fill.fill_scheduler import FillSlot
-from outrider.ports import Buffer, ByteSink
+from outrider.ports import BlockReceiver, Buffer
 
 
 class IncomingBody(Protocol):
@@ -27,7 +27,7 @@ class IncomingBody(Protocol):
         """Return once a reply is here that brings the next bytes: whether a thread can receive them."""
         ...
 
-    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+    async def receive(self, count: int, sink: BlockReceiver, received: Callable[[int], None]) -> None:
         """Have a thread put up to `count` of the next bytes into `sink`; `received` is called with how many more are
         there. Fewer come if the connection breaks: `position` tells. The sink is ended in any case. Raises what the
         sink raises, too."""

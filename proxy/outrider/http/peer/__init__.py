@@ -1,6 +1,6 @@
 """The peer port: other members ask here for blocks and versions, and tell which names a write makes doubtful.
 
-1. `server.PeerServer` makes a `connection.PeerConnection` of each connection that `wire.acceptor` admits. aiohttp
+1. `server.PeerServer` makes a `PeerConnection` of each connection that `wire.acceptor` admits. aiohttp
    parses the requests, and replies are sent as at the S3 port, with `sendfile`.
 2. `gatekeeper.Gatekeeper` lets a request pass that a member signed with the key of the cluster, a moment ago and for
    the first time, and for this member. Clients of the S3 port have no key for this port.

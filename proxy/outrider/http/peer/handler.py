@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
@@ -44,16 +43,6 @@ class PeerService(Protocol):
         ...
 
 
-class OnPort(Protocol):
-    """The connection that a request came on. A Protocol, as `connection` imports this module."""
-
-    wire: Sender
-    introduced: asyncio.Event
-    """To be set once a request had the signature of a member."""
-    asked_at: float
-    """To be set by each such request: monotonic seconds."""
-
-
 class PeerHandler:
     """`this`: the name, ring and cluster of this member. `is_member`: whether another process of this name is one.
     `reads_max`: more reads at once are told to ask elsewhere."""
@@ -77,14 +66,11 @@ class PeerHandler:
         """Returns once no read is under way."""
         await self._idle.wait()
 
-    async def handle(self, request: BaseRequest) -> StreamResponse:
-        """Called by aiohttp with each request that its parser accepted."""
-        connection = cast(OnPort, request.protocol)
-        wire = connection.wire
+    async def handle(self, request: BaseRequest, wire: Sender, admitted: Callable[[], None]) -> StreamResponse:
+        """Answer a request that aiohttp's parser accepted. `admitted`: called if a member signed it."""
         try:
             asker, headers, body_hash = self._gatekeeper.admit(request)
-            connection.introduced.set()
-            connection.asked_at = time.monotonic()
+            admitted()
             if request.method == "POST":
                 return await self._message(request, wire, asker, headers, body_hash)
             return await self._read(request, wire, asker, headers)
