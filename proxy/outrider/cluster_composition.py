@@ -221,7 +221,7 @@ class Cluster:
         """See `Planner.join`."""
         view = self._membership.view
         before = self._mine_in
-        if before is None or view.ring is not before.ring or view.takers is not before.takers:
+        if before is None or view.ring is not before.ring or view.acting is not before.acting:
             self._mine = Memo(_MINE_OBJECTS)
             self._mine_in = view
         bits = self._mine.get((ref, blocks))

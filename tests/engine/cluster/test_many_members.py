@@ -42,7 +42,7 @@ def second(node: Node) -> None:
 
 def owner(node: Node) -> None:
     """A block that nobody asked for yet has an owner."""
-    node.membership.view.taker(ObjectRef("train", f"{next(NUMBERS)}"), 0)
+    node.membership.view.acting_owner(ObjectRef("train", f"{next(NUMBERS)}"), 0)
 
 
 @pytest.mark.parametrize("act", [hello, status, second, owner])

@@ -274,7 +274,7 @@ def version_of(nodes: Cluster) -> ObjectVersion:
 def with_all_at(nodes: Cluster, node: str, owner: str) -> View:
     view = nodes[node].membership.view
     ring = Ring([nodes[owner].membership.view.me])
-    return replace(view, ring=ring, takers=ring)
+    return replace(view, ring=ring, acting=ring)
 
 
 @pytest.fixture
@@ -347,7 +347,7 @@ async def test_a_body_that_breaks_goes_on_at_its_offset_at_the_stand_in(tmp_path
     with cluster(tmp_path) as nodes:
         await nodes.meet()
         edge = nodes["a"]
-        owners_of = edge.membership.view.takers.owners
+        owners_of = edge.membership.view.acting.owners
         ref = next(
             ref for ref in (ObjectRef("train", f"{i}.tar") for i in range(100)) if owners_of(ref, 1)[2].name == "a"
         )

@@ -63,8 +63,8 @@ class Node:
         return "".join(each.name for each in self.membership.view.ring.members)
 
     @property
-    def takers(self) -> str:
-        return "".join(each.name for each in self.membership.view.takers.members)
+    def acting(self) -> str:
+        return "".join(each.name for each in self.membership.view.acting.members)
 
     @property
     def alive(self) -> str:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from outrider.core.cluster.member import Member
 
 
 def members_to_json(members: Iterable[Member]) -> dict[str, object]:
-    return {
-        "members": [
-            {
-                "name": member.name,
-                "address": member.address,
-                "zone": member.zone,
-                "weight_bytes": member.weight_bytes,
-                "cluster_id": member.cluster_id,
-                "wire": list(member.wire),
-            }
-            for member in members
-        ]
-    }
+    return {"members": [{**asdict(member), "wire": list(member.wire)} for member in members]}
 
 
 def members_from_json(kept: object) -> Iterable[Member]:

@@ -341,18 +341,18 @@ class Membership:
         mine = [known for known in self._known.values() if self._is_of_ring(known, me)]
         ring = _ring([me, *(known.member for known in mine)], self.view.ring)
         taking = [known.member for known in mine if known.is_alive and not known.is_leaving]
-        takers = _ring(taking if self._me.is_leaving and taking else [me, *taking], self.view.takers)
-        if was_settled and takers != self.view.takers:
-            self._previous.insert(0, _Previous(self.view.takers, now + PREVIOUS_S))
+        acting = _ring(taking if self._me.is_leaving and taking else [me, *taking], self.view.acting)
+        if was_settled and acting != self.view.acting:
+            self._previous.insert(0, _Previous(self.view.acting, now + PREVIOUS_S))
         return View(
             me=me,
             ring=ring,
-            takers=takers,
+            acting=acting,
             alive={name: known.member for name, known in self._known.items() if known.is_alive},
             states=tuple(self._state(known, self._is_of_ring(known, me)) for _, known in sorted(self._known.items())),
             left_out=tuple(left_out for _, left_out in sorted(self._left_out.items())),
             is_listed=entry is not None,
-            previous=self._previous_rings(takers, me, now),
+            previous=self._previous_rings(acting, me, now),
             silent=self._silent(),
             answering=tuple(known.member for known in self._known.values() if known.answers),
         )
@@ -393,14 +393,14 @@ class Membership:
             known.skew_s,
         )
 
-    def _previous_rings(self, takers: Ring, me: Member, now: float) -> Sequence[Ring]:
-        """Those that took blocks before `takers`, the latest first. The last one is the ring without this node, which
+    def _previous_rings(self, acting: Ring, me: Member, now: float) -> Sequence[Ring]:
+        """Those that took blocks before `acting`, the latest first. The last one is the ring without this node, which
         took its blocks until it began."""
-        self._previous = [each for each in self._previous if each.until > now and each.ring != takers][:_PREVIOUS_MAX]
+        self._previous = [each for each in self._previous if each.until > now and each.ring != acting][:_PREVIOUS_MAX]
         rings = [each.ring for each in self._previous]
-        others = [member for member in takers.members if member.name != me.name]
+        others = [member for member in acting.members if member.name != me.name]
         if others and now - self._me.began < PREVIOUS_S:
-            rings.append(_ring(others, self.view.previous[-1] if self.view.previous else takers))
+            rings.append(_ring(others, self.view.previous[-1] if self.view.previous else acting))
         return tuple(rings)
 
 

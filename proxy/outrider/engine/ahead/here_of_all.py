@@ -33,7 +33,7 @@ class HereOfAll:
         """How many of the objects are in the caches of the members as a whole. A member that does not answer has
         nothing."""
         view = self._view()
-        others = [member for name, member in view.alive.items() if name in view.takers]
+        others = [member for name, member in view.alive.items() if name in view.acting]
         found = dict(zip(refs, await self._look(refs), strict=True))
         open_refs = [ref for ref, blocks in found.items() if blocks is None or not blocks.is_whole]
         if not others or not open_refs:

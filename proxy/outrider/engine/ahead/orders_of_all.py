@@ -124,7 +124,7 @@ class OrdersOfAll:
                     self._drop(order)
         for member in view.alive.values():
             # Members of other zones have a cache of their own.
-            if member.name in view.takers and member.name not in self._sending:
+            if member.name in view.acting and member.name not in self._sending:
                 process = member.name, boots.get(member.name, 0)
                 if self._next_for(process) is not None:
                     self._sending.add(member.name)

@@ -216,15 +216,13 @@ class Forgets:
         self._beliefs.forget(message.names, in_doubt=message.in_doubt)
         self._metrics.peers.forgets.labels("received").inc()
         if counts:
-            is_gap = self._received.came(message.sender, message.boot, message.numbers, self._runtime.clock())
+            is_gap = self._received.received(message.sender, message.boot, message.numbers, self._runtime.clock())
             self._heed(message.sender, is_gap=is_gap)
 
-    def heard(self, hello: Hello) -> None:
-        """A member told the number of its last forget."""
-        name = hello.member.name
-        self._heed(
-            name, is_gap=self._received.told(name, hello.boot, hello.forgets, self._runtime.clock())
-        )  # fmt: skip
+    def on_hello(self, hello: Hello) -> None:
+        """A member reports the number of its last forget."""
+        is_gap = self._received.reported(hello.sender, hello.boot, hello.forgets, self._runtime.clock())
+        self._heed(hello.sender, is_gap=is_gap)
 
     def _heed(self, sender: str, *, is_gap: bool) -> None:
         if is_gap:

@@ -142,7 +142,7 @@ class Members:
         self._membership.heard(address, hello, self._runtime.clock(), self._wall_clock())
         if self._membership.counts(hello.member.name, hello.boot):
             self.health.of(hello.member.name).greeted(hello.boot)
-            self._forgets.heard(hello)
+            self._forgets.on_hello(hello)
         self._changed()
         for hear in self.on_hello:
             hear()
@@ -182,7 +182,7 @@ class Members:
         self._greet_at_once()
 
     def disk_answers(self, answers: bool) -> None:
-        """Whether blocks can be read from the disk: while they cannot, another member stands in for this one. The
+        """Whether blocks can be read from the disk: while they cannot, a successor acts for this one. The
         members hear of it at once."""
         if self._disk_answers != answers:
             log.log(logging.INFO if answers else logging.WARNING, "cache disk answers", extra={"answers": answers})
@@ -215,7 +215,7 @@ class Members:
                 self._membership.leaves(theirs.member.name, theirs.boot, self._runtime.clock())
                 self._changed()
             if self._membership.counts(theirs.member.name, theirs.boot):
-                self._forgets.heard(theirs)
+                self._forgets.on_hello(theirs)
             if (address := self._membership.news_from(theirs)) is not None:
                 self._greet_soon(address)
         return self.mine()

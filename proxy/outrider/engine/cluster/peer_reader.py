@@ -1,8 +1,8 @@
 """Reads of blocks and versions from other members: which one is asked, and what becomes of one that fails.
 
-A missing block is asked of its owner, or of the stand-in that acts for it. A member that fails is followed by the next
-one that is alive, once; then the origin is asked. A body that breaks goes on at its offset there. After a change of the
-ring, the member that had a block before is asked for what it has on disk.
+A missing block is requested from its owner, or from the successor that acts for it. A member that fails is followed by
+the next one that is alive, once; then the origin is asked. A body that breaks goes on at its offset there. After a
+change of the ring, the member that had a block before is asked for what it has on disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.ports import PeerTransport
 
 log = logging.getLogger(__name__)
 
-# The owner, or its stand-in, and one more: whoever fails costs a time-out.
+# The acting owner, and one more: whoever fails costs a time-out.
 _ASKED_MAX = 2
 # For how long a block is not asked of peers that came with a wrong digest.
 _REFUTED_S = 60.0
@@ -99,9 +99,9 @@ class PeerReads:
         """The members to ask; none if this node is the first that acts for the block."""
         view = self._members.view
         found: list[Member] = []
-        if len(view.takers.members) == 1 and view.takers.members[0].name == view.me.name:
+        if len(view.acting.members) == 1 and view.acting.members[0].name == view.me.name:
             return found
-        for member in view.takers.owners(ref, index):
+        for member in view.acting.owners(ref, index):
             if member.name == view.me.name or len(found) == _ASKED_MAX:
                 break
             if self._members.health.of(member.name).may_request(self._runtime.clock()):
@@ -111,7 +111,7 @@ class PeerReads:
     def gave_up(self, ref: ObjectRef, index: int, why: str) -> None:
         """This node is about to ask the bucket for the block. It is counted if a member that owns it is there."""
         view = self._members.view
-        if why not in _NOBODY_HAS_IT and view.taker(ref, index).name != view.me.name:
+        if why not in _NOBODY_HAS_IT and view.acting_owner(ref, index).name != view.me.name:
             self._metrics.peers.duplicate_fetches.labels(why).inc()
 
     def origin_flowed(self, count: int, waited_s: float, *, is_first: bool) -> None:

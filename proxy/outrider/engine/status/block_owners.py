@@ -78,7 +78,7 @@ class BlockOwners:
                 {
                     "index": index,
                     "owners": order[:_OWNERS_TOLD],
-                    "asked": view.taker(ref, index).name,
+                    "asked": view.acting_owner(ref, index).name,
                     "here": self._store.has(layout.key(version, index)),
                 }
                 for index, order in enumerate(orders[:_BLOCKS_TOLD])
