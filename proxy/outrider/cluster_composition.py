@@ -46,8 +46,8 @@ from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.cluster.commands import CommandsElsewhere
-from outrider.engine.cluster.forgets import Beliefs, Forgets, Sender
-from outrider.engine.cluster.members import Members
+from outrider.engine.cluster.forgets import Beliefs, ForgetQueues, ThisProcess
+from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
 from outrider.engine.cluster.told_reads import ToldReads
@@ -83,7 +83,7 @@ _CONNECTIONS_MAX = 512
 _READS_MAX = 256
 # Blocks are judged anew in such steps when the ring has changed: one takes a few milliseconds.
 _JUDGED_AT_ONCE = 500
-# Members tell each other the bytes of blocks and their digests. The format of their files is each member's own.
+# LiveMembers tell each other the bytes of blocks and their digests. The format of their files is each member's own.
 _SHARED_FORMAT = 1
 # To find a block's owner takes 4 us for 8 members. So many blocks of an object may be fetched ahead because they are
 # owned.
@@ -127,9 +127,9 @@ class Cluster:
             receivers=Receivers(most, metrics, lambda: tls.trust) if tls is not None and most else None,
         )  # fmt: skip
         self.remote_scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), clock)
-        self.members: Members
+        self.members: LiveMembers
         self.reads: PeerReads
-        self.forgets: Forgets
+        self.forgets: ForgetQueues
         self.server: PeerServer
         self.part: ClusterPart
         self.owners: BlockOwners
@@ -163,14 +163,14 @@ class Cluster:
     ) -> None:  # fmt: skip
         """Makes `members`, `reads` and `forgets`. `in_memory`: the cache ends with the process."""
         me = self._membership.view.me
-        self.forgets = Forgets(
-            Sender(me.name, self._boot, lambda: self._membership.view), self._transport, Beliefs(versions, list_cache),
-            self._runtime, self._metrics,
+        self.forgets = ForgetQueues(
+            ThisProcess(me.name, self._boot, self.view), self._transport, Beliefs(versions, list_cache), self._runtime,
+            self._metrics,
         )  # fmt: skip
         first = store.working_disks[0]
-        keeper = None if in_memory else MembersFile(first.directory.members, first.work)
-        self.members = Members(
-            self._membership, self._boot, self._source, self._transport, self.forgets, keeper, self._runtime, time.time,
+        keep = None if in_memory else MembersFile(first.directory.members, first.work).save
+        self.members = LiveMembers(
+            self._membership, self._boot, self._source, self._transport, self.forgets, keep, self._runtime, time.time,
             random.Random().random, self._metrics,  # noqa: S311 - jitter
         )  # fmt: skip
         self.members.on_ring.append(partial(self._judge_soon, store))

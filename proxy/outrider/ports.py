@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.messages import Answer, Hello, Question
 from outrider.core.cluster.peer_messages import Confirmed, PeerRead, Sending
 from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
@@ -503,7 +503,7 @@ class PeerTransport(Protocol):
 class MemberSource(Protocol):
     """Tells who is a member: a file, DNS, Kubernetes, Slurm."""
 
-    def lists(self) -> AsyncGenerator[Sequence[Listed], None]:
+    def lists(self) -> AsyncGenerator[Sequence[ListedMember], None]:
         """Each list of the members, when it is first known and whenever it has changed. It never ends by itself, and
         raises nothing: a source that is away is asked again with backoff, logged and counted."""
         ...

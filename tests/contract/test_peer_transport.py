@@ -17,11 +17,11 @@ from outrider.core.cluster.messages import (
     Command,
     CommandAnswer,
     DatasetShare,
+    DatasetShares,
     Forget,
     Hello,
     OrderTold,
     ReadsTold,
-    Shares,
     SharesAsked,
     ToldRead,
     forget_body,
@@ -293,4 +293,4 @@ async def test_nobody_at_the_address(wire: Wire) -> None:
 
 async def test_a_member_tells_what_it_has_of_each_dataset(wire: Wire) -> None:
     wire.service.has = (DatasetShare("b", "train-{}.tar", 3, 300, 200, 50), DatasetShare("b", "\udc80", 0, 0, 1, 0))
-    assert (await wire.transport.request(wire.member, SharesAsked("edge"), Shares)).datasets == wire.service.has
+    assert (await wire.transport.request(wire.member, SharesAsked("edge"), DatasetShares)).datasets == wire.service.has

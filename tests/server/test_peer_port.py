@@ -29,10 +29,10 @@ from outrider.core.cluster.messages import (
     SHARES_PATH,
     Command,
     CommandAnswer,
+    DatasetShares,
     Forget,
     OrderTold,
     ReadsTold,
-    Shares,
     SharesAsked,
     forget_body,
     reads_body,
@@ -41,7 +41,7 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, KNOWN, PEER, SEQUENCE
 from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.engine.cluster.peer_answer import PeerReadAnswer
 from outrider.engine.read.body_pieces import Body, Piece
 from outrider.http.wire import bounded_head, sender
 from outrider.metrics import Metrics
@@ -366,7 +366,7 @@ async def test_a_recorded_request_is_refused_by_each_other_member_and_by_the_sam
         await client.request(
             member, Command("edge", "put", "evict", "a-tenant", "e", b"s3://bucket/key"), CommandAnswer
         )
-        await client.request(member, SharesAsked("edge"), Shares)
+        await client.request(member, SharesAsked("edge"), DatasetShares)
         await client.send(member, ORDER_PATH, encode(OrderTold("edge", 1, 1, 1, "")))
         assert len(requests) == 7
         for request in requests:
@@ -611,7 +611,7 @@ class Closing:
 class ClosingMember(FakeMember):
     body: Closing
 
-    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer:
         answer = await FakeMember.read(self, read, sender)
         assert answer.body is not None
         self.body = Closing(answer.body)

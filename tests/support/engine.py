@@ -30,7 +30,7 @@ from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.prefetch import Later, Mode, Prefetch, PrefetchPolicy
-from outrider.engine.cluster.forgets import Forgets
+from outrider.engine.cluster.forgets import ForgetQueues
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.content_verification import ContentVerification, Listeners
@@ -85,7 +85,7 @@ class Joined:
     """The parts that make an engine a member of a cluster."""
 
     reads: PeerReads
-    forgets: Forgets
+    forgets: ForgetQueues
     view: Callable[[], View]
 
 

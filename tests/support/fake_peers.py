@@ -16,20 +16,20 @@ from outrider.core.cluster.messages import (
     Command,
     CommandAnswer,
     DatasetShare,
+    DatasetShares,
     Forget,
     Hello,
     Notice,
     OrderTold,
     Question,
     ReadsTold,
-    Shares,
     SharesAsked,
 )
 from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerChanged, PeerFailed, PeerRead, Sending
 from outrider.core.cluster.wire_forms import decode
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
-from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.engine.cluster.peer_answer import PeerReadAnswer
 from outrider.engine.read.body_pieces import Body, FilePiece, Piece
 from outrider.ports import A, ByteSink
 
@@ -37,7 +37,7 @@ from outrider.ports import A, ByteSink
 class Answering(Protocol):
     """As `http.peer.handler.PeerService`."""
 
-    async def read(self, read: PeerRead, sender: str) -> PeerAnswer: ...
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer: ...
 
     async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None: ...
 
@@ -144,7 +144,7 @@ class FakePeers:
                 answer = await service.read(read, self.name)
             except (Signal, S3Error, OSError):
                 # As the port answers.
-                answer = PeerAnswer(404)
+                answer = PeerReadAnswer(404)
             async with aclosing(self._body(answer, fault)) as pieces:
                 yield _reply(read, answer, pieces, fault)
         finally:
@@ -188,7 +188,7 @@ class FakePeers:
             raise PeerFailed("connect")
         return self.services[address]
 
-    async def _body(self, answer: PeerAnswer, fault: PeerFault) -> AsyncGenerator[bytes, None]:
+    async def _body(self, answer: PeerReadAnswer, fault: PeerFault) -> AsyncGenerator[bytes, None]:
         if answer.body is None:
             return
         position = 0
@@ -231,7 +231,9 @@ async def _cut_on_error(body: Body) -> AsyncGenerator[Piece, None]:
         raise PeerFailed("broke", type(error).__name__) from error
 
 
-def _reply(read: PeerRead, answer: PeerAnswer, pieces: AsyncGenerator[bytes, None], fault: PeerFault) -> FakePeerReply:
+def _reply(
+    read: PeerRead, answer: PeerReadAnswer, pieces: AsyncGenerator[bytes, None], fault: PeerFault
+) -> FakePeerReply:
     """As the real client has it. Raises PeerFailed."""
     if answer.status == 412:
         raise PeerChanged
@@ -292,26 +294,26 @@ class FakeMember:
         self.objects[ref] = version, data
         return version
 
-    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer:
         self.asked.append((sender, read))
         if self.gate is not None:
             await self.gate.wait()
         if self.status is not None:
-            return PeerAnswer(self.status)
+            return PeerReadAnswer(self.status)
         if read.ref not in self.objects:
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
         version, data = self.objects[read.ref]
         confirmed = Confirmed(version, self.age_s, is_settled=True)
         known = read.known
         is_known = known is not None and (known.version.etag, known.version.size) == (version.etag, version.size)
         if known is not None and not is_known and read.extent is not None:
-            return PeerAnswer(412)
+            return PeerReadAnswer(412)
         if is_known and read.extent is None:
-            return PeerAnswer(304, confirmed)
+            return PeerReadAnswer(304, confirmed)
         if read.extent is None or read.extent.start >= version.size:
-            return PeerAnswer(200, confirmed)
+            return PeerReadAnswer(200, confirmed)
         extent = Extent(read.extent.start, min(read.extent.stop, version.size))
-        return PeerAnswer(206, confirmed, extent, self.digest, self._pieces(data[extent.start : extent.stop]))
+        return PeerReadAnswer(206, confirmed, extent, self.digest, self._pieces(data[extent.start : extent.stop]))
 
     async def _pieces(self, data: bytes) -> AsyncGenerator[Piece, None]:
         data = data[: len(data) - self.short_by]
@@ -336,5 +338,5 @@ class FakeMember:
                 self.commands.append(message)
                 return self.told
             case SharesAsked():
-                return Shares(tuple(self.has))
+                return DatasetShares(tuple(self.has))
         return None

@@ -12,14 +12,14 @@ from typing import Any
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.near_blocks import NearBlocks
 from outrider.core.cache.policies import EvictionPolicy
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.membership import Domain, Membership
 from outrider.core.cluster.messages import Hello
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
-from outrider.engine.cluster.forgets import Beliefs, Forgets, Sender
-from outrider.engine.cluster.members import Members
+from outrider.engine.cluster.forgets import Beliefs, ForgetQueues, ThisProcess
+from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
 from outrider.engine.cluster.told_reads import ToldReads
@@ -48,9 +48,9 @@ class Time(VirtualTime, FakeClock):
 class FakeSource:
     """Lists of members, as the test tells them."""
 
-    told: asyncio.Queue[Sequence[Listed]] = field(default_factory=asyncio.Queue)
+    told: asyncio.Queue[Sequence[ListedMember]] = field(default_factory=asyncio.Queue)
 
-    async def lists(self) -> AsyncGenerator[Sequence[Listed], None]:
+    async def lists(self) -> AsyncGenerator[Sequence[ListedMember], None]:
         while True:
             yield await self.told.get()
 
@@ -69,9 +69,9 @@ class Node:
         self.membership = Membership(me, boot, Domain.CLUSTER, clock())
         self.engine: Engine
         self.service: PeerService
-        self.members: Members
+        self.members: LiveMembers
         self.reads: PeerReads
-        self.forgets: Forgets
+        self.forgets: ForgetQueues
         self.told: ToldReads
         self.plans: OrdersOfAll
         self.map: ClusterMap
@@ -92,9 +92,9 @@ class Node:
         self, layout: BlockLayout, versions: VersionCache, contents: ContentVerification, list_cache: ListCache,
         runtime: Runtime, metrics: Metrics,
     ) -> Joined:  # fmt: skip
-        sender = Sender(self.name, self.boot, lambda: self.membership.view)
-        self.forgets = Forgets(sender, self.wire, Beliefs(versions, list_cache), runtime, metrics)
-        self.members = Members(
+        sender = ThisProcess(self.name, self.boot, lambda: self.membership.view)
+        self.forgets = ForgetQueues(sender, self.wire, Beliefs(versions, list_cache), runtime, metrics)
+        self.members = LiveMembers(
             self.membership, self.boot, self.source, self.wire, self.forgets, None, runtime, self.clock, lambda: 0.5,
             metrics,
         )  # fmt: skip
@@ -130,7 +130,7 @@ class Node:
 
     async def list(self, names: Sequence[str]) -> None:
         """The source of members tells this list, and all of it is greeted."""
-        self.membership.listed([Listed(f"{name}:9482", name) for name in names], self.clock())
+        self.membership.listed([ListedMember(f"{name}:9482", name) for name in names], self.clock())
         for address in self.membership.to_greet:
             await self.members._greeted(address)
 

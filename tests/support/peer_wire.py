@@ -15,7 +15,7 @@ from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_wire import Asker
 from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.http.peer.gatekeeper import Gatekeeper
-from outrider.http.peer.handler import PeerHandler, PeerService
+from outrider.http.peer.handler import PeerEngine, PeerHandler
 from outrider.http.peer.server import PeerServer
 from outrider.http.wire.acceptor import Listener
 from outrider.metrics import Metrics
@@ -72,7 +72,7 @@ class PeerWire:
 
 @asynccontextmanager
 async def peer_wire(
-    service: PeerService, *, owner: Side | None = None, edge: Side | None = None, reads_max: int = 64,
+    service: PeerEngine, *, owner: Side | None = None, edge: Side | None = None, reads_max: int = 64,
     connections_max: int = 64, reads_per_peer: int = 64, client_reads_max: int = 64, threads: int = 64,
     handshake_timeout_s: float = 5.0, receivers: Receivers | None = None,
 ) -> AsyncIterator[PeerWire]:  # fmt: skip

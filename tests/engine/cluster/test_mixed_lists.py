@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.messages import Forget, Hello
 from tests.support.engine import REF
 from tests.support.fake_peers import FakeMember
@@ -38,7 +38,10 @@ async def knowing(tmp_path: Path) -> AsyncIterator[tuple[Cluster, Node, Time]]:
 
 async def greets(node: Node, nodes: Cluster, *others: FakeMember) -> None:
     """A list without names holds all of them. They greet the node, and it greets them."""
-    entries = [*(Listed(each.address) for each in nodes), *(Listed(each.mine.member.address) for each in others)]
+    entries = [
+        *(ListedMember(each.address) for each in nodes),
+        *(ListedMember(each.mine.member.address) for each in others),
+    ]
     node.membership.listed(entries, nodes.clock())
     for other in others:
         node.wire.services[other.mine.member.address] = other

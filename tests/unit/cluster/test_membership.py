@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.cluster.forget_numbers import ReceivedForgets
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.membership import AWAY_S, PREVIOUS_S, Domain
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.view import Why
@@ -48,7 +48,7 @@ def test_a_listed_member_is_in_the_ring_once_it_answered_and_is_ready() -> None:
 
 def test_an_entry_is_silent_until_somebody_answered_there() -> None:
     node = Node()
-    b, c, d = Listed("b:9482", "b"), Listed("c:9482"), Listed("d:9482", "d")
+    b, c, d = ListedMember("b:9482", "b"), ListedMember("c:9482"), ListedMember("d:9482", "d")
     node.lists("a", b, c, d)
     assert silent(node) == [b, c, d]
     node.hears("b", "c")
@@ -57,12 +57,12 @@ def test_an_entry_is_silent_until_somebody_answered_there() -> None:
     node.fails("b")
     assert silent(node) == [], "it answered before"
     node.lists("a", b, c, "e")
-    assert silent(node) == [Listed("e:9482", "e")]
+    assert silent(node) == [ListedMember("e:9482", "e")]
     node.lists("a", b, c)
     assert silent(node) == []
 
 
-def silent(node: Node) -> list[Listed]:
+def silent(node: Node) -> list[ListedMember]:
     return list(node.membership.view.silent)
 
 
@@ -72,7 +72,7 @@ def replace_id(told: Hello) -> Hello:
 
 def test_a_list_without_names_is_completed_by_hellos() -> None:
     node = Node()
-    node.lists(Listed("10.0.0.1:1"), Listed("10.0.0.2:1"))
+    node.lists(ListedMember("10.0.0.1:1"), ListedMember("10.0.0.2:1"))
     node.hears(under_hello := Hello(under(member("b", weight_bytes=7), "told:1"), 5, "", 0, WALL_S), at="10.0.0.2:1")
     node.hears(hello("a"), at="10.0.0.1:1")  # this process, under another address than it tells
     view = node.membership.view
@@ -84,7 +84,11 @@ def test_a_list_without_names_is_completed_by_hellos() -> None:
 
 def test_the_list_gives_a_zone_to_those_that_have_none_and_a_weight_to_all() -> None:
     node = Node(replace(member("a"), zone="", weight_bytes=GIB))
-    node.lists(Listed("a:9482", "a", "z9", 5 * GIB), Listed("b:9482", "b", "z9", 6 * GIB), Listed("c:9482", "c", "z9"))
+    node.lists(
+        ListedMember("a:9482", "a", "z9", 5 * GIB),
+        ListedMember("b:9482", "b", "z9", 6 * GIB),
+        ListedMember("c:9482", "c", "z9"),
+    )
     node.hears(hello(replace(member("b"), zone="", weight_bytes=GIB)), hello(member("c", "z9", 8 * GIB)))
     assert node.membership.view.me == member("a", "z9", 5 * GIB)
     assert [(each.zone, each.weight_bytes) for each in node.membership.view.ring.members] == [
@@ -226,7 +230,7 @@ def test_a_node_that_leaves_itself_takes_nothing_new_while_others_are_there() ->
 def test_a_member_under_another_address_is_the_same_member() -> None:
     node = Node().knows("abc")
     digest = node.membership.view.ring.digest
-    node.lists("a", "c", Listed("new:1", "b"))
+    node.lists("a", "c", ListedMember("new:1", "b"))
     assert "b:9482" in node.membership.to_greet  # until the new address answers
     node.hears(hello("b", 200), at="new:1")
     view = node.membership.view
@@ -240,7 +244,7 @@ def test_a_member_under_another_address_is_the_same_member() -> None:
 def test_a_member_that_is_away_is_greeted_where_the_list_has_it_now() -> None:
     node = Node().knows("abc")
     node.fails("b")
-    node.lists("a", "c", Listed("new:1", "b"))
+    node.lists("a", "c", ListedMember("new:1", "b"))
     assert node.membership.to_greet == ["c:9482", "new:1"]
 
 
@@ -251,14 +255,14 @@ def test_a_wrong_name_at_an_address_is_refused() -> None:
     assert (node.ring, node.acting, node.alive) == ("abc", "ac", "c")
     assert node.left_out == [("d", "name")]
     assert node.membership.view.left_out[0].detail == "b"
-    node.lists("a", "c", Listed("b:9482", "d"))
+    node.lists("a", "c", ListedMember("b:9482", "d"))
     node.hears(hello("d"), at="b:9482")
     assert (node.acting, node.left_out) == ("acd", [])
 
 
 def test_an_address_that_was_taken_over_in_a_list_without_names() -> None:
     node = Node()
-    node.lists(Listed("a:9482"), Listed("x:1"), Listed("y:1"))
+    node.lists(ListedMember("a:9482"), ListedMember("x:1"), ListedMember("y:1"))
     node.hears("b", at="x:1")
     node.hears("c", at="y:1")
     node.hears("d", at="x:1")
@@ -270,7 +274,7 @@ def test_an_address_that_was_taken_over_in_a_list_without_names() -> None:
 
 def test_one_process_at_two_addresses_is_one_member_that_does_not_move() -> None:
     node = Node()
-    node.lists(Listed("x:1"), Listed("y:1"))
+    node.lists(ListedMember("x:1"), ListedMember("y:1"))
     for _ in range(2):
         node.hears("b", at="x:1")
         node.hears("b", at="y:1")
@@ -286,7 +290,7 @@ def test_one_process_at_two_addresses_is_one_member_that_does_not_move() -> None
 
 def test_of_two_processes_with_one_name_the_later_one_counts() -> None:
     node = Node()
-    node.lists(Listed("x:1"), Listed("y:1"))
+    node.lists(ListedMember("x:1"), ListedMember("y:1"))
     node.hears(hello("b", 200), at="x:1")
     node.hears(hello("b", 100), at="y:1")
     assert node.membership.view.alive["b"].address == "x:1"
@@ -299,7 +303,7 @@ def test_of_two_processes_with_one_name_the_later_one_counts() -> None:
 
 def test_another_process_with_the_name_of_this_node_is_left_out() -> None:
     node = Node()
-    node.lists("a", Listed("x:1"))
+    node.lists("a", ListedMember("x:1"))
     node.hears(hello("a", 101), at="x:1")
     assert node.left_out == [("a", "duplicate name")]
     assert node.ring == "a"
@@ -410,7 +414,7 @@ def test_rings_of_the_start_are_not_remembered() -> None:
 def test_a_previous_owner_is_named_by_its_address_of_now() -> None:
     node = Node().knows("ab")
     node.membership.leaves("b", 100, node.now)
-    node.lists("a", Listed("new:1", "b"))
+    node.lists("a", ListedMember("new:1", "b"))
     node.hears(hello("b", 100, leaving=True), at="new:1")
     node.membership.unheard("b:9482", node.now)
     node.hears(hello("b", 100, leaving=True), at="new:1")
@@ -537,7 +541,7 @@ def test_a_greeting_does_not_say_where_its_member_is() -> None:
     node = Node().knows("ab")
     elsewhere = hello(under(member("b"), "evil:1"), 101)
     assert node.membership.news_from(elsewhere) == "b:9482"
-    node.lists("a", Listed("10.0.0.1:1"))
+    node.lists("a", ListedMember("10.0.0.1:1"))
     assert node.membership.news_from(elsewhere) is None
 
 
@@ -560,7 +564,7 @@ def test_numbers_of_what_is_left_out_do_not_count() -> None:
     node = Node()
     counts = node.membership.counts
     assert counts("b", 100), "it may have joined just now"
-    node.lists("a", Listed("x:1"), Listed("y:1"), Listed("z:1", "c"))
+    node.lists("a", ListedMember("x:1"), ListedMember("y:1"), ListedMember("z:1", "c"))
     node.hears(hello("b", 200), at="x:1")
     node.hears(hello("b", 100), at="y:1")
     node.hears(hello("d", 100), at="z:1")
@@ -586,7 +590,7 @@ events = st.one_of(
 def apply(node: Node, event: tuple[str, object, object]) -> None:
     match event:
         case ("list", set(names), bool(named)):
-            node.lists(*[Listed(f"{name}:9482", name if named else "") for name in sorted(names)])
+            node.lists(*[ListedMember(f"{name}:9482", name if named else "") for name in sorted(names)])
         case ("hello", str(name), str(how)):
             said = hello(name, ready=how != "unready", leaving=how == "leaving")
             if how == "stranger":
@@ -630,7 +634,7 @@ def test_a_process_makes_a_node_doubt_its_versions_once_at_most(
     """Whichever names and cluster ids are mixed up in a list. Processes of this node's cluster send each forget to it,
     others none."""
     node, forgets, gaps = Node(), ReceivedForgets(), 0
-    node.lists(*(Listed(each.address) for each in there))
+    node.lists(*(ListedMember(each.address) for each in there))
     for at, act in acts:
         each = there[at % len(there)]
         fits = each.cluster_id == "c1"
@@ -679,7 +683,7 @@ def test_a_process_of_this_nodes_name_that_greets_it_is_said_once_with_its_addre
 def test_a_listed_process_of_this_nodes_name_is_left_out_once_whichever_side_greets_first() -> None:
     for turns in ("heard met", "met heard"):
         node = Node()
-        node.lists("a", Listed("node-2.local:1"), Listed("x:1"))
+        node.lists("a", ListedMember("node-2.local:1"), ListedMember("x:1"))
         for turn in turns.split():
             for address, boot in (("10.0.0.2:1", 200), ("x:1", 300)):
                 if turn == "met":

@@ -22,6 +22,7 @@ from outrider.core.cluster.messages import (
     Command,
     CommandAnswer,
     DatasetShare,
+    DatasetShares,
     Forget,
     Hello,
     OrderTold,
@@ -29,7 +30,6 @@ from outrider.core.cluster.messages import (
     PinsTold,
     PinTold,
     ReadsTold,
-    Shares,
     SharesAsked,
     ToldRead,
     forget_body,
@@ -68,7 +68,7 @@ GOLDEN: dict[Any, bytes] = {
         b'{"from":"n","count":2,"readers":["10.0.0.1","10.0.0.2"],"buckets":["bucket","b"],'
         b'"reads":[[0,0,"key\\udcff/\\u00e9",5,500],[1,1,"k",0,0]]}',
     SharesAsked("n"): b'{"from":"n"}',
-    Shares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),)):
+    DatasetShares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),)):
         b'{"datasets":[{"bucket":"b","name":"a\\udcff-{}.tar","objects":12,"size":34,"held":5,"near":6,"known":[[7,34]],'
         b'"below":9}]}',
     BlocksTold(((bytes(range(16)), 70, 1 << 69 | 1), None)):
@@ -124,7 +124,7 @@ MESSAGES: tuple[st.SearchStrategy[Any], ...] = (
         ToldRead, from_wire, refs, numbers, st.integers(0, 10**6).map(lambda ms: ms / 1000)
     )).map(tuple)),
     st.builds(SharesAsked, words),
-    st.builds(Shares, st.lists(
+    st.builds(DatasetShares, st.lists(
         st.builds(
             DatasetShare, from_wire, from_wire, numbers, numbers, numbers, numbers,
             st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple), numbers,
@@ -148,7 +148,7 @@ def test_a_message_has_the_form_that_it_had_in_0_2(message: Any, body: bytes) ->
 
 def test_a_share_of_a_member_of_0_2_tells_no_objects() -> None:
     body = b'{"datasets":[{"bucket":"b","name":"n","objects":12,"size":34,"held":5,"near":6}]}'
-    assert decode(Shares, body) == Shares((DatasetShare("b", "n", 12, 34, 5, 6),))
+    assert decode(DatasetShares, body) == DatasetShares((DatasetShare("b", "n", 12, 34, 5, 6),))
 
 
 @given(st.one_of(MESSAGES))
@@ -185,7 +185,9 @@ def test_an_error_tells_no_part_of_the_message() -> None:
 
 
 ID = "00" * 16
-SHARE = json.loads(GOLDEN[Shares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),))])["datasets"][0]
+SHARE = json.loads(GOLDEN[DatasetShares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),))])[
+    "datasets"
+][0]
 NO_NAME: tuple[Any, ...] = (None, 1, "", "a b", "é", "a\n", "a" * 254)
 NO_WORD: tuple[Any, ...] = (None, 1, "a b", "a/b", "\n", "a" * 129)
 NO_NUMBER: tuple[Any, ...] = (None, -1, 1.5, 1.0, True, "1", 2**63)
@@ -225,7 +227,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
                   [[0, 0, "\ud800", 5, 0]], [[0, 0, "k", 5, 0]] * (READS_MAX + 1)),
     },
     SharesAsked: {"from": NO_NAME},
-    Shares: {"datasets": (
+    DatasetShares: {"datasets": (
         None, {}, [1], [SHARE] * (SHARES_MAX + 1), *([SHARE | {name: bad}] for name, bads in {
             "bucket": NO_TEXT, "name": NO_TEXT, "objects": NO_NUMBER, "size": NO_NUMBER, "held": NO_NUMBER,
             "near": NO_NUMBER,
@@ -342,7 +344,7 @@ def test_as_many_shares_as_one_answer_may_have_fit() -> None:
     most = 2**63 - 1
     known = ((NUMBERS - 1, 5 * 2**40),) * (REPORTED_MAX // SHARES_MAX)
     share = DatasetShare("b" * 63, "\udc80" * 1024, most, most, most, most, known)
-    assert len(encode(Shares((share,) * SHARES_MAX))) < BODY_BYTES_MAX
+    assert len(encode(DatasetShares((share,) * SHARES_MAX))) < BODY_BYTES_MAX
 
 
 def test_an_object_is_whole_by_the_blocks_of_one_version() -> None:

@@ -14,7 +14,7 @@ WIRE_VERSIONS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedMember:
     """An entry of a list of members. `address`: `HOST:PORT` of its peer port. The other fields are empty, or 0, where
     the source of members does not tell them; a hello does then."""
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from outrider.core.cluster.believed_list import BelievedList
 from outrider.core.cluster.kept_members import members_from_json, members_to_json
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.ownership import Ring
 from outrider.core.cluster.view import Change, LeftOut, MemberState, View, Why
@@ -98,7 +98,7 @@ class Membership:
         for member in members_from_json(kept):
             if member.name != me.name and member.cluster_id == me.cluster_id and member.name not in self._known:
                 self._known[member.name] = _Known(member, in_ring=True, away_since=now)
-        restored = [Listed(each.member.address, each.member.name) for each in self._known.values()]
+        restored = [ListedMember(each.member.address, each.member.name) for each in self._known.values()]
         self._list = BelievedList(restored)
         self._is_settled = False
         alone = Ring([me])
@@ -107,7 +107,7 @@ class Membership:
 
     # -- what was heard ---------------------------------------------------------------------------------------------
 
-    def listed(self, entries: Iterable[Listed], now: float) -> None:
+    def listed(self, entries: Iterable[ListedMember], now: float) -> None:
         """The source's list of now."""
         was_doubted = self._list.is_doubted
         self._list.came(entries, now)
@@ -304,7 +304,7 @@ class Membership:
             self._changes.append(Change("ring", detail=view.ring.digest))
         self.view = view
 
-    def _entry_of(self, name: str, known: _Known) -> Listed | None:
+    def _entry_of(self, name: str, known: _Known) -> ListedMember | None:
         entry = self._list.entry_of(known.member.address, name)
         if entry is None or entry.name or known.answers:
             return entry
@@ -357,7 +357,7 @@ class Membership:
             answering=tuple(known.member for known in self._known.values() if known.answers),
         )
 
-    def _silent(self) -> Sequence[Listed]:
+    def _silent(self) -> Sequence[ListedMember]:
         """The listed addresses of which nothing is known but that they are listed."""
         heard = {known.member.address for known in self._known.values()} | self._my_addresses | self._left_out.keys()
         others = [entry for entry in self._list.entries if entry.address not in heard]
@@ -368,7 +368,7 @@ class Membership:
     def _my_addresses(self) -> set[str]:
         return self._me.addresses | {self._me.member.address}
 
-    def _own_entry(self) -> Listed | None:
+    def _own_entry(self) -> ListedMember | None:
         me = self._me.member
         for address in (me.address, *sorted(self._me.addresses)):
             entry = self._list.entry_of(address, me.name)
@@ -410,7 +410,7 @@ def _ring(members: Sequence[Member], last: Ring) -> Ring:
     return last if ordered == last.members else Ring(ordered)
 
 
-def _completed(member: Member, entry: Listed | None) -> Member:
+def _completed(member: Member, entry: ListedMember | None) -> Member:
     """A member that was not told its zone has that of the list, for itself and for all others. A weight in the list
     comes before the size of the member's cache: whoever writes one means it."""
     if entry is None:

@@ -52,7 +52,7 @@ _MS = 1000
 # of a read that much later, and an epoch seems to end as much later for them.
 _MESSAGES_S = 20.0
 
-_Sender = Annotated[Name, Field(alias="from")]
+_SenderName = Annotated[Name, Field(alias="from")]
 _Millis = Annotated[int, Field(strict=True, ge=0, lt=int(_MS * SECONDS_MAX))]
 _Texts = Annotated[list[Text], FailFast()]
 
@@ -104,7 +104,7 @@ class Forget:
     ended without an answer. `first`: the number of the first one; None: there is one alone, as in all messages of
     members before 0.3."""
 
-    sender: _Sender
+    sender: _SenderName
     boot: Number
     number: Number
     names: Annotated[tuple[Annotated[ObjectRef | str, PlainValidator(_ref_or_bucket)], ...], FailFast()]
@@ -148,7 +148,7 @@ class ReadsTold:
     """Objects that clients of `sender` began to read, in this order. `readers`: how many of them read at a time. So a
     job on several nodes is one job to the planner of each of them, wherever the bytes came from."""
 
-    sender: _Sender
+    sender: _SenderName
     readers: Annotated[Number, Field(alias="count")]
     reads: Annotated[Sequence[ToldRead], SkipValidation, Spread(_Reads)]
 
@@ -202,7 +202,7 @@ class OrderTold:
     of. `is_withdrawn`: its unread objects are not expected any more, and `refs` is empty.
     """
 
-    sender: _Sender
+    sender: _SenderName
     boot: Number
     number: Number
     order: Number
@@ -257,7 +257,7 @@ def parts_of(message: OrderTold) -> Iterator[OrderTold]:
 class SharesAsked:
     """The question what a member has of each dataset, for reports."""
 
-    sender: _Sender
+    sender: _SenderName
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class DatasetShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class DatasetShares:
     """The answer."""
 
     datasets: Annotated[tuple[DatasetShare, ...], FailFast(), Field(max_length=SHARES_MAX)]
@@ -330,7 +330,7 @@ class Command:
     does not matter. `copies`: see `core.maintenance.copies`; None: one, as members before 0.3 keep of each block
     whatever is told."""
 
-    sender: _Sender
+    sender: _SenderName
     # "begin" of a pin comes from members of 0.2 alone, and changes nothing.
     verb: Annotated[str, Field(strict=True, pattern="^(put|get|cancel|delete|begin|list|objects)$")]
     folder: Annotated[str, Field(strict=True, pattern="^(warm|pin|evict|verify|plan)$")]
@@ -380,12 +380,12 @@ class PinPage:
     client: Text
     at: Seconds
     body: Annotated[Base64, Field(alias="list")]
-    objects: Annotated[Sequence[PinnedObject], SkipValidation, Spread(_Pinned)]
+    objects: Annotated[Sequence[PinnedObject], SkipValidation, Spread(_PinnedObjects)]
     more: Truth
 
 
 @dataclass(frozen=True, slots=True)
-class _Pinned:
+class _PinnedObjects:
     """An object: bucket, key, ETag, size. `modified`: their dates; None: members before 0.3 tell none."""
 
     objects: Annotated[list[tuple[Full, Full, _Etag, Number]], FailFast(), Field(max_length=OBJECTS_MAX)]
@@ -411,7 +411,7 @@ class _Pinned:
 Notice = Forget | ReadsTold | OrderTold
 """A message whose answer is empty."""
 Question = SharesAsked | Command
-Answer = Shares | CommandAnswer
+Answer = DatasetShares | CommandAnswer
 BY_PATH: dict[str, type[Hello | Notice | Question]] = {
     HELLO_PATH: Hello, FORGET_PATH: Forget, READS_PATH: ReadsTold, ORDER_PATH: OrderTold, SHARES_PATH: SharesAsked,
     COMMAND_PATH: Command,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.ownership import Ring
 from outrider.core.model import ObjectRef
 
@@ -83,7 +83,7 @@ class View:
     is_listed: bool
     """Whether the list holds this node."""
     previous: Sequence[Ring] = ()
-    silent: Sequence[Listed] = ()
+    silent: Sequence[ListedMember] = ()
     """Entries of the list at whose addresses no member ever answered."""
     answering: Sequence[Member] = ()
     """The others that hear of writes: those in `alive`, and those that still read their index. These serve clients,

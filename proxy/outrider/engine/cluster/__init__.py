@@ -1,6 +1,6 @@
 """The cluster as one node sees it: its members, and the reads of blocks and versions from them.
 
-1. `Members` follows the source of members and greets each of them at regular intervals. `core.cluster.membership`
+1. `LiveMembers` follows the source of members and greets each of them at regular intervals. `core.cluster.membership`
    decides what follows: the ring, by which blocks are placed, and who may be asked now.
 2. `PeerReads` is called by fills (`engine.fill.peer_block`) and by the version lookup
    (`engine.read.version_from_peers`). It names the members to request: the acting owner, and one more. An `AskedBlock`
@@ -11,7 +11,7 @@
 4. `PeerService` is the other side. It answers from the store, from a flight that the bucket fills, or from the bucket,
    and never waits for another member: members that see different rings answer each other without a deadlock. Only the
    disk of the previous owner of a block is asked, which waits for nobody.
-5. `Forgets` notifies all alive members of each write, before it is sent and after its answer. A gap in
+5. `ForgetQueues` notifies all alive members of each write, before it is sent and after its answer. A gap in
    its numbers makes everything doubtful that this node believed (`Beliefs`).
 6. `ToldReads` reports in batches to all alive members the reads of clients of this node. `engine.ahead` takes theirs.
 7. `CommandsElsewhere` passes maintenance commands on. `engine.maintenance.together` decides which.

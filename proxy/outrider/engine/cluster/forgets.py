@@ -69,7 +69,7 @@ class Beliefs:
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class ThisProcess:
     """This process, as its forgets name it. `view`: the members of now."""
 
     name: str
@@ -118,11 +118,11 @@ class _Queue:
         return batch
 
 
-class Forgets:
+class ForgetQueues:
     """Sends forgets to all members that answer, and receives theirs."""
 
     def __init__(
-        self, sender: Sender, transport: PeerTransport, beliefs: Beliefs, runtime: Runtime, metrics: Metrics
+        self, sender: ThisProcess, transport: PeerTransport, beliefs: Beliefs, runtime: Runtime, metrics: Metrics
     ) -> None:  # fmt: skip
         self._sender = sender
         self._transport = transport

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Protocol
 
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.membership import Membership
@@ -18,7 +17,7 @@ from outrider.core.cluster.messages import Forget, Hello
 from outrider.core.cluster.peer_health import PeersHealth
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import Change, View
-from outrider.engine.cluster.forgets import Forgets
+from outrider.engine.cluster.forgets import ForgetQueues
 from outrider.engine.tasks.runtime import Runtime, within
 from outrider.metrics import Metrics
 from outrider.ports import Clock, MemberSource, PeerTransport
@@ -36,29 +35,25 @@ _GOODBYE_S = 0.25
 _LEVELS = dict.fromkeys(("away", "left out", "list doubted"), logging.WARNING) | {"name used twice": logging.ERROR}
 
 
-class Keeper(Protocol):
-    """Keeps the last good list of members in the cache directory. A Protocol, as an adapter implements it."""
-
-    async def save(self, kept: object) -> None:
-        """Never fails."""
-        ...
+Keep = Callable[[object], Awaitable[None]]
+"""Saves the last good list of members in the cache directory. It never fails."""
 
 
-class Members:
+class LiveMembers:
     """Owns the tasks of the membership. All on the engine's loop."""
 
     def __init__(
-        self, membership: Membership, boot: int, source: MemberSource, transport: PeerTransport, forgets: Forgets,
-        keeper: Keeper | None, runtime: Runtime, wall_clock: Clock, chance: Callable[[], float], metrics: Metrics,
+        self, membership: Membership, boot: int, source: MemberSource, transport: PeerTransport, forgets: ForgetQueues,
+        keep: Keep | None, runtime: Runtime, wall_clock: Clock, chance: Callable[[], float], metrics: Metrics,
     ) -> None:  # fmt: skip
-        """`boot`: see `Hello`. `keeper` None: the cache ends with the process. `chance`: numbers from 0 to 1, for
+        """`boot`: see `Hello`. `keep` None: the cache ends with the process. `chance`: numbers from 0 to 1, for
         jitter."""
         self._membership = membership
         self._boot = boot
         self._source = source
         self._transport = transport
         self._forgets = forgets
-        self._keeper = keeper
+        self._keep_list = keep
         self._runtime = runtime
         self._wall_clock = wall_clock
         self._chance = chance
@@ -147,7 +142,7 @@ class Members:
         for hear in self.on_hello:
             hear()
 
-    # -- for reads: see `peer_reader.Members` -------------------------------------------------------------------------
+    # -- for reads ----------------------------------------------------------------------------------------------------
 
     def failed(self, member: Member, why: str) -> None:
         self._metrics.peers.failures.labels(why).inc()
@@ -172,9 +167,9 @@ class Members:
 
     async def _keep(self) -> None:
         kept = self._membership.kept
-        if self._keeper is not None and kept != self._kept and self._membership.is_settled:
+        if self._keep_list is not None and kept != self._kept and self._membership.is_settled:
             self._kept = kept
-            await self._keeper.save(kept)
+            await self._keep_list(kept)
 
     def ready(self) -> None:
         """The index of the cache directory was read: this node may be asked. The members hear of it at once."""

@@ -10,7 +10,7 @@ from outrider.engine.read.body_pieces import Body
 
 
 @dataclass(frozen=True, slots=True)
-class PeerAnswer:
+class PeerReadAnswer:
     """`status`:
 
     200  the version alone: nothing else was asked for, the extent lies past its end, or it is not the known one

@@ -19,7 +19,7 @@ from outrider.core.cluster.member import Member
 from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead, ReadClass
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.asked_block import LEFT_OUT, AskedBlock
-from outrider.engine.cluster.members import Members
+from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_requests import PeerRequests
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.peer_block import PeerBlock
@@ -45,7 +45,7 @@ class PeerReads:
     """Implements `engine.fill.PeerReader` and `engine.read.PeerVersions`."""
 
     def __init__(
-        self, members: Members, transport: PeerTransport, layout: BlockLayout, versions: VersionCache,
+        self, members: LiveMembers, transport: PeerTransport, layout: BlockLayout, versions: VersionCache,
         contents: ContentVerification, runtime: Runtime, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._members = members

@@ -18,7 +18,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.peer_messages import PeerFailed, PeerRead, ReadClass
 from outrider.core.model import Extent
-from outrider.engine.cluster.members import Members
+from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.tasks.runtime import Runtime, within
 from outrider.ports import Clock, PeerReply, PeerTransport
 
@@ -103,7 +103,7 @@ class WatchedRead:
 class PeerRequests:
     """Owns the task that looks after the requests under way; it runs while there are any."""
 
-    def __init__(self, members: Members, transport: PeerTransport, layout: BlockLayout, runtime: Runtime) -> None:
+    def __init__(self, members: LiveMembers, transport: PeerTransport, layout: BlockLayout, runtime: Runtime) -> None:
         self.members = members
         self.layout = layout
         self.clock = runtime.clock

@@ -18,20 +18,20 @@ from outrider.core.cluster.messages import (
     Command,
     CommandAnswer,
     DatasetShare,
+    DatasetShares,
     Forget,
     Hello,
     Notice,
     OrderTold,
     Question,
     ReadsTold,
-    Shares,
     SharesAsked,
 )
 from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass, Sending
 from outrider.core.errors import OriginBroke, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.engine.cluster.members import Members
-from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.engine.cluster.members import LiveMembers
+from outrider.engine.cluster.peer_answer import PeerReadAnswer
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.fill.block_source import BlockSource, Part
 from outrider.engine.fill.content_verification import ContentVerification
@@ -59,7 +59,7 @@ class PeerService:
 
     def __init__(
         self, layout: BlockLayout, source: BlockSource, versions: VersionCache, store: BlockStore, flights: FlightTable,
-        contents: ContentVerification, version_lookup: VersionLookup, owners: PeerReads, members: Members,
+        contents: ContentVerification, version_lookup: VersionLookup, owners: PeerReads, members: LiveMembers,
         metrics: Metrics, runtime: Runtime,
     ) -> None:  # fmt: skip
         self._layout = layout
@@ -100,36 +100,36 @@ class PeerService:
             case OrderTold():
                 self.hear_orders(message)
             case SharesAsked():
-                return Shares(() if self.own_shares is None else tuple(await self.own_shares()))
+                return DatasetShares(() if self.own_shares is None else tuple(await self.own_shares()))
             case Command():
                 take = self.look_here if message.folder == "plan" else self.take_command
                 return CommandAnswer(error="the member is not ready") if take is None else await take(message)
         return None
 
-    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer:
         """Raises Signal, S3Error: the peer has to ask the origin itself."""
         try:
             return await (self._of_known(read, read.known) if read.known is not None else self._of_any(read))
         except VersionChanged:
-            return PeerAnswer(412)
+            return PeerReadAnswer(412)
         except NotCacheable:
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
 
     # -- which version ----------------------------------------------------------------------------------------------
 
-    async def _of_known(self, read: PeerRead, known: Confirmed) -> PeerAnswer:
+    async def _of_known(self, read: PeerRead, known: Confirmed) -> PeerReadAnswer:
         version = known.version
         # The peer's belief is compared, and not taken over: by the time that the question took on its way it would be
         # believed for too long.
         if self._versions.was_written(read.ref, self._clock() - known.age_s):
-            return PeerAnswer(412)
+            return PeerReadAnswer(412)
         if read.extent is None:
-            return PeerAnswer(304, known)
+            return PeerReadAnswer(304, known)
         if read.extent.stop > version.size or self._layout.indexes(read.extent) != range(read.index, read.index + 1):
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
         return await self._with_body(read, known, read.extent)
 
-    async def _of_any(self, read: PeerRead) -> PeerAnswer:
+    async def _of_any(self, read: PeerRead) -> PeerReadAnswer:
         """The version is not known to the peer."""
         is_ahead = read.read_class is ReadClass.AHEAD
         confirmed = self._versions.confirmed(read.ref)
@@ -142,18 +142,18 @@ class PeerService:
             confirmed = await self._confirm(read.ref, first_byte, whole_headers=read.whole_headers, is_ahead=is_ahead)
         size = confirmed.version.size
         if read.extent is None or read.extent.start >= size:
-            return PeerAnswer(200, confirmed)
+            return PeerReadAnswer(200, confirmed)
         if read.only_if_here and not self._store.has(self._layout.key(confirmed.version, 0)):
-            return PeerAnswer(200, confirmed)
+            return PeerReadAnswer(200, confirmed)
         return await self._with_body(read, confirmed, Extent(read.extent.start, min(read.extent.stop, size)))
 
-    def _doubted(self, ref: ObjectRef) -> PeerAnswer:
+    def _doubted(self, ref: ObjectRef) -> PeerReadAnswer:
         """The first block is on disk, and the version has to be confirmed by the bucket, as after each restart of a
         member. The peer asks about that alone, and then for the block."""
         likely = self._versions.likely(ref)
         if likely is None or not self._store.has(self._layout.key(likely, 0)):
-            return PeerAnswer(404)
-        return PeerAnswer(200, Confirmed(likely, AGE_UNKNOWN_S))
+            return PeerReadAnswer(404)
+        return PeerReadAnswer(200, Confirmed(likely, AGE_UNKNOWN_S))
 
     async def _confirm(
         self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool, is_ahead: bool
@@ -164,14 +164,14 @@ class PeerService:
 
     # -- which bytes ------------------------------------------------------------------------------------------------
 
-    async def _with_body(self, read: PeerRead, confirmed: Confirmed, extent: Extent) -> PeerAnswer:
+    async def _with_body(self, read: PeerRead, confirmed: Confirmed, extent: Extent) -> PeerReadAnswer:
         """The head is promised once the first byte is in hand."""
         version, since = confirmed.version, self._clock()
         if not read.only_if_here:
             await self._version_lookup.brought(version, extent.start, from_origin=True)
         key = self._layout.key(version, read.index)
         if self._contents.relays(read.ref):
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
         lease = self._store.lease_open(key) or await self._leased(key)
         digest = ""
         if lease is not None:
@@ -180,7 +180,7 @@ class PeerService:
             finally:
                 lease.release()
         elif read.only_if_here:
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
         body = _PeerRead(
             read, version, extent, self._versions.changes, self._body_parts, self._owners,
             lambda count: self._sending.sent(count, self._clock()),
@@ -188,7 +188,7 @@ class PeerService:
         await body.begin()
         confirmed = Confirmed(version, confirmed.age_s + self._clock() - since, confirmed.is_settled)
         sending = Sending(self._sending.bytes_s(self._clock()), self._body_parts.readers.reading)
-        return PeerAnswer(206, confirmed, extent, digest, body, sending)
+        return PeerReadAnswer(206, confirmed, extent, digest, body, sending)
 
     async def _leased(self, key: BlockKey) -> Lease | None:
         """None: the block is not here. Raises SlowDown: the disk does not answer in time, or has just not."""

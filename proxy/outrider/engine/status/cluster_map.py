@@ -9,8 +9,8 @@ from typing import Any
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, Shares, SharesAsked
-from outrider.core.cluster.object_samples import KnownObject, Sample, Union
+from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, DatasetShares, SharesAsked
+from outrider.core.cluster.object_samples import KnownObject, ObjectSample, Union
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.insight.dataset_map import data_bytes
@@ -114,7 +114,7 @@ class ClusterMap:
     async def _asked_of(self, member: Member) -> Sequence[DatasetShare] | PeerFailed:
         try:
             question = SharesAsked(self._view().me.name)
-            return (await self._transport.request(member, question, Shares)).datasets
+            return (await self._transport.request(member, question, DatasetShares)).datasets
         except PeerFailed as error:
             return error
 
@@ -132,7 +132,8 @@ def added_up(shares: Mapping[str, Sequence[DatasetShare]]) -> list[dict[str, Any
 
 def _row(bucket: str, name: str, its: Mapping[str, DatasetShare]) -> dict[str, Any]:
     known = {
-        member: Sample([KnownObject(*each, 0) for each in share.known], share.below) for member, share in its.items()
+        member: ObjectSample([KnownObject(*each, 0) for each in share.known], share.below)
+        for member, share in its.items()
     }
     # A member before 0.3 tells no objects. The one that knows most then tells the size.
     best, union = max(its.values(), key=lambda share: (share.objects, share.size)), Union(known)

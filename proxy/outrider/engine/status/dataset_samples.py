@@ -8,7 +8,7 @@ from itertools import chain
 
 from outrider.core.ahead.dataset.cached_objects import CachedObject
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.cluster.object_samples import REPORTED_MAX, SAMPLED_MAX, KnownObject, Sample, drawn, number_of
+from outrider.core.cluster.object_samples import REPORTED_MAX, SAMPLED_MAX, KnownObject, ObjectSample, drawn, number_of
 
 # Objects that are looked at before other tasks of the loop run: some milliseconds.
 _AT_ONCE = 2000
@@ -19,14 +19,14 @@ def objects_max(datasets: int) -> int:
     return min(SAMPLED_MAX, REPORTED_MAX // max(1, datasets))
 
 
-async def sample_of(dataset: Dataset, most: int, bits_of: Callable[[CachedObject], int]) -> Sample:
+async def sample_of(dataset: Dataset, most: int, bits_of: Callable[[CachedObject], int]) -> ObjectSample:
     """`bits_of`: the blocks of an object that count as held, as bits."""
-    names, found = dataset.names, Sample()
+    names, found = dataset.names, ObjectSample()
     for start in range(0, len(names.keys), _AT_ONCE):
         if dataset.names is not names:
             break  # forgotten since
         more = drawn(chain(found.objects, _known(dataset, start, bits_of)), most)
-        found = Sample(more.objects, min(more.below, found.below))
+        found = ObjectSample(more.objects, min(more.below, found.below))
         await asyncio.sleep(0)
     return found
 

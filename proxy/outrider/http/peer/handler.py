@@ -18,7 +18,7 @@ from outrider.core.cluster.peer_wire import AnswerHead, Asker
 from outrider.core.cluster.wire_forms import WireError, decode, encode
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
-from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.engine.cluster.peer_answer import PeerReadAnswer
 from outrider.http.peer.gatekeeper import Gatekeeper, Refused
 from outrider.http.record.record import Sent
 from outrider.http.wire.reply import Reply
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 _BODY_TIMEOUT_S = 10.0
 
 
-class PeerService(Protocol):
+class PeerEngine(Protocol):
     """The engine, as other members ask it. All on the engine's loop."""
 
-    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer:
         """`sender`: the name of the member that asks."""
         ...
 
@@ -48,7 +48,7 @@ class PeerHandler:
     `reads_max`: more reads at once are told to ask elsewhere."""
 
     def __init__(
-        self, service: PeerService, gatekeeper: Gatekeeper, this: Callable[[], Asker], is_member: Callable[[str], bool],
+        self, service: PeerEngine, gatekeeper: Gatekeeper, this: Callable[[], Asker], is_member: Callable[[str], bool],
         metrics: Metrics, *, reads_max: int,
     ) -> None:  # fmt: skip
         self._service = service
@@ -115,15 +115,15 @@ class PeerHandler:
             self._end()
             raise
 
-    async def _answer(self, read: PeerRead, sender: str) -> PeerAnswer:
+    async def _answer(self, read: PeerRead, sender: str) -> PeerReadAnswer:
         try:
             return await self._service.read(read, sender)
         except (Signal, S3Error, OSError):
             # The member asks the bucket itself, and hears there what is wrong.
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
 
     async def _answered(
-        self, wire: Sender, read: PeerRead, answer: PeerAnswer, sender: str, name: str, asked: dict[str, str]
+        self, wire: Sender, read: PeerRead, answer: PeerReadAnswer, sender: str, name: str, asked: dict[str, str]
     ) -> Reply:
         """The reply, at whose end the read ends. `asked`: the headers of the request."""
         confirmed = answer.confirmed
@@ -134,7 +134,7 @@ class PeerHandler:
         except WireError:
             if answer.body is not None:
                 await answer.body.aclose()
-            answer, headers = PeerAnswer(404), ((peer_wire.FROM, name),)
+            answer, headers = PeerReadAnswer(404), ((peer_wire.FROM, name),)
 
         def ended(_: Reply, sent: Sent, __: str | None) -> None:
             self._end()
