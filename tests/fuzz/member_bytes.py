@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.core.cluster import peer_wire
+from outrider.core.cluster.held_blocks import BlocksTold
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
-    BlocksTold,
     Command,
     CommandAnswer,
     DatasetShare,

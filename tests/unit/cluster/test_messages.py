@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.cluster.held_blocks import BlocksTold, is_whole
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
     BODY_BYTES_MAX,
@@ -18,7 +19,6 @@ from outrider.core.cluster.messages import (
     READS_MAX,
     REFS_MAX,
     SHARES_MAX,
-    BlocksTold,
     Command,
     CommandAnswer,
     DatasetShare,
@@ -33,7 +33,6 @@ from outrider.core.cluster.messages import (
     SharesAsked,
     ToldRead,
     forget_body,
-    is_whole,
     parts_of,
     reads_body,
 )

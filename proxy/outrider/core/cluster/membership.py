@@ -52,11 +52,11 @@ class _Known:
     def is_alive(self) -> bool:
         return self.answers and self.is_ready
 
-
-@dataclass(slots=True)
-class _Previous:
-    ring: Ring
-    until: float
+    def state(self, in_ring: bool) -> MemberState:
+        return MemberState(
+            self.member, self.is_listed, self.is_alive, self.is_leaving, in_ring, self.away_since, self.boot, self.ring,
+            self.skew_s,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -93,7 +93,8 @@ class Membership:
         self._namesakes: dict[str, float] = {}
         # Addresses that answered or failed at least once, until the node is settled.
         self._tried: set[str] = set()
-        self._previous: list[_Previous] = []
+        # Rings that took blocks before, the latest first, each with the time until which it is remembered.
+        self._previous: list[tuple[Ring, float]] = []
         self._changes: list[Change] = []
         for member in members_from_json(kept):
             if member.name != me.name and member.cluster_id == me.cluster_id and member.name not in self._known:
@@ -272,7 +273,7 @@ class Membership:
         is_leaving = hello.is_leaving or (known.is_leaving and known.boot == hello.boot)
         if is_leaving and not known.is_leaving:
             self._changes.append(Change("leaving", name))
-        known.member = _completed(replace(hello.member, address=address), entry)
+        known.member = replace(hello.member, address=address).completed(entry)
         known.boot, known.ring, known.skew_s = hello.boot, hello.ring, hello.clock_s - wall_s
         known.answers, known.is_ready, known.is_leaving = True, hello.is_ready, is_leaving
 
@@ -337,19 +338,19 @@ class Membership:
     def _look(self, now: float, *, was_settled: bool = False) -> View:
         """`was_settled`: the last view is worth being remembered."""
         entry = self._own_entry()
-        me = _completed(self._me.member, entry)
+        me = self._me.member.completed(entry)
         mine = [known for known in self._known.values() if self._is_of_ring(known, me)]
         ring = _ring([me, *(known.member for known in mine)], self.view.ring)
         taking = [known.member for known in mine if known.is_alive and not known.is_leaving]
         acting = _ring(taking if self._me.is_leaving and taking else [me, *taking], self.view.acting)
         if was_settled and acting != self.view.acting:
-            self._previous.insert(0, _Previous(self.view.acting, now + PREVIOUS_S))
+            self._previous.insert(0, (self.view.acting, now + PREVIOUS_S))
         return View(
             me=me,
             ring=ring,
             acting=acting,
             alive={name: known.member for name, known in self._known.items() if known.is_alive},
-            states=tuple(self._state(known, self._is_of_ring(known, me)) for _, known in sorted(self._known.items())),
+            states=tuple(known.state(self._is_of_ring(known, me)) for _, known in sorted(self._known.items())),
             left_out=tuple(left_out for _, left_out in sorted(self._left_out.items())),
             is_listed=entry is not None,
             previous=self._previous_rings(acting, me, now),
@@ -379,25 +380,12 @@ class Membership:
     def _is_of_ring(self, known: _Known, me: Member) -> bool:
         return known.in_ring and (self._domain is Domain.CLUSTER or known.member.zone == me.zone)
 
-    @staticmethod
-    def _state(known: _Known, in_ring: bool) -> MemberState:
-        return MemberState(
-            known.member,
-            known.is_listed,
-            known.is_alive,
-            known.is_leaving,
-            in_ring,
-            known.away_since,
-            known.boot,
-            known.ring,
-            known.skew_s,
-        )
-
     def _previous_rings(self, acting: Ring, me: Member, now: float) -> Sequence[Ring]:
         """Those that took blocks before `acting`, the latest first. The last one is the ring without this node, which
         took its blocks until it began."""
-        self._previous = [each for each in self._previous if each.until > now and each.ring != acting][:_PREVIOUS_MAX]
-        rings = [each.ring for each in self._previous]
+        known = [(ring, until) for ring, until in self._previous if until > now and ring != acting]
+        self._previous = known[:_PREVIOUS_MAX]
+        rings = [ring for ring, _ in self._previous]
         others = [member for member in acting.members if member.name != me.name]
         if others and now - self._me.began < PREVIOUS_S:
             rings.append(_ring(others, self.view.previous[-1] if self.view.previous else acting))
@@ -408,12 +396,3 @@ def _ring(members: Sequence[Member], last: Ring) -> Ring:
     """The last ring, with its memo, if the members are the same ones at the same addresses."""
     ordered = tuple(sorted(members, key=lambda member: member.name))
     return last if ordered == last.members else Ring(ordered)
-
-
-def _completed(member: Member, entry: ListedMember | None) -> Member:
-    """A member that was not told its zone has that of the list, for itself and for all others. A weight in the list
-    comes before the size of the member's cache: whoever writes one means it."""
-    if entry is None:
-        return member
-    weight_bytes = entry.weight_bytes if entry.weight_bytes > 0 else member.weight_bytes
-    return replace(member, zone=member.zone or entry.zone, weight_bytes=weight_bytes)

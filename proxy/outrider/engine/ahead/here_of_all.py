@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from outrider.core.cluster.held_blocks import Blocks, BlocksTold, is_whole
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import Blocks, BlocksTold, Command, CommandAnswer, OrderTold, is_whole, parts_of
+from outrider.core.cluster.messages import Command, CommandAnswer, OrderTold, parts_of
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.cluster.wire_forms import WireError, decode, encode, fields_of, of_fields
