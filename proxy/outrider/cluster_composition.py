@@ -69,8 +69,7 @@ from outrider.engine.status.cluster_part import ClusterPart
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.http.control.maintenance import MaintenanceCommands
-from outrider.http.peer.gatekeeper import Gatekeeper
-from outrider.http.peer.handler import PeerHandler
+from outrider.http.peer.handler import Gatekeeper, PeerHandler
 from outrider.http.peer.server import PeerServer
 from outrider.http.wire.acceptor import Listener
 from outrider.metrics import Metrics

@@ -41,7 +41,7 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, KNOWN, PEER, SEQUENCE
 from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.engine.cluster.peer_answer import PeerReadAnswer
+from outrider.engine.cluster.peer_service import PeerReadAnswer
 from outrider.engine.read.body_pieces import Body, Piece
 from outrider.http.wire import bounded_head, sender
 from outrider.metrics import Metrics

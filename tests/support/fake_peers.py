@@ -29,7 +29,7 @@ from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerChanged
 from outrider.core.cluster.wire_forms import decode
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
-from outrider.engine.cluster.peer_answer import PeerReadAnswer
+from outrider.engine.cluster.peer_service import PeerReadAnswer
 from outrider.engine.read.body_pieces import Body, FilePiece, Piece
 from outrider.ports import A, ByteSink
 

@@ -14,8 +14,7 @@ from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_wire import Asker
 from outrider.core.cluster.replay_guard import ReplayGuard
-from outrider.http.peer.gatekeeper import Gatekeeper
-from outrider.http.peer.handler import PeerEngine, PeerHandler
+from outrider.http.peer.handler import Gatekeeper, PeerEngine, PeerHandler
 from outrider.http.peer.server import PeerServer
 from outrider.http.wire.acceptor import Listener
 from outrider.metrics import Metrics

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from outrider.core.cluster.body_pace import SendingPace
-from outrider.core.cluster.peer_health import Pause, PeerHealth, PeersHealth
+from outrider.core.cluster.peer_health import Pause, PeerHealth, PeersHealth, SendingPace
 from outrider.core.cluster.peer_messages import NOT_TOLD, Sending
 
 MIB = 1 << 20

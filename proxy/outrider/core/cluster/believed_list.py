@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
-from outrider.core.cluster.member import ListedMember
+from outrider.core.cluster.member import ListedMember, Member
 
 DOUBT_S = 60.0
 """A list that is empty, or lost more than half of its members at once, is not believed before so long: more often than
@@ -76,3 +77,24 @@ def _unique(entries: Iterable[ListedMember]) -> Sequence[ListedMember]:
         if entry.address not in found or (entry.name and not found[entry.address].name):
             found[entry.address] = entry
     return list(found.values())
+
+
+def members_to_json(members: Iterable[Member]) -> dict[str, object]:
+    """The last good list, in the form in which it is kept in the cache directory."""
+    return {"members": [{**asdict(member), "wire": list(member.wire)} for member in members]}
+
+
+def members_from_json(kept: object) -> Iterable[Member]:
+    """The members of a kept list, as it came out of JSON. An entry that cannot be understood is left out."""
+    entries = kept.get("members") if isinstance(kept, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        match entry:
+            case {
+                "name": str(name),
+                "address": str(address),
+                "zone": str(zone),
+                "weight_bytes": int(weight_bytes),
+                "cluster_id": str(cluster_id),
+                "wire": [int(lowest), int(highest)],
+            } if name and address and weight_bytes >= 0:
+                yield Member(name, address, zone, weight_bytes, cluster_id, (lowest, highest))

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from outrider.core.cluster.believed_list import BelievedList
-from outrider.core.cluster.kept_members import members_from_json, members_to_json
+from outrider.core.cluster.believed_list import BelievedList, members_from_json, members_to_json
 from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.ownership import Ring

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
-from outrider.core.cluster.body_pace import SendingPace
 from outrider.core.cluster.messages import (
     Answer,
     Command,
@@ -27,18 +27,18 @@ from outrider.core.cluster.messages import (
     ReadsTold,
     SharesAsked,
 )
-from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass, Sending
+from outrider.core.cluster.peer_health import SendingPace
+from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerRead, ReadClass, Sending
 from outrider.core.errors import OriginBroke, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.members import LiveMembers
-from outrider.engine.cluster.peer_answer import PeerReadAnswer
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.fill.block_source import BlockSource, Part
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.read.body import BodyParts, BodyRead
-from outrider.engine.read.body_pieces import Piece, ReaderCount
+from outrider.engine.read.body_pieces import Body, Piece, ReaderCount
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
@@ -52,6 +52,28 @@ from outrider.ports import BlockStore, Lease
 _LATE_S, _VERIFIED_BYTES_S = 0.3, 50e6
 # A second fill of a block is begun for a reader whose first one failed for want of patience, as for clients.
 _FILLS_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReadAnswer:
+    """`status`:
+
+    200  the version alone: nothing else was asked for, the extent lies past its end, or it is not the known one
+    206  the bytes of `extent`, in `body`
+    304  the known version is the bucket's; no bytes were asked for
+    404  not here, with `only_if_here`; or nothing that a peer may be told
+    412  the bucket has another version than the known one
+    503  too busy
+
+    `confirmed` goes with 200, 206 and 304. `digest`, `sending`: as those of `PeerReply`. The port closes `body`.
+    """
+
+    status: int
+    confirmed: Confirmed | None = None
+    extent: Extent | None = None
+    digest: str = ""
+    body: Body | None = None
+    sending: Sending = NOT_TOLD
 
 
 class PeerService:

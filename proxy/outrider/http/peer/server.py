@@ -14,8 +14,7 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 from aiohttp.web_server import Server
 
-from outrider.http.peer.gatekeeper import Refused
-from outrider.http.peer.handler import PeerHandler
+from outrider.http.peer.handler import PeerHandler, Refused
 from outrider.http.wire.bounded_head import BoundedHeads
 from outrider.http.wire.sender import TlsSender, wire_of
 
