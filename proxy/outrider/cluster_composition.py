@@ -46,7 +46,7 @@ from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.cluster.commands import CommandsElsewhere
-from outrider.engine.cluster.forgets import Beliefs, ForgetQueues, ThisProcess
+from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
 from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
@@ -161,11 +161,9 @@ class Cluster:
         *, in_memory: bool,
     ) -> None:  # fmt: skip
         """Makes `members`, `reads` and `forgets`. `in_memory`: the cache ends with the process."""
-        me = self._membership.view.me
         self.forgets = ForgetQueues(
-            ThisProcess(me.name, self._boot, self.view), self._transport, Beliefs(versions, list_cache), self._runtime,
-            self._metrics,
-        )  # fmt: skip
+            self._boot, self.view, self._transport, Beliefs(versions, list_cache), self._runtime, self._metrics
+        )
         first = store.working_disks[0]
         keep = None if in_memory else MembersFile(first.directory.members, first.work).save
         self.members = LiveMembers(

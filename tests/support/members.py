@@ -18,7 +18,7 @@ from outrider.core.cluster.messages import Hello
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
-from outrider.engine.cluster.forgets import Beliefs, ForgetQueues, ThisProcess
+from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
 from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
@@ -92,8 +92,10 @@ class Node:
         self, layout: BlockLayout, versions: VersionCache, contents: ContentVerification, list_cache: ListCache,
         runtime: Runtime, metrics: Metrics,
     ) -> Joined:  # fmt: skip
-        sender = ThisProcess(self.name, self.boot, lambda: self.membership.view)
-        self.forgets = ForgetQueues(sender, self.wire, Beliefs(versions, list_cache), runtime, metrics)
+        beliefs = Beliefs(versions, list_cache)
+        self.forgets = ForgetQueues(
+            self.boot, lambda: self.membership.view, self.wire, beliefs, runtime, metrics
+        )  # fmt: skip
         self.members = LiveMembers(
             self.membership, self.boot, self.source, self.wire, self.forgets, None, runtime, self.clock, lambda: 0.5,
             metrics,

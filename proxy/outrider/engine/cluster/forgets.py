@@ -68,15 +68,6 @@ class Beliefs:
         self._list_cache.forget_all()
 
 
-@dataclass(frozen=True, slots=True)
-class ThisProcess:
-    """This process, as its forgets name it. `view`: the members of now."""
-
-    name: str
-    boot: int
-    view: Callable[[], View]
-
-
 @dataclass(slots=True)
 class _Queued:
     """A forget that some members have not confirmed. `queued_at`: monotonic seconds. `unsettled`: how many members have
@@ -122,9 +113,12 @@ class ForgetQueues:
     """Sends forgets to all members that answer, and receives theirs."""
 
     def __init__(
-        self, sender: ThisProcess, transport: PeerTransport, beliefs: Beliefs, runtime: Runtime, metrics: Metrics
+        self, boot: int, view: Callable[[], View], transport: PeerTransport, beliefs: Beliefs, runtime: Runtime,
+        metrics: Metrics,
     ) -> None:  # fmt: skip
-        self._sender = sender
+        """`boot`: see `Hello`. `view`: the members of now."""
+        self._boot = boot
+        self._view = view
         self._transport = transport
         self._beliefs = beliefs
         self._runtime = runtime
@@ -147,7 +141,7 @@ class ForgetQueues:
             return
         # Also where nobody answers: a member that comes back notices the gap.
         self.last += 1
-        members = self._sender.view().answering
+        members = self._view().answering
         if not members:
             return
         queued = _Queued(self.last, names, in_doubt, self._runtime.clock(), len(members))
@@ -172,7 +166,7 @@ class ForgetQueues:
                 for _ in batch:
                     queue.forgets.popleft().settle()
                 if len(batch) > 1:
-                    apart_s = min(_APART_MAX_S, _APART_S * max(1, len(self._sender.view().answering)))
+                    apart_s = min(_APART_MAX_S, _APART_S * max(1, len(self._view().answering)))
                     await self._runtime.sleep(apart_s - self._runtime.clock() % apart_s)
         except PeerFailed as error:
             log.debug("a member did not acknowledge a forget", extra={"peer": queue.member.name, "error": repr(error)})
@@ -189,7 +183,7 @@ class ForgetQueues:
         first, last = batch[0], batch[-1]
         names = tuple(dict.fromkeys(name for each in batch for name in each.names))
         message = Forget(
-            self._sender.name, self._sender.boot, last.number, names, first.in_doubt,
+            self._view().me.name, self._boot, last.number, names, first.in_doubt,
             None if first is last else first.number,
         )  # fmt: skip
         sending = asyncio.ensure_future(self._delivered(member, forget_body(message)))

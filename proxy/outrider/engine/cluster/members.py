@@ -15,7 +15,6 @@ from outrider.core.cluster.member import Member
 from outrider.core.cluster.membership import Membership
 from outrider.core.cluster.messages import Forget, Hello
 from outrider.core.cluster.peer_health import PeersHealth
-from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import Change, View
 from outrider.engine.cluster.forgets import ForgetQueues
 from outrider.engine.tasks.runtime import Runtime, within
@@ -227,14 +226,10 @@ class LiveMembers:
         self._changed()
         if not self.view.alive:
             return
-        goodbyes = asyncio.gather(*(self._say_goodbye(member) for member in self.view.alive.values()))
+        mine, others = self.mine(), self.view.alive.values()
+        hellos = (self._transport.hello(each.address, mine, each.name) for each in others)
+        goodbyes = asyncio.gather(*hellos, return_exceptions=True)
         await within(goodbyes, _GOODBYE_S, self._runtime)
-
-    async def _say_goodbye(self, member: Member) -> None:
-        try:
-            await self._transport.hello(member.address, self.mine(), member.name)
-        except PeerFailed as error:
-            log.debug("a member did not hear that this one leaves", extra={"peer": member.name, "why": error.why})
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
