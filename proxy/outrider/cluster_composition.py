@@ -45,10 +45,9 @@ from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.cluster.beliefs import Beliefs
 from outrider.engine.cluster.commands import CommandsElsewhere
-from outrider.engine.cluster.forgets import Forgets, Sender
-from outrider.engine.cluster.members import Members
+from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
+from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
 from outrider.engine.cluster.told_reads import ToldReads
@@ -71,8 +70,7 @@ from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
 from outrider.http.admin.server import Owners
 from outrider.http.control.maintenance import MaintenanceCommands
-from outrider.http.peer.gatekeeper import Gatekeeper
-from outrider.http.peer.handler import PeerHandler
+from outrider.http.peer.handler import Gatekeeper, PeerHandler
 from outrider.http.peer.server import PeerServer
 from outrider.http.wire.acceptor import Listener
 from outrider.metrics import Metrics
@@ -85,7 +83,7 @@ _CONNECTIONS_MAX = 512
 _READS_MAX = 256
 # Blocks are judged anew in such steps when the ring has changed: one takes a few milliseconds.
 _JUDGED_AT_ONCE = 500
-# Members tell each other the bytes of blocks and their digests. The format of their files is each member's own.
+# LiveMembers tell each other the bytes of blocks and their digests. The format of their files is each member's own.
 _SHARED_FORMAT = 1
 # To find a block's owner takes 4 us for 8 members. So many blocks of an object may be fetched ahead because they are
 # owned.
@@ -129,9 +127,9 @@ class Cluster:
             receivers=Receivers(most, metrics, lambda: tls.trust) if tls is not None and most else None,
         )  # fmt: skip
         self.remote_scheduler = FillScheduler(AimdLimit(settings.fills), BackgroundLimit(settings.fills), clock)
-        self.members: Members
+        self.members: LiveMembers
         self.reads: PeerReads
-        self.forgets: Forgets
+        self.forgets: ForgetQueues
         self.server: PeerServer
         self.part: ClusterPart
         self.owners: Owners
@@ -163,16 +161,13 @@ class Cluster:
         self, store: DiskBlockStore, versions: VersionCache, contents: ContentVerification, list_cache: ListCache
     ) -> None:
         """Makes `members`, `reads` and `forgets`."""
-        me = self._membership.view.me
-        forgetter = Beliefs(versions, list_cache)
-        self.forgets = Forgets(
-            Sender(me.name, self._boot, lambda: self._membership.view), self._transport, forgetter, self._runtime,
-            self._metrics,
-        )  # fmt: skip
+        self.forgets = ForgetQueues(
+            self._boot, self.view, self._transport, Beliefs(versions, list_cache), self._runtime, self._metrics
+        )
         first = store.working_disks[0]
-        keeper = None if self._settings.cache_in_memory else MembersFile(first.directory.members, first.work)
-        self.members = Members(
-            self._membership, self._boot, self._source, self._transport, self.forgets, keeper, self._runtime, time.time,
+        keep = None if self._settings.cache_in_memory else MembersFile(first.directory.members, first.work).save
+        self.members = LiveMembers(
+            self._membership, self._boot, self._source, self._transport, self.forgets, keep, self._runtime, time.time,
             random.Random().random, self._metrics,  # noqa: S311 - jitter
         )  # fmt: skip
         self.members.on_ring.append(partial(self._judge_soon, store))
@@ -225,7 +220,7 @@ class Cluster:
         """See `Planner.join`."""
         view = self._membership.view
         before = self._mine_in
-        if before is None or view.ring is not before.ring or view.takers is not before.takers:
+        if before is None or view.ring is not before.ring or view.acting is not before.acting:
             self._mine = Memo(_MINE_OBJECTS)
             self._mine_in = view
         bits = self._mine.get((ref, blocks))

@@ -3,20 +3,23 @@ tests use fakes."""
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cluster.member import Listed, Member
-from outrider.core.cluster.messages import Command, CommandAnswer, DatasetShare, Forget, Hello, ReadsTold, SharesAsked
+from outrider.core.cluster.member import ListedMember, Member
+from outrider.core.cluster.messages import Answer, Hello, Question
 from outrider.core.cluster.peer_messages import Confirmed, PeerRead, Sending
 from outrider.core.model import BlockKey, Extent, Headers, ObjectRef, ObjectVersion
 from outrider.core.s3.checksums import Kind
 from outrider.core.s3.form_fields import PostForm
 from outrider.core.s3.operation import Query
+
+A = TypeVar("A", bound=Answer)
 
 Clock = Callable[[], float]
 """Returns seconds: since 1970 where signatures are made or verified, monotonic everywhere else."""
@@ -82,8 +85,12 @@ class ByteSink(Protocol):
 class BlockReceiver(ByteSink, Protocol):
     """A part of a block, written by the thread that receives it."""
 
+    count: int
+    """The bytes that it has taken so far."""
     disk_s: float
     """The seconds that the disk has taken so far."""
+    over: Future[None]
+    """Done once it has ended."""
 
 
 class BodyInThread(Protocol):
@@ -483,31 +490,20 @@ class PeerTransport(Protocol):
         refuses; empty: it is not known. Raises PeerFailed."""
         ...
 
-    async def forget(self, member: Member, message: Forget) -> None:
-        """Returns once the member has forgotten the names. Raises PeerFailed."""
+    async def send(self, member: Member, path: str, body: bytes) -> None:
+        """Send a notice of `messages.BY_PATH`, encoded. Returns once the member has heeded it. Raises PeerFailed."""
         ...
 
-    async def tell_reads(self, member: Member, message: ReadsTold) -> None:
-        """Tell a member what clients of this node read. Raises PeerFailed."""
-        ...
-
-    async def command(self, member: Member, command: Command) -> CommandAnswer:
-        """Have a member do its part of a maintenance command, or tell of it. Raises PeerFailed."""
-        ...
-
-    async def shares(self, member: Member, question: SharesAsked) -> Sequence[DatasetShare]:
-        """Ask a member what it has of each dataset. Raises PeerFailed."""
-        ...
-
-    async def tell_order(self, member: Member, body: bytes) -> None:
-        """Pass on what a client of this node is about to read: an `OrderTold`, encoded. Raises PeerFailed."""
+    async def request(self, member: Member, question: Question, answer: type[A]) -> A:
+        """Ask a member what it has, or have it do its part of a maintenance command. `answer`: the form of the answer.
+        Raises PeerFailed."""
         ...
 
 
 class MemberSource(Protocol):
     """Tells who is a member: a file, DNS, Kubernetes, Slurm."""
 
-    def lists(self) -> AsyncGenerator[Sequence[Listed], None]:
+    def lists(self) -> AsyncGenerator[Sequence[ListedMember], None]:
         """Each list of the members, when it is first known and whenever it has changed. It never ends by itself, and
         raises nothing: a source that is away is asked again with backoff, logged and counted."""
         ...

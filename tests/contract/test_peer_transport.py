@@ -11,15 +11,21 @@ import pytest
 
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
+    FORGET_PATH,
+    ORDER_PATH,
+    READS_PATH,
     Command,
     CommandAnswer,
     DatasetShare,
+    DatasetShares,
     Forget,
     Hello,
     OrderTold,
     ReadsTold,
     SharesAsked,
     ToldRead,
+    forget_body,
+    reads_body,
 )
 from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead, ReadClass
 from outrider.core.cluster.wire_forms import encode
@@ -237,7 +243,7 @@ async def test_a_hello_is_refused_by_another_member_than_it_is_for(wire: Wire) -
 
 async def test_a_forget_has_arrived_when_it_returns(wire: Wire) -> None:
     message = Forget("edge", 7, 4, (REF, "whole-bucket", ObjectRef("b", "k")), in_doubt=True)
-    await wire.transport.forget(wire.member, message)
+    await wire.transport.send(wire.member, FORGET_PATH, forget_body(message))
     assert wire.service.forgets == [message]
 
 
@@ -245,28 +251,34 @@ async def test_reads_are_told(wire: Wire) -> None:
     message = ReadsTold(
         "edge", 3, (ToldRead("10.0.0.1", REF, 5, 0.25), ToldRead("10.0.0.2", ObjectRef("b", "é"), 0, 0.0))
     )
-    await wire.transport.tell_reads(wire.member, message)
+    await wire.transport.send(wire.member, READS_PATH, reads_body(message))
     assert wire.service.reads == [message]
 
 
 async def test_a_command_is_answered_with_the_progress_of_the_part(wire: Wire) -> None:
     command = Command("edge", "put", "warm", "AKEY", "mine \u00e9", b"s3://b/\xc3\xa9\n\xff", 2.5e6, 1.5e9)
     wire.service.told = CommandAnswer({"state": "running", "bytes": {"wanted": 5}})
-    assert await wire.transport.command(wire.member, command) == wire.service.told
+    assert await wire.transport.request(wire.member, command, CommandAnswer) == wire.service.told
     assert wire.service.commands == [command]
     wire.service.told = CommandAnswer(error="no", code="InsufficientStorage")
-    assert await wire.transport.command(wire.member, replace(command, verb="get", body=b"")) == wire.service.told
+    assert (
+        await wire.transport.request(wire.member, replace(command, verb="get", body=b""), CommandAnswer)
+        == wire.service.told
+    )
 
 
 async def test_an_order_is_passed_on(wire: Wire) -> None:
     message = OrderTold("edge", 7, 3, 2, "10.0.0.1", (REF, ObjectRef("b", "é")), 4, 9)
-    await wire.transport.tell_order(wire.member, encode(message))
+    await wire.transport.send(wire.member, ORDER_PATH, encode(message))
     assert wire.service.orders == [message]
 
 
 async def test_nobody_at_the_address(wire: Wire) -> None:
     gone = replace(wire.member, address="127.0.0.1:1")
-    for call in (wire.transport.hello(gone.address, MINE), wire.transport.forget(gone, Forget("edge", 1, 1, ("b",)))):
+    for call in (
+        wire.transport.hello(gone.address, MINE),
+        wire.transport.send(gone, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("b",)))),
+    ):
         with pytest.raises(PeerFailed) as failed:
             await call
         assert failed.value.why == "connect"
@@ -279,4 +291,4 @@ async def test_nobody_at_the_address(wire: Wire) -> None:
 
 async def test_a_member_tells_what_it_has_of_each_dataset(wire: Wire) -> None:
     wire.service.has = (DatasetShare("b", "train-{}.tar", 3, 300, 200, 50), DatasetShare("b", "\udc80", 0, 0, 1, 0))
-    assert tuple(await wire.transport.shares(wire.member, SharesAsked("edge"))) == wire.service.has
+    assert (await wire.transport.request(wire.member, SharesAsked("edge"), DatasetShares)).datasets == wire.service.has

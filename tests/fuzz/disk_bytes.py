@@ -20,7 +20,7 @@ from outrider.core.ahead.dataset import learned_state
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES, BadBlock, BlockMeta
-from outrider.core.cluster.kept_members import members_from_json, members_to_json
+from outrider.core.cluster.believed_list import members_from_json, members_to_json
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.ports import Belief
 from tests.fuzz.target import target

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.core.cluster import peer_wire
+from outrider.core.cluster.held_blocks import BlocksTold
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
-    BlocksTold,
     Command,
     CommandAnswer,
     DatasetShare,
+    DatasetShares,
     Forget,
     Hello,
     OrderTold,
@@ -22,7 +23,6 @@ from outrider.core.cluster.messages import (
     PinsTold,
     PinTold,
     ReadsTold,
-    Shares,
     SharesAsked,
     ToldRead,
 )
@@ -132,7 +132,8 @@ _MESSAGES: tuple[Any, ...] = (
     _hello(), Forget("n", 1, 2, (_REF, "bucket"), in_doubt=True),
     Command("n", "put", "warm", "o", "a", b"s3://b/", 1.5), CommandAnswer({"state": "done"}, "e", "c"),
     OrderTold("n", 1, 2, 3, "c", (_REF,), 0, 12),
-    ReadsTold("n", 2, (ToldRead("10.0.0.1", _REF, 5, 0.5),)), Shares((DatasetShare("b", "a-{}.tar", 12, 34, 5, 6),)),
+    ReadsTold("n", 2, (ToldRead("10.0.0.1", _REF, 5, 0.5),)),
+    DatasetShares((DatasetShare("b", "a-{}.tar", 12, 34, 5, 6),)),
     SharesAsked("n"), BlocksTold((None, (b"1" * 16, 2, 3))), PinPage("c", 1.0, b"s3://b/k", _OBJECTS, more=True),
     PinsTold((PinTold("o", "n", 1.0, has_ended=False),)),
 )  # fmt: skip

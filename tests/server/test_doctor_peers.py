@@ -19,7 +19,7 @@ from outrider.cli.doctor.peer_checks import (
     check_own_entry,
     peer_findings,
 )
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.settings import Settings, load
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.support.bucket import Bucket
 
 ME = Member("a", "10.0.0.1:9482", "z", 1, "c1")
-LISTED = Listed("10.0.0.2:9482", "b")
+LISTED = ListedMember("10.0.0.2:9482", "b")
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def hello(name: str = "b", boot: int = 7) -> Hello:
     return Hello(Member(name, "10.0.0.2:9482", "z", 1, "c1"), boot, "", 0, time.time())
 
 
-def answer(told: Hello | None, *, why: str = "", skew_s: float | None = 0.0, entry: Listed = LISTED) -> Greeted:
+def answer(told: Hello | None, *, why: str = "", skew_s: float | None = 0.0, entry: ListedMember = LISTED) -> Greeted:
     return Greeted(entry, told, PeerFailed(why) if why else None, skew_s)
 
 
@@ -170,7 +170,7 @@ def test_an_answer_says_what_is_wrong_and_what_to_do(given: Greeted, level: Leve
 
 
 def test_a_name_that_two_processes_have_is_told() -> None:
-    elsewhere = Listed("10.0.0.3:9482")
+    elsewhere = ListedMember("10.0.0.3:9482")
     twice = [answer(hello()), answer(hello(boot=8), entry=elsewhere)]
     (finding,) = check_names(ME, twice, is_running=True)
     assert "b is the name of several members: 10.0.0.2:9482, 10.0.0.3:9482" in finding.text
@@ -181,8 +181,8 @@ def test_a_name_that_two_processes_have_is_told() -> None:
 
 
 def test_the_own_entry_may_be_known_by_address_by_name_or_by_its_answer() -> None:
-    for entry in (Listed(ME.address), Listed("other:1", "a"), Listed(ME.address, "a")):
+    for entry in (ListedMember(ME.address), ListedMember("other:1", "a"), ListedMember(ME.address, "a")):
         assert check_own_entry(ME, [LISTED, entry], [], "file:x").level is Level.OK
-    assert check_own_entry(ME, [LISTED], [answer(hello("a"), entry=Listed("x:1"))], "file:x").level is Level.OK
+    assert check_own_entry(ME, [LISTED], [answer(hello("a"), entry=ListedMember("x:1"))], "file:x").level is Level.OK
     assert check_own_entry(ME, [LISTED], [answer(hello())], "file:x").level is Level.FAIL
-    assert "--peer-name z" in check_own_entry(ME, [Listed(ME.address, "z")], [], "file:x").do
+    assert "--peer-name z" in check_own_entry(ME, [ListedMember(ME.address, "z")], [], "file:x").do

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from outrider.adapters.cluster import peer_client
-from outrider.core.cluster.messages import Forget
+from outrider.core.cluster.messages import FORGET_PATH, Forget, forget_body
 from outrider.core.cluster.peer_messages import PeerRead
 from outrider.core.model import Extent
 from tests.server.test_peer_port import REF, SIZES, SMALL, member_with, read_whole, refusals, why
@@ -29,7 +29,7 @@ async def test_reads_of_all_peers_together_are_limited_and_nothing_else_waits_fo
             async with wire.client.read(wire.member, PeerRead(REF, Extent(0, SMALL))):
                 assert await why(wire, SMALL, second.member) == "busy"
                 assert await wire.client.hello(second.member.address, hello_of("edge")) == other.mine
-                await wire.client.forget(second.member, Forget("edge", 1, 1, ("bucket",)))
+                await wire.client.send(second.member, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("bucket",))))
         for member in (second.member, wire.member, second.member):
             assert await read_whole(wire, SMALL, member) == ramp(SMALL)
 

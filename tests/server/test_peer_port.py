@@ -28,6 +28,8 @@ from outrider.core.cluster.messages import (
     READS_PATH,
     SHARES_PATH,
     Command,
+    CommandAnswer,
+    DatasetShares,
     Forget,
     OrderTold,
     ReadsTold,
@@ -39,7 +41,7 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, KNOWN, PEER, SEQUENCE
 from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.engine.cluster.peer_service import PeerReadAnswer
 from outrider.engine.read.body_pieces import Body, Piece
 from outrider.http.wire import bounded_head, sender
 from outrider.metrics import Metrics
@@ -328,7 +330,7 @@ async def test_an_older_member_is_asked_in_its_own_version() -> None:
     service = member_with(ramp(SMALL))
     async with peer_wire(service, edge=Side("edge", wire=3)) as wire:
         assert await read_whole(wire, SMALL) == ramp(SMALL)
-        await wire.client.forget(wire.member, Forget("edge", 1, 1, ("b",)))
+        await wire.client.send(wire.member, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("b",))))
         assert (len(service.forgets), refusals(wire)) == (1, {})
         both = replace(wire.member, wire=(1, 3))
         assert await why(wire, SMALL, both) == "refused", "it is asked in the newest version that both speak"
@@ -357,11 +359,13 @@ async def test_a_recorded_request_is_refused_by_each_other_member_and_by_the_sam
         member, client = replace(wire.member, address=f"127.0.0.1:{port}"), wire.client
         assert await read_whole(wire, SMALL, member) == ramp(SMALL)
         await client.hello(member.address, hello_of("edge"), member.name)
-        await client.forget(member, Forget("edge", 1, 1, ("b",)))
-        await client.tell_reads(member, ReadsTold("edge", 1, ()))
-        await client.command(member, Command("edge", "put", "evict", "a-tenant", "e", b"s3://bucket/key"))
-        await client.shares(member, SharesAsked("edge"))
-        await client.tell_order(member, encode(OrderTold("edge", 1, 1, 1, "")))
+        await client.send(member, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("b",))))
+        await client.send(member, READS_PATH, reads_body(ReadsTold("edge", 1, ())))
+        await client.request(
+            member, Command("edge", "put", "evict", "a-tenant", "e", b"s3://bucket/key"), CommandAnswer
+        )
+        await client.request(member, SharesAsked("edge"), DatasetShares)
+        await client.send(member, ORDER_PATH, encode(OrderTold("edge", 1, 1, 1, "")))
         assert len(requests) == 7
         for request in requests:
             assert await answered(third.port, request) == 403
@@ -482,7 +486,7 @@ async def test_refusals_of_the_port_are_failures_of_the_peer(size: int) -> None:
         wire.edge.hops, wire.edge.cluster_id = 1, "other"
         assert await why(wire, size) == "refused"
         with pytest.raises(PeerFailed, match="421"):
-            await wire.client.forget(wire.member, Forget("edge", 1, 1, ("bucket",)))
+            await wire.client.send(wire.member, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("bucket",))))
         assert refusals(wire) == {"hops": 1, "cluster": 2}
 
 
@@ -539,7 +543,7 @@ async def test_reads_beyond_the_limit_are_told_to_ask_elsewhere(size: int) -> No
         async with wire.client.read(wire.member, PeerRead(REF, Extent(0, size))) as reply:
             assert await why(wire, size) == "busy"
             assert await wire.client.hello(wire.member.address, hello_of("edge")) == service.mine
-            await wire.client.forget(wire.member, Forget("edge", 1, 1, ("bucket",)))
+            await wire.client.send(wire.member, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("bucket",))))
             service.body_gate.set()
             assert b"".join([chunk async for chunk in pieces_of(reply)]) == ramp(size)
         await wire.server.idle()
@@ -605,7 +609,7 @@ class Closing:
 class ClosingMember(FakeMember):
     body: Closing
 
-    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer:
         answer = await FakeMember.read(self, read, sender)
         assert answer.body is not None
         self.body = Closing(answer.body)
@@ -633,7 +637,7 @@ async def test_another_member_at_the_address_is_not_believed(size: int) -> None:
         wire.owner.calls_itself = "third"
         assert await why(wire, size) == "garbage"
         with pytest.raises(PeerFailed, match="another member"):
-            await wire.client.forget(wire.member, Forget("edge", 1, 1, ("bucket",)))
+            await wire.client.send(wire.member, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("bucket",))))
         for service.status in (404, 503):
             assert await why(wire, size) == "garbage"
 
@@ -682,7 +686,7 @@ async def test_an_error_of_the_service_is_no_answer(size: int, caplog: pytest.Lo
     async def fails(read: PeerRead, sender: str) -> None:
         raise ZeroDivisionError
 
-    service_of: object = type("Failing", (), {"read": staticmethod(fails), "hello": service.hello, "forget": None})()
+    service_of: object = type("Failing", (), {"read": staticmethod(fails), "answer": service.answer})()
     async with peer_wire(service_of) as wire:  # type: ignore[arg-type]  # it fails before that matters
         assert await why(wire, size) == "status"
         await wire.server.idle()

@@ -22,7 +22,7 @@ from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.engine.ahead.prefetch import Later, Mode
-from outrider.engine.cluster.forgets import Forgets
+from outrider.engine.cluster.forgets import ForgetQueues
 from outrider.engine.fill.fill import BULK_BYTES
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.patience import Patience
@@ -67,7 +67,7 @@ def by_threads(fills: int) -> int:
 class Join(ClusterOfEngine, Protocol):
     """Makes an engine a member of a cluster (`tests.support.members`)."""
 
-    forgets: Forgets
+    forgets: ForgetQueues
 
     def begin(self, layout: BlockLayout, runtime: Runtime, metrics: Metrics) -> None:
         """Called first."""
@@ -88,8 +88,8 @@ class OnlyBlocks:
     def block(self, version: ObjectVersion, index: int) -> PeerBlock | None:
         return self.peers.block(version, index)
 
-    def origin_flowed(self, count: int, waited_s: float) -> None:
-        self.peers.origin_flowed(count, waited_s)
+    def origin_flowed(self, count: int, waited_s: float, *, is_first: bool) -> None:
+        self.peers.origin_flowed(count, waited_s, is_first=is_first)
 
     def tells(self, ref: ObjectRef) -> bool:
         return False

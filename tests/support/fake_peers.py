@@ -15,12 +15,17 @@ from outrider.adapters.origin.receivers import Receivers
 from outrider.adapters.process.listening import bind
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
+    BY_PATH,
+    Answer,
     Command,
     CommandAnswer,
     DatasetShare,
+    DatasetShares,
     Forget,
     Hello,
+    Notice,
     OrderTold,
+    Question,
     ReadsTold,
     SharesAsked,
 )
@@ -30,33 +35,22 @@ from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.core.cluster.wire_forms import decode
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
-from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.engine.cluster.peer_service import PeerReadAnswer
 from outrider.engine.read.body_pieces import Body, FilePiece, Piece
-from outrider.http.peer.gatekeeper import Gatekeeper
-from outrider.http.peer.handler import PeerHandler, PeerService
+from outrider.http.peer.handler import Gatekeeper, PeerEngine, PeerHandler
 from outrider.http.peer.server import PeerServer
 from outrider.http.wire.acceptor import Listener
 from outrider.metrics import Metrics
-from outrider.ports import ByteSink
+from outrider.ports import A, ByteSink
 from tests.support.fakes import FakeClock
 
 
 class Answering(Protocol):
-    """As `http.peer.handler.PeerService`."""
+    """As `http.peer.handler.PeerEngine`."""
 
-    async def read(self, read: PeerRead, sender: str) -> PeerAnswer: ...
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer: ...
 
-    def hello(self, theirs: Hello) -> Hello: ...
-
-    def forget(self, message: Forget) -> None: ...
-
-    def told_reads(self, message: ReadsTold) -> None: ...
-
-    async def command(self, command: Command) -> CommandAnswer: ...
-
-    def told_order(self, message: OrderTold) -> None: ...
-
-    async def shares(self) -> Sequence[DatasetShare]: ...
+    async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None: ...
 
 
 @dataclass(slots=True)
@@ -161,7 +155,7 @@ class FakePeers:
                 answer = await service.read(read, self.name)
             except (Signal, S3Error, OSError):
                 # As the port answers.
-                answer = PeerAnswer(404)
+                answer = PeerReadAnswer(404)
             async with aclosing(self._body(answer, fault)) as pieces:
                 yield _reply(read, answer, pieces, fault)
         finally:
@@ -172,30 +166,30 @@ class FakePeers:
         service = await self._service(address)
         if name and isinstance(service, FakeMember) and service.mine.member.name != name:
             raise PeerFailed("refused")
-        return service.hello(mine)
+        answer = await service.answer(mine)
+        assert isinstance(answer, Hello)
+        return answer
 
-    async def forget(self, member: Member, message: Forget) -> None:
-        self.forgets.append((member.name, message))
-        if self.forgets_way is not None:
-            await self.forgets_way(member.name)
-        (await self._service(member.address)).forget(message)
+    async def send(self, member: Member, path: str, body: bytes) -> None:
+        match message := decode(BY_PATH[path], body):
+            case Forget():
+                self.forgets.append((member.name, message))
+                if self.forgets_way is not None:
+                    await self.forgets_way(member.name)
+            case ReadsTold():
+                self.told.append((member.name, message))
+            case OrderTold():
+                self.orders.append((member.name, message))
+        await (await self._service(member.address)).answer(message)
 
-    async def tell_reads(self, member: Member, message: ReadsTold) -> None:
-        self.told.append((member.name, message))
-        (await self._service(member.address)).told_reads(message)
-
-    async def command(self, member: Member, command: Command) -> CommandAnswer:
-        self.commands.append((member.name, command))
-        return await (await self._service(member.address)).command(command)
-
-    async def shares(self, member: Member, question: SharesAsked) -> Sequence[DatasetShare]:
-        self.shares_asked.append(member.name)
-        return await (await self._service(member.address)).shares()
-
-    async def tell_order(self, member: Member, body: bytes) -> None:
-        message = decode(OrderTold, body)
-        self.orders.append((member.name, message))
-        (await self._service(member.address)).told_order(message)
+    async def request(self, member: Member, question: Question, answer: type[A]) -> A:
+        if isinstance(question, Command):
+            self.commands.append((member.name, question))
+        else:
+            self.shares_asked.append(member.name)
+        found = await (await self._service(member.address)).answer(question)
+        assert isinstance(found, answer)
+        return found
 
     async def _service(self, address: str) -> Answering:
         await asyncio.sleep(0)
@@ -205,7 +199,7 @@ class FakePeers:
             raise PeerFailed("connect")
         return self.services[address]
 
-    async def _body(self, answer: PeerAnswer, fault: PeerFault) -> AsyncGenerator[bytes, None]:
+    async def _body(self, answer: PeerReadAnswer, fault: PeerFault) -> AsyncGenerator[bytes, None]:
         if answer.body is None:
             return
         position = 0
@@ -248,7 +242,9 @@ async def _cut_on_error(body: Body) -> AsyncGenerator[Piece, None]:
         raise PeerFailed("broke", type(error).__name__) from error
 
 
-def _reply(read: PeerRead, answer: PeerAnswer, pieces: AsyncGenerator[bytes, None], fault: PeerFault) -> FakePeerReply:
+def _reply(
+    read: PeerRead, answer: PeerReadAnswer, pieces: AsyncGenerator[bytes, None], fault: PeerFault
+) -> FakePeerReply:
     """As the real client has it. Raises PeerFailed."""
     if answer.status == 412:
         raise PeerChanged
@@ -309,26 +305,26 @@ class FakeMember:
         self.objects[ref] = version, data
         return version
 
-    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer:
         self.asked.append((sender, read))
         if self.gate is not None:
             await self.gate.wait()
         if self.status is not None:
-            return PeerAnswer(self.status)
+            return PeerReadAnswer(self.status)
         if read.ref not in self.objects:
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
         version, data = self.objects[read.ref]
         confirmed = Confirmed(version, self.age_s, is_settled=True)
         known = read.known
         is_known = known is not None and (known.version.etag, known.version.size) == (version.etag, version.size)
         if known is not None and not is_known and read.extent is not None:
-            return PeerAnswer(412)
+            return PeerReadAnswer(412)
         if is_known and read.extent is None:
-            return PeerAnswer(304, confirmed)
+            return PeerReadAnswer(304, confirmed)
         if read.extent is None or read.extent.start >= version.size:
-            return PeerAnswer(200, confirmed)
+            return PeerReadAnswer(200, confirmed)
         extent = Extent(read.extent.start, min(read.extent.stop, version.size))
-        return PeerAnswer(206, confirmed, extent, self.digest, self._pieces(data[extent.start : extent.stop]))
+        return PeerReadAnswer(206, confirmed, extent, self.digest, self._pieces(data[extent.start : extent.stop]))
 
     async def _pieces(self, data: bytes) -> AsyncGenerator[Piece, None]:
         data = data[: len(data) - self.short_by]
@@ -338,25 +334,23 @@ class FakeMember:
             data = data[-1:]
         yield data
 
-    def hello(self, theirs: Hello) -> Hello:
-        self.met.append(theirs)
-        return self.mine
-
-    def told_reads(self, message: ReadsTold) -> None:
-        self.reads.append(message)
-
-    def told_order(self, message: OrderTold) -> None:
-        self.orders.append(message)
-
-    def forget(self, message: Forget) -> None:
-        self.forgets.append(message)
-
-    async def command(self, command: Command) -> CommandAnswer:
-        self.commands.append(command)
-        return self.told
-
-    async def shares(self) -> Sequence[DatasetShare]:
-        return self.has
+    async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None:
+        match message:
+            case Hello():
+                self.met.append(message)
+                return self.mine
+            case ReadsTold():
+                self.reads.append(message)
+            case OrderTold():
+                self.orders.append(message)
+            case Forget():
+                self.forgets.append(message)
+            case Command():
+                self.commands.append(message)
+                return self.told
+            case SharesAsked():
+                return DatasetShares(tuple(self.has))
+        return None
 
 
 SECRET = "s" * 32
@@ -410,7 +404,7 @@ class PeerWire:
 
 @asynccontextmanager
 async def peer_wire(
-    service: PeerService, *, owner: Side | None = None, edge: Side | None = None, reads_max: int = 64,
+    service: PeerEngine, *, owner: Side | None = None, edge: Side | None = None, reads_max: int = 64,
     connections_max: int = 64, reads_per_peer: int = 64, client_reads_max: int = 64, threads: int = 64,
     handshake_timeout_s: float = 5.0, receivers: Receivers | None = None,
 ) -> AsyncIterator[PeerWire]:  # fmt: skip

@@ -22,7 +22,7 @@ from outrider.adapters.cluster.file_source import FILE_BACKOFF, FileSource
 from outrider.adapters.cluster.kubernetes_source import KubernetesSource
 from outrider.adapters.cluster.member_lists import Outages
 from outrider.adapters.cluster.slurm_source import SlurmSource
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from outrider.metrics import Metrics
 from outrider.ports import MemberSource
 from outrider.settings import Settings
@@ -80,7 +80,7 @@ class Watched:
 
     metrics: Metrics = field(default_factory=Metrics)
     sleeps: Sleeps = field(default_factory=Sleeps)
-    _lists: asyncio.Queue[Sequence[Listed]] = field(default_factory=asyncio.Queue)
+    _lists: asyncio.Queue[Sequence[ListedMember]] = field(default_factory=asyncio.Queue)
 
     def outages(self, name: str = "test") -> Outages:
         return Outages(name, self.metrics.peers.source_failures, lambda: 0.0)
@@ -89,7 +89,7 @@ class Watched:
     def failures(self) -> int:
         return int(self.metrics.value(FAILURES))
 
-    async def next_list(self) -> Sequence[Listed]:
+    async def next_list(self) -> Sequence[ListedMember]:
         """The next list, however long the source waits before it."""
         return await self._while_waits_end(self._lists.get)
 
@@ -101,7 +101,7 @@ class Watched:
             await self.sleeps.end_next()
         raise AssertionError(f"{self.failures} failures after {_WAITS_MAX} waits")
 
-    async def _while_waits_end(self, wanted: Callable[[], Awaitable[Sequence[Listed]]]) -> Sequence[Listed]:
+    async def _while_waits_end(self, wanted: Callable[[], Awaitable[Sequence[ListedMember]]]) -> Sequence[ListedMember]:
         getting = asyncio.ensure_future(wanted())
         ended = 0
         while not getting.done():
@@ -141,7 +141,7 @@ class World(Protocol):
 
     def source(self) -> MemberSource: ...
 
-    def expected(self, member: Told) -> Listed: ...
+    def expected(self, member: Told) -> ListedMember: ...
 
     def tell(self, members: Sequence[Told]) -> None: ...
 
@@ -159,8 +159,8 @@ class FileWorld:
         outages = Outages("file", self.watched.metrics.peers.source_failures, lambda: 0.0, backoff=FILE_BACKOFF)
         return FileSource(self._path, outages, sleep=self.watched.sleeps)
 
-    def expected(self, member: Told) -> Listed:
-        return Listed(f"{member.host}:{PORT}", member.name, member.zone)
+    def expected(self, member: Told) -> ListedMember:
+        return ListedMember(f"{member.host}:{PORT}", member.name, member.zone)
 
     def tell(self, members: Sequence[Told]) -> None:
         lines = [
@@ -217,8 +217,8 @@ class DnsWorld:
         peers = DnsPeers("peers.example", PORT)
         return DnsSource(peers, self.watched.outages(), resolver=self.resolver, sleep=self.watched.sleeps)
 
-    def expected(self, member: Told) -> Listed:
-        return Listed(f"{member.host}:{PORT}")
+    def expected(self, member: Told) -> ListedMember:
+        return ListedMember(f"{member.host}:{PORT}")
 
     def tell(self, members: Sequence[Told]) -> None:
         self.resolver.addresses = [member.host for member in members]
@@ -248,8 +248,8 @@ class KubernetesWorld:
             sleep=self.watched.sleeps,
         )  # fmt: skip
 
-    def expected(self, member: Told) -> Listed:
-        return Listed(f"{member.host}:{PORT}", member.name, member.zone)
+    def expected(self, member: Told) -> ListedMember:
+        return ListedMember(f"{member.host}:{PORT}", member.name, member.zone)
 
     def tell(self, members: Sequence[Told]) -> None:
         """One change of the world, as far as a client sees: a slice that stays the same is no change."""
@@ -280,8 +280,8 @@ class SlurmWorld:
     def source(self) -> MemberSource:
         return SlurmSource({"SLURM_JOB_NODELIST": ",".join(member.name for member in self._members)}, PORT)
 
-    def expected(self, member: Told) -> Listed:
-        return Listed(f"{member.name}:{PORT}", member.name)
+    def expected(self, member: Told) -> ListedMember:
+        return ListedMember(f"{member.name}:{PORT}", member.name)
 
     def tell(self, members: Sequence[Told]) -> None:
         self._members = members

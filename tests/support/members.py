@@ -14,7 +14,7 @@ from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.near_blocks import NearBlocks
 from outrider.core.cache.policies import EvictionPolicy
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.membership import Domain, Membership
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.view import View
@@ -23,9 +23,8 @@ from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.engine.ahead.here_of_all import HereOfAll
 from outrider.engine.ahead.orders_of_all import OrdersOfAll
-from outrider.engine.cluster.beliefs import Beliefs
-from outrider.engine.cluster.forgets import Forgets, Sender
-from outrider.engine.cluster.members import Members
+from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
+from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
 from outrider.engine.cluster.told_reads import ToldReads
@@ -55,9 +54,9 @@ class Time(VirtualTime, FakeClock):
 class FakeSource:
     """Lists of members, as the test tells them."""
 
-    told: asyncio.Queue[Sequence[Listed]] = field(default_factory=asyncio.Queue)
+    told: asyncio.Queue[Sequence[ListedMember]] = field(default_factory=asyncio.Queue)
 
-    async def lists(self) -> AsyncGenerator[Sequence[Listed], None]:
+    async def lists(self) -> AsyncGenerator[Sequence[ListedMember], None]:
         while True:
             yield await self.told.get()
 
@@ -76,9 +75,9 @@ class Node:
         self.membership = Membership(me, boot, Domain.CLUSTER, clock())
         self.engine: Engine
         self.service: PeerService
-        self.members: Members
+        self.members: LiveMembers
         self.reads: PeerReads
-        self.forgets: Forgets
+        self.forgets: ForgetQueues
         self.told: ToldReads
         self.plans: OrdersOfAll
         self.map: ClusterMap
@@ -109,9 +108,8 @@ class Node:
         self, store: DiskBlockStore, versions: VersionCache, contents: ContentVerification, list_cache: ListCache
     ) -> None:
         runtime, metrics = self._runtime, self._metrics
-        sender = Sender(self.name, self.boot, self.view)
-        self.forgets = Forgets(sender, self.wire, Beliefs(versions, list_cache), runtime, metrics)
-        self.members = Members(
+        self.forgets = ForgetQueues(self.boot, self.view, self.wire, Beliefs(versions, list_cache), runtime, metrics)
+        self.members = LiveMembers(
             self.membership, self.boot, self.source, self.wire, self.forgets, None, runtime, self.clock, lambda: 0.5,
             metrics,
         )  # fmt: skip
@@ -145,7 +143,7 @@ class Node:
 
     async def list(self, names: Sequence[str]) -> None:
         """The source of members tells this list, and all of it is greeted."""
-        self.membership.listed([Listed(f"{name}:9482", name) for name in names], self.clock())
+        self.membership.listed([ListedMember(f"{name}:9482", name) for name in names], self.clock())
         for address in self.membership.to_greet:
             await self.members._greeted(address)
 

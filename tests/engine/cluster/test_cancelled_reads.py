@@ -31,7 +31,7 @@ async def nothing_is_left(nodes: Cluster) -> None:
         room = node.engine
         assert len(room.flights) == 0, node.name
         assert node.wire.under_way == 0
-        assert not node.reads._watch._reads
+        assert not node.reads._requests._under_way
         assert not any(room.scheduler._held.values())
         assert room.store.leases() == 0
         assert not any(slot.in_use for slot in room.store._slots.values())

@@ -102,7 +102,7 @@ class History:
             view = node.membership.view
             everybody = [view.me, *view.alive.values()]
             some = Ring(self.chance.sample(everybody, self.chance.randint(1, len(everybody))))
-            node.membership.view = replace(view, ring=some, takers=some)
+            node.membership.view = replace(view, ring=some, acting=some)
 
     def evict(self) -> None:
         store = self.node().engine.store

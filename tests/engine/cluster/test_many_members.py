@@ -37,12 +37,12 @@ def status(node: Node) -> None:
 def second(node: Node) -> None:
     """The work of each second."""
     node.membership.passed(node.clock())
-    node.members._probe()
+    node.members.health.keep({state.member.name for state in node.membership.view.states})
 
 
 def owner(node: Node) -> None:
     """A block that nobody asked for yet has an owner."""
-    node.membership.view.taker(ObjectRef("train", f"{next(NUMBERS)}"), 0)
+    node.membership.view.acting_owner(ObjectRef("train", f"{next(NUMBERS)}"), 0)
 
 
 @pytest.mark.parametrize("act", [hello, status, second, owner])

@@ -61,7 +61,7 @@ async def test_an_owner_that_hangs_amid_a_body_costs_one_pause(tmp_path: Path) -
         assert time() - began <= 0.95
 
 
-async def test_an_owner_that_is_busy_is_waited_for(tmp_path: Path) -> None:
+async def test_an_owner_that_answers_hellos_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
     time = Time()
     with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
         owner, edge = await time.run(begun(nodes))
@@ -69,11 +69,52 @@ async def test_an_owner_that_is_busy_is_waited_for(tmp_path: Path) -> None:
         edge.wire.faults.append(PeerFault(member=owner.name, gate=gate))
         asked = nodes.origin.count()
         reading = asyncio.ensure_future(edge.get())
-        await time.until(time() + 5)
+        await time.until(time() + 4.8)
         assert not reading.done()
         gate.set()
         assert await time.run(asyncio.wait_for(reading, None)) == DATA[:1000]
         assert nodes.origin.count() == asked
+
+
+async def test_an_owner_that_answers_hellos_and_no_read_costs_one_wait(tmp_path: Path) -> None:
+    """It is requested again after half a minute, and after a minute."""
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        names = (ObjectRef("train", f"{number}.tar") for number in range(1000))
+        refs = [ref for ref in names if owner.owns(ref)][:5]
+        for ref in refs:
+            nodes.origin.put(ref, DATA[:1000])
+            await time.run(owner.get(ref))
+        edge.wire.faults.append(PeerFault(None, owner.name, gate=asyncio.Event()))
+        waits = []
+        for ref, pause_s in zip(refs, (0.0, 10.0, 30.0, 10.0, 60.0), strict=True):
+            await time.until(time() + pause_s)
+            edge.members.health.bucket.replied(0.1, time())
+            began = time()
+            assert await time.run(asyncio.wait_for(edge.get(ref), 60)) == DATA[:1000]
+            waits.append(time() - began > 1)
+            assert time() - began < 2.3
+        assert waits == [True, False, True, False, True]
+
+
+async def test_the_bucket_is_measured_by_first_bytes_that_waited_for_it_alone(tmp_path: Path) -> None:
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        bucket = edge.members.health.bucket
+        edge.wire.silent.add(owner.address)
+        assert await time.run(edge.get()) == DATA[:1000]
+        assert bucket.first_byte_s(time()) == 1.0, "the wait for the owner is none for the bucket"
+        ref = nodes.ref_owned_by(edge.name)
+        nodes.origin.put(ref, DATA[:BLOCK])
+        await time.run(edge.engine.reads.head(ref, {}))
+        nodes.origin.faults.append(Fault(method="GET", gate=(gate := asyncio.Event())))
+        reading = asyncio.ensure_future(edge.get(ref))
+        await time.until(time() + 0.3)
+        gate.set()
+        assert await time.run(asyncio.wait_for(reading, 60)) == DATA[:BLOCK]
+        assert bucket.first_byte_s(time()) == pytest.approx(0.3, abs=0.05)
 
 
 async def test_the_reads_of_a_dead_member_end_together(tmp_path: Path) -> None:
@@ -190,17 +231,17 @@ async def test_an_owner_on_a_broken_link_is_passed_by_though_the_bucket_was_neve
     with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
         owner, edge = await time.run(begun(nodes))
         member = edge.membership.view.alive[owner.name]
-        read = edge.reads._watch.begin(member)
+        read = edge.reads._requests.begin(member)
         read.has_head, read.is_on_disk = True, on_disk
         peer = edge.members.health.of(owner.name)
         peer.pace.began()
         read.waited_s(time())
         began = time()
-        while not edge.members.health.is_slow(owner.name, time()):
+        while not edge.members.health.is_slow(owner.name, time(), is_on_disk=on_disk):
             await time.until(time() + 0.1)
-            edge.reads.flowed(read, 1000)
+            edge.reads._requests.flowed(read, 1000)
             assert time() - began <= 1.0
-        edge.reads._watch.over(read)
+        edge.reads._requests.over(read)
 
 
 async def test_an_owner_that_waits_for_the_bucket_is_not_slow(tmp_path: Path) -> None:
@@ -219,7 +260,7 @@ async def test_an_owner_that_waits_for_the_bucket_is_not_slow(tmp_path: Path) ->
         gate.set()
         assert await time.run(asyncio.wait_for(reading, None)) == DATA[:BLOCK]
         assert nodes.origin.count() == asked + 1
-        assert edge.members.health.of(owner.name).may_ask(time())
+        assert edge.members.health.of(owner.name).may_request(time())
 
 
 @pytest.mark.parametrize(
@@ -243,13 +284,13 @@ async def test_a_body_that_passes_a_busy_bucket_is_not_slow(
         health.bucket.flowed(int(bucket_now), 1.0, time())
         member = edge.membership.view.alive[owner.name]
         for _ in range(4):
-            read = reads._watch.begin(member)
+            read = reads._requests.begin(member)
             read.has_head, read.is_on_disk = True, on_disk
             read.waited_s(time())
             await time.until(time() + 0.4)
-            reads.flowed(read, 4_000_000)
-            reads._watch.over(read)
-        assert health.is_slow(owner.name, time()) is is_slow
+            reads._requests.flowed(read, 4_000_000)
+            reads._requests.over(read)
+        assert health.is_slow(owner.name, time(), is_on_disk=on_disk) is is_slow
 
 
 @pytest.mark.parametrize(("on_disk", "within_s"), [(True, 0.7), (False, 6.0)])
@@ -291,7 +332,7 @@ async def test_a_member_whose_bytes_come_while_it_is_greeted_is_not_lost(tmp_pat
 async def test_a_read_that_fails_as_it_is_given_up_leaves_its_task_uncancelled(tmp_path: Path) -> None:
     with cluster(tmp_path, "ab") as nodes:
         await nodes.meet()
-        read = nodes["a"].reads._watch.begin(nodes["b"].membership.view.me)
+        read = nodes["a"].reads._requests.begin(nodes["b"].membership.view.me)
 
         async def reply() -> None:
             try:
@@ -309,5 +350,5 @@ async def test_a_read_that_fails_as_it_is_given_up_leaves_its_task_uncancelled(t
         await asyncio.sleep(0)
         read.end(PeerFailed("slow"))
         assert await task == 0
-        nodes["a"].reads._watch.over(read)
+        nodes["a"].reads._requests.over(read)
         await nodes.settle()

@@ -45,7 +45,7 @@ async def test_an_owner_that_serves_is_tried_again_when_no_connection_is_made(
         owner, edge = nodes["a"], nodes["b"]
         assert await time.run(owner.get(ref)) == DATA
         await time.run(edge.engine.version_lookup.ask(ref, None))
-        edge.members.health.of("a").breaker.served(time() - served_s_ago)
+        edge.members.health.of("a").flowed(1, 0.0, time() - served_s_ago)
         edge.wire.faults.append(PeerFault(failures, "a", why="connect"))
         asked = nodes.origin.count("GET")
         edge.wire.reads.clear()

@@ -221,7 +221,7 @@ async def test_a_member_with_a_cache_of_its_own_is_not_told(tmp_path: Path) -> N
         await time.run(nodes.meet())
         told, elsewhere, other = nodes
         view = told.membership.view
-        near = replace(view, takers=Ring(member for member in view.takers.members if member.name != elsewhere.name))
+        near = replace(view, acting=Ring(member for member in view.acting.members if member.name != elsewhere.name))
         told.plans._view = lambda: near
         tell(told)
         await time.until(time() + 0.5)

@@ -74,7 +74,7 @@ class Peers:
     def block(self, version: ObjectVersion, index: int) -> FakePeerBlock | None:
         return FakePeerBlock(self) if index % 2 else None
 
-    def origin_flowed(self, count: int, waited_s: float) -> None: ...
+    def origin_flowed(self, count: int, waited_s: float, *, is_first: bool) -> None: ...
 
 
 @pytest.mark.parametrize("buffer_bytes", [as_large, by_threads])

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import jsonpatch
 import pytest
 
-from outrider.core.cluster.object_samples import KnownObject, Sample
+from outrider.core.cluster.object_samples import KnownObject, ObjectSample
 from outrider.core.operator.holdings import HeldDataset
 from outrider.core.operator.pod_patch import GATE
 from outrider.core.operator.warm_gate import warmup_name
@@ -128,7 +128,7 @@ class FakeCaches:
         }  # fmt: skip
 
     async def datasets(self, cache: CachePod) -> Sequence[HeldDataset]:
-        return [HeldDataset("datasets", "imagenet/", Sample([KnownObject(1, 100, 100)]))]
+        return [HeldDataset("datasets", "imagenet/", ObjectSample([KnownObject(1, 100, 100)]))]
 
 
 class World:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.core.cluster.object_samples import KnownObject, Sample
+from outrider.core.cluster.object_samples import KnownObject, ObjectSample
 from outrider.core.operator.affinity import Holding
 from outrider.core.operator.holdings import HeldDataset
 from outrider.engine.operator.holdings import Holdings, pods_of
@@ -46,7 +46,7 @@ class Answers:
             raise CacheError("no route")
         # Each knows an object of its own.
         known = KnownObject(1 if pod.node == "a" else 2, 100, 50)
-        return [HeldDataset("datasets", "imagenet/", Sample([known]))]
+        return [HeldDataset("datasets", "imagenet/", ObjectSample([known]))]
 
     async def warm(self, name: str, urls: Sequence[str], *, at: CachePod | None = None) -> None:
         raise AssertionError

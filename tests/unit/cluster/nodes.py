@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.membership import Domain, Membership
 from outrider.core.cluster.messages import Hello
 
@@ -21,9 +21,9 @@ def hello(of: Member | str, boot: int = 100, *, ready: bool = True, leaving: boo
     return Hello(told, boot, "0" * 12, 0, WALL_S, is_ready=ready, is_leaving=leaving)
 
 
-def listed(*names: str) -> list[Listed]:
+def listed(*names: str) -> list[ListedMember]:
     """As a source that knows names gives them."""
-    return [Listed(f"{name}:9482", name) for name in names]
+    return [ListedMember(f"{name}:9482", name) for name in names]
 
 
 class Node:
@@ -34,8 +34,8 @@ class Node:
         self.me = me or member("a")
         self.membership = Membership(self.me, 100, domain, self.now, kept)
 
-    def lists(self, *entries: Listed | str) -> None:
-        given = [Listed(f"{entry}:9482", entry) if isinstance(entry, str) else entry for entry in entries]
+    def lists(self, *entries: ListedMember | str) -> None:
+        given = [ListedMember(f"{entry}:9482", entry) if isinstance(entry, str) else entry for entry in entries]
         self.membership.listed(given, self.now)
 
     def hears(self, *heard: Hello | str, at: str = "") -> None:
@@ -63,8 +63,8 @@ class Node:
         return "".join(each.name for each in self.membership.view.ring.members)
 
     @property
-    def takers(self) -> str:
-        return "".join(each.name for each in self.membership.view.takers.members)
+    def acting(self) -> str:
+        return "".join(each.name for each in self.membership.view.acting.members)
 
     @property
     def alive(self) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from outrider.core.cluster.believed_list import DOUBT_S, BelievedList
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 
 
-def entries(names: str) -> list[Listed]:
-    return [Listed(f"10.0.0.{ord(name)}:9482", name) for name in names]
+def entries(names: str) -> list[ListedMember]:
+    return [ListedMember(f"10.0.0.{ord(name)}:9482", name) for name in names]
 
 
 def told(names: str, now: float = 0.0) -> BelievedList:
@@ -79,7 +79,7 @@ def test_the_list_of_an_earlier_process_is_believed_against_an_empty_one() -> No
 
 def test_a_member_under_another_address_is_not_lost() -> None:
     believed = told("abc")
-    moved = [Listed(f"10.9.9.{number}:9482", name) for number, name in enumerate("abc")]
+    moved = [ListedMember(f"10.9.9.{number}:9482", name) for number, name in enumerate("abc")]
     believed.came(moved, 1.0)
     assert not believed.is_doubted
     assert list(believed.entries) == moved
@@ -87,23 +87,23 @@ def test_a_member_under_another_address_is_not_lost() -> None:
 
 def test_members_without_names_are_told_apart_by_addresses() -> None:
     believed = BelievedList()
-    believed.came([Listed(f"h{number}:1") for number in range(4)], 0.0)
-    believed.came([Listed("h0:1"), Listed("h9:1")], 1.0)
+    believed.came([ListedMember(f"h{number}:1") for number in range(4)], 0.0)
+    believed.came([ListedMember("h0:1"), ListedMember("h9:1")], 1.0)
     assert [entry.address for entry in believed.entries] == ["h0:1", "h9:1", "h1:1", "h2:1", "h3:1"]
 
 
 def test_an_address_counts_once_and_with_its_name() -> None:
     believed = BelievedList()
-    believed.came([Listed("h:1"), Listed("h:1", "a", "zone"), Listed("h:1", "b")], 0.0)
-    assert list(believed.entries) == [Listed("h:1", "a", "zone")]
+    believed.came([ListedMember("h:1"), ListedMember("h:1", "a", "zone"), ListedMember("h:1", "b")], 0.0)
+    assert list(believed.entries) == [ListedMember("h:1", "a", "zone")]
 
 
 def test_an_entry_is_found_by_address_or_by_name() -> None:
     believed = BelievedList()
-    believed.came([Listed("h1:1"), Listed("h2:1", "b")], 0.0)
-    assert believed.entry_of("h1:1", "anybody") == Listed("h1:1")
-    assert believed.entry_of("h2:1", "b") == Listed("h2:1", "b")
-    assert believed.entry_of("h7:1", "b") == Listed("h2:1", "b")
+    believed.came([ListedMember("h1:1"), ListedMember("h2:1", "b")], 0.0)
+    assert believed.entry_of("h1:1", "anybody") == ListedMember("h1:1")
+    assert believed.entry_of("h2:1", "b") == ListedMember("h2:1", "b")
+    assert believed.entry_of("h7:1", "b") == ListedMember("h2:1", "b")
     assert believed.entry_of("h2:1", "c") is None
-    assert believed.at("h2:1") == Listed("h2:1", "b")
+    assert believed.at("h2:1") == ListedMember("h2:1", "b")
     assert believed.at("h7:1") is None

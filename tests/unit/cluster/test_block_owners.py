@@ -54,7 +54,7 @@ def test_each_block_has_its_owners_in_order_and_the_one_that_is_asked_now() -> N
     for block in told["owners"]:
         order = [member.name for member in view.ring.owners(REF, block["index"])]
         assert block["owners"] == order[:3]
-        assert block["asked"] == view.taker(REF, block["index"]).name
+        assert block["asked"] == view.acting_owner(REF, block["index"]).name
         assert block["here"] is (block["index"] == 2)
     assert told["authority"] == told["owners"][0]["owners"][0]
     stood_in = [block for block in told["owners"] if block["owners"][0] == "c"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_health import PeersHealth
 from outrider.core.cluster.view import View
@@ -74,7 +74,7 @@ def test_a_member_that_does_not_answer_is_away_since_then() -> None:
 
 def test_a_member_that_never_answered_is_told_by_its_address() -> None:
     seen = Members(Node())
-    seen.node.lists("a", "b", Listed("10.0.0.9:1", zone="z3", weight_bytes=5))
+    seen.node.lists("a", "b", ListedMember("10.0.0.9:1", zone="z3", weight_bytes=5))
     assert seen.states() == {
         "a": ("alive", ""),
         "b": ("away", "never answered"),
@@ -93,7 +93,7 @@ def test_members_that_do_not_fit_are_left_out_with_the_reason() -> None:
 
 def test_a_name_that_is_used_twice_is_told_with_both_addresses() -> None:
     seen = Members(Node())
-    seen.node.lists("a", Listed("x:1"), Listed("y:1"), Listed("z:1"))
+    seen.node.lists("a", ListedMember("x:1"), ListedMember("y:1"), ListedMember("z:1"))
     seen.node.hears(hello("b", 200), at="x:1")
     assert seen.part.document()["names_used_twice"] == {}
     seen.node.hears(hello("b", 100), at="y:1")
@@ -102,7 +102,7 @@ def test_a_name_that_is_used_twice_is_told_with_both_addresses() -> None:
     assert seen.node.events[-2:] == [("name used twice", "b"), ("name used twice", "a")]
     seen.node.hears(hello("b", 100), at="y:1")
     assert seen.node.events == [], "said once"
-    seen.node.lists("a", Listed("x:1"))
+    seen.node.lists("a", ListedMember("x:1"))
     assert seen.part.document()["names_used_twice"] == {}
 
 

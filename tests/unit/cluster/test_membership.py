@@ -1,4 +1,4 @@
-"""The members as a node sees them: the slow ring, the fast takers, and those that are left out."""
+"""The members as a node sees them: the slow ring, the fast acting, and those that are left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.cluster.forget_numbers import ReceivedForgets
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.membership import AWAY_S, PREVIOUS_S, Domain
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.view import Why
@@ -25,10 +25,10 @@ REFS = [ObjectRef("b", f"k{number}") for number in range(60)]
 
 def test_a_node_alone_owns_everything() -> None:
     node = Node()
-    assert (node.ring, node.takers, node.alive) == ("a", "a", "")
+    assert (node.ring, node.acting, node.alive) == ("a", "a", "")
     view = node.membership.view
     assert view.is_mine(REFS[0], 0)
-    assert view.taker(REFS[0], 0) == node.me
+    assert view.acting_owner(REFS[0], 0) == node.me
     assert view.previous_owner(REFS[0], 0) is None
     assert view.is_listed is False
 
@@ -42,13 +42,13 @@ def test_a_listed_member_is_in_the_ring_once_it_answered_and_is_ready() -> None:
     node.hears(hello("b", ready=False))
     assert (node.ring, node.alive) == ("a", "")
     node.hears("b")
-    assert (node.ring, node.takers, node.alive) == ("ab", "ab", "b")
+    assert (node.ring, node.acting, node.alive) == ("ab", "ab", "b")
     assert node.events == [("joined", "b")]
 
 
 def test_an_entry_is_silent_until_somebody_answered_there() -> None:
     node = Node()
-    b, c, d = Listed("b:9482", "b"), Listed("c:9482"), Listed("d:9482", "d")
+    b, c, d = ListedMember("b:9482", "b"), ListedMember("c:9482"), ListedMember("d:9482", "d")
     node.lists("a", b, c, d)
     assert silent(node) == [b, c, d]
     node.hears("b", "c")
@@ -57,12 +57,12 @@ def test_an_entry_is_silent_until_somebody_answered_there() -> None:
     node.fails("b")
     assert silent(node) == [], "it answered before"
     node.lists("a", b, c, "e")
-    assert silent(node) == [Listed("e:9482", "e")]
+    assert silent(node) == [ListedMember("e:9482", "e")]
     node.lists("a", b, c)
     assert silent(node) == []
 
 
-def silent(node: Node) -> list[Listed]:
+def silent(node: Node) -> list[ListedMember]:
     return list(node.membership.view.silent)
 
 
@@ -72,7 +72,7 @@ def replace_id(told: Hello) -> Hello:
 
 def test_a_list_without_names_is_completed_by_hellos() -> None:
     node = Node()
-    node.lists(Listed("10.0.0.1:1"), Listed("10.0.0.2:1"))
+    node.lists(ListedMember("10.0.0.1:1"), ListedMember("10.0.0.2:1"))
     node.hears(under_hello := Hello(under(member("b", weight_bytes=7), "told:1"), 5, "", 0, WALL_S), at="10.0.0.2:1")
     node.hears(hello("a"), at="10.0.0.1:1")  # this process, under another address than it tells
     view = node.membership.view
@@ -84,7 +84,11 @@ def test_a_list_without_names_is_completed_by_hellos() -> None:
 
 def test_the_list_gives_a_zone_to_those_that_have_none_and_a_weight_to_all() -> None:
     node = Node(replace(member("a"), zone="", weight_bytes=GIB))
-    node.lists(Listed("a:9482", "a", "z9", 5 * GIB), Listed("b:9482", "b", "z9", 6 * GIB), Listed("c:9482", "c", "z9"))
+    node.lists(
+        ListedMember("a:9482", "a", "z9", 5 * GIB),
+        ListedMember("b:9482", "b", "z9", 6 * GIB),
+        ListedMember("c:9482", "c", "z9"),
+    )
     node.hears(hello(replace(member("b"), zone="", weight_bytes=GIB)), hello(member("c", "z9", 8 * GIB)))
     assert node.membership.view.me == member("a", "z9", 5 * GIB)
     assert [(each.zone, each.weight_bytes) for each in node.membership.view.ring.members] == [
@@ -99,11 +103,11 @@ def test_a_member_of_another_zone_is_alive_and_in_no_ring_of_this_zone() -> None
     node = Node()
     node.lists("a", "b", "c")
     node.hears(elsewhere, "c")
-    assert (node.ring, node.takers, node.alive) == ("ac", "ac", "bc")
+    assert (node.ring, node.acting, node.alive) == ("ac", "ac", "bc")
     wide = Node(domain=Domain.CLUSTER)
     wide.lists("a", "b", "c")
     wide.hears(elsewhere, "c")
-    assert (wide.ring, wide.takers) == ("abc", "abc")
+    assert (wide.ring, wide.acting) == ("abc", "abc")
 
 
 def test_a_node_is_settled_when_each_listed_member_answered_or_did_not() -> None:
@@ -132,7 +136,7 @@ def test_a_member_that_does_not_answer_is_away_at_once_and_in_the_ring_for_two_m
     node = Node().knows("abc")
     node.fails("b")
     since = node.now
-    assert (node.ring, node.takers, node.alive) == ("abc", "ac", "c")
+    assert (node.ring, node.acting, node.alive) == ("abc", "ac", "c")
     assert [each.away_since for each in node.membership.view.states] == [since, None]
     node.passes(AWAY_S)
     node.fails("b")
@@ -152,16 +156,16 @@ def test_a_restart_moves_nothing() -> None:
     node.fails("b")
     node.passes(60)
     node.hears(hello("b", 200, ready=False))
-    assert (node.takers, node.membership.view.ring.digest) == ("ac", digest)
+    assert (node.acting, node.membership.view.ring.digest) == ("ac", digest)
     node.hears(hello("b", 200))
-    assert (node.takers, node.membership.view.ring.digest) == ("abc", digest)
+    assert (node.acting, node.membership.view.ring.digest) == ("abc", digest)
     assert node.events == [("away", "b"), ("back", "b")]
 
 
 def test_a_member_that_is_no_longer_listed_leaves_after_two_minutes_even_if_it_answers() -> None:
     node = Node().knows("abc")
     node.lists("a", "b")
-    assert (node.ring, node.takers, node.alive) == ("abc", "abc", "bc")
+    assert (node.ring, node.acting, node.alive) == ("abc", "abc", "bc")
     node.passes(AWAY_S)
     node.hears("c")
     assert node.ring == "abc"
@@ -175,7 +179,7 @@ def test_a_list_that_is_empty_changes_nothing_for_a_minute() -> None:
     node = Node().knows("abcd")
     node.lists()
     node.passes(59)
-    assert (node.ring, node.takers, node.alive) == ("abcd", "abcd", "bcd")
+    assert (node.ring, node.acting, node.alive) == ("abcd", "abcd", "bcd")
     assert len(node.membership.to_greet) == 3
     node.passes(1)
     assert node.ring == "abcd"
@@ -186,38 +190,38 @@ def test_a_list_that_is_empty_changes_nothing_for_a_minute() -> None:
 
 def test_a_member_that_leaves_takes_nothing_new_and_is_asked_for_what_it_has() -> None:
     node = Node().knows("abc")
-    before = {ref: node.membership.view.taker(ref, 0).name for ref in REFS}
+    before = {ref: node.membership.view.acting_owner(ref, 0).name for ref in REFS}
     node.membership.leaves("b", 99, node.now)  # another process of that name
-    assert node.takers == "abc"
+    assert node.acting == "abc"
     node.membership.leaves("b", 100, node.now)
     view = node.membership.view
-    assert (node.ring, node.takers, node.alive) == ("abc", "ac", "bc")
+    assert (node.ring, node.acting, node.alive) == ("abc", "ac", "bc")
     assert node.events == [("leaving", "b")]
     for ref in REFS:
         if before[ref] == "b":
-            assert view.taker(ref, 0) == next(each for each in view.ring.owners(ref, 0) if each.name != "b")
+            assert view.acting_owner(ref, 0) == next(each for each in view.ring.owners(ref, 0) if each.name != "b")
             assert view.previous_owner(ref, 0) == member("b")
         else:
-            assert view.taker(ref, 0).name == before[ref]
+            assert view.acting_owner(ref, 0).name == before[ref]
     node.hears(hello("b"))  # written before it said so
-    assert node.takers == "ac"
+    assert node.acting == "ac"
     node.hears(hello("b", 101))  # its next process
-    assert node.takers == "abc"
+    assert node.acting == "abc"
 
 
 def test_a_hello_says_that_a_member_leaves() -> None:
     node = Node().knows("abc")
     node.hears(hello("c", leaving=True))
-    assert (node.ring, node.takers, node.alive) == ("abc", "ab", "bc")
+    assert (node.ring, node.acting, node.alive) == ("abc", "ab", "bc")
     assert node.events == [("leaving", "c")]
 
 
 def test_a_node_that_leaves_itself_takes_nothing_new_while_others_are_there() -> None:
     node = Node().knows("ab")
     node.membership.i_leave(node.now)
-    assert (node.ring, node.takers) == ("ab", "b")
+    assert (node.ring, node.acting) == ("ab", "b")
     node.fails("b")
-    assert node.takers == "a"
+    assert node.acting == "a"
 
 
 # -- addresses ------------------------------------------------------------------------------------------------------
@@ -226,7 +230,7 @@ def test_a_node_that_leaves_itself_takes_nothing_new_while_others_are_there() ->
 def test_a_member_under_another_address_is_the_same_member() -> None:
     node = Node().knows("abc")
     digest = node.membership.view.ring.digest
-    node.lists("a", "c", Listed("new:1", "b"))
+    node.lists("a", "c", ListedMember("new:1", "b"))
     assert "b:9482" in node.membership.to_greet  # until the new address answers
     node.hears(hello("b", 200), at="new:1")
     view = node.membership.view
@@ -240,7 +244,7 @@ def test_a_member_under_another_address_is_the_same_member() -> None:
 def test_a_member_that_is_away_is_greeted_where_the_list_has_it_now() -> None:
     node = Node().knows("abc")
     node.fails("b")
-    node.lists("a", "c", Listed("new:1", "b"))
+    node.lists("a", "c", ListedMember("new:1", "b"))
     assert node.membership.to_greet == ["c:9482", "new:1"]
 
 
@@ -248,21 +252,21 @@ def test_a_wrong_name_at_an_address_is_refused() -> None:
     """A pod's address was given to another pod before the list says so."""
     node = Node().knows("abc")
     node.hears(hello("d"), at="b:9482")
-    assert (node.ring, node.takers, node.alive) == ("abc", "ac", "c")
+    assert (node.ring, node.acting, node.alive) == ("abc", "ac", "c")
     assert node.left_out == [("d", "name")]
     assert node.membership.view.left_out[0].detail == "b"
-    node.lists("a", "c", Listed("b:9482", "d"))
+    node.lists("a", "c", ListedMember("b:9482", "d"))
     node.hears(hello("d"), at="b:9482")
-    assert (node.takers, node.left_out) == ("acd", [])
+    assert (node.acting, node.left_out) == ("acd", [])
 
 
 def test_an_address_that_was_taken_over_in_a_list_without_names() -> None:
     node = Node()
-    node.lists(Listed("a:9482"), Listed("x:1"), Listed("y:1"))
+    node.lists(ListedMember("a:9482"), ListedMember("x:1"), ListedMember("y:1"))
     node.hears("b", at="x:1")
     node.hears("c", at="y:1")
     node.hears("d", at="x:1")
-    assert (node.ring, node.takers) == ("abcd", "acd")
+    assert (node.ring, node.acting) == ("abcd", "acd")
     node.passes(AWAY_S + 1)
     assert node.ring == "acd"
     assert [each.member.name for each in node.membership.view.states] == ["c", "d"]
@@ -270,7 +274,7 @@ def test_an_address_that_was_taken_over_in_a_list_without_names() -> None:
 
 def test_one_process_at_two_addresses_is_one_member_that_does_not_move() -> None:
     node = Node()
-    node.lists(Listed("x:1"), Listed("y:1"))
+    node.lists(ListedMember("x:1"), ListedMember("y:1"))
     for _ in range(2):
         node.hears("b", at="x:1")
         node.hears("b", at="y:1")
@@ -286,7 +290,7 @@ def test_one_process_at_two_addresses_is_one_member_that_does_not_move() -> None
 
 def test_of_two_processes_with_one_name_the_later_one_counts() -> None:
     node = Node()
-    node.lists(Listed("x:1"), Listed("y:1"))
+    node.lists(ListedMember("x:1"), ListedMember("y:1"))
     node.hears(hello("b", 200), at="x:1")
     node.hears(hello("b", 100), at="y:1")
     assert node.membership.view.alive["b"].address == "x:1"
@@ -299,7 +303,7 @@ def test_of_two_processes_with_one_name_the_later_one_counts() -> None:
 
 def test_another_process_with_the_name_of_this_node_is_left_out() -> None:
     node = Node()
-    node.lists("a", Listed("x:1"))
+    node.lists("a", ListedMember("x:1"))
     node.hears(hello("a", 101), at="x:1")
     assert node.left_out == [("a", "duplicate name")]
     assert node.ring == "a"
@@ -324,7 +328,7 @@ def test_another_cluster_id_is_left_out_and_named() -> None:
 def test_a_member_that_comes_back_with_another_cluster_id_is_asked_no_more() -> None:
     node = Node().knows("abc")
     node.hears(hello(replace(member("b"), cluster_id="c2"), 200))
-    assert (node.takers, node.alive) == ("ac", "c")
+    assert (node.acting, node.alive) == ("ac", "c")
     node.passes(AWAY_S + 1)
     assert node.ring == "ac"
 
@@ -354,11 +358,11 @@ def test_a_member_that_is_left_out_is_forgotten_with_its_listing() -> None:
 def test_the_previous_owner_of_a_block_is_known_for_an_hour() -> None:
     node = Node().knows("ab")
     node.passes(PREVIOUS_S)  # the hour after its own start is over
-    before = {ref: node.membership.view.taker(ref, 0) for ref in REFS}
+    before = {ref: node.membership.view.acting_owner(ref, 0) for ref in REFS}
     node.lists("a", "b", "c")
     node.hears("c")
     view = node.membership.view
-    moved = [ref for ref in REFS if view.taker(ref, 0) != before[ref]]
+    moved = [ref for ref in REFS if view.acting_owner(ref, 0) != before[ref]]
     assert 0 < len(moved) < len(REFS)
     for ref in REFS:
         previous = view.previous_owner(ref, 0)
@@ -410,7 +414,7 @@ def test_rings_of_the_start_are_not_remembered() -> None:
 def test_a_previous_owner_is_named_by_its_address_of_now() -> None:
     node = Node().knows("ab")
     node.membership.leaves("b", 100, node.now)
-    node.lists("a", Listed("new:1", "b"))
+    node.lists("a", ListedMember("new:1", "b"))
     node.hears(hello("b", 100, leaving=True), at="new:1")
     node.membership.unheard("b:9482", node.now)
     node.hears(hello("b", 100, leaving=True), at="new:1")
@@ -439,12 +443,12 @@ def test_few_previous_rings_are_remembered() -> None:
 
 def test_a_ring_keeps_its_memo_while_its_members_stay() -> None:
     node = Node().knows("abc")
-    ring, takers, previous = node.membership.view.ring, node.membership.view.takers, node.membership.view.previous
+    ring, acting, previous = node.membership.view.ring, node.membership.view.acting, node.membership.view.previous
     node.passes(1)
     node.hears("b", "c")
     view = node.membership.view
     assert view.ring is ring
-    assert view.takers is takers
+    assert view.acting is acting
     assert view.previous[-1] is previous[-1]
 
 
@@ -464,11 +468,11 @@ def test_a_block_of_an_owner_that_is_away_is_not_near() -> None:
 def test_the_kept_list_serves_until_the_source_answers() -> None:
     kept = json.loads(json.dumps(Node().knows("abc").membership.kept))
     node = Node(kept=kept)
-    assert (node.ring, node.takers, node.alive) == ("abc", "a", "")
+    assert (node.ring, node.acting, node.alive) == ("abc", "a", "")
     assert node.membership.to_greet == ["b:9482", "c:9482"]
     assert [each.away_since for each in node.membership.view.states] == [node.now] * 2
     node.hears("b")
-    assert (node.takers, node.alive) == ("ab", "b")
+    assert (node.acting, node.alive) == ("ab", "b")
     node.lists()
     node.passes(AWAY_S)
     assert node.ring == "abc"
@@ -537,7 +541,7 @@ def test_a_greeting_does_not_say_where_its_member_is() -> None:
     node = Node().knows("ab")
     elsewhere = hello(under(member("b"), "evil:1"), 101)
     assert node.membership.news_from(elsewhere) == "b:9482"
-    node.lists("a", Listed("10.0.0.1:1"))
+    node.lists("a", ListedMember("10.0.0.1:1"))
     assert node.membership.news_from(elsewhere) is None
 
 
@@ -560,7 +564,7 @@ def test_numbers_of_what_is_left_out_do_not_count() -> None:
     node = Node()
     counts = node.membership.counts
     assert counts("b", 100), "it may have joined just now"
-    node.lists("a", Listed("x:1"), Listed("y:1"), Listed("z:1", "c"))
+    node.lists("a", ListedMember("x:1"), ListedMember("y:1"), ListedMember("z:1", "c"))
     node.hears(hello("b", 200), at="x:1")
     node.hears(hello("b", 100), at="y:1")
     node.hears(hello("d", 100), at="z:1")
@@ -586,7 +590,7 @@ events = st.one_of(
 def apply(node: Node, event: tuple[str, object, object]) -> None:
     match event:
         case ("list", set(names), bool(named)):
-            node.lists(*[Listed(f"{name}:9482", name if named else "") for name in sorted(names)])
+            node.lists(*[ListedMember(f"{name}:9482", name if named else "") for name in sorted(names)])
         case ("hello", str(name), str(how)):
             said = hello(name, ready=how != "unready", leaving=how == "leaving")
             if how == "stranger":
@@ -630,7 +634,7 @@ def test_a_process_makes_a_node_doubt_its_versions_once_at_most(
     """Whichever names and cluster ids are mixed up in a list. Processes of this node's cluster send each forget to it,
     others none."""
     node, forgets, gaps = Node(), ReceivedForgets(), 0
-    node.lists(*(Listed(each.address) for each in there))
+    node.lists(*(ListedMember(each.address) for each in there))
     for at, act in acts:
         each = there[at % len(there)]
         fits = each.cluster_id == "c1"
@@ -640,14 +644,14 @@ def test_a_process_makes_a_node_doubt_its_versions_once_at_most(
         elif act == "writes":
             each.number += 1
             if fits and node.membership.counts(each.name, each.boot):
-                gaps += forgets.came(each.name, each.boot, range(each.number, each.number + 1), node.now)
+                gaps += forgets.received(each.name, each.boot, range(each.number, each.number + 1), node.now)
         elif act == "greeted" or fits:
             if act == "greeted":
                 node.hears(said)
             elif each.name == "a":
                 node.membership.met_namesake(said, node.now)
             if node.membership.counts(each.name, each.boot):
-                gaps += forgets.told(each.name, each.boot, each.number, node.now)
+                gaps += forgets.reported(each.name, each.boot, each.number, node.now)
         node.now += 1
         gaps += forgets.passed(node.now)
         named = {left.name for left in node.membership.view.left_out if left.why is Why.DUPLICATE}
@@ -679,7 +683,7 @@ def test_a_process_of_this_nodes_name_that_greets_it_is_said_once_with_its_addre
 def test_a_listed_process_of_this_nodes_name_is_left_out_once_whichever_side_greets_first() -> None:
     for turns in ("heard met", "met heard"):
         node = Node()
-        node.lists("a", Listed("node-2.local:1"), Listed("x:1"))
+        node.lists("a", ListedMember("node-2.local:1"), ListedMember("x:1"))
         for turn in turns.split():
             for address, boot in (("10.0.0.2:1", 200), ("x:1", 300)):
                 if turn == "met":
@@ -711,8 +715,8 @@ def test_invariants_hold_after_any_events_and_all_nodes_agree_in_the_end(
         view = node.membership.view
         states = {each.member.name: each for each in view.states}
         assert "a" in node.ring
-        assert set(node.takers) <= set(node.ring)
-        assert set(node.takers) - {"a"} <= set(node.alive)
+        assert set(node.acting) <= set(node.ring)
+        assert set(node.acting) - {"a"} <= set(node.alive)
         assert {name for name, each in states.items() if each.is_alive} == set(node.alive)
         assert {name for name, each in states.items() if each.in_ring} == set(node.ring) - {"a"}
         for name in set(node.ring) - {"a"}:
@@ -720,9 +724,11 @@ def test_invariants_hold_after_any_events_and_all_nodes_agree_in_the_end(
             assert away_since is None or node.now - away_since <= AWAY_S
             assert states[name].member.cluster_id == "c1"
         for ref in REFS[:5]:
-            assert view.taker(ref, 0) == next(each for each in view.ring.owners(ref, 0) if each.name in node.takers)
+            assert view.acting_owner(ref, 0) == next(
+                each for each in view.ring.owners(ref, 0) if each.name in node.acting
+            )
             previous = view.previous_owner(ref, 0)
-            assert previous is None or (previous.name in node.alive and previous != view.taker(ref, 0))
+            assert previous is None or (previous.name in node.alive and previous != view.acting_owner(ref, 0))
     # Once lists and hellos are good again, nothing of the past is left.
     for _ in range(2):
         node.lists("a", "b", "c")
@@ -732,5 +738,5 @@ def test_invariants_hold_after_any_events_and_all_nodes_agree_in_the_end(
         node.hears(hello("b", 300), hello("c", 300))
         node.passes(61)
         node.hears(hello("b", 300), hello("c", 300))
-    assert (node.ring, node.takers, node.alive, node.left_out) == ("abc", "abc", "bc", [])
+    assert (node.ring, node.acting, node.alive, node.left_out) == ("abc", "abc", "bc", [])
     assert node.membership.view.ring == Node().knows("abc").membership.view.ring

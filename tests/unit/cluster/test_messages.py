@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.core.cluster.held_blocks import BlocksTold, is_whole
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
     BODY_BYTES_MAX,
@@ -18,10 +19,10 @@ from outrider.core.cluster.messages import (
     READS_MAX,
     REFS_MAX,
     SHARES_MAX,
-    BlocksTold,
     Command,
     CommandAnswer,
     DatasetShare,
+    DatasetShares,
     Forget,
     Hello,
     OrderTold,
@@ -29,11 +30,9 @@ from outrider.core.cluster.messages import (
     PinsTold,
     PinTold,
     ReadsTold,
-    Shares,
     SharesAsked,
     ToldRead,
     forget_body,
-    is_whole,
     parts_of,
     reads_body,
 )
@@ -68,7 +67,7 @@ GOLDEN: dict[Any, bytes] = {
         b'{"from":"n","count":2,"readers":["10.0.0.1","10.0.0.2"],"buckets":["bucket","b"],'
         b'"reads":[[0,0,"key\\udcff/\\u00e9",5,500],[1,1,"k",0,0]]}',
     SharesAsked("n"): b'{"from":"n"}',
-    Shares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),)):
+    DatasetShares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),)):
         b'{"datasets":[{"bucket":"b","name":"a\\udcff-{}.tar","objects":12,"size":34,"held":5,"near":6,"known":[[7,34]],'
         b'"below":9}]}',
     BlocksTold(((bytes(range(16)), 70, 1 << 69 | 1), None)):
@@ -124,7 +123,7 @@ MESSAGES: tuple[st.SearchStrategy[Any], ...] = (
         ToldRead, from_wire, refs, numbers, st.integers(0, 10**6).map(lambda ms: ms / 1000)
     )).map(tuple)),
     st.builds(SharesAsked, words),
-    st.builds(Shares, st.lists(
+    st.builds(DatasetShares, st.lists(
         st.builds(
             DatasetShare, from_wire, from_wire, numbers, numbers, numbers, numbers,
             st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple), numbers,
@@ -148,7 +147,7 @@ def test_a_message_has_the_form_that_it_had_in_0_2(message: Any, body: bytes) ->
 
 def test_a_share_of_a_member_of_0_2_tells_no_objects() -> None:
     body = b'{"datasets":[{"bucket":"b","name":"n","objects":12,"size":34,"held":5,"near":6}]}'
-    assert decode(Shares, body) == Shares((DatasetShare("b", "n", 12, 34, 5, 6),))
+    assert decode(DatasetShares, body) == DatasetShares((DatasetShare("b", "n", 12, 34, 5, 6),))
 
 
 @given(st.one_of(MESSAGES))
@@ -185,7 +184,9 @@ def test_an_error_tells_no_part_of_the_message() -> None:
 
 
 ID = "00" * 16
-SHARE = json.loads(GOLDEN[Shares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),))])["datasets"][0]
+SHARE = json.loads(GOLDEN[DatasetShares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),))])[
+    "datasets"
+][0]
 NO_NAME: tuple[Any, ...] = (None, 1, "", "a b", "é", "a\n", "a" * 254)
 NO_WORD: tuple[Any, ...] = (None, 1, "a b", "a/b", "\n", "a" * 129)
 NO_NUMBER: tuple[Any, ...] = (None, -1, 1.5, 1.0, True, "1", 2**63)
@@ -225,7 +226,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
                   [[0, 0, "\ud800", 5, 0]], [[0, 0, "k", 5, 0]] * (READS_MAX + 1)),
     },
     SharesAsked: {"from": NO_NAME},
-    Shares: {"datasets": (
+    DatasetShares: {"datasets": (
         None, {}, [1], [SHARE] * (SHARES_MAX + 1), *([SHARE | {name: bad}] for name, bads in {
             "bucket": NO_TEXT, "name": NO_TEXT, "objects": NO_NUMBER, "size": NO_NUMBER, "held": NO_NUMBER,
             "near": NO_NUMBER,
@@ -342,7 +343,7 @@ def test_as_many_shares_as_one_answer_may_have_fit() -> None:
     most = 2**63 - 1
     known = ((NUMBERS - 1, 5 * 2**40),) * (REPORTED_MAX // SHARES_MAX)
     share = DatasetShare("b" * 63, "\udc80" * 1024, most, most, most, most, known)
-    assert len(encode(Shares((share,) * SHARES_MAX))) < BODY_BYTES_MAX
+    assert len(encode(DatasetShares((share,) * SHARES_MAX))) < BODY_BYTES_MAX
 
 
 def test_an_object_is_whole_by_the_blocks_of_one_version() -> None:

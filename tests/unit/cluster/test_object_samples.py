@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cluster.object_samples import KnownObject, Sample, Union, drawn, number_of
+from outrider.core.cluster.object_samples import KnownObject, ObjectSample, Union, drawn, number_of
 
 # The bytes that each member holds of each object of ten bytes, by key.
 members = st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.text(max_size=3), st.integers(0, 10)), min_size=1)
 
 
-def sample(held: dict[str, int], most: int = 1000, size: int = 10) -> Sample:
+def sample(held: dict[str, int], most: int = 1000, size: int = 10) -> ObjectSample:
     return drawn([KnownObject(number_of("b", key), size, count) for key, count in held.items()], most)
 
 

@@ -1,14 +1,13 @@
-"""Whether a member is asked: failures, busy replies, slow bodies and late first bytes."""
+"""Whether a member is requested for blocks: the deadline of each request, and the pauses that follow."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from outrider.core.cluster.body_pace import SendingPace
-from outrider.core.cluster.first_bytes import FirstBytes
-from outrider.core.cluster.peer_health import PeerHealth, PeersHealth
-from outrider.core.cluster.peer_messages import Sending
-from outrider.core.model import ObjectRef
+from outrider.core.cluster.peer_health import Pause, PeerHealth, PeersHealth, SendingPace
+from outrider.core.cluster.peer_messages import NOT_TOLD, Sending
 
 MIB = 1 << 20
 
@@ -17,12 +16,12 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("why", ["connect", "late", "status", "refused", "garbage", "broke", "digest"])
-def test_a_member_that_fails_three_times_is_not_asked(why: str) -> None:
+def test_a_member_that_fails_three_times_is_not_requested(why: str) -> None:
     peer = PeerHealth()
     for _ in range(3):
-        assert peer.may_ask(10.0)
+        assert peer.may_request(10.0)
         peer.failed(why, 10.0)
-    assert not peer.may_ask(10.0)
+    assert not peer.may_request(10.0)
     assert peer.failures == {why: 3}
 
 
@@ -31,37 +30,32 @@ def test_an_answer_that_has_no_bytes_is_no_failure(why: str) -> None:
     peer = PeerHealth()
     for _ in range(10):
         peer.failed(why, 10.0)
-    assert peer.may_ask(10.0)
-
-
-def test_busy_is_no_failure() -> None:
-    peer = PeerHealth()
-    for _ in range(7):
-        peer.failed("busy", 10.0)
-    assert peer.may_ask(10.0)
-    assert peer.breaker.is_closed
+    assert peer.may_request(10.0)
 
 
 def test_a_member_that_is_only_busy_is_left_alone_for_a_second() -> None:
     peer = PeerHealth()
     for _ in range(8):
+        assert peer.may_request(10.0)
         peer.failed("busy", 10.0)
-    assert not peer.may_ask(10.9)
-    assert peer.breaker.is_closed
-    assert peer.may_ask(11.0)
-    peer.failed("busy", 11.0)
-    assert not peer.may_ask(11.0)
+    assert not peer.may_request(10.9)
+    assert peer.may_request(11.0)
     peer.flowed(1, 0.0, 12.0)
     peer.failed("busy", 12.0)
-    assert peer.may_ask(12.0)
+    assert peer.may_request(12.0)
 
 
 def test_bytes_keep_a_member_that_fails_now_and_then() -> None:
     peer = PeerHealth()
     for now in range(10, 20):
-        peer.failed("broke", float(now))
+        for _ in range(2):
+            peer.failed("broke", float(now))
         peer.flowed(100, 0.01, now + 0.5)
-    assert peer.may_ask(20.0)
+    for _ in range(5):
+        peer.failed("broke", 20.4)
+    assert peer.may_request(20.4), "bytes came within a second"
+    peer.failed("broke", 20.5)
+    assert not peer.may_request(20.5)
     assert peer.bytes_in == 1000
 
 
@@ -71,32 +65,53 @@ def test_a_wait_in_vain_is_nothing_served() -> None:
     peer.failed("late", 10.0)
     peer.flowed(0, 0.5, 10.0)
     peer.failed("late", 10.0)
-    assert not peer.may_ask(10.0)
+    assert not peer.may_request(10.0)
 
 
-def test_hellos_open_and_close_the_breaker() -> None:
+def test_a_member_that_serves_nothing_is_requested_ever_less() -> None:
     peer = PeerHealth()
-    peer.unanswered(10.0)
-    assert not peer.may_ask(10.0)
-    peer.greeted(5, 10.5)
-    assert peer.may_ask(10.5)
+    for _ in range(2):
+        peer.failed("broke", 0.0)
+    now, rests = 0.0, []
+    for _ in range(7):
+        peer.failed("broke", now)
+        assert not peer.may_request(now)
+        rests.append(next(rest for rest in (1, 2, 4, 8, 16, 30) if peer.may_request(now + rest)))
+        now += rests[-1]
+    assert rests == [1, 2, 4, 8, 16, 30, 30]
 
 
-def test_another_process_under_the_same_name_is_asked_at_once() -> None:
+def test_failures_of_requests_that_were_under_way_prolong_no_pause() -> None:
+    pause = Pause(1.0, 30.0)
+    pause.begin(10.0)
+    pause.begin(10.5)
+    assert not pause.is_on(11.0)
+
+
+def test_a_pause_long_after_the_last_one_is_short_again() -> None:
+    pause = Pause(1.0, 30.0)
+    for now in (10.0, 12.0, 15.0):
+        pause.begin(now)
+    assert pause.is_on(18.9)
+    pause.begin(60.0)
+    assert not pause.is_on(61.0)
+
+
+def test_another_process_under_the_same_name_is_requested_at_once() -> None:
     peer = PeerHealth()
-    peer.greeted(5, 9.0)
+    peer.greeted(5)
     for _ in range(3):
         peer.failed("connect", 10.0)
-    peer.greeted(5, 10.1)
-    assert not peer.may_ask(10.1)
-    peer.greeted(6, 10.2)
-    assert peer.may_ask(10.2)
+    peer.greeted(5)
+    assert not peer.may_request(10.1)
+    peer.greeted(6)
+    assert peer.may_request(10.2)
     health = seen(bucket_mib_s=60.0)
-    health.of("b").greeted(5, 90.0)
+    health.of("b").greeted(5)
     flows(health, "b", 1.0)
-    health.of("b").greeted(5, 100.0)
+    health.of("b").greeted(5)
     assert health.is_slow("b", 100.0)
-    health.of("b").greeted(6, 100.0)
+    health.of("b").greeted(6)
     assert not health.is_slow("b", 100.0)
 
 
@@ -106,6 +121,96 @@ def test_health_is_kept_by_name_for_members_only() -> None:
     health.keep({"b", "x"})
     assert health.of("b") is kept
     assert health.of("c") is not dropped
+
+
+# -- the deadline -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body of member `b`, in steps of a tenth of a second. `replies_s`: until its head; None: never. `mib_s`: the
+    rate after that. `stops_s`: when no more bytes come. `on_disk`: at the member. `sends`: its load, as it reports."""
+
+    replies_s: float | None = 0.0
+    mib_s: float = 0.0
+    stops_s: float = 1000.0
+    on_disk: bool = True
+    sends: Sending = NOT_TOLD
+
+    def missed_at(self, health: PeersHealth) -> float | None:
+        """When the request missed its deadline; None: it had not within 30 s."""
+        peer, began, waits_from = health.of("b"), 1000.0, 1000.0
+        peer.pace.began()
+        peer.sending = self.sends
+        for step in range(1, 301):
+            now = began + step / 10
+            has_head = self.replies_s is not None and now - began >= self.replies_s
+            if has_head and now - began <= self.stops_s:
+                peer.flowed(int(self.mib_s * MIB / 10), 0.1, now)
+                waits_from = now
+            elif has_head and self.on_disk:
+                peer.flowed(0, 0.1, now)
+            is_late = not (has_head and self.on_disk) and health.is_late("b", now - waits_from, now)
+            if is_late or (has_head and health.is_slow("b", now, is_on_disk=self.on_disk)):
+                return step / 10
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """`first_s`, `mib_s`: of its bodies, as this node measured them a moment ago; None: it measured none."""
+
+    first_s: float | None = None
+    mib_s: float | None = None
+
+    def measured(self) -> PeersHealth:
+        health = PeersHealth()
+        if self.first_s is not None:
+            health.bucket.replied(self.first_s, 999.0)
+        if self.mib_s is not None:
+            health.bucket.flowed(int(100 * self.mib_s * MIB), 100.0, 999.0)
+        return health
+
+
+FAST, SLOW, NEW = Bucket(0.05, 60.0), Bucket(3.0, 0.2), Bucket()
+SHARED = Sending(100 * MIB, 50)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "body", "missed"),
+    [
+        pytest.param(FAST, Body(None), (2.0, 2.2), id="slow first byte"),
+        pytest.param(NEW, Body(None), (5.0, 5.2), id="slow first byte, the bucket was never measured"),
+        pytest.param(FAST, Body(1.5, 60.0), None, id="a first byte after a while"),
+        pytest.param(SLOW, Body(10.0, 0.2, on_disk=False), None, id="all wait for a slow bucket"),
+        pytest.param(SLOW, Body(0.1, 0.15), None, id="a slow bucket and a member that is little slower"),
+        pytest.param(SLOW, Body(None), (12.0, 15.2), id="no first byte, and a slow bucket"),
+        pytest.param(FAST, Body(0.1, 1.0), (0.5, 0.7), id="slow rate"),
+        pytest.param(FAST, Body(0.1, 1.0, on_disk=False), (0.5, 0.7), id="slow rate of what it receives itself"),
+        pytest.param(NEW, Body(0.0, 0.01), (0.5, 0.7), id="10 KB/s, the bucket was never measured"),
+        pytest.param(NEW, Body(0.0, 0.01, on_disk=False), (0.5, 0.7), id="10 KB/s, through the member"),
+        pytest.param(FAST, Body(0.1, 40.0), None, id="a member that is little slower than the bucket"),
+        pytest.param(FAST, Body(0.1, 60.0, stops_s=1.0), (1.5, 3.0), id="hang after the head, on its disk"),
+        pytest.param(FAST, Body(0.1, 60.0, stops_s=1.0, on_disk=False), (3.0, 3.2), id="hang after the head"),
+        pytest.param(FAST, Body(0.1, 1.0, sends=SHARED), None, id="an owner that 50 nodes share"),
+        pytest.param(FAST, Body(12.0, 1.0, sends=SHARED), None, id="a first byte of an owner that 50 nodes share"),
+    ],
+)
+def test_a_request_misses_its_deadline(bucket: Bucket, body: Body, missed: tuple[float, float] | None) -> None:
+    at = body.missed_at(bucket.measured())
+    assert (at is None) if missed is None else (at is not None and missed[0] <= at <= missed[1])
+
+
+def test_a_member_that_missed_its_deadline_is_back_after_a_pause_that_grows() -> None:
+    health = FAST.measured()
+    peer = health.of("b")
+    assert Body(0.1, 1.0).missed_at(health) is not None
+    peer.leave_out(1001.0)
+    assert not peer.may_request(1030.9)
+    assert peer.may_request(1031.0)
+    assert not health.is_slow("b", 1031.0), "it is measured anew"
+    peer.leave_out(1032.0)
+    assert not peer.may_request(1091.9)
 
 
 # -- slow bodies ----------------------------------------------------------------------------------------------------
@@ -260,20 +365,20 @@ def test_a_slow_member_is_left_out_ever_longer() -> None:
     for _ in range(7):
         peer.leave_out(now)
         assert peer.is_left_out(now)
-        assert not peer.may_ask(now)
-        rests.append(next(rest for rest in (30, 60, 120, 240, 480, 600) if peer.may_ask(now + rest)))
+        assert not peer.may_request(now)
+        rests.append(next(rest for rest in (30, 60, 120, 240, 480, 600) if peer.may_request(now + rest)))
         now += rests[-1]
-        assert not peer.may_ask(now - 0.1)
+        assert not peer.may_request(now - 0.1)
     assert rests == [30, 60, 120, 240, 480, 600, 600]
     peer.leave_out(now + 601)
-    assert peer.may_ask(now + 631)
+    assert peer.may_request(now + 631)
 
 
 def test_bodies_that_leave_a_slow_member_together_count_once() -> None:
     peer = PeerHealth()
     peer.leave_out(0.0)
     peer.leave_out(0.1)
-    assert peer.may_ask(30.0)
+    assert peer.may_request(30.0)
 
 
 def test_a_member_that_was_slow_is_measured_anew() -> None:
@@ -283,87 +388,47 @@ def test_a_member_that_was_slow_is_measured_anew() -> None:
     assert not health.is_slow("b", 100.0)
 
 
-# -- late first bytes -----------------------------------------------------------------------------------------------
+# -- first bytes ------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_late_before_a_hundred_replies_came() -> None:
-    first_bytes = FirstBytes()
-    assert first_bytes.quantile(0.5) is None
-    for _ in range(99):
-        first_bytes.came(0.2)
-    assert first_bytes.late_s is None
-    first_bytes.came(0.2)
-    assert first_bytes.late_s == 0.2
-
-
-def test_a_reply_is_late_beyond_the_99th_percentile() -> None:
-    first_bytes = FirstBytes()
-    for number in range(100):
-        first_bytes.came((number * 37 % 100) / 100)
-    assert first_bytes.late_s == 0.99
-    assert first_bytes.quantile(0.5) == 0.49
-
-
-def test_no_reply_is_late_before_50_ms() -> None:
-    first_bytes = FirstBytes()
-    for _ in range(100):
-        first_bytes.came(0.001)
-    assert first_bytes.late_s == 0.05
-
-
-def test_old_replies_do_not_count() -> None:
-    first_bytes = FirstBytes()
-    for _ in range(500):
-        first_bytes.came(2.0)
-    for _ in range(500):
-        first_bytes.came(0.1)
-    assert first_bytes.late_s == 0.1
-    assert first_bytes.quantile(1.0) == 0.1
-
-
-def test_the_heads_of_a_member_are_its_first_bytes() -> None:
+def test_the_waits_for_the_last_heads_are_reported() -> None:
     peer = PeerHealth()
-    peer.replied(0.3)
-    assert peer.first_bytes.quantile(0.5) == 0.3
+    assert peer.first_byte_s(0.5) is None
+    for _ in range(500):
+        peer.replied(2.0)
+    for number in range(100):
+        peer.replied((number * 37 % 100) / 100)
+    assert (peer.first_byte_s(0.0), peer.first_byte_s(1.0)) == (0.0, 2.0)
+    for number in range(500):
+        peer.replied((number * 37 % 100) / 100)
+    assert (peer.first_byte_s(0.5), peer.first_byte_s(0.99)) == (0.49, 0.98)
 
 
-def test_at_most_two_percent_are_sent_twice() -> None:
-    health = PeersHealth()
-    assert not health.spend()
-    sent = 0
-    for _ in range(5000):
-        health.asked()
-        sent += health.spend()
-    assert sent == pytest.approx(100, abs=1)
-
-
-def test_few_second_requests_are_saved_up() -> None:
-    health = PeersHealth()
-    for _ in range(5000):
-        health.asked()
-    assert [health.spend() for _ in range(6)] == [True] * 4 + [False] * 2
+def test_the_first_bytes_of_the_bucket_are_the_longest_wait_of_late() -> None:
+    bucket = PeersHealth().bucket
+    assert bucket.first_byte_s(0.0) == 1.0
+    bucket.replied(0.2, 10.0)
+    bucket.replied(0.1, 10.0)
+    assert bucket.first_byte_s(10.0) == 0.2
+    assert bucket.first_byte_s(70.0) == pytest.approx(0.1)
+    bucket.replied(3.0, 70.0)
+    assert bucket.first_byte_s(70.0) == 3.0
 
 
 # -- what it had before the ring changed ------------------------------------------------------------------------------
 
 
-def asked_for(peer: PeerHealth) -> int:
-    """How many of 1,600 blocks."""
-    return sum(peer.may_have(ObjectRef("train", f"{number}.tar"), index) for number in range(400) for index in range(4))
-
-
-def test_a_disk_that_has_nothing_is_asked_for_few_blocks() -> None:
+def test_a_disk_that_has_nothing_is_left_alone_for_a_while() -> None:
     peer = PeerHealth()
+    for _ in range(8):
+        assert peer.may_hold(10.0)
+        peer.held(False, 10.0)
+    assert not peer.may_hold(10.9)
+    assert peer.may_hold(11.0)
+    peer.held(False, 11.0)
+    assert not peer.may_hold(12.9)
+    peer.held(True, 13.0)
     for _ in range(7):
-        peer.had(False)
-    assert asked_for(peer) == 1600
-    peer.had(False)
-    assert 60 <= asked_for(peer) <= 140
-
-
-def test_a_disk_that_has_a_block_is_asked_for_all() -> None:
-    peer = PeerHealth()
-    for is_here in (False,) * 20, (True,), (False,) * 7:
-        for each in is_here:
-            peer.had(each)
-    assert asked_for(peer) == 1600
+        peer.held(False, 13.0)
+    assert peer.may_hold(13.0)
+    assert peer.may_request(10.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.cluster.object_samples import SAMPLED_MAX, KnownObject, Sample, drawn, number_of
+from outrider.core.cluster.object_samples import SAMPLED_MAX, KnownObject, ObjectSample, drawn, number_of
 from outrider.core.operator.affinity import Holding, preferred_terms
 from outrider.core.operator.holdings import Held, HeldDataset, NodeDatasets
 
@@ -65,7 +65,7 @@ TRAIN_B = dataset("train/", {"3": 10, "2": 5, "4": 0})
 def test_shares_are_of_all_objects_that_any_node_knows(url: str, shares: list[float]) -> None:
     nodes = [
         NodeDatasets("a", "z", [TRAIN_A, dataset("val/", {"5": 10})]),
-        NodeDatasets("b", "z", [TRAIN_B, HeldDataset("b", "new/", Sample())]),
+        NodeDatasets("b", "z", [TRAIN_B, HeldDataset("b", "new/", ObjectSample())]),
     ]
     found = [holding.share for holding in Held(nodes).of([url])]
     assert found == pytest.approx(shares)

@@ -10,7 +10,7 @@ from aiohttp.abc import AbstractResolver
 
 from outrider.adapters.cluster.member_lists import Outages, SourceAway, polled
 from outrider.adapters.process.read_again import Sleep
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from outrider.settings.members import DnsPeers
 
 # Records of cluster DNS live for 5 s (Kubernetes) to 60 s (ECS).
@@ -31,10 +31,10 @@ class DnsSource:
         self._resolver = resolver
         self._sleep = sleep
 
-    def lists(self) -> AsyncGenerator[Sequence[Listed], None]:
+    def lists(self) -> AsyncGenerator[Sequence[ListedMember], None]:
         return polled(self._ask, self._outages, self._sleep, _EVERY_S)
 
-    async def _ask(self) -> list[Listed]:
+    async def _ask(self) -> list[ListedMember]:
         name, port = self._peers.name, self._peers.port
         try:
             found = await self._resolver.resolve(name, port, family=socket.AF_UNSPEC)
@@ -42,7 +42,7 @@ class DnsSource:
             if isinstance(error, socket.gaierror) and error.errno in _NO_ADDRESS:
                 return []
             raise SourceAway(f"{name}: {error.strerror or error}") from error
-        return [Listed(f"{_host(record['host'])}:{port}") for record in found]
+        return [ListedMember(f"{_host(record['host'])}:{port}") for record in found]
 
 
 def _host(address: str) -> str:

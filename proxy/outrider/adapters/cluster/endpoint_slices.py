@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from outrider.adapters.cluster.member_lists import SourceAway
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 
 if TYPE_CHECKING:
     from lightkube.models.discovery_v1 import Endpoint, EndpointPort, EndpointSlice
@@ -39,7 +39,7 @@ def named_by(slices: Iterable[EndpointSlice], own_name: str) -> NamedBy | None:
 
 def members_of(
     slices: Iterable[EndpointSlice], named: NamedBy | None, *, own_port: int, prefers_ipv6: bool
-) -> list[Listed]:
+) -> list[ListedMember]:
     """The endpoints that serve, those included that are about to stop. Pods that are not ready are left out.
 
     `own_port`: the port of all members where the Service names none. A Service of two address families has each
@@ -57,7 +57,7 @@ def members_of(
     for part, endpoint in _serving(chosen):
         host = f"[{endpoint.addresses[0]}]" if part.addressType == "IPv6" else endpoint.addresses[0]
         name = {NamedBy.POD: _pod(endpoint), NamedBy.NODE: endpoint.nodeName or "", None: ""}[named]
-        found.append(Listed(f"{host}:{_port(part.ports or (), own_port)}", name, endpoint.zone or ""))
+        found.append(ListedMember(f"{host}:{_port(part.ports or (), own_port)}", name, endpoint.zone or ""))
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outrider.adapters.cluster.member_lists import Outages, SourceAway, polled
 from outrider.adapters.process.read_again import Sleep
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from outrider.core.origin.backoff import Backoff
 from outrider.settings.members import is_member_name, reachable_address
 from outrider.settings.values import parse_bytes
@@ -28,16 +28,16 @@ class FileSource:
         self._path = path
         self._outages = outages
         self._sleep = sleep
-        self._known: tuple[bytes, list[Listed]] = (b"", [])
+        self._known: tuple[bytes, list[ListedMember]] = (b"", [])
 
-    def lists(self) -> AsyncGenerator[Sequence[Listed], None]:
+    def lists(self) -> AsyncGenerator[Sequence[ListedMember], None]:
         return polled(self._ask, self._outages, self._sleep, _EVERY_S)
 
-    async def _ask(self) -> list[Listed]:
+    async def _ask(self) -> list[ListedMember]:
         # In a thread: a shared file system may hang.
         return await asyncio.to_thread(self._read)
 
-    def _read(self) -> list[Listed]:
+    def _read(self) -> list[ListedMember]:
         try:
             with self._path.open("rb") as file:
                 content = file.read(_BYTES_MAX + 1)
@@ -50,13 +50,13 @@ class FileSource:
         return self._known[1]
 
 
-def parse(content: bytes, path: str) -> list[Listed]:
+def parse(content: bytes, path: str) -> list[ListedMember]:
     """The entries of a file. `#` at the begin of a line or of a word begins a comment.
 
     Raises:
         SourceAway: a line is wrong; the message has its number.
     """
-    found: list[Listed] = []
+    found: list[ListedMember] = []
     lines = content.decode("utf-8", "replace").splitlines()
     for number, line in enumerate(lines, 1):
         words = line.split()
@@ -72,7 +72,7 @@ def parse(content: bytes, path: str) -> list[Listed]:
     return found
 
 
-def _entry(words: list[str]) -> Listed:
+def _entry(words: list[str]) -> ListedMember:
     address, *rest = words
     facts: dict[str, str] = {}
     for word in rest:
@@ -89,4 +89,4 @@ def _entry(words: list[str]) -> Listed:
     except ValueError as error:
         raise ValueError(f"{address}: {error}") from error
     weight_bytes = parse_bytes(facts["weight"]) if "weight" in facts else 0
-    return Listed(address, facts.get("name", ""), facts.get("zone", ""), weight_bytes)
+    return ListedMember(address, facts.get("name", ""), facts.get("zone", ""), weight_bytes)

@@ -24,7 +24,7 @@ from lightkube.resources.discovery_v1 import EndpointSlice
 from outrider.adapters.cluster.endpoint_slices import NamedBy, members_of, named_by
 from outrider.adapters.cluster.member_lists import Outages, in_order
 from outrider.adapters.process.read_again import Sleep
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from outrider.settings import SettingsError
 from outrider.settings.members import KubernetesPeers
 
@@ -65,8 +65,8 @@ class KubernetesSource:
                 f"kubeconfig: {error}"
             ) from error
 
-    async def lists(self) -> AsyncGenerator[Sequence[Listed], None]:
-        last: Sequence[Listed] | None = None
+    async def lists(self) -> AsyncGenerator[Sequence[ListedMember], None]:
+        last: Sequence[ListedMember] | None = None
         while True:
             try:
                 async with aclosing(self._watched()) as states:

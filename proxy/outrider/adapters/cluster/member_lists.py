@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from prometheus_client import Counter
 
 from outrider.adapters.process.read_again import Sleep
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from outrider.core.origin.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -58,9 +58,9 @@ class Outages:
         self._in_a_row, self._told = 0, ""
 
 
-def in_order(entries: Iterable[Listed]) -> tuple[Listed, ...]:
+def in_order(entries: Iterable[ListedMember]) -> tuple[ListedMember, ...]:
     """The entries by address, each address once. If two entries have one address, the one that tells more is kept."""
-    best: dict[str, Listed] = {}
+    best: dict[str, ListedMember] = {}
     for entry in entries:
         other = best.get(entry.address)
         if other is None or _facts(entry) > _facts(other):
@@ -68,16 +68,16 @@ def in_order(entries: Iterable[Listed]) -> tuple[Listed, ...]:
     return tuple(best[address] for address in sorted(best))
 
 
-def _facts(entry: Listed) -> tuple[int, str, str, int]:
+def _facts(entry: ListedMember) -> tuple[int, str, str, int]:
     told = (bool(entry.name), bool(entry.zone), bool(entry.weight_bytes))
     return sum(told), entry.name, entry.zone, entry.weight_bytes
 
 
 async def polled(
-    ask: Callable[[], Awaitable[Iterable[Listed]]], outages: Outages, sleep: Sleep, every_s: float
-) -> AsyncGenerator[Sequence[Listed], None]:
+    ask: Callable[[], Awaitable[Iterable[ListedMember]]], outages: Outages, sleep: Sleep, every_s: float
+) -> AsyncGenerator[Sequence[ListedMember], None]:
     """The lists that `ask` returns, each that differs from the one before. `ask` raises SourceAway."""
-    last: Sequence[Listed] | None = None
+    last: Sequence[ListedMember] | None = None
     while True:
         try:
             found = in_order(await ask())

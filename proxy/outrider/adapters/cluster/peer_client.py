@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import replace
 from hashlib import sha256
+from typing import TypeVar
 
 from prometheus_client import Counter
 
@@ -26,16 +27,7 @@ from outrider.core.auth.peer_signature import is_proved, signed
 from outrider.core.auth.sigv4 import SigningKeys
 from outrider.core.cluster import messages, peer_wire
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import (
-    Command,
-    CommandAnswer,
-    DatasetShare,
-    Forget,
-    Hello,
-    ReadsTold,
-    Shares,
-    SharesAsked,
-)
+from outrider.core.cluster.messages import Answer, Command, Hello, Question
 from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
 from outrider.core.cluster.wire_forms import WireError, decode, encode
@@ -43,6 +35,9 @@ from outrider.core.errors import Broke, OriginBroke
 from outrider.core.model import Extent
 from outrider.metrics import Metrics
 from outrider.ports import Buffer, ByteSink, Clock
+
+M = TypeVar("M")
+A = TypeVar("A", bound=Answer)
 
 _CONNECT_TIMEOUT_S = 0.45
 # Idle connections to all members together. Each member of 200 keeps one for hellos.
@@ -131,34 +126,19 @@ class PeerClient:
             self._free_of_all.release()
 
     async def hello(self, address: str, mine: Hello, name: str = "") -> Hello:
-        body = await self._post(address, messages.HELLO_PATH, encode(mine), replace(self._asker(), receiver=name), name)
-        try:
-            return decode(Hello, body)
-        except WireError as error:
-            raise PeerFailed("garbage", str(error)) from error
+        asker = replace(self._asker(), receiver=name)
+        return _decoded(Hello, await self._post(address, asker, messages.HELLO_PATH, encode(mine)))
 
-    async def forget(self, member: Member, message: Forget) -> None:
-        await self._post_to(member, messages.FORGET_PATH, messages.forget_body(message))
+    async def send(self, member: Member, path: str, body: bytes) -> None:
+        await self._post(member.address, self._asker_to(member), path, body)
 
-    async def tell_reads(self, member: Member, message: ReadsTold) -> None:
-        await self._post_to(member, messages.READS_PATH, messages.reads_body(message))
-
-    async def command(self, member: Member, command: Command) -> CommandAnswer:
-        body = await self._post_to(member, messages.COMMAND_PATH, encode(command), timeout_s=_COMMAND_TIMEOUT_S)
-        try:
-            return decode(CommandAnswer, body)
-        except WireError as error:
-            raise PeerFailed("garbage", str(error)) from error
-
-    async def shares(self, member: Member, question: SharesAsked) -> Sequence[DatasetShare]:
-        body = await self._post_to(member, messages.SHARES_PATH, encode(question))
-        try:
-            return decode(Shares, body).datasets
-        except WireError as error:
-            raise PeerFailed("garbage", str(error)) from error
-
-    async def tell_order(self, member: Member, body: bytes) -> None:
-        await self._post_to(member, messages.ORDER_PATH, body)
+    async def request(self, member: Member, question: Question, answer: type[A]) -> A:
+        is_command = isinstance(question, Command)
+        path = messages.COMMAND_PATH if is_command else messages.SHARES_PATH
+        timeout_s = _COMMAND_TIMEOUT_S if is_command else _CONTROL_TIMEOUT_S
+        return _decoded(
+            answer, await self._post(member.address, self._asker_to(member), path, encode(question), timeout_s)
+        )
 
     def _asker_to(self, member: Member) -> Asker:
         """This member, in the newest version that both speak."""
@@ -187,18 +167,11 @@ class PeerClient:
         tls = self._tls()
         return Endpoint(f"{'http' if tls is None else 'https'}://{address}", "", ForwardProxy()), tls
 
-    async def _post_to(
-        self, member: Member, path: str, body: bytes, *, timeout_s: float = _CONTROL_TIMEOUT_S
-    ) -> bytes:  # fmt: skip
-        """The body of the answer. Raises PeerFailed."""
-        return await self._post(
-            member.address, path, body, self._asker_to(member), member.name, timeout_s=timeout_s
-        )  # fmt: skip
-
     async def _post(
-        self, address: str, path: str, body: bytes, asker: Asker, name: str, *, timeout_s: float = _CONTROL_TIMEOUT_S
+        self, address: str, asker: Asker, path: str, body: bytes, timeout_s: float = _CONTROL_TIMEOUT_S
     ) -> bytes:  # fmt: skip
-        """The body of the answer. `name`: of the member that must answer; empty: any. Raises PeerFailed."""
+        """The body of the answer, which is that of the member that `asker` names as the receiver, if it names one.
+        Raises PeerFailed."""
         target, tls = self._target(address)
         headers = self._signed("POST", target.host, path, peer_wire.control_headers(asker), sha256(body).hexdigest())
         headers["content-length"] = str(len(body))
@@ -210,7 +183,7 @@ class PeerClient:
                 with closing(reply):
                     if reply.status != 200:
                         raise _not_believed(reply.status)
-                    if name and dict(reply.headers).get(peer_wire.FROM) != name:
+                    if asker.receiver and dict(reply.headers).get(peer_wire.FROM) != asker.receiver:
                         raise PeerFailed("garbage", "another member answers")
                     while piece := await reply.some():
                         told += piece
@@ -281,6 +254,14 @@ class _NotCounted:
 
     def came_for_nothing(self, cause: str, count: int) -> None:
         pass
+
+
+def _decoded(kind: type[M], body: bytes) -> M:
+    """Raises PeerFailed."""
+    try:
+        return decode(kind, body)
+    except WireError as error:
+        raise PeerFailed("garbage", str(error)) from error
 
 
 def _believed(reply: Reply, member: Member, read: PeerRead, is_proved: bool) -> AnswerHead:

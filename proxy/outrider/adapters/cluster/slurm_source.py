@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from outrider.adapters.cluster.member_lists import in_order
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from outrider.settings import SettingsError
 
 _NODES = "SLURM_JOB_NODELIST"
@@ -31,8 +31,8 @@ class SlurmSource:
             raise SettingsError(f"--peers slurm: {_NODES}={folded}: {error}") from error
         if not nodes:
             raise SettingsError(f"--peers slurm needs the variable {_NODES}, which Slurm sets within a job.")
-        self._list = in_order(Listed(f"{node}:{port}", name=node) for node in nodes)
+        self._list = in_order(ListedMember(f"{node}:{port}", name=node) for node in nodes)
 
-    async def lists(self) -> AsyncGenerator[Sequence[Listed], None]:
+    async def lists(self) -> AsyncGenerator[Sequence[ListedMember], None]:
         yield self._list
         await asyncio.Event().wait()

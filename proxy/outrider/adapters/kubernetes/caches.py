@@ -14,7 +14,7 @@ from aiobotocore.session import get_session
 from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 
-from outrider.core.cluster.object_samples import NUMBERS, SAMPLED_MAX, KnownObject, Sample
+from outrider.core.cluster.object_samples import NUMBERS, SAMPLED_MAX, KnownObject, ObjectSample
 from outrider.core.operator.holdings import HeldDataset
 from outrider.core.s3.operation import CONTROL_BUCKET
 from outrider.operator_ports import CacheError, CachePod, CacheRefusedError
@@ -137,4 +137,6 @@ def _dataset(answer: Any) -> HeldDataset:
     objects = [KnownObject(*map(int, each)) for each in answer.get("objects") or ()]
     if len(objects) > SAMPLED_MAX or any(not 0 <= each.held <= each.size for each in objects):
         raise ValueError("no sample of objects")
-    return HeldDataset(str(answer["bucket"]), str(answer["name"]), Sample(objects, int(answer.get("below", NUMBERS))))
+    return HeldDataset(
+        str(answer["bucket"]), str(answer["name"]), ObjectSample(objects, int(answer.get("below", NUMBERS)))
+    )

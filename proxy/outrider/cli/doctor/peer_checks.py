@@ -30,7 +30,7 @@ from outrider.cli.doctor.origin_checks import place_of
 from outrider.cluster_composition import cluster_id
 from outrider.core.auth.peer_signature import SKEW_S
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cluster.member import WIRE_VERSIONS, Listed, Member
+from outrider.core.cluster.member import WIRE_VERSIONS, ListedMember, Member
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.peer_wire import Asker
@@ -93,7 +93,7 @@ class Greeted:
     """The result of a hello. `hello` None: `failed` says why, and `status`, of an HTTP answer, else 0. `skew_s`: the
     member's clock minus this node's; None: it did not tell."""
 
-    entry: Listed
+    entry: ListedMember
     hello: Hello | None
     failed: PeerFailed | None = None
     skew_s: float | None = None
@@ -111,7 +111,7 @@ def check_key(settings: Settings, keys: int) -> Diagnosis:
     return ok("peer key", f"{path}: {counted(keys, 'key')}, mode {mode:03o}")
 
 
-async def _listed(settings: Settings, port: int, environ: Mapping[str, str]) -> Sequence[Listed]:
+async def _listed(settings: Settings, port: int, environ: Mapping[str, str]) -> Sequence[ListedMember]:
     """The first list, unless the source says before why it gives none. Raises SettingsError, _NoListError."""
     why: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -130,7 +130,9 @@ async def _listed(settings: Settings, port: int, environ: Mapping[str, str]) -> 
     raise _NoListError(why.result() if why.done() else f"{settings.peers}: no list within {_LIST_TIMEOUT_S:.0f} s")
 
 
-async def _greeted(me: Member, key: PeerKey, tls: ssl.SSLContext | None, entries: Sequence[Listed]) -> list[Greeted]:
+async def _greeted(
+    me: Member, key: PeerKey, tls: ssl.SSLContext | None, entries: Sequence[ListedMember]
+) -> list[Greeted]:
     """The results of a hello to each of some members."""
     boot, at_once = time.time_ns(), asyncio.Semaphore(_HELLOS_AT_ONCE)
     greeter = Member(f"doctor-{boot}", me.address, "", 0, _NO_CLUSTER, WIRE_VERSIONS)
@@ -140,7 +142,7 @@ async def _greeted(me: Member, key: PeerKey, tls: ssl.SSLContext | None, entries
         tls=lambda: tls,
     )  # fmt: skip
 
-    async def greet(entry: Listed) -> Greeted:
+    async def greet(entry: ListedMember) -> Greeted:
         async with at_once:
             sent_at = time.time()
             try:
@@ -232,7 +234,7 @@ def _off(skew_s: float) -> str:
     return f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this one's"
 
 
-def check_own_entry(me: Member, entries: Sequence[Listed], answers: Sequence[Greeted], source: str) -> Diagnosis:
+def check_own_entry(me: Member, entries: Sequence[ListedMember], answers: Sequence[Greeted], source: str) -> Diagnosis:
     by_list = [entry for entry in entries if entry.address == me.address or entry.name == me.name]
     by_answer = [answer.entry for answer in answers if answer.hello is not None and answer.hello.member.name == me.name]
     if not by_list and not by_answer:

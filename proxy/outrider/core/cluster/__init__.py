@@ -5,13 +5,13 @@
 2. `membership` reduces what was heard (lists of a source of members, hellos, failures) to a `View` of two speeds. The
    ring is slow: the members by which blocks are placed, those included that have been away for a short while. The alive
    members are fast: those that answer, by this node's own observation. Those of the ring that are alive and do not
-   leave are its takers: a missing block is asked of the first of them. A list that lost most members at once is
-   doubted for a while (`believed_list`), and the last good one outlives the process (`kept_members`).
+   leave are acting: a missing block is requested from the first of them, its acting owner. A list that lost most
+   members at once is doubted for a while, and the last good one outlives the process (`believed_list`).
 3. `ownership` places blocks on the ring: weighted rendezvous hashing of bucket, key and block index. The first member
-   is the block's owner, the next ones are its stand-ins. The owner of an object's first block is its authority: it
+   is the block's owner, the next ones are its successors. The owner of an object's first block is its authority: it
    knows the object's version.
-4. `peer_health` decides whether a member is asked: a circuit breaker (`breaker`), and the rate of its bodies beside
-   the bucket's (`body_pace`). It tells when a reply is late (`first_bytes`), and keeps the budget of second requests.
+4. `peer_health` has the deadline of each request to a member: a first byte and a rate that the bucket would give as
+   well. A member that missed one, or failed, is requested again after a pause that grows.
 5. `peer_messages` are the reads of members from each other, and `peer_wire` is their form. All other messages are JSON,
    and stand in `messages`: what clients read and will read, for the planners (`core.ahead`) of a job whose ranks sit on
    several nodes; what a member has of each dataset; maintenance commands for the owners of the blocks. A request that

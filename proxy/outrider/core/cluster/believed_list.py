@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember, Member
 
 DOUBT_S = 60.0
 """A list that is empty, or lost more than half of its members at once, is not believed before so long: more often than
@@ -15,7 +16,7 @@ class BelievedList:
     """`entries`: each address once. While a list is doubted, its new members are among them already, and its missing
     ones still. `restored`: the list of an earlier process."""
 
-    def __init__(self, restored: Iterable[Listed] = ()) -> None:
+    def __init__(self, restored: Iterable[ListedMember] = ()) -> None:
         self._believed = _unique(restored)
         self._latest = self._believed
         self._doubted_at: float | None = None
@@ -27,7 +28,7 @@ class BelievedList:
     def is_doubted(self) -> bool:
         return self._doubted_at is not None
 
-    def came(self, entries: Iterable[Listed], now: float) -> None:
+    def came(self, entries: Iterable[ListedMember], now: float) -> None:
         """The list of now."""
         self.has_come = True
         self._latest = _unique(entries)
@@ -45,16 +46,16 @@ class BelievedList:
         if self._doubted_at is not None and now - self._doubted_at >= DOUBT_S:
             self._believe()
 
-    def at(self, address: str) -> Listed | None:
+    def at(self, address: str) -> ListedMember | None:
         return self._by_address.get(address)
 
-    def entry_of(self, address: str, name: str) -> Listed | None:
+    def entry_of(self, address: str, name: str) -> ListedMember | None:
         """The entry of a member that answers at `address`; None: it is not listed. An entry without a name is that of
         any member at its address."""
         entry = self._by_address.get(address)
         return entry if entry is not None and entry.name in ("", name) else self._by_name.get(name)
 
-    def _lost(self) -> Sequence[Listed]:
+    def _lost(self) -> Sequence[ListedMember]:
         addresses = {entry.address for entry in self._latest}
         names = {entry.name for entry in self._latest if entry.name}
         return [entry for entry in self._believed if entry.address not in addresses and entry.name not in names]
@@ -63,16 +64,37 @@ class BelievedList:
         self._believed, self._doubted_at = self._latest, None
         self._show(self._believed)
 
-    def _show(self, entries: Sequence[Listed]) -> None:
+    def _show(self, entries: Sequence[ListedMember]) -> None:
         self.entries = entries
         self._by_address = {entry.address: entry for entry in entries}
         self._by_name = {entry.name: entry for entry in entries if entry.name}
 
 
-def _unique(entries: Iterable[Listed]) -> Sequence[Listed]:
+def _unique(entries: Iterable[ListedMember]) -> Sequence[ListedMember]:
     """Each address once; of two entries, the first one that has a name."""
-    found: dict[str, Listed] = {}
+    found: dict[str, ListedMember] = {}
     for entry in entries:
         if entry.address not in found or (entry.name and not found[entry.address].name):
             found[entry.address] = entry
     return list(found.values())
+
+
+def members_to_json(members: Iterable[Member]) -> dict[str, object]:
+    """The last good list, in the form in which it is kept in the cache directory."""
+    return {"members": [{**asdict(member), "wire": list(member.wire)} for member in members]}
+
+
+def members_from_json(kept: object) -> Iterable[Member]:
+    """The members of a kept list, as it came out of JSON. An entry that cannot be understood is left out."""
+    entries = kept.get("members") if isinstance(kept, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        match entry:
+            case {
+                "name": str(name),
+                "address": str(address),
+                "zone": str(zone),
+                "weight_bytes": int(weight_bytes),
+                "cluster_id": str(cluster_id),
+                "wire": [int(lowest), int(highest)],
+            } if name and address and weight_bytes >= 0:
+                yield Member(name, address, zone, weight_bytes, cluster_id, (lowest, highest))

@@ -13,7 +13,7 @@ _SENDERS_MAX = 1024
 
 
 @dataclass(slots=True)
-class _Sender:
+class _Process:
     # All numbers up to `done` came; of those up to `highest`, the `ahead` came.
     done: int = 0
     highest: int = 0
@@ -35,43 +35,17 @@ class ReceivedForgets:
     def __init__(self, senders_max: int = _SENDERS_MAX) -> None:
         self._senders_max = senders_max
         # The process that was heard of last is the last one.
-        self._senders: dict[tuple[str, int], _Sender] = {}
+        self._senders: dict[tuple[str, int], _Process] = {}
 
     @property
     def due_at(self) -> float | None:
         """When `passed` is to be called; None: no number is missing."""
         return min((each.lost_at for each in self._senders.values() if each.lost_at is not None), default=None)
 
-    def came(self, sender: str, boot: int, numbers: range, now: float) -> bool:
-        """Forgets came in one message, for the first time or again. Returns whether there is a gap before them."""
-        return self._told(sender, boot, numbers, now)
-
-    def told(self, sender: str, boot: int, last: int, now: float) -> bool:
-        """A hello tells the number of the last forget. Returns whether there is a gap."""
-        return self._told(sender, boot, range(last + 1, last + 1), now)
-
-    def passed(self, now: float) -> bool:
-        """Returns whether a number that was missing counts as lost now."""
-        lost = [each for each in self._senders.values() if each.lost_at is not None and now >= each.lost_at]
-        for each in lost:
-            _give_up(each)
-        return bool(lost)
-
-    def _sender(self, sender: str, boot: int) -> tuple[_Sender, bool]:
-        """The record of a process, and whether it is new while another one of its name is known."""
-        known = self._senders.pop((sender, boot), None)
-        is_other = known is None and any(name == sender for name, _ in self._senders)
-        if known is None:
-            known = _Sender()
-            if len(self._senders) >= self._senders_max:
-                # It counts as unknown when it is heard of again: a gap, unless it has sent nothing.
-                del self._senders[next(iter(self._senders))]
-        self._senders[sender, boot] = known
-        return known, is_other
-
-    def _told(self, sender: str, boot: int, numbers: range, now: float) -> bool:
-        """`numbers` came, and all before them were sent."""
-        known, is_gap = self._sender(sender, boot)
+    def received(self, sender: str, boot: int, numbers: range, now: float) -> bool:
+        """Forgets came in one message, for the first time or again; all before them were sent. Returns whether there is
+        a gap."""
+        known, is_gap = self._process(sender, boot)
         before, last = known.done, numbers.stop - 1
         known.highest = max(known.highest, last)
         if numbers.start <= before + 1:
@@ -91,8 +65,31 @@ class ReceivedForgets:
             known.lost_at = now + REORDER_S
         return is_gap
 
+    def reported(self, sender: str, boot: int, last: int, now: float) -> bool:
+        """A hello reports the number of the last forget. Returns whether there is a gap."""
+        return self.received(sender, boot, range(last + 1, last + 1), now)
 
-def _give_up(known: _Sender) -> None:
+    def passed(self, now: float) -> bool:
+        """Returns whether a number that was missing counts as lost now."""
+        lost = [each for each in self._senders.values() if each.lost_at is not None and now >= each.lost_at]
+        for each in lost:
+            _give_up(each)
+        return bool(lost)
+
+    def _process(self, sender: str, boot: int) -> tuple[_Process, bool]:
+        """The record of a process, and whether it is new while another one of its name is known."""
+        known = self._senders.pop((sender, boot), None)
+        is_other = known is None and any(name == sender for name, _ in self._senders)
+        if known is None:
+            known = _Process()
+            if len(self._senders) >= self._senders_max:
+                # It counts as unknown when it is heard of again: a gap, unless it has sent nothing.
+                del self._senders[next(iter(self._senders))]
+        self._senders[sender, boot] = known
+        return known, is_other
+
+
+def _give_up(known: _Process) -> None:
     """Everything is forgotten now, and so are the names of the numbers that are missing."""
     known.done, known.lost_at = known.highest, None
     known.ahead.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -14,7 +14,7 @@ WIRE_VERSIONS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedMember:
     """An entry of a list of members. `address`: `HOST:PORT` of its peer port. The other fields are empty, or 0, where
     the source of members does not tell them; a hello does then."""
 
@@ -35,3 +35,10 @@ class Member:
     weight_bytes: Annotated[Number, Field(alias="weight")]
     cluster_id: Annotated[Word, Field(alias="cluster")]
     wire: tuple[Number, Number] = WIRE_VERSIONS
+
+    def completed(self, entry: ListedMember | None) -> Member:
+        """With the zone of its `entry` in the list where it names none, for itself and for all others. A weight in the
+        list comes before the size of the member's cache: whoever writes one means it."""
+        if entry is None:
+            return self
+        return replace(self, zone=self.zone or entry.zone, weight_bytes=entry.weight_bytes or self.weight_bytes)

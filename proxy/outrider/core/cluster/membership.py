@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from outrider.core.cluster.believed_list import BelievedList
-from outrider.core.cluster.kept_members import members_from_json, members_to_json
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.believed_list import BelievedList, members_from_json, members_to_json
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.ownership import Ring
 from outrider.core.cluster.view import Change, LeftOut, MemberState, View, Why
@@ -52,11 +51,11 @@ class _Known:
     def is_alive(self) -> bool:
         return self.answers and self.is_ready
 
-
-@dataclass(slots=True)
-class _Previous:
-    ring: Ring
-    until: float
+    def state(self, in_ring: bool) -> MemberState:
+        return MemberState(
+            self.member, self.is_listed, self.is_alive, self.is_leaving, in_ring, self.away_since, self.boot, self.ring,
+            self.skew_s,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -93,12 +92,13 @@ class Membership:
         self._namesakes: dict[str, float] = {}
         # Addresses that answered or failed at least once, until the node is settled.
         self._tried: set[str] = set()
-        self._previous: list[_Previous] = []
+        # Rings that took blocks before, the latest first, each with the time until which it is remembered.
+        self._previous: list[tuple[Ring, float]] = []
         self._changes: list[Change] = []
         for member in members_from_json(kept):
             if member.name != me.name and member.cluster_id == me.cluster_id and member.name not in self._known:
                 self._known[member.name] = _Known(member, in_ring=True, away_since=now)
-        restored = [Listed(each.member.address, each.member.name) for each in self._known.values()]
+        restored = [ListedMember(each.member.address, each.member.name) for each in self._known.values()]
         self._list = BelievedList(restored)
         self._is_settled = False
         alone = Ring([me])
@@ -107,7 +107,7 @@ class Membership:
 
     # -- what was heard ---------------------------------------------------------------------------------------------
 
-    def listed(self, entries: Iterable[Listed], now: float) -> None:
+    def listed(self, entries: Iterable[ListedMember], now: float) -> None:
         """The source's list of now."""
         was_doubted = self._list.is_doubted
         self._list.came(entries, now)
@@ -272,7 +272,7 @@ class Membership:
         is_leaving = hello.is_leaving or (known.is_leaving and known.boot == hello.boot)
         if is_leaving and not known.is_leaving:
             self._changes.append(Change("leaving", name))
-        known.member = _completed(replace(hello.member, address=address), entry)
+        known.member = replace(hello.member, address=address).completed(entry)
         known.boot, known.ring, known.skew_s = hello.boot, hello.ring, hello.clock_s - wall_s
         known.answers, known.is_ready, known.is_leaving = True, hello.is_ready, is_leaving
 
@@ -304,7 +304,7 @@ class Membership:
             self._changes.append(Change("ring", detail=view.ring.digest))
         self.view = view
 
-    def _entry_of(self, name: str, known: _Known) -> Listed | None:
+    def _entry_of(self, name: str, known: _Known) -> ListedMember | None:
         entry = self._list.entry_of(known.member.address, name)
         if entry is None or entry.name or known.answers:
             return entry
@@ -337,27 +337,27 @@ class Membership:
     def _look(self, now: float, *, was_settled: bool = False) -> View:
         """`was_settled`: the last view is worth being remembered."""
         entry = self._own_entry()
-        me = _completed(self._me.member, entry)
+        me = self._me.member.completed(entry)
         mine = [known for known in self._known.values() if self._is_of_ring(known, me)]
         ring = _ring([me, *(known.member for known in mine)], self.view.ring)
         taking = [known.member for known in mine if known.is_alive and not known.is_leaving]
-        takers = _ring(taking if self._me.is_leaving and taking else [me, *taking], self.view.takers)
-        if was_settled and takers != self.view.takers:
-            self._previous.insert(0, _Previous(self.view.takers, now + PREVIOUS_S))
+        acting = _ring(taking if self._me.is_leaving and taking else [me, *taking], self.view.acting)
+        if was_settled and acting != self.view.acting:
+            self._previous.insert(0, (self.view.acting, now + PREVIOUS_S))
         return View(
             me=me,
             ring=ring,
-            takers=takers,
+            acting=acting,
             alive={name: known.member for name, known in self._known.items() if known.is_alive},
-            states=tuple(self._state(known, self._is_of_ring(known, me)) for _, known in sorted(self._known.items())),
+            states=tuple(known.state(self._is_of_ring(known, me)) for _, known in sorted(self._known.items())),
             left_out=tuple(left_out for _, left_out in sorted(self._left_out.items())),
             is_listed=entry is not None,
-            previous=self._previous_rings(takers, me, now),
+            previous=self._previous_rings(acting, me, now),
             silent=self._silent(),
             answering=tuple(known.member for known in self._known.values() if known.answers),
         )
 
-    def _silent(self) -> Sequence[Listed]:
+    def _silent(self) -> Sequence[ListedMember]:
         """The listed addresses of which nothing is known but that they are listed."""
         heard = {known.member.address for known in self._known.values()} | self._my_addresses | self._left_out.keys()
         others = [entry for entry in self._list.entries if entry.address not in heard]
@@ -368,7 +368,7 @@ class Membership:
     def _my_addresses(self) -> set[str]:
         return self._me.addresses | {self._me.member.address}
 
-    def _own_entry(self) -> Listed | None:
+    def _own_entry(self) -> ListedMember | None:
         me = self._me.member
         for address in (me.address, *sorted(self._me.addresses)):
             entry = self._list.entry_of(address, me.name)
@@ -379,28 +379,15 @@ class Membership:
     def _is_of_ring(self, known: _Known, me: Member) -> bool:
         return known.in_ring and (self._domain is Domain.CLUSTER or known.member.zone == me.zone)
 
-    @staticmethod
-    def _state(known: _Known, in_ring: bool) -> MemberState:
-        return MemberState(
-            known.member,
-            known.is_listed,
-            known.is_alive,
-            known.is_leaving,
-            in_ring,
-            known.away_since,
-            known.boot,
-            known.ring,
-            known.skew_s,
-        )
-
-    def _previous_rings(self, takers: Ring, me: Member, now: float) -> Sequence[Ring]:
-        """Those that took blocks before `takers`, the latest first. The last one is the ring without this node, which
+    def _previous_rings(self, acting: Ring, me: Member, now: float) -> Sequence[Ring]:
+        """Those that took blocks before `acting`, the latest first. The last one is the ring without this node, which
         took its blocks until it began."""
-        self._previous = [each for each in self._previous if each.until > now and each.ring != takers][:_PREVIOUS_MAX]
-        rings = [each.ring for each in self._previous]
-        others = [member for member in takers.members if member.name != me.name]
+        known = [(ring, until) for ring, until in self._previous if until > now and ring != acting]
+        self._previous = known[:_PREVIOUS_MAX]
+        rings = [ring for ring, _ in self._previous]
+        others = [member for member in acting.members if member.name != me.name]
         if others and now - self._me.began < PREVIOUS_S:
-            rings.append(_ring(others, self.view.previous[-1] if self.view.previous else takers))
+            rings.append(_ring(others, self.view.previous[-1] if self.view.previous else acting))
         return tuple(rings)
 
 
@@ -408,12 +395,3 @@ def _ring(members: Sequence[Member], last: Ring) -> Ring:
     """The last ring, with its memo, if the members are the same ones at the same addresses."""
     ordered = tuple(sorted(members, key=lambda member: member.name))
     return last if ordered == last.members else Ring(ordered)
-
-
-def _completed(member: Member, entry: Listed | None) -> Member:
-    """A member that was not told its zone has that of the list, for itself and for all others. A weight in the list
-    comes before the size of the member's cache: whoever writes one means it."""
-    if entry is None:
-        return member
-    weight_bytes = entry.weight_bytes if entry.weight_bytes > 0 else member.weight_bytes
-    return replace(member, zone=member.zone or entry.zone, weight_bytes=weight_bytes)

@@ -7,7 +7,7 @@ message have in common stands in it once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -52,7 +52,7 @@ _MS = 1000
 # of a read that much later, and an epoch seems to end as much later for them.
 _MESSAGES_S = 20.0
 
-_Sender = Annotated[Name, Field(alias="from")]
+_SenderName = Annotated[Name, Field(alias="from")]
 _Millis = Annotated[int, Field(strict=True, ge=0, lt=int(_MS * SECONDS_MAX))]
 _Texts = Annotated[list[Text], FailFast()]
 
@@ -92,6 +92,10 @@ class Hello:
     is_ready: Annotated[Truth, Field(alias="ready")] = True
     is_leaving: Annotated[Truth, Field(alias="leaving")] = False
 
+    @property
+    def sender(self) -> str:
+        return self.member.name
+
 
 @dataclass(frozen=True, slots=True)
 class Forget:
@@ -100,7 +104,7 @@ class Forget:
     ended without an answer. `first`: the number of the first one; None: there is one alone, as in all messages of
     members before 0.3."""
 
-    sender: _Sender
+    sender: _SenderName
     boot: Number
     number: Number
     names: Annotated[tuple[Annotated[ObjectRef | str, PlainValidator(_ref_or_bucket)], ...], FailFast()]
@@ -144,7 +148,7 @@ class ReadsTold:
     """Objects that clients of `sender` began to read, in this order. `readers`: how many of them read at a time. So a
     job on several nodes is one job to the planner of each of them, wherever the bytes came from."""
 
-    sender: _Sender
+    sender: _SenderName
     readers: Annotated[Number, Field(alias="count")]
     reads: Annotated[Sequence[ToldRead], SkipValidation, Spread(_Reads)]
 
@@ -198,7 +202,7 @@ class OrderTold:
     of. `is_withdrawn`: its unread objects are not expected any more, and `refs` is empty.
     """
 
-    sender: _Sender
+    sender: _SenderName
     boot: Number
     number: Number
     order: Number
@@ -253,7 +257,7 @@ def parts_of(message: OrderTold) -> Iterator[OrderTold]:
 class SharesAsked:
     """The question what a member has of each dataset, for reports."""
 
-    sender: _Sender
+    sender: _SenderName
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,45 +278,10 @@ class DatasetShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class DatasetShares:
     """The answer."""
 
     datasets: Annotated[tuple[DatasetShare, ...], FailFast(), Field(max_length=SHARES_MAX)]
-
-
-_Id = Annotated[str, Field(strict=True, pattern="^[0-9a-f]{32}$")]
-_Mask = Annotated[str, Field(strict=True, max_length=65536, pattern="^[0-9a-f]+$")]
-Blocks = tuple[bytes, int, int]
-"""The id of a version, the number of its blocks, and those that are here: bit `i` stands for block `i`."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlocksTold:
-    """The answer of a member that is asked which blocks of some objects it has. The question names the objects as an
-    order does; both go as a command. `here`: of each object in turn; None: no version is known."""
-
-    here: Annotated[Sequence[Blocks | None], SkipValidation, Spread(_Here)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Here:
-    here: Annotated[list[tuple[_Id, Number, _Mask] | None], FailFast()]
-
-    @classmethod
-    def of(cls, here: Sequence[Blocks | None]) -> Self:
-        return cls([each and (each[0].hex(), each[1], f"{each[2]:x}") for each in here])
-
-    def told(self) -> Sequence[Blocks | None]:
-        return tuple(each and (bytes.fromhex(each[0]), each[1], int(each[2], 16)) for each in self.here)
-
-
-def is_whole(told: Iterable[Blocks | None]) -> bool:
-    """Whether members that told this of one object have all blocks of some version together."""
-    together: dict[tuple[bytes, int], int] = {}
-    for blocks in told:
-        if blocks is not None:
-            together[blocks[:2]] = together.get(blocks[:2], 0) | blocks[2]
-    return any(blocks == (1 << total) - 1 for (_, total), blocks in together.items())
 
 
 # -- maintenance ------------------------------------------------------------------------------------------------------
@@ -326,7 +295,7 @@ class Command:
     does not matter. `copies`: see `core.maintenance.copies`; None: one, as members before 0.3 keep of each block
     whatever is told."""
 
-    sender: _Sender
+    sender: _SenderName
     # "begin" of a pin comes from members of 0.2 alone, and changes nothing.
     verb: Annotated[str, Field(strict=True, pattern="^(put|get|cancel|delete|begin|list|objects)$")]
     folder: Annotated[str, Field(strict=True, pattern="^(warm|pin|evict|verify|plan)$")]
@@ -376,12 +345,12 @@ class PinPage:
     client: Text
     at: Seconds
     body: Annotated[Base64, Field(alias="list")]
-    objects: Annotated[Sequence[PinnedObject], SkipValidation, Spread(_Pinned)]
+    objects: Annotated[Sequence[PinnedObject], SkipValidation, Spread(_PinnedObjects)]
     more: Truth
 
 
 @dataclass(frozen=True, slots=True)
-class _Pinned:
+class _PinnedObjects:
     """An object: bucket, key, ETag, size. `modified`: their dates; None: members before 0.3 tell none."""
 
     objects: Annotated[list[tuple[Full, Full, _Etag, Number]], FailFast(), Field(max_length=OBJECTS_MAX)]
@@ -404,7 +373,12 @@ class _Pinned:
 
 # -- all of them ------------------------------------------------------------------------------------------------------
 
-BY_PATH: dict[str, type[Forget | ReadsTold | OrderTold | SharesAsked]] = {
-    FORGET_PATH: Forget, READS_PATH: ReadsTold, ORDER_PATH: OrderTold, SHARES_PATH: SharesAsked,
+Notice = Forget | ReadsTold | OrderTold
+"""A message whose answer is empty."""
+Question = SharesAsked | Command
+Answer = DatasetShares | CommandAnswer
+BY_PATH: dict[str, type[Hello | Notice | Question]] = {
+    HELLO_PATH: Hello, FORGET_PATH: Forget, READS_PATH: ReadsTold, ORDER_PATH: OrderTold, SHARES_PATH: SharesAsked,
+    COMMAND_PATH: Command,
 }  # fmt: skip
-"""The messages that a member sends all others of its cluster, but for hellos and commands."""
+"""All that members POST to each other."""

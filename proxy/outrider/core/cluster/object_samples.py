@@ -33,7 +33,7 @@ class KnownObject(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ObjectSample:
     """All objects that the member knows and whose numbers are less than `below`."""
 
     objects: Sequence[KnownObject] = ()
@@ -44,16 +44,16 @@ def number_of(bucket: str, key: str) -> int:
     return zlib.crc32(f"{bucket}/{key}".encode("utf-8", "surrogatepass")) * _FACTOR % NUMBERS
 
 
-def drawn(objects: Iterable[KnownObject], most: int) -> Sample:
+def drawn(objects: Iterable[KnownObject], most: int) -> ObjectSample:
     """The sample of `most` objects at most."""
     smallest = nsmallest(most + 1, objects)
-    return Sample(smallest) if len(smallest) <= most else Sample(smallest[:most], smallest[most].number)
+    return ObjectSample(smallest) if len(smallest) <= most else ObjectSample(smallest[:most], smallest[most].number)
 
 
 class Union(Generic[M]):
     """All objects that any member knows, from their samples. Numbers are estimates, unless all objects were drawn."""
 
-    def __init__(self, samples: Mapping[M, Sample]) -> None:
+    def __init__(self, samples: Mapping[M, ObjectSample]) -> None:
         below = min((sample.below for sample in samples.values()), default=NUMBERS)
         self._scale = NUMBERS / max(1, below)
         self._sizes: dict[int, int] = {}

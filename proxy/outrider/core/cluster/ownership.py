@@ -63,7 +63,7 @@ class Ring:
         return [(member.name, member.weight_bytes) for member in self.members]
 
     def owners(self, ref: ObjectRef, index: int) -> Sequence[Member]:
-        """All members in the order in which they are to be asked for a block: its owner, then the stand-ins."""
+        """All members in the order in which they are to be asked for a block: its owner, then its successors."""
         found = self._memo.get((ref, index))
         if found is None:
             found = tuple([self.members[place] for place in self._rendezvous.order(_block_hash(ref, index))])

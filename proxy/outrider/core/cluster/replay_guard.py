@@ -13,7 +13,7 @@ _SENDERS_MAX = 1024
 
 
 @dataclass(slots=True)
-class _Sender:
+class _KnownSender:
     boot: int
     # The highest number so far. Bit `i` of the mask: number `highest - i` came.
     highest: int
@@ -34,7 +34,7 @@ class ReplayGuard:
     def __init__(self, senders_max: int = _SENDERS_MAX) -> None:
         self._senders_max = senders_max
         # The sender that was heard of last is the last one.
-        self._senders: dict[str, _Sender] = {}
+        self._senders: dict[str, _KnownSender] = {}
 
     def __len__(self) -> int:
         return len(self._senders)
@@ -47,7 +47,7 @@ class ReplayGuard:
         if known is None or boot > known.boot or now - known.heard_at > FORGET_S:
             if known is None and not self._has_room(now):
                 return False
-            known = _Sender(boot, number, 1, now)
+            known = _KnownSender(boot, number, 1, now)
         elif boot < known.boot or not _is_new(known, number):
             return False
         known.heard_at = now
@@ -66,7 +66,7 @@ class ReplayGuard:
         return True
 
 
-def _is_new(known: _Sender, number: int) -> bool:
+def _is_new(known: _KnownSender, number: int) -> bool:
     ahead = number - known.highest
     if ahead > 0:
         # A jump may be of any length: nothing is shifted by more than the window.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from outrider.core.cluster.member import Listed, Member
+from outrider.core.cluster.member import ListedMember, Member
 from outrider.core.cluster.ownership import Ring
 from outrider.core.model import ObjectRef
 
@@ -68,21 +68,22 @@ class Change:
 class View:
     """The members at one moment. Immutable, so that a read sees one state, whatever happens meanwhile.
 
-    `ring`: places blocks, and is slow. `takers`: the members of the ring that may begin a fill, in the same order for
-    each block, hence its first one is the owner or the stand-in that acts for it; fast. This node is in both, except
-    that it is no taker while it leaves and others are there. `alive`: the others that may be asked, of all zones.
+    `ring`: places blocks, and is slow. `acting`: the members of the ring that may begin a fill, in the same order for
+    each block, hence its first one is the acting owner: the owner, or the successor that acts for it; fast. This node
+    is in both, except that it does not act while it leaves and others are there. `alive`: the others that may be
+    requested, of all zones.
     """
 
     me: Member
     ring: Ring
-    takers: Ring
+    acting: Ring
     alive: Mapping[str, Member]
     states: Sequence[MemberState]
     left_out: Sequence[LeftOut]
     is_listed: bool
     """Whether the list holds this node."""
     previous: Sequence[Ring] = ()
-    silent: Sequence[Listed] = ()
+    silent: Sequence[ListedMember] = ()
     """Entries of the list at whose addresses no member ever answered."""
     answering: Sequence[Member] = ()
     """The others that hear of writes: those in `alive`, and those that still read their index. These serve clients,
@@ -106,36 +107,36 @@ class View:
                 at.setdefault(left.name, {left.detail}).add(left.address)
         return {name: sorted(addresses) for name, addresses in at.items()}
 
-    def taker(self, ref: ObjectRef, index: int) -> Member:
+    def acting_owner(self, ref: ObjectRef, index: int) -> Member:
         """The member that a missing block is asked of, this node included."""
-        return self.takers.owner(ref, index)
+        return self.acting.owner(ref, index)
 
     def is_mine(self, ref: ObjectRef, index: int) -> bool:
         """Whether this node owns the block, or acts for an owner that is away. Other blocks are near ones."""
         name = self.me.name
-        return self.ring.owner(ref, index).name == name or self.takers.owner(ref, index).name == name
+        return self.ring.owner(ref, index).name == name or self.acting.owner(ref, index).name == name
 
     def keeps(self, ref: ObjectRef, index: int, copies: int) -> bool:
-        """Whether this node is among the first `copies` members for the block, or stands in for one of them that is
-        away; 0: each member is."""
+        """Whether this node is among the first `copies` members for the block, or acts for one of them that is
+        unreachable; 0: each member is."""
         if not copies:
             return True
-        first = (*self.ring.owners(ref, index)[:copies], *self.takers.owners(ref, index)[:copies])
+        first = (*self.ring.owners(ref, index)[:copies], *self.acting.owners(ref, index)[:copies])
         return any(member.name == self.me.name for member in first)
 
     def turn(self, ref: ObjectRef, index: int) -> int:
-        """The turn in which this node asks others for copies of the block: how far behind this node its taker stands in
-        the ring. So members that bring the same blocks at the same time ask different ones."""
-        return self.ring.distance(self.me.name, self.taker(ref, index).name)
+        """The turn in which this node requests copies of the block: how far behind this node its acting owner stands in
+        the ring. So members that fetch the same blocks at the same time request them from different ones."""
+        return self.ring.distance(self.me.name, self.acting_owner(ref, index).name)
 
     def previous_owner(self, ref: ObjectRef, index: int) -> Member | None:
         """The member that took the block before the last change that moved it, within an hour, if it is alive: an owner
-        that leaves, one of an earlier ring, or the stand-in for this node while it was away. None: nobody else did.
-        It is to be asked for the block only if it has it."""
-        taker = self.taker(ref, index).name
+        that leaves, one of an earlier ring, or the successor that acted for this node while it was unreachable. None:
+        nobody else did. It is to be requested for the block only if it has it."""
+        acting = self.acting_owner(ref, index).name
         for ring in self.previous:
             name = ring.owner(ref, index).name
-            if name != taker:
+            if name != acting:
                 member = self.alive.get(name)
                 if member is not None:
                     return member

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from outrider.core.cluster.object_samples import Sample, Union
+from outrider.core.cluster.object_samples import ObjectSample, Union
 from outrider.core.operator.affinity import Holding
 
 
@@ -17,7 +17,7 @@ class HeldDataset(NamedTuple):
 
     bucket: str
     name: str
-    sample: Sample
+    sample: ObjectSample
 
 
 class NodeDatasets(NamedTuple):
@@ -37,7 +37,7 @@ class Held:
     def __init__(self, nodes: Iterable[NodeDatasets]) -> None:
         all_nodes = list(nodes)
         of_zone: defaultdict[str | None, list[str]] = defaultdict(list)
-        samples: defaultdict[str, dict[str, Sample]] = defaultdict(dict)
+        samples: defaultdict[str, dict[str, ObjectSample]] = defaultdict(dict)
         # By what a name begins with, up to its pattern: a dataset may be named `train/shard-{000000..000099}.tar`.
         self._names: defaultdict[str, set[str]] = defaultdict(set)
         for node in all_nodes:

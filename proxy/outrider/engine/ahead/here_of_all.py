@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from outrider.core.cluster.held_blocks import Blocks, BlocksTold, is_whole
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import Blocks, BlocksTold, Command, CommandAnswer, OrderTold, is_whole, parts_of
+from outrider.core.cluster.messages import Command, CommandAnswer, OrderTold, parts_of
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.cluster.wire_forms import WireError, decode, encode, fields_of, of_fields
@@ -33,7 +34,7 @@ class HereOfAll:
         """How many of the objects are in the caches of the members as a whole. A member that does not answer has
         nothing."""
         view = self._view()
-        others = [member for name, member in view.alive.items() if name in view.takers]
+        others = [member for name, member in view.alive.items() if name in view.acting]
         found = dict(zip(refs, await self._look(refs), strict=True))
         open_refs = [ref for ref, blocks in found.items() if blocks is None or not blocks.is_whole]
         if not others or not open_refs:
@@ -51,7 +52,7 @@ class HereOfAll:
     async def _asked(self, member: Member, part: OrderTold) -> Sequence[Blocks | None]:
         command = Command(part.sender, "get", "plan", "", "here", encode(part))
         try:
-            answer = await self._transport.command(member, command)
+            answer = await self._transport.request(member, command, CommandAnswer)
             here = of_fields(BlocksTold, answer.told or {}).here
             if len(here) != len(part.refs):
                 raise WireError("here: not of their number")

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import OrderTold, parts_of
+from outrider.core.cluster.messages import ORDER_PATH, OrderTold, parts_of
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.cluster.wire_forms import WireError, encode
@@ -124,7 +124,7 @@ class OrdersOfAll:
                     self._drop(order)
         for member in view.alive.values():
             # Members of other zones have a cache of their own.
-            if member.name in view.takers and member.name not in self._sending:
+            if member.name in view.acting and member.name not in self._sending:
                 process = member.name, boots.get(member.name, 0)
                 if self._next_for(process) is not None:
                     self._sending.add(member.name)
@@ -147,7 +147,7 @@ class OrdersOfAll:
         """All messages that the member lacks, one after the other."""
         try:
             while (number := self._next_for(process)) is not None:
-                await self._transport.tell_order(member, self._kept[number].body)
+                await self._transport.send(member, ORDER_PATH, self._kept[number].body)
                 self._acknowledged[process] = number
         except PeerFailed as error:
             log.debug("a member did not hear of an order", extra={"peer": member.name, "why": error.why})

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import replace
+from contextlib import AsyncExitStack, aclosing
 from typing import Protocol
 
-from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import PayloadChecksum, digest_text
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead, ReadClass
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.engine.cluster.peer_watch import WatchedRead
+from outrider.engine.cluster.peer_requests import PeerRequests, WatchedRead
 from outrider.engine.fill.content_verification import ContentMismatch
 from outrider.engine.fill.fill_scheduler import FillSlot
-from outrider.ports import Buffer, ByteSink, PeerReply, PeerTransport
+from outrider.ports import BlockReceiver, Buffer, PeerReply
 
 # A member whose bytes come by other connections, and to which none is made in time, has a full link. It is tried once
 # more, within a second in all: another member, or the bucket, would fetch the block anew.
@@ -25,32 +23,15 @@ _RECONNECTS_MAX = 1
 _HELD_BYTES_MAX = 64 * 1024
 
 
-Opened = AbstractAsyncContextManager[tuple[PeerReply, WatchedRead]]
-
 LEFT_OUT = "left_out"
 """A member was not asked for a block, though it owns it and is there."""
 
 
-class Reads(Protocol):
-    """The reads of members, as far as one block needs them. A Protocol, as `peer_reader` imports this module."""
-
-    layout: BlockLayout
-    transport: PeerTransport
-
-    @property
-    def clock(self) -> Callable[[], float]: ...
-
-    def opened(self, member: Member, read: PeerRead, on_tick: Callable[[], None] | None = None) -> Opened: ...
+class BlockReads(Protocol):
+    """The knowledge of this node about a version, and the consequences where no member brings a block. A Protocol, as
+    `peer_reader` imports this module."""
 
     def known(self, version: ObjectVersion) -> Confirmed: ...
-
-    def flowed(self, watched: WatchedRead, count: int) -> None: ...
-
-    def promote(self, member: Member, read: PeerRead) -> None: ...
-
-    def failed(self, member: Member, error: PeerFailed) -> None: ...
-
-    def serves(self, member: Member) -> bool: ...
 
     def gave_up(self, ref: ObjectRef, index: int, why: str) -> None: ...
 
@@ -61,9 +42,12 @@ class AskedBlock:
     """Implements `engine.fill.peer_block.PeerBlock`."""
 
     def __init__(
-        self, reads: Reads, version: ObjectVersion, index: int, candidates: list[Member], *, is_remote: bool
+        self, requests: PeerRequests, reads: BlockReads, version: ObjectVersion, index: int, candidates: list[Member],
+        *, is_remote: bool, begun: tuple[PeerReply, WatchedRead] | None = None,
     ) -> None:  # fmt: skip
-        self.reads = reads
+        """`begun`: a reply that brings the first bytes, which another owns."""
+        self.requests = requests
+        self._reads = reads
         self._version = version
         self._index = index
         self._candidates = candidates
@@ -71,17 +55,16 @@ class AskedBlock:
         self.gives = False
         self.digest = ""
         self._digest_by: Member | None = None
-        # Why the member that was asked last gave no more bytes.
+        # Why the member that was requested last gave no more bytes.
         self._why = "absent"
         self._reconnects_left = _RECONNECTS_MAX
         self.is_used = False
         """Bytes of a peer were handed on."""
-        self.begun: tuple[PeerReply, WatchedRead] | None = None
-        """A reply that brings the first bytes, which another owns."""
+        self._begun = begun
 
     def refuted(self) -> None:
         if self._digest_by is not None:
-            self.reads.refuted(self._version, self._index, self._digest_by)
+            self._reads.refuted(self._version, self._index, self._digest_by)
         self._why = "digest"
         self._candidates.clear()
         self.digest = ""
@@ -96,45 +79,46 @@ class AskedBlock:
             raise ContentMismatch(f"{self._version.ref}: not the bytes of the peer's digest")
 
     def is_whole(self, extent: Extent) -> bool:
-        return extent == self.reads.layout.extent(self._index, self._version.size)
+        return extent == self.requests.layout.extent(self._index, self._version.size)
 
     # -- one reply after the other ------------------------------------------------------------------------------------
 
-    async def opened(self, extent: Extent, slot: FillSlot | None) -> tuple[PeerReply, WatchedRead, Opened | None]:
-        """A reply that brings `extent`, of the next member that gives one, and the context that it is to be left by;
-        None: another owns it. Raises PeerFailed: none does."""
+    async def opened(
+        self, extent: Extent, slot: FillSlot | None, stack: AsyncExitStack
+    ) -> tuple[PeerReply, WatchedRead]:  # fmt: skip
+        """A reply that brings `extent`, of the next member that gives one; `stack` leaves it. Raises PeerFailed: none
+        does."""
         self.gives = False
-        begun, self.begun = self.begun, None
+        begun, self._begun = self._begun, None
         if begun is not None and begun[0].extent is not None and begun[0].extent.start == extent.start:
-            self._takes(begun[0], begun[1].member)
-            return *begun, None
+            self._takes(*begun)
+            return begun
         failure = PeerFailed(self._why)
         while self._candidates:
             member = self._candidates[0]
+            read = self._read(extent, slot)
             try:
-                read = self._read(extent, slot)
-                context = self.reads.opened(member, read, self._promoter(member, read, slot))
-                reply, watched = await context.__aenter__()
-                if reply.extent != extent:
-                    error = PeerFailed("garbage", "other bytes than those that were asked for")
-                    await context.__aexit__(PeerFailed, error, None)
-                    raise error
-                self._takes(reply, member)
-                return reply, watched, context
+                opened = self.requests.opened(member, read, self._promoter(member, read, slot))
+                reply, watched = await stack.enter_async_context(opened)
+                self._takes(reply, watched)
+                return reply, watched
             except PeerFailed as error:
                 failure = error
-                if error.why == "connect" and self._reconnects_left and self.reads.serves(member):
+                if error.why == "connect" and self._reconnects_left and self._serves(member):
                     self._reconnects_left -= 1
                     continue
                 self._drop(member)
                 if isinstance(error, PeerChanged):
                     self._candidates.clear()
-        self.reads.gave_up(self._version.ref, self._index, failure.why if self.is_remote else LEFT_OUT)
+        self._reads.gave_up(self._version.ref, self._index, failure.why if self.is_remote else LEFT_OUT)
         try:
             raise failure
         finally:
             # Its traceback knows this frame.
             del failure
+
+    def _serves(self, member: Member) -> bool:
+        return self.requests.members.health.of(member.name).serves(self.requests.clock())
 
     def _read(self, extent: Extent, slot: FillSlot | None) -> PeerRead:
         read_class = ReadClass.DEMAND
@@ -143,29 +127,29 @@ class AskedBlock:
         elif slot is not None and slot.ahead > 0:
             read_class = ReadClass.NEXT
         return PeerRead(
-            self._version.ref, extent, self._index, self.reads.known(self._version), read_class,
+            self._version.ref, extent, self._index, self._reads.known(self._version), read_class,
             only_if_here=not self.is_remote,
         )  # fmt: skip
 
     def _promoter(self, member: Member, read: PeerRead, slot: FillSlot | None) -> Callable[[], None] | None:
-        """Called now and then while the read is under way: tells the member once a reader waits for a block that was
-        asked for ahead of readers. None: a reader waited from the beginning."""
+        """Called now and then while the read is under way: notices once a reader waits for a block that was requested
+        ahead of readers. None: a reader waited from the beginning."""
         if slot is None or read.read_class is not ReadClass.AHEAD:
             return None
-        told = False
+        is_promoted = False
 
         def look() -> None:
-            nonlocal told
-            if slot.demand and not told:
-                told = True
-                self.reads.promote(member, replace(read, read_class=ReadClass.DEMAND))
+            nonlocal is_promoted
+            if slot.demand and not is_promoted:
+                is_promoted = True
+                self.requests.promote(member, read)
 
         return look
 
-    def _takes(self, reply: PeerReply, member: Member) -> None:
+    def _takes(self, reply: PeerReply, watched: WatchedRead) -> None:
         self.gives = True
         if reply.digest and not self.digest:
-            self.digest, self._digest_by = reply.digest, member
+            self.digest, self._digest_by = reply.digest, watched.member
 
     def broke(self, member: Member, error: PeerFailed) -> None:
         """A body of the member ended before its end."""
@@ -175,7 +159,7 @@ class AskedBlock:
             self.digest = ""
         self._drop(member)
         self._why = error.why
-        self.reads.failed(member, error)
+        self.requests.members.failed(member, error.why)
 
     def _drop(self, member: Member) -> None:
         if member in self._candidates:
@@ -195,7 +179,8 @@ class AskedBody:
         self._is_held = is_whole and extent.length <= _HELD_BYTES_MAX
         # The bytes of the whole block; None: a part was asked for, or they are not all told here.
         self._checksum = PayloadChecksum() if is_whole else None
-        self._open: tuple[PeerReply, WatchedRead, Opened | None] | None = None
+        self._open: tuple[PeerReply, WatchedRead] | None = None
+        self._stack = AsyncExitStack()
 
     async def some(self) -> Buffer:
         while self.position < self._extent.stop:
@@ -223,7 +208,7 @@ class AskedBody:
         piece = (await watched.awaited(reply.some()))[: self._extent.stop - self.position]
         if not piece:
             raise PeerFailed("broke", "the body was shorter than it said")
-        self._block.reads.flowed(watched, len(piece))
+        self._block.requests.flowed(watched, len(piece))
         return piece
 
     async def _whole(self, reply: PeerReply, watched: WatchedRead) -> Buffer:
@@ -251,27 +236,26 @@ class AskedBody:
         reply, _ = await self._opened()
         return reply.in_thread
 
-    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+    async def receive(self, count: int, sink: BlockReceiver, received: Callable[[int], None]) -> None:
         # The block's file is compared with the digest when it is whole: see `BlockWriter.expect`.
         self._checksum = None
         assert self._open is not None, "in_thread was asked"
-        reply, watched, _ = self._open
-        counted, began = _CountedSink(sink), self.position
+        (reply, watched), began = self._open, self.position
         try:
-            async with aclosing(reply.receive(min(count, self._extent.stop - self.position), counted)) as counts:
-                while came := await watched.awaited(anext(counts, 0)):
+            async with aclosing(reply.receive(min(count, self._extent.stop - self.position), sink)) as counts:
+                while more := await watched.awaited(anext(counts, 0)):
                     self._block.is_used = True
-                    self._block.reads.flowed(watched, came)
-                    self._take(came, received)
+                    self._block.requests.flowed(watched, more)
+                    self._take(more, received)
             if self.position == self._extent.stop:
                 await self._close_reply()
         except PeerFailed as error:
-            self._block.is_used |= counted.count > 0
+            self._block.is_used |= sink.count > 0
             await self._broke(watched, error)
-            if not counted.is_over:
+            if not sink.over.done():
                 raise StoreUnavailable("the disk does not take bytes that came") from error
             # The thread may have written more before it was stopped.
-            if more := began + counted.count - self.position:
+            if more := began + sink.count - self.position:
                 self._take(more, received)
 
     def _take(self, count: int, received: Callable[[int], None]) -> None:
@@ -280,43 +264,16 @@ class AskedBody:
 
     async def _opened(self) -> tuple[PeerReply, WatchedRead]:
         if self._open is None:
-            self._open = await self._block.opened(Extent(self.position, self._extent.stop), self._slot)
-        return self._open[:2]
+            self._open = await self._block.opened(Extent(self.position, self._extent.stop), self._slot, self._stack)
+        return self._open
 
     async def _broke(self, watched: WatchedRead, error: PeerFailed) -> None:
         self._block.broke(watched.member, error)
         await self._close_reply()
 
     async def _close_reply(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None and opened[2] is not None:
-            await opened[2].__aexit__(None, None, None)
+        self._open = None
+        await self._stack.aclose()
 
     async def aclose(self) -> None:
         await self._close_reply()
-
-
-class _CountedSink:
-    """Counts the bytes that a sink took."""
-
-    def __init__(self, sink: ByteSink) -> None:
-        self._sink = sink
-        self.count = 0
-        self.is_over = False
-        self.check, self.place, self.hashed, self.refused = sink.check, sink.place, sink.hashed, sink.refused
-
-    @property
-    def is_awaited(self) -> bool:
-        return self._sink.is_awaited
-
-    def write(self, data: memoryview) -> None:
-        self._sink.write(data)
-        self.count += len(data)
-
-    def written(self, count: int, disk_s: float) -> None:
-        self._sink.written(count, disk_s)
-        self.count += count
-
-    def ended(self) -> None:
-        self._sink.ended()
-        self.is_over = True

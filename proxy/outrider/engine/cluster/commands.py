@@ -42,7 +42,7 @@ class CommandsElsewhere:
 
     async def _asked(self, member: Member, command: Command) -> CommandAnswer | None:
         try:
-            return await self._transport.command(member, command)
+            return await self._transport.request(member, command, CommandAnswer)
         except PeerFailed as error:
             log.info("a member did not take a command", extra={"peer": member.name, "why": error.why})
             return None

@@ -17,13 +17,14 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from outrider.core.cluster.forget_numbers import ReceivedForgets
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import FORGETS_MERGED_WIRE, Forget, Hello
+from outrider.core.cluster.messages import FORGET_PATH, FORGETS_MERGED_WIRE, Forget, Hello, forget_body
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
+from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.tasks.runtime import Runtime, within
 from outrider.metrics import Metrics
 from outrider.ports import Name, PeerTransport
@@ -44,23 +45,27 @@ _NAMES_MAX = 1000
 _TRIES = 3
 
 
-class Forgetter(Protocol):
-    """The parts of this node that hold beliefs about names."""
+class Beliefs:
+    """The parts of a node that believe something about names, and can be made to forget it."""
 
-    def forget(self, names: Sequence[Name], *, in_doubt: bool) -> None: ...
+    def __init__(self, versions: VersionCache, list_cache: ListCache) -> None:
+        self._versions = versions
+        self._list_cache = list_cache
+
+    def forget(self, names: Sequence[Name], *, in_doubt: bool) -> None:
+        for name in names:
+            if in_doubt:
+                self._versions.doubt(name)
+            elif isinstance(name, str):
+                self._versions.forget_bucket(name)
+            else:
+                self._versions.forget(name)
+            self._list_cache.forget(name)
 
     def forget_all(self) -> None:
         """Writes were missed."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """This process, as its forgets name it. `view`: the members of now."""
-
-    name: str
-    boot: int
-    view: Callable[[], View]
+        self._versions.forget_all()
+        self._list_cache.forget_all()
 
 
 @dataclass(slots=True)
@@ -104,15 +109,18 @@ class _Queue:
         return batch
 
 
-class Forgets:
+class ForgetQueues:
     """Sends forgets to all members that answer, and receives theirs."""
 
     def __init__(
-        self, sender: Sender, transport: PeerTransport, forgetter: Forgetter, runtime: Runtime, metrics: Metrics
+        self, boot: int, view: Callable[[], View], transport: PeerTransport, beliefs: Beliefs, runtime: Runtime,
+        metrics: Metrics,
     ) -> None:  # fmt: skip
-        self._sender = sender
+        """`boot`: see `Hello`. `view`: the members of now."""
+        self._boot = boot
+        self._view = view
         self._transport = transport
-        self._forgetter = forgetter
+        self._beliefs = beliefs
         self._runtime = runtime
         self._metrics = metrics
         self.last = 0
@@ -133,7 +141,7 @@ class Forgets:
             return
         # Also where nobody answers: a member that comes back notices the gap.
         self.last += 1
-        members = self._sender.view().answering
+        members = self._view().answering
         if not members:
             return
         queued = _Queued(self.last, names, in_doubt, self._runtime.clock(), len(members))
@@ -158,7 +166,7 @@ class Forgets:
                 for _ in batch:
                     queue.forgets.popleft().settle()
                 if len(batch) > 1:
-                    apart_s = min(_APART_MAX_S, _APART_S * max(1, len(self._sender.view().answering)))
+                    apart_s = min(_APART_MAX_S, _APART_S * max(1, len(self._view().answering)))
                     await self._runtime.sleep(apart_s - self._runtime.clock() % apart_s)
         except PeerFailed as error:
             log.debug("a member did not acknowledge a forget", extra={"peer": queue.member.name, "error": repr(error)})
@@ -175,19 +183,19 @@ class Forgets:
         first, last = batch[0], batch[-1]
         names = tuple(dict.fromkeys(name for each in batch for name in each.names))
         message = Forget(
-            self._sender.name, self._sender.boot, last.number, names, first.in_doubt,
+            self._view().me.name, self._boot, last.number, names, first.in_doubt,
             None if first is last else first.number,
         )  # fmt: skip
-        sending = asyncio.ensure_future(self._delivered(member, message))
+        sending = asyncio.ensure_future(self._delivered(member, forget_body(message)))
         if not await within(sending, _PATIENCE_S, self._runtime):
             raise PeerFailed("late")
         sending.result()
 
-    async def _delivered(self, member: Member, message: Forget) -> None:
+    async def _delivered(self, member: Member, body: bytes) -> None:
         """Raises PeerFailed."""
         for tries_left in reversed(range(_TRIES)):
             try:
-                await self._transport.forget(member, message)
+                await self._transport.send(member, FORGET_PATH, body)
             except PeerFailed as error:
                 if error.why != "broke" or not tries_left:
                     raise
@@ -196,21 +204,19 @@ class Forgets:
 
     # -- received -----------------------------------------------------------------------------------------------------
 
-    def told(self, message: Forget, *, counts: bool = True) -> None:
+    def on_forget(self, message: Forget, *, counts: bool = True) -> None:
         """A member is about to write, or has written. `counts`: its numbers are heeded, see `Membership.counts`; the
         names are forgotten in any case."""
-        self._forgetter.forget(message.names, in_doubt=message.in_doubt)
+        self._beliefs.forget(message.names, in_doubt=message.in_doubt)
         self._metrics.peers.forgets.labels("received").inc()
         if counts:
-            is_gap = self._received.came(message.sender, message.boot, message.numbers, self._runtime.clock())
+            is_gap = self._received.received(message.sender, message.boot, message.numbers, self._runtime.clock())
             self._heed(message.sender, is_gap=is_gap)
 
-    def heard(self, hello: Hello) -> None:
-        """A member told the number of its last forget."""
-        name = hello.member.name
-        self._heed(
-            name, is_gap=self._received.told(name, hello.boot, hello.forgets, self._runtime.clock())
-        )  # fmt: skip
+    def on_hello(self, hello: Hello) -> None:
+        """A member reports the number of its last forget."""
+        is_gap = self._received.reported(hello.sender, hello.boot, hello.forgets, self._runtime.clock())
+        self._heed(hello.sender, is_gap=is_gap)
 
     def _heed(self, sender: str, *, is_gap: bool) -> None:
         if is_gap:
@@ -231,4 +237,4 @@ class Forgets:
     def _missed(self, sender: str) -> None:
         self._metrics.peers.forgets.labels("missed").inc()
         log.info("writes of a member may have been missed", extra={"peer": sender})
-        self._forgetter.forget_all()
+        self._beliefs.forget_all()

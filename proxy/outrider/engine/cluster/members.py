@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Protocol
 
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.membership import Membership
 from outrider.core.cluster.messages import Forget, Hello
 from outrider.core.cluster.peer_health import PeersHealth
-from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import Change, View
-from outrider.engine.cluster.forgets import Forgets
+from outrider.engine.cluster.forgets import ForgetQueues
 from outrider.engine.tasks.runtime import Runtime, within
 from outrider.metrics import Metrics
 from outrider.ports import Clock, MemberSource, PeerTransport
@@ -36,29 +34,25 @@ _GOODBYE_S = 0.25
 _LEVELS = dict.fromkeys(("away", "left out", "list doubted"), logging.WARNING) | {"name used twice": logging.ERROR}
 
 
-class Keeper(Protocol):
-    """Keeps the last good list of members in the cache directory. A Protocol, as an adapter implements it."""
-
-    async def save(self, kept: object) -> None:
-        """Never fails."""
-        ...
+Keep = Callable[[object], Awaitable[None]]
+"""Saves the last good list of members in the cache directory. It never fails."""
 
 
-class Members:
+class LiveMembers:
     """Owns the tasks of the membership. All on the engine's loop."""
 
     def __init__(
-        self, membership: Membership, boot: int, source: MemberSource, transport: PeerTransport, forgets: Forgets,
-        keeper: Keeper | None, runtime: Runtime, wall_clock: Clock, chance: Callable[[], float], metrics: Metrics,
+        self, membership: Membership, boot: int, source: MemberSource, transport: PeerTransport, forgets: ForgetQueues,
+        keep: Keep | None, runtime: Runtime, wall_clock: Clock, chance: Callable[[], float], metrics: Metrics,
     ) -> None:  # fmt: skip
-        """`boot`: see `Hello`. `keeper` None: the cache ends with the process. `chance`: numbers from 0 to 1, for
+        """`boot`: see `Hello`. `keep` None: the cache ends with the process. `chance`: numbers from 0 to 1, for
         jitter."""
         self._membership = membership
         self._boot = boot
         self._source = source
         self._transport = transport
         self._forgets = forgets
-        self._keeper = keeper
+        self._keep_list = keep
         self._runtime = runtime
         self._wall_clock = wall_clock
         self._chance = chance
@@ -103,17 +97,9 @@ class Members:
             await self._runtime.sleep(_TICK_S)
             self._membership.passed(self._runtime.clock())
             self._changed()
-            self._probe()
             self.health.keep({state.member.name for state in self.view.states})
             self._greet_due()
             await self._keep()
-
-    def _probe(self) -> None:
-        """Members whose circuit breaker is open are greeted when their time has come."""
-        now = self._runtime.clock()
-        for state in self.view.states:
-            if self.health.of(state.member.name).breaker.probes(now):
-                self._due[state.member.address] = now
 
     def _greet_due(self) -> None:
         now, addresses = self._runtime.clock(), self._membership.to_greet
@@ -149,18 +135,16 @@ class Members:
     def _heard(self, address: str, hello: Hello) -> None:
         self._membership.heard(address, hello, self._runtime.clock(), self._wall_clock())
         if self._membership.counts(hello.member.name, hello.boot):
-            self.health.of(hello.member.name).greeted(hello.boot, self._runtime.clock())
-            self._forgets.heard(hello)
+            self.health.of(hello.member.name).greeted(hello.boot)
+            self._forgets.on_hello(hello)
         self._changed()
         for hear in self.on_hello:
             hear()
 
-    # -- for reads: see `peer_reader.Members` -------------------------------------------------------------------------
+    # -- for reads ----------------------------------------------------------------------------------------------------
 
     def failed(self, member: Member, why: str) -> None:
         self._metrics.peers.failures.labels(why).inc()
-        if why in ("hedged", "slow"):
-            return
         self.health.of(member.name).failed(why, self._runtime.clock())
         if why in ("connect", "broke"):
             # Most likely it is away; a hello tells.
@@ -168,8 +152,10 @@ class Members:
 
     def lost(self, member: Member) -> None:
         """The member neither replies nor answers a hello."""
-        self.health.of(member.name).unanswered(self._runtime.clock())
-        self._membership.unheard(member.address, self._runtime.clock())
+        now = self._runtime.clock()
+        self._membership.unheard(member.address, now)
+        # It may only have been late.
+        self._due[member.address] = now + _TICK_S
         self._changed()
 
     def _missed_a_forget(self, member: Member) -> None:
@@ -180,9 +166,9 @@ class Members:
 
     async def _keep(self) -> None:
         kept = self._membership.kept
-        if self._keeper is not None and kept != self._kept and self._membership.is_settled:
+        if self._keep_list is not None and kept != self._kept and self._membership.is_settled:
             self._kept = kept
-            await self._keeper.save(kept)
+            await self._keep_list(kept)
 
     def ready(self) -> None:
         """The index of the cache directory was read: this node may be asked. The members hear of it at once."""
@@ -190,7 +176,7 @@ class Members:
         self._greet_at_once()
 
     def disk_answers(self, answers: bool) -> None:
-        """Whether blocks can be read from the disk: while they cannot, another member stands in for this one. The
+        """Whether blocks can be read from the disk: while they cannot, a successor acts for this one. The
         members hear of it at once."""
         if self._disk_answers != answers:
             log.log(logging.INFO if answers else logging.WARNING, "cache disk answers", extra={"answers": answers})
@@ -223,13 +209,13 @@ class Members:
                 self._membership.leaves(theirs.member.name, theirs.boot, self._runtime.clock())
                 self._changed()
             if self._membership.counts(theirs.member.name, theirs.boot):
-                self._forgets.heard(theirs)
+                self._forgets.on_hello(theirs)
             if (address := self._membership.news_from(theirs)) is not None:
                 self._greet_soon(address)
         return self.mine()
 
-    def told(self, message: Forget) -> None:
-        self._forgets.told(message, counts=self._membership.counts(message.sender, message.boot))
+    def on_forget(self, message: Forget) -> None:
+        self._forgets.on_forget(message, counts=self._membership.counts(message.sender, message.boot))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -240,14 +226,10 @@ class Members:
         self._changed()
         if not self.view.alive:
             return
-        goodbyes = asyncio.gather(*(self._say_goodbye(member) for member in self.view.alive.values()))
+        mine, others = self.mine(), self.view.alive.values()
+        hellos = (self._transport.hello(each.address, mine, each.name) for each in others)
+        goodbyes = asyncio.gather(*hellos, return_exceptions=True)
         await within(goodbyes, _GOODBYE_S, self._runtime)
-
-    async def _say_goodbye(self, member: Member) -> None:
-        try:
-            await self._transport.hello(member.address, self.mine(), member.name)
-        except PeerFailed as error:
-            log.debug("a member did not hear that this one leaves", extra={"peer": member.name, "why": error.why})
 
     # -- changes ------------------------------------------------------------------------------------------------------
 

@@ -1,44 +1,38 @@
 """Reads of blocks and versions from other members: which one is asked, and what becomes of one that fails.
 
-A missing block is asked of its owner, or of the stand-in that acts for it. A member that fails is followed by the next
-one that is alive, once; then the origin is asked. A body that breaks goes on at its offset there. After a change of the
-ring, the member that had a block before is asked for what it has on disk.
+A missing block is requested from its owner, or from the successor that acts for it. A member that fails is followed by
+the next one that is alive, once; then the origin is asked. A body that breaks goes on at its offset there. After a
+change of the ring, the member that had a block before is asked for what it has on disk.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from cachetools import TTLCache
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead, ReadClass
+from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead, ReadClass
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.asked_block import LEFT_OUT, AskedBlock
-from outrider.engine.cluster.members import Members
-from outrider.engine.cluster.peer_watch import LATE_S, PeerWatch, WatchedRead
+from outrider.engine.cluster.members import LiveMembers
+from outrider.engine.cluster.peer_requests import PeerRequests
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.peer_block import PeerBlock
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_from_peers import PeerTold
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
-from outrider.ports import PeerReply, PeerTransport
+from outrider.ports import PeerTransport
 
 log = logging.getLogger(__name__)
 
-# The owner, or its stand-in, and one more: whoever fails costs a time-out.
+# The acting owner, and one more: whoever fails costs a time-out.
 _ASKED_MAX = 2
-# A late reply is left for the bucket beyond so many times the member's 99th percentile. At the percentile itself, one
-# read in a hundred would be asked twice, and so would the bucket where the member is still waiting for it.
-_HEDGED_AFTER = 3
-# A member that waits for the bucket amid a body, and answers hellos, is given so long. After that its link may be one
-# that large packets do not pass.
-_STALL_S = 5.0
 # For how long a block is not asked of peers that came with a wrong digest.
 _REFUTED_S = 60.0
 _REFUTED_MAX = 10_000
@@ -51,17 +45,16 @@ class PeerReads:
     """Implements `engine.fill.PeerReader` and `engine.read.PeerVersions`."""
 
     def __init__(
-        self, members: Members, transport: PeerTransport, layout: BlockLayout, versions: VersionCache,
+        self, members: LiveMembers, transport: PeerTransport, layout: BlockLayout, versions: VersionCache,
         contents: ContentVerification, runtime: Runtime, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._members = members
-        self.transport = transport
-        self.layout = layout
+        self._requests = PeerRequests(members, transport, layout, runtime)
+        self._layout = layout
         self._versions = versions
         self._contents = contents
         self._runtime = runtime
         self._metrics = metrics
-        self._watch = PeerWatch(members.greet, members.lost, self._judged, runtime)
         # Blocks of which a peer told a wrong digest.
         self._refuted: TTLCache[tuple[bytes, int], None] = TTLCache(_REFUTED_MAX, _REFUTED_S, runtime.clock)
 
@@ -73,7 +66,7 @@ class PeerReads:
             return None
         candidates = self._candidates(version.ref, index)
         if candidates:
-            return AskedBlock(self, version, index, candidates, is_remote=True)
+            return AskedBlock(self._requests, self, version, index, candidates, is_remote=True)
         previous = self._previous(version, index)
         if previous is None:
             self.gave_up(version.ref, index, LEFT_OUT)
@@ -85,45 +78,48 @@ class PeerReads:
 
     def _previous(self, version: ObjectVersion, index: int) -> PeerBlock | None:
         member = self._previous_owner(version.ref, index)
-        return None if member is None else AskedBlock(self, version, index, [member], is_remote=False)
+        if member is None:
+            return None
+        return AskedBlock(self._requests, self, version, index, [member], is_remote=False)
 
     def _previous_owner(self, ref: ObjectRef, index: int) -> Member | None:
         """The member that is to be asked for what it has on disk; None: nobody had the block before this node."""
         view = self._members.view
         member = view.previous_owner(ref, index) if view.previous else None
-        if member is None or member.name == view.me.name or not self._may_ask(member):
+        if member is None or member.name == view.me.name:
             return None
-        return member if self._members.health.of(member.name).may_have(ref, index) else None
+        return member if self._members.health.of(member.name).may_hold(self._runtime.clock()) else None
 
     def _is_doubted(self, version: ObjectVersion, index: int) -> bool:
         """Bytes of the version, or this block, were wrong: only the origin will do."""
-        key = self.layout.key(version, index)
+        key = self._layout.key(version, index)
         return (key.version_id, index) in self._refuted or self._contents.condemned_at(key.version_id) > 0
 
     def _candidates(self, ref: ObjectRef, index: int) -> list[Member]:
         """The members to ask; none if this node is the first that acts for the block."""
         view = self._members.view
         found: list[Member] = []
-        if len(view.takers.members) == 1 and view.takers.members[0].name == view.me.name:
+        if len(view.acting.members) == 1 and view.acting.members[0].name == view.me.name:
             return found
-        for member in view.takers.owners(ref, index):
+        for member in view.acting.owners(ref, index):
             if member.name == view.me.name or len(found) == _ASKED_MAX:
                 break
-            if self._may_ask(member):
+            if self._members.health.of(member.name).may_request(self._runtime.clock()):
                 found.append(member)
         return found
-
-    def _may_ask(self, member: Member) -> bool:
-        return self._members.health.of(member.name).may_ask(self._runtime.clock())
 
     def gave_up(self, ref: ObjectRef, index: int, why: str) -> None:
         """This node is about to ask the bucket for the block. It is counted if a member that owns it is there."""
         view = self._members.view
-        if why not in _NOBODY_HAS_IT and view.taker(ref, index).name != view.me.name:
+        if why not in _NOBODY_HAS_IT and view.acting_owner(ref, index).name != view.me.name:
             self._metrics.peers.duplicate_fetches.labels(why).inc()
 
-    def origin_flowed(self, count: int, waited_s: float) -> None:
-        self._members.health.bucket.flowed(count, waited_s, self._runtime.clock())
+    def origin_flowed(self, count: int, waited_s: float, *, is_first: bool) -> None:
+        bucket, now = self._members.health.bucket, self._runtime.clock()
+        if is_first:
+            bucket.replied(waited_s, now)
+        else:
+            bucket.flowed(count, waited_s, now)
 
     def known(self, version: ObjectVersion) -> Confirmed:
         """The version, and the age of its confirmation by the origin, as this node knows it."""
@@ -131,8 +127,8 @@ class PeerReads:
 
     def refuted(self, version: ObjectVersion, index: int, member: Member) -> None:
         """The member told a digest that the bytes do not have."""
-        self._refuted[self.layout.version_id(version), index] = None
-        self.failed(member, PeerFailed("digest"))
+        self._refuted[self._layout.version_id(version), index] = None
+        self._members.failed(member, "digest")
         log.warning(
             "bytes of a peer do not have its digest",
             extra={"object": str(version.ref), "block": index, "peer": member.name},
@@ -157,27 +153,20 @@ class PeerReads:
         failure = PeerFailed("absent")
         previous = self._previous_owner(ref, 0) if only_if_here else None
         candidates = self._candidates(ref, 0) if not only_if_here else [previous] if previous is not None else []
-        while candidates:
-            member = candidates.pop(0)
-            given = False
-            try:
-                async with self.opened(member, read) as (reply, watched):
-                    if reply.confirmed.version.ref != ref:
-                        raise PeerFailed("garbage", "another object")
-                    block = AskedBlock(
-                        self, reply.confirmed.version, 0, [member, *candidates], is_remote=not only_if_here
-                    )  # fmt: skip
-                    told = _Told(reply, block)
-                    told.block.begun = (reply, watched)
-                    given = True
-                    yield told
-                    return
-            except PeerFailed as error:
-                if given:
-                    raise
-                failure = error
-                if isinstance(error, PeerChanged):
-                    break
+        for place, member in enumerate(candidates):
+            async with AsyncExitStack() as stack:
+                try:
+                    begun = await stack.enter_async_context(self._requests.opened(member, read))
+                except PeerFailed as error:
+                    failure = error
+                    continue
+                reply, _ = begun
+                block = AskedBlock(
+                    self._requests, self, reply.confirmed.version, 0, candidates[place:], is_remote=not only_if_here,
+                    begun=begun,
+                )  # fmt: skip
+                yield _Told(reply.confirmed, reply.extent, block)
+                return
         # No member has a block of an object that the bucket does not have.
         if extent is not None and not only_if_here and failure.why != "absent":
             self.gave_up(ref, 0, failure.why)
@@ -187,109 +176,9 @@ class PeerReads:
             # Its traceback knows this frame.
             del failure
 
-    # -- one reply ----------------------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def opened(
-        self, member: Member, read: PeerRead, on_tick: Callable[[], None] | None = None
-    ) -> AsyncIterator[tuple[PeerReply, WatchedRead]]:
-        """A reply of a member, which is watched. Raises PeerFailed, which is counted; so is one that passes on its way
-        out of the context."""
-        health = self._members.health
-        peer = health.of(member.name)
-        watched = self._watch.begin(member)
-        watched.on_tick = on_tick
-        watched.is_hedged = read.read_class is ReadClass.DEMAND and not read.only_if_here
-        sending = self.transport.read(member, read)
-        health.asked()
-        peer.pace.began()
-        try:
-            reply = await watched.awaited(sending.__aenter__())
-            watched.has_head, watched.is_on_disk = True, bool(reply.digest)
-            # Only a reply with bytes tells it.
-            told = None if reply.extent is None else reply.sending
-            peer.replied(self._runtime.clock() - watched.began, told)
-            if read.only_if_here:
-                peer.had(True)
-            try:
-                yield reply, watched
-            except BaseException as error:
-                # The connection is given up, whatever happened.
-                await sending.__aexit__(type(error), error, error.__traceback__)
-                raise
-            await sending.__aexit__(None, None, None)
-        except PeerFailed as error:
-            if read.only_if_here and error.why == "absent":
-                peer.had(False)
-            self.failed(member, error)
-            raise
-        finally:
-            peer.pace.ended()
-            self._watch.over(watched)
-
-    def _judged(self, read: WatchedRead, now: float) -> PeerFailed | None:
-        """Why the bytes that `read` waits for had better come from elsewhere; None: they had not."""
-        health = self._members.health
-        peer = health.of(read.member.name)
-        if read.has_head:
-            if read.is_on_disk or read.unheard_s(now) > _STALL_S:
-                peer.flowed(0, read.waited_s(now), now)
-            if not health.is_slow(read.member.name, now):
-                return None
-            peer.leave_out(now)
-            log.info("a member is slower than the bucket", extra={"peer": read.member.name})
-            return PeerFailed("slow")
-        late_s = peer.first_bytes.late_s
-        if not read.is_hedged or late_s is None or now - read.began < _HEDGED_AFTER * late_s or not health.spend():
-            return None
-        peer.replied(now - read.began)
-        return PeerFailed("hedged")
-
-    def flowed(self, watched: WatchedRead, count: int) -> None:
-        """These bytes of a body came."""
-        now, health = self._runtime.clock(), self._members.health
-        waited_s = watched.waited_s(now)
-        if waited_s > LATE_S and not watched.is_on_disk:
-            # The member answered a hello meanwhile. Its wait for the bucket says nothing about its rate.
-            waited_s = 0.0
-        elif not watched.is_on_disk:
-            # The bucket, which many nodes share, takes its time there as it does here.
-            waited_s = max(0.0, waited_s - health.bucket.takes_s(count, now))
-        health.of(watched.member.name).flowed(count, waited_s, now)
-
-    def failed(self, member: Member, error: PeerFailed) -> None:
-        self._members.failed(member, error.why)
-
-    def serves(self, member: Member) -> bool:
-        """Whether bytes of the member came within the last second."""
-        return self._members.health.of(member.name).breaker.serves(self._runtime.clock())
-
-    def promote(self, member: Member, read: PeerRead) -> None:
-        """A reader waits now for a block that was asked for ahead of readers: its owner is asked once more, so that it
-        knows."""
-        assert read.extent is not None
-        first = Extent(read.extent.start, read.extent.start + 1)
-        self._runtime.spawn(self._promote(member, replace(read, extent=first)), f"promote at {member.name}")
-
-    async def _promote(self, member: Member, read: PeerRead) -> None:
-        with suppress(PeerFailed):
-            async with self.transport.read(member, read) as reply:
-                await reply.some()
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        return self._runtime.clock
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Told:
-    reply: PeerReply
+    confirmed: Confirmed
+    extent: Extent | None
     block: AskedBlock
-
-    @property
-    def confirmed(self) -> Confirmed:
-        return self.reply.confirmed
-
-    @property
-    def extent(self) -> Extent | None:
-        return self.reply.extent

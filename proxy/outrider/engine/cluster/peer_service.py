@@ -9,23 +9,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import BlockRun
-from outrider.core.cluster.body_pace import SendingPace
-from outrider.core.cluster.messages import Command, CommandAnswer, DatasetShare, Forget, Hello, OrderTold, ReadsTold
-from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass, Sending
+from outrider.core.cluster.messages import (
+    Answer,
+    Command,
+    CommandAnswer,
+    DatasetShare,
+    DatasetShares,
+    Forget,
+    Hello,
+    Notice,
+    OrderTold,
+    Question,
+    ReadsTold,
+    SharesAsked,
+)
+from outrider.core.cluster.peer_health import SendingPace
+from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerRead, ReadClass, Sending
 from outrider.core.errors import OriginBroke, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-from outrider.engine.cluster.members import Members
-from outrider.engine.cluster.peer_answer import PeerAnswer
+from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.fill.block_source import BlockSource, Part
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.read.body import BodyParts, BodyRead
-from outrider.engine.read.body_pieces import Piece, ReaderCount
+from outrider.engine.read.body_pieces import Body, Piece, ReaderCount
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
@@ -41,12 +54,34 @@ _LATE_S, _VERIFIED_BYTES_S = 0.3, 50e6
 _FILLS_MAX = 2
 
 
+@dataclass(frozen=True, slots=True)
+class PeerReadAnswer:
+    """`status`:
+
+    200  the version alone: nothing else was asked for, the extent lies past its end, or it is not the known one
+    206  the bytes of `extent`, in `body`
+    304  the known version is the bucket's; no bytes were asked for
+    404  not here, with `only_if_here`; or nothing that a peer may be told
+    412  the bucket has another version than the known one
+    503  too busy
+
+    `confirmed` goes with 200, 206 and 304. `digest`, `sending`: as those of `PeerReply`. The port closes `body`.
+    """
+
+    status: int
+    confirmed: Confirmed | None = None
+    extent: Extent | None = None
+    digest: str = ""
+    body: Body | None = None
+    sending: Sending = NOT_TOLD
+
+
 class PeerService:
     """Answers the other members. All on the engine's loop."""
 
     def __init__(
         self, layout: BlockLayout, source: BlockSource, versions: VersionCache, store: BlockStore, flights: FlightTable,
-        contents: ContentVerification, version_lookup: VersionLookup, owners: PeerReads, members: Members,
+        contents: ContentVerification, version_lookup: VersionLookup, owners: PeerReads, members: LiveMembers,
         metrics: Metrics, runtime: Runtime,
     ) -> None:  # fmt: skip
         self._layout = layout
@@ -75,51 +110,48 @@ class PeerService:
         self.own_shares: Callable[[], Awaitable[Sequence[DatasetShare]]] | None = None
         """Tells what this member has of each dataset; None: not yet."""
 
-    def hello(self, theirs: Hello) -> Hello:
-        return self._members.met(theirs)
+    async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None:
+        """Heed a message of a member. None: its answer is empty."""
+        match message:
+            case Hello():
+                return self._members.met(message)
+            case Forget():
+                self._members.on_forget(message)
+            case ReadsTold():
+                self.hear_reads(message)
+            case OrderTold():
+                self.hear_orders(message)
+            case SharesAsked():
+                return DatasetShares(() if self.own_shares is None else tuple(await self.own_shares()))
+            case Command():
+                take = self.look_here if message.folder == "plan" else self.take_command
+                return CommandAnswer(error="the member is not ready") if take is None else await take(message)
+        return None
 
-    def forget(self, message: Forget) -> None:
-        self._members.told(message)
-
-    def told_reads(self, message: ReadsTold) -> None:
-        self.hear_reads(message)
-
-    async def command(self, command: Command) -> CommandAnswer:
-        take = self.look_here if command.folder == "plan" else self.take_command
-        if take is None:
-            return CommandAnswer(error="the member is not ready")
-        return await take(command)
-
-    def told_order(self, message: OrderTold) -> None:
-        self.hear_orders(message)
-
-    async def shares(self) -> Sequence[DatasetShare]:
-        return () if self.own_shares is None else await self.own_shares()
-
-    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer:
         """Raises Signal, S3Error: the peer has to ask the origin itself."""
         try:
             return await (self._of_known(read, read.known) if read.known is not None else self._of_any(read))
         except VersionChanged:
-            return PeerAnswer(412)
+            return PeerReadAnswer(412)
         except NotCacheable:
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
 
     # -- which version ----------------------------------------------------------------------------------------------
 
-    async def _of_known(self, read: PeerRead, known: Confirmed) -> PeerAnswer:
+    async def _of_known(self, read: PeerRead, known: Confirmed) -> PeerReadAnswer:
         version = known.version
         # The peer's belief is compared, and not taken over: by the time that the question took on its way it would be
         # believed for too long.
         if self._versions.was_written(read.ref, self._clock() - known.age_s):
-            return PeerAnswer(412)
+            return PeerReadAnswer(412)
         if read.extent is None:
-            return PeerAnswer(304, known)
+            return PeerReadAnswer(304, known)
         if read.extent.stop > version.size or self._layout.indexes(read.extent) != range(read.index, read.index + 1):
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
         return await self._with_body(read, known, read.extent)
 
-    async def _of_any(self, read: PeerRead) -> PeerAnswer:
+    async def _of_any(self, read: PeerRead) -> PeerReadAnswer:
         """The version is not known to the peer."""
         is_ahead = read.read_class is ReadClass.AHEAD
         confirmed = self._versions.confirmed(read.ref)
@@ -132,18 +164,18 @@ class PeerService:
             confirmed = await self._confirm(read.ref, first_byte, whole_headers=read.whole_headers, is_ahead=is_ahead)
         size = confirmed.version.size
         if read.extent is None or read.extent.start >= size:
-            return PeerAnswer(200, confirmed)
+            return PeerReadAnswer(200, confirmed)
         if read.only_if_here and not self._store.has(self._layout.key(confirmed.version, 0)):
-            return PeerAnswer(200, confirmed)
+            return PeerReadAnswer(200, confirmed)
         return await self._with_body(read, confirmed, Extent(read.extent.start, min(read.extent.stop, size)))
 
-    def _doubted(self, ref: ObjectRef) -> PeerAnswer:
+    def _doubted(self, ref: ObjectRef) -> PeerReadAnswer:
         """The first block is on disk, and the version has to be confirmed by the bucket, as after each restart of a
         member. The peer asks about that alone, and then for the block."""
         likely = self._versions.likely(ref)
         if likely is None or not self._store.has(self._layout.key(likely, 0)):
-            return PeerAnswer(404)
-        return PeerAnswer(200, Confirmed(likely, AGE_UNKNOWN_S))
+            return PeerReadAnswer(404)
+        return PeerReadAnswer(200, Confirmed(likely, AGE_UNKNOWN_S))
 
     async def _confirm(
         self, ref: ObjectRef, first_byte: int | None, *, whole_headers: bool, is_ahead: bool
@@ -154,14 +186,14 @@ class PeerService:
 
     # -- which bytes ------------------------------------------------------------------------------------------------
 
-    async def _with_body(self, read: PeerRead, confirmed: Confirmed, extent: Extent) -> PeerAnswer:
+    async def _with_body(self, read: PeerRead, confirmed: Confirmed, extent: Extent) -> PeerReadAnswer:
         """The head is promised once the first byte is in hand."""
         version, since = confirmed.version, self._clock()
         if not read.only_if_here:
             await self._version_lookup.brought(version, extent.start, from_origin=True)
         key = self._layout.key(version, read.index)
         if self._contents.relays(read.ref):
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
         lease = self._store.lease_open(key) or await self._leased(key)
         digest = ""
         if lease is not None:
@@ -170,7 +202,7 @@ class PeerService:
             finally:
                 lease.release()
         elif read.only_if_here:
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
         body = _PeerRead(
             read, version, extent, self._versions.changes, self._body_parts, self._owners,
             lambda count: self._sending.sent(count, self._clock()),
@@ -178,7 +210,7 @@ class PeerService:
         await body.begin()
         confirmed = Confirmed(version, confirmed.age_s + self._clock() - since, confirmed.is_settled)
         sending = Sending(self._sending.bytes_s(self._clock()), self._body_parts.readers.reading)
-        return PeerAnswer(206, confirmed, extent, digest, body, sending)
+        return PeerReadAnswer(206, confirmed, extent, digest, body, sending)
 
     async def _leased(self, key: BlockKey) -> Lease | None:
         """None: the block is not here. Raises SlowDown: the disk does not answer in time, or has just not."""

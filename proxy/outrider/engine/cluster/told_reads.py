@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import READS_MAX, ReadsTold, ToldRead, told_every_s
+from outrider.core.cluster.messages import READS_MAX, READS_PATH, ReadsTold, ToldRead, reads_body, told_every_s
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef
@@ -59,15 +59,15 @@ class ToldReads:
         now, view = self._runtime.clock(), self._view()
         reads = tuple(ToldRead(reader, ref, size, max(0.0, now - at)) for reader, ref, size, at in self._untold)
         self._untold.clear()
-        message = ReadsTold(view.me.name, self._readers(), reads)
+        body = reads_body(ReadsTold(view.me.name, self._readers(), reads))
         for member in view.alive.values():
             if member.name not in self._sending:
                 self._sending.add(member.name)
-                task = self._runtime.spawn(self._send(member, message), f"reads to {member.name}")
+                task = self._runtime.spawn(self._send(member, body), f"reads to {member.name}")
                 task.add_done_callback(lambda _, name=member.name: self._sending.discard(name))  # type: ignore[misc]
 
-    async def _send(self, member: Member, message: ReadsTold) -> None:
+    async def _send(self, member: Member, body: bytes) -> None:
         try:
-            await self._transport.tell_reads(member, message)
+            await self._transport.send(member, READS_PATH, body)
         except PeerFailed as error:
             log.debug("a member did not hear of reads", extra={"peer": member.name, "why": error.why})

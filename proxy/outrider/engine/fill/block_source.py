@@ -19,7 +19,7 @@ from outrider.engine.fill.origin_body import OriginBody
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.fill.peer_block import IncomingBody, PeerBlock, PeerBody, PeerReader
-from outrider.ports import Buffer, ByteSink, Clock
+from outrider.ports import BlockReceiver, Buffer, Clock
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +83,10 @@ class BlockSource:
 
         return _PeersFirst(version, extent, peer.body(extent, slot), rest)
 
-    def flowed(self, count: int, waited_s: float) -> None:
-        """`count` bytes of a body of the origin came after a wait."""
+    def flowed(self, count: int, waited_s: float, *, is_first: bool) -> None:
+        """`count` bytes of a body of the origin came after a wait. `is_first`: they are its first ones."""
         if self._peers is not None:
-            self._peers.origin_flowed(count, waited_s)
+            self._peers.origin_flowed(count, waited_s, is_first=is_first)
 
     def dropped(self, cause: str, count: int) -> None:
         """See `OriginReader.dropped`."""
@@ -133,7 +133,7 @@ class _PeersFirst:
                 self._fall_back(error)
         return self._rest is not None and await self._rest.in_thread()
 
-    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+    async def receive(self, count: int, sink: BlockReceiver, received: Callable[[int], None]) -> None:
         if self._rest is not None:
             return await self._rest.receive(count, sink, received)
         try:

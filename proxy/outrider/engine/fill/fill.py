@@ -269,10 +269,12 @@ class Fill:
     def _received(self, count: int, waited_s: float, *, flows: bool) -> None:
         """`flows`: not the first bytes of a large body, so that their time tells the rate of the line."""
         lead = self._flights[0]
+        peer = lead.peer
         if flows:
             self._scheduler.flowed(count, self._table.is_awaited)
-            if self._source.has_peers and not (lead.peer is not None and lead.peer.gives):
-                self._source.flowed(count, waited_s)
+        # The first bytes after a peer failed have waited for the peer, too, unless its disk alone was asked.
+        if self._source.has_peers and (peer is None or (not peer.gives and (flows or not peer.is_remote))):
+            self._source.flowed(count, waited_s, is_first=not flows)
         # Not `self._slot`: a flight that was opened with the first reply may have got a slot since.
         self._scheduler.received(count, lead.slot)
 

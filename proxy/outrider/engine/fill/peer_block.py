@@ -7,7 +7,7 @@ from typing import Protocol
 
 from outrider.core.model import Extent, ObjectVersion
 from outrider.engine.fill.fill_scheduler import FillSlot
-from outrider.ports import Buffer, ByteSink
+from outrider.ports import BlockReceiver, Buffer
 
 
 class IncomingBody(Protocol):
@@ -27,7 +27,7 @@ class IncomingBody(Protocol):
         """Return once a reply is here that brings the next bytes: whether a thread can receive them."""
         ...
 
-    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+    async def receive(self, count: int, sink: BlockReceiver, received: Callable[[int], None]) -> None:
         """Have a thread put up to `count` of the next bytes into `sink`; `received` is called with how many more are
         there. Fewer come if the connection breaks: `position` tells. The sink is ended in any case. Raises what the
         sink raises, too."""
@@ -81,6 +81,7 @@ class PeerReader(Protocol):
         """How the block is asked of peers; None: no peer is to be asked for it."""
         ...
 
-    def origin_flowed(self, count: int, waited_s: float) -> None:
-        """`count` bytes of a body of the origin came after a wait: a peer that is slower is left out."""
+    def origin_flowed(self, count: int, waited_s: float, *, is_first: bool) -> None:
+        """`count` bytes of a body of the origin came after a wait: a peer that is slower is left out. `is_first`: they
+        are the first ones of the body."""
         ...

@@ -40,7 +40,7 @@ class OwnPart:
 
     def is_as(self, view: View) -> bool:
         """Whether `view` divides blocks in the same way."""
-        return self.view.ring == view.ring and self.view.takers == view.takers
+        return self.view.ring == view.ring and self.view.acting == view.acting
 
 
 class KeptPart(OwnPart):

@@ -45,7 +45,7 @@ class Together:
 
     def share_of(self, bytes_per_s: float) -> float:
         """Each member's share of the bandwidth limit of a warm-up; 0: none."""
-        return bytes_per_s / len(self._others.view.takers.members)
+        return bytes_per_s / len(self._others.view.acting.members)
 
     # -- all commands -------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ async def owners_of(
             {
                 "index": index,
                 "owners": order[:_OWNERS_SHOWN],
-                "asked": now.taker(ref, index).name,
+                "asked": now.acting_owner(ref, index).name,
                 "here": has(layout.key(version, index)),
             }
             for index, order in enumerate(orders[:_BLOCKS_SHOWN])

@@ -9,8 +9,8 @@ from typing import Any
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, SharesAsked
-from outrider.core.cluster.object_samples import KnownObject, Sample, Union
+from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, DatasetShares, SharesAsked
+from outrider.core.cluster.object_samples import KnownObject, ObjectSample, Union
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.insight.dataset_map import data_bytes
@@ -101,7 +101,8 @@ class ClusterMap:
 
     async def _shares_of(self, member: Member) -> Sequence[DatasetShare] | PeerFailed:
         try:
-            return await self._transport.shares(member, SharesAsked(self._view().me.name))
+            question = SharesAsked(self._view().me.name)
+            return (await self._transport.request(member, question, DatasetShares)).datasets
         except PeerFailed as error:
             return error
 
@@ -119,7 +120,8 @@ def added_up(shares: Mapping[str, Sequence[DatasetShare]]) -> list[dict[str, Any
 
 def _row(bucket: str, name: str, its: Mapping[str, DatasetShare]) -> dict[str, Any]:
     known = {
-        member: Sample([KnownObject(*each, 0) for each in share.known], share.below) for member, share in its.items()
+        member: ObjectSample([KnownObject(*each, 0) for each in share.known], share.below)
+        for member, share in its.items()
     }
     # A member before 0.3 reports no objects. The one that knows most then has the size.
     best, union = max(its.values(), key=lambda share: (share.objects, share.size)), Union(known)

@@ -115,8 +115,8 @@ class ClusterPart:
             **traffic.of(member.name),
             "failures": sum(count for reason, count in health.failures.items() if reason not in _NO_FAULT),
             "failures_by_why": dict(sorted(health.failures.items())),
-            "latency_s": {"p50": health.first_bytes.quantile(0.5), "p99": health.first_bytes.quantile(0.99)},
-            "breaker": health.breaker.state.value,
+            "latency_s": {"p50": health.first_byte_s(0.5), "p99": health.first_byte_s(0.99)},
+            "breaker": "open" if health.fails(now) else "closed",
         }
 
     def _update_metrics(self) -> None:
@@ -149,7 +149,7 @@ def _state(known: MemberState, health: PeerHealth, now: float) -> tuple[str, str
     """The state of a member, and the reason for it."""
     if not known.is_alive:
         return "away", "" if known.is_listed else "not listed"
-    if not health.breaker.is_closed:
+    if health.fails(now):
         return "left_out", "its reads fail"
     if health.is_left_out(now):
         return "left_out", "slower than the bucket"

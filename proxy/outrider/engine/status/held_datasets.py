@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.ahead.dataset.cached_objects import CachedObject
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
-from outrider.core.cluster.object_samples import REPORTED_MAX, SAMPLED_MAX, KnownObject, Sample, drawn, number_of
+from outrider.core.cluster.object_samples import REPORTED_MAX, SAMPLED_MAX, KnownObject, ObjectSample, drawn, number_of
 
 # The status shows few datasets, and those that were warmed and not read yet last. Here are the largest.
 _SHOWN_MAX = 256
@@ -32,7 +32,7 @@ async def held_datasets(planner: Planner) -> dict[str, Any]:
 
 async def samples(
     planner: Planner, datasets_max: int, bits_of: Callable[[CachedObject], int]
-) -> AsyncIterator[tuple[Dataset, Sample]]:
+) -> AsyncIterator[tuple[Dataset, ObjectSample]]:
     """The datasets with the most bytes on disk, the largest first, each with a sample of the objects that this node
     knows of it. `bits_of`: the blocks of an object that count as held, as bits."""
     held = [dataset for _, dataset in planner.registry.items() if dataset.kept_bytes > 0]
@@ -43,13 +43,13 @@ async def samples(
             yield dataset, await _sample_of(dataset, objects_max, bits_of)
 
 
-async def _sample_of(dataset: Dataset, most: int, bits_of: Callable[[CachedObject], int]) -> Sample:
-    names, found = dataset.names, Sample()
+async def _sample_of(dataset: Dataset, most: int, bits_of: Callable[[CachedObject], int]) -> ObjectSample:
+    names, found = dataset.names, ObjectSample()
     for start in range(0, len(names.keys), _AT_ONCE):
         if dataset.names is not names:
             break  # forgotten since
         more = drawn(chain(found.objects, _known(dataset, start, bits_of)), most)
-        found = Sample(more.objects, min(more.below, found.below))
+        found = ObjectSample(more.objects, min(more.below, found.below))
         await asyncio.sleep(0)
     return found
 

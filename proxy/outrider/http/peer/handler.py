@@ -1,79 +1,111 @@
-"""Answers the requests to the peer port."""
+"""Answers the requests to the peer port that come from a member."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
-import time
-from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
+from outrider.core.auth.peer_signature import PROOF, NotAMember, proof_of, verify_member
+from outrider.core.auth.sigv4 import SigningKeys
+from outrider.core.auth.verification import SignedRequest
 from outrider.core.cluster import messages, peer_wire
-from outrider.core.cluster.messages import (
-    Command,
-    CommandAnswer,
-    DatasetShare,
-    Forget,
-    Hello,
-    OrderTold,
-    ReadsTold,
-    Shares,
-    SharesAsked,
-)
+from outrider.core.cluster.messages import Answer, Command, Forget, Hello, Notice, Question, SharesAsked
 from outrider.core.cluster.peer_messages import PeerRead
 from outrider.core.cluster.peer_wire import AnswerHead, Asker
+from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.core.cluster.wire_forms import WireError, decode, encode
 from outrider.core.errors import S3Error, Signal
 from outrider.core.model import Headers
-from outrider.engine.cluster.peer_answer import PeerAnswer
-from outrider.http.peer.gatekeeper import Gatekeeper, Refused
+from outrider.engine.cluster.peer_service import PeerReadAnswer
 from outrider.http.record.record import Sent
 from outrider.http.wire.reply import WireReply
 from outrider.http.wire.request_body import client_body
 from outrider.http.wire.sender import WireSender
 from outrider.metrics import OTHER, Metrics
+from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
 
 _BODY_TIMEOUT_S = 10.0
 
 
-class PeerService(Protocol):
+class Refused(Exception):
+    """`why`: a metric's label."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.why = why
+
+
+class Gatekeeper:
+    """`name`: of this member. `secrets`: the keys of the cluster of now, any of which may have signed. `clock`: the
+    wall clock."""
+
+    def __init__(self, name: str, secrets: Callable[[], Sequence[str]], guard: ReplayGuard, clock: Clock) -> None:
+        self._name = name
+        self._secrets = secrets
+        self._guard = guard
+        self._clock = clock
+        self._keys = SigningKeys()
+
+    def admit(self, request: BaseRequest) -> tuple[Asker, dict[str, str], str]:
+        """The member that sent the request, the headers by name, and the hash that the body must have.
+
+        Raises Refused.
+        """
+        headers = tuple(
+            (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip())
+            for name, value in request.raw_headers
+        )
+        path, _, query = request.raw_path.partition("?")
+        now = self._clock()
+        try:
+            body_hash = verify_member(
+                SignedRequest(request.method, path, query, headers), self._secrets(), now, self._keys
+            )
+        except NotAMember as error:
+            raise Refused(403, error.why) from error
+        # A header that came twice is one value here, joined by a comma: none of ours then has its form.
+        values: dict[str, str] = {}
+        for name, value in headers:
+            values[name] = f"{values[name]},{value}" if name in values else value
+        try:
+            asker = peer_wire.parse_asker(values)
+            boot, number = peer_wire.sequence_of(values)
+        except WireError as error:
+            raise Refused(400, "garbage") from error
+        if asker.hops != 1:
+            raise Refused(400, "hops")
+        # Not the Host: a member is reached by names, addresses and ports that it does not know of.
+        if asker.receiver not in ("", self._name):
+            raise Refused(403, "receiver")
+        if not self._guard.admit(asker.name, boot, number, now):
+            raise Refused(403, "replay")
+        return asker, values, body_hash
+
+    def proved(self, asked: Mapping[str, str], status: int, headers: Headers, body: bytes = b"") -> Headers:
+        """The headers of an answer, with its proof. `asked`: the headers of the request, which was admitted."""
+        proof = proof_of(asked.get("authorization", ""), self._secrets(), status, headers, body)
+        return (*headers, (PROOF, proof))
+
+
+class PeerEngine(Protocol):
     """The engine, as other members ask it. All on the engine's loop."""
 
-    async def read(self, read: PeerRead, sender: str) -> PeerAnswer:
+    async def read(self, read: PeerRead, sender: str) -> PeerReadAnswer:
         """`sender`: the name of the member that asks."""
         ...
 
-    def hello(self, theirs: Hello) -> Hello: ...
-
-    def forget(self, message: Forget) -> None: ...
-
-    def told_reads(self, message: ReadsTold) -> None: ...
-
-    async def command(self, command: Command) -> CommandAnswer:
-        """Do this member's part of a maintenance command, or tell of it."""
+    async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None:
+        """Heed a message. None: its answer is empty."""
         ...
-
-    def told_order(self, message: OrderTold) -> None: ...
-
-    async def shares(self) -> Sequence[DatasetShare]:
-        """Tell what this member has of each dataset."""
-        ...
-
-
-class OnPort(Protocol):
-    """The connection that a request came on. A Protocol, as `connection` imports this module."""
-
-    wire: WireSender
-    introduced: asyncio.Event
-    """To be set once a request had the signature of a member."""
-    asked_at: float
-    """To be set by each such request: monotonic seconds."""
 
 
 class PeerHandler:
@@ -81,7 +113,7 @@ class PeerHandler:
     `reads_max`: more reads at once are told to ask elsewhere."""
 
     def __init__(
-        self, service: PeerService, gatekeeper: Gatekeeper, this: Callable[[], Asker], is_member: Callable[[str], bool],
+        self, service: PeerEngine, gatekeeper: Gatekeeper, this: Callable[[], Asker], is_member: Callable[[str], bool],
         metrics: Metrics, *, reads_max: int,
     ) -> None:  # fmt: skip
         self._service = service
@@ -99,16 +131,13 @@ class PeerHandler:
         """Returns once no read is under way."""
         await self._idle.wait()
 
-    async def handle(self, request: BaseRequest) -> StreamResponse:
-        """Called by aiohttp with each request that its parser accepted."""
-        connection = cast(OnPort, request.protocol)
-        wire = connection.wire
+    async def handle(self, request: BaseRequest, wire: WireSender, admitted: Callable[[], None]) -> StreamResponse:
+        """Answer a request that aiohttp's parser accepted. `admitted`: called if a member signed it."""
         try:
             asker, headers, body_hash = self._gatekeeper.admit(request)
-            connection.introduced.set()
-            connection.asked_at = time.monotonic()
+            admitted()
             if request.method == "POST":
-                return await self._control(request, wire, asker, headers, body_hash)
+                return await self._message(request, wire, asker, headers, body_hash)
             return await self._read(request, wire, asker, headers)
         except Refused as refused:
             return self.refuse(request, wire, refused)
@@ -151,15 +180,15 @@ class PeerHandler:
             self._end()
             raise
 
-    async def _answer(self, read: PeerRead, sender: str) -> PeerAnswer:
+    async def _answer(self, read: PeerRead, sender: str) -> PeerReadAnswer:
         try:
             return await self._service.read(read, sender)
         except (Signal, S3Error, OSError):
             # The member asks the bucket itself, and hears there what is wrong.
-            return PeerAnswer(404)
+            return PeerReadAnswer(404)
 
     async def _answered(
-        self, wire: WireSender, read: PeerRead, answer: PeerAnswer, sender: str, name: str, asked: dict[str, str]
+        self, wire: WireSender, read: PeerRead, answer: PeerReadAnswer, sender: str, name: str, asked: dict[str, str]
     ) -> WireReply:
         """The reply, at whose end the read ends. `asked`: the headers of the request."""
         confirmed = answer.confirmed
@@ -170,7 +199,7 @@ class PeerHandler:
         except WireError:
             if answer.body is not None:
                 await answer.body.aclose()
-            answer, headers = PeerAnswer(404), ((peer_wire.FROM, name),)
+            answer, headers = PeerReadAnswer(404), ((peer_wire.FROM, name),)
 
         def ended(_: WireReply, sent: Sent, __: str | None) -> None:
             self._end()
@@ -190,82 +219,37 @@ class PeerHandler:
         if not self.in_flight:
             self._idle.set()
 
-    # -- hellos, forgets, reads, orders -------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
-    async def _control(
+    async def _message(
         self, request: BaseRequest, wire: WireSender, asker: Asker, headers: dict[str, str], body_hash: str
     ) -> WireReply:
-        path = request.raw_path
-        if path == messages.COMMAND_PATH:
-            return await self._command(request, wire, asker, headers, body_hash)
-        if path != messages.HELLO_PATH and path not in messages.BY_PATH:
+        kind = messages.BY_PATH.get(request.raw_path)
+        if kind is None:
             raise Refused(400, "garbage")
-        body = await self._body(request, wire, body_hash)
+        bytes_max = messages.COMMAND_BYTES_MAX if kind is Command else messages.BODY_BYTES_MAX
+        body = await self._body(request, wire, body_hash, bytes_max)
         this = self._this()
-        name = ((peer_wire.FROM, this.name),)
-        if path != messages.HELLO_PATH and not peer_wire.is_spoken(asker.wire):
+        if kind is not Hello and not peer_wire.is_spoken(asker.wire):
             raise Refused(400, "wire")
         try:
-            if path == messages.HELLO_PATH:
-                # Members of other clusters are told who is here: `doctor` shows which lists mix them.
-                theirs = decode(Hello, body)
-                if theirs.member.name != asker.name:
-                    raise Refused(400, "garbage")
-                mine = encode(self._service.hello(theirs))
-                return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, mine), mine)
-            message = decode(messages.BY_PATH[path], body)
+            message = decode(kind, body)
         except WireError as error:
             raise Refused(400, "garbage") from error
-        if asker.cluster_id != this.cluster_id:
+        # Members of other clusters are greeted: `doctor` shows which lists mix them.
+        if kind is not Hello and asker.cluster_id != this.cluster_id:
             raise Refused(421, "cluster")
         if message.sender != asker.name:
             raise Refused(400, "garbage")
-        if isinstance(message, SharesAsked):
-            shares = encode(Shares(tuple(await self._service.shares())))
-            return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, shares), shares)
-        self._heed(message, asker)
-        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name))
-
-    def _heed(self, message: Forget | ReadsTold | OrderTold, asker: Asker) -> None:
-        """Raises Refused."""
-        if isinstance(message, Forget):
-            self._service.forget(message)
-            return
-        self._check_member(asker)
-        if isinstance(message, ReadsTold):
-            self._service.told_reads(message)
-        else:
-            self._service.told_order(message)
-
-    async def _command(
-        self, request: BaseRequest, wire: WireSender, asker: Asker, headers: dict[str, str], body_hash: str
-    ) -> WireReply:
-        body = await self._body(request, wire, body_hash, messages.COMMAND_BYTES_MAX)
-        this = self._this()
-        if not peer_wire.is_spoken(asker.wire):
-            raise Refused(400, "wire")
-        if asker.cluster_id != this.cluster_id:
-            raise Refused(421, "cluster")
-        try:
-            command = decode(Command, body)
-        except WireError as error:
-            raise Refused(400, "garbage") from error
-        if command.sender != asker.name:
-            raise Refused(400, "garbage")
-        self._check_member(asker)
-        told = encode(await self._service.command(command))
-        name = ((peer_wire.FROM, this.name),)
-        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, name, told), told)
-
-    def _check_member(self, asker: Asker) -> None:
-        """Raises Refused. A forget needs no list: one of a member that has just joined must not be lost, and it costs
-        questions alone. A hello needs none, since a list may be late."""
-        if not self._is_member(asker.name):
+        # A forget needs no list: one of a member that has just joined must not be lost, and it costs questions alone. A
+        # hello needs none, since a list may be late.
+        if kind not in (Hello, Forget, SharesAsked) and not self._is_member(asker.name):
             raise Refused(403, "stranger")
+        answer = await self._service.answer(message)
+        told = b"" if answer is None else encode(answer)
+        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, ((peer_wire.FROM, this.name),), told), told)
 
-    async def _body(
-        self, request: BaseRequest, wire: WireSender, body_hash: str, bytes_max: int = messages.BODY_BYTES_MAX
-    ) -> bytes:
+    async def _body(self, request: BaseRequest, wire: WireSender, body_hash: str, bytes_max: int) -> bytes:
         """The body, which is that of the signature. Raises Refused."""
         length = request.content_length
         if length is None:

@@ -9,7 +9,7 @@ import pytest
 from aiohttp.resolver import ThreadedResolver
 
 from outrider.adapters.cluster.dns_source import DnsSource
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from outrider.settings.members import DnsPeers
 from tests.support.member_sources import PORT, DnsWorld, Told, Watched
 
@@ -20,7 +20,7 @@ async def test_addresses_of_both_families_are_members() -> None:
     world = DnsWorld()
     world.tell([B, A])
     async with world.watched.reading(world.source()):
-        assert await world.watched.next_list() == (Listed(f"10.0.0.1:{PORT}"), Listed(f"[fd00::2]:{PORT}"))
+        assert await world.watched.next_list() == (ListedMember(f"10.0.0.1:{PORT}"), ListedMember(f"[fd00::2]:{PORT}"))
 
 
 @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_NODATA])

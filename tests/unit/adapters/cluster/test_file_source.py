@@ -8,7 +8,7 @@ import pytest
 
 from outrider.adapters.cluster.file_source import parse
 from outrider.adapters.cluster.member_lists import SourceAway
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from tests.support.logs import logged
 from tests.support.member_sources import PORT, FileWorld, Told
 
@@ -24,7 +24,8 @@ def test_a_line_is_an_address_and_facts_in_any_order() -> None:
         b"[fd00::3]:9482 weight=2TiB name=a#b.. #x\n"
     ).replace(b"a#b..", b"n3")
     assert parse(content, "peers") == [
-        Listed("10.0.0.1:9482"), Listed("node-2:9482", "node-2", "b"), Listed("[fd00::3]:9482", "n3", "", 2 * 2**40),
+        ListedMember("10.0.0.1:9482"), ListedMember("node-2:9482", "node-2", "b"),
+        ListedMember("[fd00::3]:9482", "n3", "", 2 * 2**40),
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.adapters.cluster.kubernetes_source import KubernetesSource
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from outrider.settings import SettingsError
 from outrider.settings.members import KubernetesPeers
 from tests.support.logs import logged
@@ -127,12 +127,13 @@ async def test_endpoints_of_other_ports_families_and_conditions(world: Kubernete
     world.server.put(endpoint_slice("six", [endpoint("fd00::1", node="n1", ready=True)], family="IPv6"))
     async with world.watched.reading(world.source()):
         assert await world.watched.next_list() == (
-            Listed("10.0.0.1:9999", "n1", "z1"), Listed("10.0.0.3:9999", "n3"), Listed("10.0.0.5:9999", "n5"),
+            ListedMember("10.0.0.1:9999", "n1", "z1"), ListedMember("10.0.0.3:9999", "n3"),
+            ListedMember("10.0.0.5:9999", "n5"),
         )  # fmt: skip
     watched = Watched()
     world.watched = watched
     async with watched.reading(world.source_of("n1", prefers_ipv6=True)):
-        assert await watched.next_list() == (Listed("[fd00::1]:9482", "n1"),)
+        assert await watched.next_list() == (ListedMember("[fd00::1]:9482", "n1"),)
 
 
 async def test_a_family_without_an_endpoint_gives_way_to_the_other(world: KubernetesWorld) -> None:

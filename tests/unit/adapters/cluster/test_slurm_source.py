@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.adapters.cluster.slurm_source import SlurmSource
-from outrider.core.cluster.member import Listed
+from outrider.core.cluster.member import ListedMember
 from outrider.settings import SettingsError
 from tests.support.member_sources import Watched
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.lowest
 async def test_the_nodes_of_a_job_are_its_members(folded: str, nodes: list[str]) -> None:
     watched = Watched()
     async with watched.reading(SlurmSource({"SLURM_JOB_NODELIST": folded}, 9482)):
-        assert await watched.next_list() == tuple(Listed(f"{node}:9482", node) for node in nodes)
+        assert await watched.next_list() == tuple(ListedMember(f"{node}:9482", node) for node in nodes)
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_NODELIST": ""}])
