@@ -26,6 +26,7 @@ from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity, Uncached, sentence
 from outrider.core.s3.list_page import PAGE_BYTES_MAX, Listed
 from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.origin_body import OriginBody
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
 from outrider.engine.fill.refused import OriginRefused
@@ -112,13 +113,13 @@ class _Bucket:
 
     async def _look_at(self, ref: ObjectRef) -> None:
         """Ask for the version by a Range and by HEAD, and for a byte with If-Match. Raises NotCacheable, Unproved, and
-        what `OriginReader.body` raises."""
+        what `OriginBody` raises."""
         asked = Extent(0, 2)
         request = OriginRequest("GET", *ref, headers=(("range", "bytes=0-1"),))
-        with closing(await self._reader.asked(request, CHECKSUMS)) as reply:
+        with closing(await self._reader.reply(request, CHECKSUMS)) as reply:
             version = (await self._answers.of_get(ref, reply, asked)).version
         version = (await self._answers.head(ref)).version
-        async with aclosing(self._reader.body(version, Extent(1, 2))) as body:
+        async with aclosing(OriginBody(self._reader, version, Extent(1, 2))) as body:
             while await body.some():
                 pass
 

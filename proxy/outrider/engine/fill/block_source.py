@@ -72,14 +72,13 @@ class BlockSource:
         self, version: ObjectVersion, extent: Extent, *, slot: FillSlot | None = None, waiters: Waiters = NOBODY,
         peer: PeerBlock | None = None, bulk: bool = False,
     ) -> IncomingBody:  # fmt: skip
-        """The bytes of `extent` in order. `peer`: asked first. The rest, and what it raises: see
-        `OriginReader.body`."""
+        """The bytes of `extent` in order. `peer`: asked first. The rest, and what it raises: see `OriginBody`."""
         if peer is None:
-            return self._origin_reader.body(version, extent, slot=slot, waiters=waiters, bulk=bulk)
+            return OriginBody(self._origin_reader, version, extent, slot=slot, waiters=waiters, bulk=bulk)
 
         def rest(position: int) -> OriginBody:
             left = Extent(position, extent.stop)
-            return self._origin_reader.body(version, left, slot=slot, waiters=waiters, bulk=bulk)
+            return OriginBody(self._origin_reader, version, left, slot=slot, waiters=waiters, bulk=bulk)
 
         return _PeersFirst(version, extent, peer.body(extent, slot), rest)
 

@@ -402,7 +402,7 @@ class ContentVerification:
             told = await self.ask(version.ref)
             return told.headers if told.identity == version.identity and told.whole_headers else None
         request = OriginRequest("HEAD", version.ref.bucket, version.ref.key)
-        with closing(await self._origin_reader.asked(request, _CHECKSUMS)) as reply:
+        with closing(await self._origin_reader.reply(request, _CHECKSUMS)) as reply:
             if reply.status != 200:
                 raise await OriginRefused.read(reply)
             same = dict(reply.headers).get("etag") == version.etag

@@ -90,9 +90,7 @@ class BodyRead:
         self._key = BlockKey(self._version_id, -1)
         # The first piece, which is handed out once more.
         self._first: Piece | None = None
-        # The source of the next bytes: one of the three, or none; and the call that gives them, or finds it.
-        # A plain function: a method of its own would close a circle.
-        self._step: Callable[[BodyRead], Awaitable[Piece | None]] = BodyRead._of_block
+        # The source of the next bytes: one of the three, or none.
         self._lease: Lease | None = None
         self._flight: Flight | None = None
         self._relay: Relay | None = None
@@ -187,7 +185,13 @@ class BodyRead:
         """The piece at `position`; None: all have been sent."""
         piece: Piece | None = None
         while piece is None and self._position < self._extent.stop:
-            piece = await self._step(self)
+            if self._relay is not None:
+                if (piece := await self._relay.next()) is None:
+                    await self._end_relay()
+            elif self._flight is not None:
+                piece = await self._followed(self._flight)
+            else:
+                piece = await self._of_block()
         return piece
 
     async def _of_block(self) -> Piece | None:
@@ -199,23 +203,21 @@ class BodyRead:
         self._note_progress(index)
         self._fills = self._begin_fills()
         has_failed = index == self._failed_index
-        if not has_failed:
-            self._lease = self._store.lease_open(key) or await self._store.lease(key)
+        if not has_failed and self._flights.get(key) is None:
+            self._lease = await self._store.lease(key)
             if self._lease is not None:
                 return self._in_file(self._lease, "disk", self._extent.stop)
         flight = None if has_failed else self._flight_of(key)
         if flight is not None:
-            self._flight, self._step = flight, BodyRead._followed
+            self._flight = flight
             self._wait_for(index, flight)
         elif not self._fills or has_failed or self._store.has(key):
             self._begin_relay()
         # Else the block was found bad and deleted, or evicted, since the fills were planned: plan again.
         return None
 
-    async def _followed(self) -> Piece | None:
+    async def _followed(self, flight: Flight) -> Piece | None:
         """The next bytes of a block on its way; None: none are left that are to be read so."""
-        flight = self._flight
-        assert flight is not None
         meta = flight.meta
         offset = self._position - meta.extent.start
         stop = min(self._extent.stop, meta.extent.stop)
@@ -243,12 +245,6 @@ class BodyRead:
             if not self._may_be_luckier(error):
                 raise
         return None
-
-    async def _relayed(self) -> Piece | None:
-        assert self._relay is not None
-        if (piece := await self._relay.next()) is None:
-            await self._end_relay()
-        return piece
 
     def _flight_of(self, key: BlockKey) -> Flight | None:
         """The flight to follow; None: there is none, and none is to be begun."""
@@ -280,7 +276,7 @@ class BodyRead:
             self._fill_further_ahead()
 
     def _leave_block(self) -> None:
-        self._flight, self._step = None, BodyRead._of_block
+        self._flight = None
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
@@ -389,7 +385,6 @@ class BodyRead:
         stop = self._extent.stop if self._relaying else min(self._extent.stop, window_stop)
         extent = Extent(self._position, self._missing_until(stop))
         self._relay = Relay(self._version, extent, self._relayed_parts(extent), self._source, self._layout.block_bytes)
-        self._step = BodyRead._relayed
         self._comes_twice = self._flights.begin_relay(self._key)
 
     def _relayed_parts(self, extent: Extent) -> Iterator[Part]:
@@ -399,7 +394,6 @@ class BodyRead:
     async def _end_relay(self) -> None:
         relay, self._relay = self._relay, None
         if relay is not None:
-            self._step = BodyRead._of_block
             self._flights.end_relay(self._key)
             if self._comes_twice:
                 self._source.dropped("relay", relay.count)

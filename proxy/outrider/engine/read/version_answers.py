@@ -103,7 +103,7 @@ class VersionAnswers:
         told: Answer | None = None
         if not self._origin_reader.quirks.has(ref.bucket, *HEAD_TELLS_NOTHING):
             request = OriginRequest("HEAD", ref.bucket, ref.key)
-            with closing(await self._origin_reader.asked(request, CHECKSUMS, hedged=True, waiters=waiters)) as reply:
+            with closing(await self._origin_reader.reply(request, CHECKSUMS, hedged=True, waiters=waiters)) as reply:
                 odd = await self._odd_head(ref, reply)
                 size = reply.content_length
                 if odd is None:

@@ -166,7 +166,7 @@ class VersionLookup:
         # circle.
         del question
         try:
-            with waiters.one_more():
+            with waiters:
                 return await asyncio.shield(answers.pop())
         except (OriginBroke, OriginRefused) as error:
             down = isinstance(error, OriginBroke) or error.status in RETRYABLE_STATUSES
@@ -186,7 +186,7 @@ class VersionLookup:
         question = self._asked(ref, first_byte, whole_headers, False, -1, from_origin=True, is_ahead=is_ahead)
         waiters, mark, answers = question.waiters, question.mark, [question.answer]
         del question  # see `ask`
-        with waiters.one_more():
+        with waiters:
             version = await asyncio.shield(answers.pop())
         told = self._versions.confirmed(ref)
         if told is not None and told.version == version:
@@ -422,7 +422,7 @@ class VersionLookup:
         """The bytes of the flights, of which the reply brings the first."""
         lead = flights[0]
         extent = Extent(lead.begins_at, flights[-1].meta.extent.stop)
-        body = self._origin_reader.body(lead.meta.version, extent, waiters=lead.waiters)
+        body = OriginBody(self._origin_reader, lead.meta.version, extent, waiters=lead.waiters)
         body.begin(reply)
         return body
 
@@ -435,7 +435,7 @@ class VersionLookup:
         ref = ObjectRef(request.bucket, request.key)
         for tries in count(1):
             asked_at = self._runtime.clock()
-            reply = await self._origin_reader.asked(request, CHECKSUMS, hedged=True, waiters=waiters)
+            reply = await self._origin_reader.reply(request, CHECKSUMS, hedged=True, waiters=waiters)
             try:
                 answer = None if reply.status == 416 else await self._answers.of_get(ref, reply, asked)
             except Unproved as error:
