@@ -88,7 +88,7 @@ class BulkReply(Reply):
             if len(chunk) == asked_bytes:
                 self._read_bytes = min(self._client.buffer_bytes, 2 * asked_bytes)
         if connection.is_read:
-            self._whole()
+            self._free_connection()
         self._came(len(chunk))
         return chunk
 
@@ -124,7 +124,7 @@ class BulkReply(Reply):
                     self._came(came)
                     yield came
             if self._connection.is_read:
-                self._whole()
+                self._free_connection()
         finally:
             try:
                 if not under_way.done():

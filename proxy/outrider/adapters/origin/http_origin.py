@@ -8,6 +8,7 @@ import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -130,26 +131,21 @@ class HttpOrigin:
         return [] if self._receivers is None else self._receivers.pids
 
     async def ask(self, request: OriginRequest) -> Reply:
-        connection = await self._connection()
+        if self._free.locked():
+            await self._wait_for_connection()
+        else:
+            await self._free.acquire()
         try:
             reply = await self._send_repaired(request)
         except BaseException:
-            connection.give_back()
+            self._free.release()
             raise
-
-        def closed() -> None:
-            # A body that was read whole has given its connection back already.
-            connection.give_back()
-            if reply.came_bytes and request.bucket is not None and request.key:
-                self._metrics.usage.came(request.bucket, request.key, reply.came_bytes)
-
-        reply.ended, reply.closed = connection.give_back, closed
+        reply.on_free = self._free.release
+        if request.bucket is not None and request.key:
+            reply.on_close = partial(self._metrics.usage.came, request.bucket, request.key)
         return reply
 
-    async def _connection(self) -> _Connection:
-        if not self._free.locked():
-            await self._free.acquire()
-            return _Connection(self._free)
+    async def _wait_for_connection(self) -> None:
         self.waiting += 1
         try:
             async with asyncio.timeout(self._read_timeout_s):
@@ -158,7 +154,6 @@ class HttpOrigin:
             raise OriginBusy("no connection to it became free in time") from error
         finally:
             self.waiting -= 1
-        return _Connection(self._free)
 
     async def _send_repaired(self, request: OriginRequest) -> Reply:
         """Send `request` and return the reply, after repairing what the origin refuses of our side.
@@ -167,11 +162,17 @@ class HttpOrigin:
         nothing, so sending a write again does not do it twice.
         """
         bucket = request.bucket or ""
-        for _ in range(_REPAIRS_MAX):
+        for repairs in range(_REPAIRS_MAX + 1):
             target = self._elsewhere.get(bucket, self._home)
-            credentials, signed_off_s = await self._signer(request), self._clock_offset_s
+            credentials = None if request.unsigned else await self._credentials.current()
+            signed_off_s = self._clock_offset_s
             reply = await self._attempt(request, target, credentials)
+            if reply.status in (200, 206):
+                return reply
             try:
+                if repairs == _REPAIRS_MAX:
+                    await self._refusal_code(request, reply, credentials)
+                    return reply
                 if (elsewhere := moved(request, reply.status, reply.headers, target)) is not None:
                     self._elsewhere[bucket] = elsewhere
                 elif (why := await self._repair(request, reply, credentials, signed_off_s)) is None:
@@ -183,17 +184,7 @@ class HttpOrigin:
                 reply.close()
                 raise
             reply.close()
-        credentials = await self._signer(request)
-        reply = await self._attempt(request, target, credentials)
-        try:
-            await self._refusal_code(request, reply, credentials)
-        except BaseException:
-            reply.close()
-            raise
-        return reply
-
-    async def _signer(self, request: OriginRequest) -> Credentials | None:
-        return None if request.unsigned else await self._credentials.current()
+        raise AssertionError("unreachable")
 
     async def _refusal_code(self, request: OriginRequest, reply: Reply, credentials: Credentials | None) -> str | None:
         """The S3 error code of a refusal that may be about the signature; "" if its body has no code.
@@ -300,18 +291,6 @@ class HttpOrigin:
             )  # fmt: skip
         headers["host"] = target.host
         return headers
-
-
-class _Connection:
-    """The right to one connection, given back once."""
-
-    def __init__(self, free: asyncio.Semaphore) -> None:
-        self._free: asyncio.Semaphore | None = free
-
-    def give_back(self) -> None:
-        free, self._free = self._free, None
-        if free is not None:
-            free.release()
 
 
 def _joined(headers: Headers) -> dict[str, str]:

@@ -121,43 +121,39 @@ class Fill:
     async def run(self, first: FirstReply | None = None) -> None:
         """Carry the fill out. Raises no error of the origin or the disk: the readers of the flights get it."""
         self._table.fills += 1
+        lead = self._flights[0]
+        tail = Extent(lead.begins_at, self._flights[-1].meta.extent.stop)
+        head = Extent(lead.meta.extent.start, tail.start)
         try:
-            await self._bring_all(first)
+            if self._contents.has_mismatched:
+                if self._contents.relays(lead.meta.version.ref):
+                    raise StoreUnavailable("its bytes did not match the bucket's checksum")
+                self._condemned_at = self._contents.condemned_at(lead.meta.key.version_id)
+            if not head.length:
+                self._check = self._contents.check_for(lead.meta)
+            # A body that is compared as it passes has to pass here.
+            bulk = self._check is None and tail.length >= self._bulk_bytes
+            if not head.length and first is not None:
+                # Its first bytes go to their reader while the file is made.
+                await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
+                return
+            async with TaskGroup() as tasks:
+                await self._open_beside(lead, tasks)
+                if head.length:
+                    tasks.create_task(self._bring_head(lead, head))
+                body, asked_at = (self._body(tail, bulk=bulk), None) if first is None else first
+                await self._bring(self._flights, tail, body, asked_at, bulk=bulk)
+                lead.head_wanted.set()
         except BaseException as error:
             await self._failed(error)
             if isinstance(error, (Signal, OSError)):
-                log.debug("fill failed", extra={"object": str(self._flights[0].meta.version.ref), "error": repr(error)})
+                log.debug("fill failed", extra={"object": str(lead.meta.version.ref), "error": repr(error)})
             elif isinstance(error, Exception):  # our own bug; the readers were told
                 log.exception("fill failed")
             else:
                 raise
         finally:
             self._table.fills -= 1
-
-    async def _bring_all(self, first: FirstReply | None) -> None:
-        lead = self._flights[0]
-        tail = Extent(lead.begins_at, self._flights[-1].meta.extent.stop)
-        head = Extent(lead.meta.extent.start, tail.start)
-        if self._contents.relays(lead.meta.version.ref):
-            raise StoreUnavailable("its bytes did not match the bucket's checksum")
-        self._condemned_at = self._contents.condemned_at(lead.meta.key.version_id)
-        if not head.length:
-            self._check = self._contents.check_for(lead.meta)
-        # A body that is compared as it passes has to pass here.
-        bulk = self._check is None and tail.length >= self._bulk_bytes
-        if not head.length and first is not None:
-            # Its first bytes go to their reader while the file is made.
-            return await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
-        async with TaskGroup() as tasks:
-            await self._open_beside(lead, tasks)
-            if head.length:
-                tasks.create_task(self._bring_head(lead, head))
-            if first is None:
-                await self._bring(self._flights, tail, self._body(tail, bulk=bulk), bulk=bulk)
-            else:
-                await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
-            lead.head_wanted.set()
-        return None
 
     async def _failed(self, error: BaseException) -> None:
         # Out of the table before the file is closed: a reader that finds a flight in the table may lease its file.
@@ -313,12 +309,13 @@ class Fill:
     async def _write(self, buffer: _WriteBuffer) -> None:
         flight, offset, pieces, count = buffer.flight, buffer.offset, buffer.pieces, buffer.count
         if not flight.partial.begun:
-            # The disk's work takes the GIL for a while: the reader sends first what it was handed. A reader that learns
-            # of the version in this very step of the loop sends in the step after the next.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            # The disk's work takes the GIL for a while: the reader sends first what it was handed.
             if count == flight.meta.version.size <= _SMALL_BYTES:
                 await self._let_readers_ask(flight.slot)
+            else:
+                # One that learns of the version in this very step of the loop sends in the step after the next.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
         if self._check is not None and self._check.judgement is Judgement.RELAYED:
             raise StoreUnavailable("its bytes did not match the bucket's checksum")
         writer = await self._writer_of(flight)

@@ -33,10 +33,11 @@ class OriginBody:
 
     def __init__(
         self, reader: OriginReader, version: ObjectVersion, extent: Extent, *, slot: FillSlot | None = None,
-        waiters: Waiters = NOBODY, bulk: bool = False,
+        waiters: Waiters = NOBODY, bulk: bool = False, reply: OriginReply | None = None,
     ) -> None:  # fmt: skip
         """`slot`: held by the caller; other fills have it while this body waits before the next try. `waiters`: see
-        `OriginReader.reply`. `bulk`: the bytes are many, and better received (`receive`)."""
+        `OriginReader.reply`. `bulk`: the bytes are many, and better received (`receive`). `reply`: brings the first
+        bytes already, and is closed here."""
         self._reader = reader
         self._version = version
         self._extent = extent
@@ -47,14 +48,10 @@ class OriginBody:
         """The object's byte that comes next."""
         # Where the reply begins that is under way, or is asked for.
         self._resumed_at = extent.start
-        self._reply: OriginReply | None = None
+        self._reply = reply
         # The bytes of that reply before `position`, and how many more it names.
         self._skip = 0
-        self._left = 0
-
-    def begin(self, reply: OriginReply) -> None:
-        """Take over a reply that brings the first bytes already."""
-        self._reply, self._left = reply, self._extent.length
+        self._left = 0 if reply is None else extent.length
 
     async def some(self) -> Buffer:
         """The next bytes, which are not empty unless all have come."""

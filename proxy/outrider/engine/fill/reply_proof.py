@@ -143,5 +143,14 @@ def brought_of(reply: OriginReply, version: ObjectVersion, extent: Extent) -> Br
     return body
 
 
+def brings(reply: OriginReply, body: Brought, extent: Extent) -> bool:
+    """Whether the body begins with the first byte of `extent`, and has no byte that the reply does not name."""
+    if body.start != extent.start:
+        return False
+    # Chunks may go on beyond the bytes that the reply names.
+    bounded = reply.content_length is not None or body.length is None
+    return bounded or (body.length is not None and body.start + body.length >= extent.stop)
+
+
 def _differ(one: str | None, other: str | None) -> bool:
     return one is not None and other is not None and one != other
