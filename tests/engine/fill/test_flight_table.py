@@ -259,7 +259,7 @@ async def test_a_stop_wakes_the_waiters_and_leaves_nothing_behind(steps: int, ro
         await waiter
     assert len(room.flights) == 0
     assert room.store.used_bytes == len(room.store) * (BLOCK + 4096)
-    assert (room.scheduler._held[True], len(room.scheduler._demand)) == (0, 0)
+    assert (room.scheduler._held[True], len(room.scheduler._demand.waiting)) == (0, 0)
 
 
 async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine) -> None:

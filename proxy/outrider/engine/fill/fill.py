@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 from outrider.core.errors import Signal, StoreUnavailable, WrongDigest
 from outrider.core.model import Extent
 from outrider.engine.fill.block_source import BlockSource
-from outrider.engine.fill.content_verification import BodyCheck, ContentMismatch, ContentVerification, Judgement
+from outrider.engine.fill.body_check import BodyCheck, Judgement
+from outrider.engine.fill.content_verification import ContentMismatch, ContentVerification
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.peer_block import IncomingBody
