@@ -241,13 +241,13 @@ async def test_the_time_of_all_waits_is_counted(room: Room) -> None:
 
 def test_a_repeated_try_has_the_time_that_is_left_and_ten_seconds_at_least() -> None:
     time = VirtualTime()
-    with Tries(Retries(time.patience(), Metrics()), "a read", A_CLIENT) as tries:
-        assert tries.left_s is None, "the first try has the timeout of the adapter"
-        tries.failed("silent")
-        left: list[float | None] = []
-        for now in (1000.0, 1030.0, 1044.0, 1054.0, 1056.0):
-            time.now = now
-            left.append(tries.left_s)
+    tries = Tries(Retries(time.patience(), Metrics()), "a read", A_CLIENT)
+    assert tries.left_s is None, "the first try has the timeout of the adapter"
+    tries.failed("silent")
+    left: list[float | None] = []
+    for now in (1000.0, 1030.0, 1044.0, 1054.0, 1056.0):
+        time.now = now
+        left.append(tries.left_s)
     assert left == [45.0, 15.0, 10.0, 10.0, None]
 
 

@@ -84,8 +84,9 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_free(self) -> bool:
         """The next request may be sent."""
-        # One that is paused would not hear that the server ends it, or sends what nobody asked for.
-        is_heard = self.is_open and not self._is_paused
+        # One that is paused would not hear that the server ends it, or sends what nobody asked for. Whether it did is
+        # looked at before the next request.
+        is_heard = self._transport is not None and not self._transport.is_closing() and not self._is_paused
         return self.reader.is_over and self.reader.keeps and not self._is_sending and is_heard
 
     @property
@@ -109,7 +110,8 @@ class Connection(asyncio.BufferedProtocol):
         self._broke, self._timeout_s, self._asked, self._place = None, timeout_s, True, place
         self._pieces.clear()
         self.held_bytes, self._sending = 0, None
-        self._resume()
+        if self._is_paused:
+            self._resume()
         if self._transport is None:
             self._fail(OriginBroke("the connection was closed"))
         elif body is None:
@@ -128,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
             await self._more()
         piece = self._pieces.popleft()
         self.held_bytes -= len(piece)
-        if not self._pieces:
+        if self._is_paused and not self._pieces:
             self._resume()
         return piece
 
@@ -172,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
             self._waiter = None
 
     def _resume(self) -> None:
-        if self._is_paused and self._transport is not None:
+        if self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
 

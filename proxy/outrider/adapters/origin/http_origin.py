@@ -19,7 +19,7 @@ from outrider.adapters.origin.aws_config import ca_bundle
 from outrider.adapters.origin.client import Client
 from outrider.adapters.origin.endpoint import Endpoint, moved
 from outrider.adapters.origin.http_reply import Reply
-from outrider.adapters.origin.receivers import Receivers, Trust
+from outrider.adapters.origin.receivers import Receivers, ReceiverTrust
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.errors import OriginBroke, OriginBusy
@@ -94,7 +94,7 @@ class HttpOrigin:
         self.authority: tuple[str, str] | None = None
         """See `ca_bundle`."""
         self._tls: ssl.SSLContext | None = None
-        self._trust = Trust()
+        self._trust = ReceiverTrust()
 
     async def open(self) -> None:
         self.authority = ca_bundle(os.environ)
@@ -112,7 +112,7 @@ class HttpOrigin:
         assert self.authority is not None
         name, path = self.authority
         try:
-            trust = Trust(Path(path).read_bytes())
+            trust = ReceiverTrust(Path(path).read_bytes())
             if trust == self._trust:
                 return False
             tls = ssl.create_default_context(cafile=path)

@@ -271,7 +271,8 @@ class Fill:
             if self._source.has_peers and not (lead.peer is not None and lead.peer.gives):
                 self._source.flowed(count, waited_s)
         # Not `self._slot`: a flight that was opened with the first reply may have got a slot since.
-        self._scheduler.received(count, lead.slot)
+        if lead.slot is not None:
+            self._scheduler.received(count, lead.slot)
 
     def _written(self, origin_s: float, disk_s: float, count: int) -> None:
         self._scheduler.written(count)

@@ -197,10 +197,8 @@ class FillScheduler:
         self._aimd.arrived(count, self._clock(), short=self._short)
         self._admit()
 
-    def received(self, count: int, slot: FillSlot | None) -> None:
-        """`count` bytes came from the origin for the fill that has `slot`; None: it needs none."""
-        if slot is None:
-            return
+    def received(self, count: int, slot: FillSlot) -> None:
+        """`count` bytes came from the origin for the fill that has `slot`."""
         brought = min(count, slot.left_bytes)
         slot.left_bytes -= brought
         slot.brought_bytes += brought

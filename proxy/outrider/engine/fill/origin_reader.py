@@ -82,16 +82,18 @@ class OriginReader:
         if optional and self.quirks.has(request.bucket, Oddity.CHECKSUM_MODE_REFUSED):
             optional = ()
         sent = replace(request, headers=request.headers + optional) if optional else request
-        with Tries(self.retries, f"s3://{request.bucket}/{request.key}", waiters) as tries:
+        tries, within_s = Tries(self.retries, f"s3://{request.bucket}/{request.key}", waiters), None
+        try:
             while True:
                 try:
-                    reply = await self.once(sent, hedged=hedged, within_s=tries.left_s)
+                    reply = await self.once(sent, hedged=hedged, within_s=within_s)
                 except OriginBusy:
                     raise
                 except OriginBroke as error:
                     if (wait_s := tries.failed(error, lasting=error.lasting)) is None:
                         raise
                     await tries.pause(wait_s)
+                    within_s = tries.left_s
                     continue
                 if reply.status in RETRYABLE_STATUSES:
                     after_s = retry_after_s(dict(reply.headers), self.patience.wall_clock())
@@ -99,6 +101,7 @@ class OriginReader:
                         return reply
                     await drain(reply)
                     await tries.pause(wait_s)
+                    within_s = tries.left_s
                     continue
                 tries.answered()
                 if sent is not request and reply.status in _REFUSED_HEADERS:
@@ -109,6 +112,8 @@ class OriginReader:
                 if optional and sent is request and reply.status < 300:
                     self.learned(Oddity.CHECKSUM_MODE_REFUSED, ObjectRef(request.bucket or "", request.key))
                 return reply
+        finally:
+            tries.end()
 
     def learned(self, quirk: Oddity, ref: ObjectRef) -> None:
         """The bucket of `ref` is asked otherwise from now on."""

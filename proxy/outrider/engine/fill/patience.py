@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
 
 from outrider.core.errors import OriginBroke
 from outrider.core.insight.bottleneck import OriginWait
@@ -91,8 +90,7 @@ class Waiters:
             for call in calls:
                 call()
 
-    def __enter__(self) -> None:
-        self.enter()
+    __enter__ = enter
 
     def __exit__(self, *_: object) -> None:
         self.leave()
@@ -158,7 +156,7 @@ class Retries:
 
 
 class Tries:
-    """The tries of one read, a context. `failed` tells whether there is a next one, and `pause` waits for it."""
+    """The tries of one read, until `end`. `failed` tells whether there is a next one, and `pause` waits for it."""
 
     def __init__(self, retries: Retries, what: object, waiters: Waiters) -> None:
         """`what`: for the log. `waiters`: tries go on for as long as one of them waits, and the patience lasts."""
@@ -176,12 +174,6 @@ class Tries:
         self.doubts = 0
         """Replies in a row that did not prove which bytes they bring, whatever broke between them."""
         self._is_long = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def end(self) -> None:
         """The read is over, well or not."""

@@ -13,7 +13,8 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, BlockRun, Glances, runs_ahead, window_blocks
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectVersion
-from outrider.engine.fill.block_source import BlockSource, Part
+from outrider.core.origin.oddities import Oddity
+from outrider.engine.fill.block_source import BlockSource, SourcePart
 from outrider.engine.fill.content_verification import ContentMismatch, ContentVerification
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
@@ -100,8 +101,8 @@ class BodyRead:
         self._block_at = -1
         self._block_since = 0.0
         # The cache takes no fill of this read, or each fill would bring the whole object: what is missing is relayed.
-        self._relaying = parts.source.ignores_ranges(version.ref.bucket)
-        if parts.contents.relays(version.ref):
+        self._relaying = parts.source.quirks.has(version.ref.bucket, Oddity.RANGE_IGNORED)
+        if parts.contents.has_mismatched and parts.contents.relays(version.ref):
             self._relaying = True
             parts.contents.relayed()
         # Fills have been begun, or would have been, for the block at `position`.
@@ -210,7 +211,8 @@ class BodyRead:
         flight = None if has_failed else self._flight_of(key)
         if flight is not None:
             self._flight = flight
-            self._wait_for(index, flight)
+            if not self._fills:
+                self._wait_for(index, flight)
         elif not self._fills or has_failed or self._store.has(key):
             self._begin_relay()
         # Else the block was found bad and deleted, or evicted, since the fills were planned: plan again.
@@ -364,15 +366,8 @@ class BodyRead:
         if nearest is None or nearest.more:
             return
         beyond = min(last + 1, stop + WINDOW_BLOCKS_MAX)
-        if any(self._is_to_ask_for(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
+        if any(self._flights.is_to_be_requested(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
             nearest.expect_more()
-
-    def _is_to_ask_for(self, key: BlockKey) -> bool:
-        """Neither here nor on its way for a reader."""
-        flight = self._flights.get(key)
-        if flight is None:
-            return not self._store.has(key)
-        return flight.slot is not None and not flight.slot.demand
 
     # -- past the cache ---------------------------------------------------------------------------------------------
 
@@ -383,11 +378,11 @@ class BodyRead:
         self._lagged = False
         window_stop = self._position + WINDOW_BLOCKS_MAX * self._layout.block_bytes
         stop = self._extent.stop if self._relaying else min(self._extent.stop, window_stop)
-        extent = Extent(self._position, self._missing_until(stop))
+        extent = Extent(self._position, self._flights.missing_until(self._version, self._position, stop))
         self._relay = Relay(self._version, extent, self._relayed_parts(extent), self._source, self._layout.block_bytes)
         self._comes_twice = self._flights.begin_relay(self._key)
 
-    def _relayed_parts(self, extent: Extent) -> Iterator[Part]:
+    def _relayed_parts(self, extent: Extent) -> Iterator[SourcePart]:
         indexes = self._layout.indexes(extent)
         return self._source.parts(self._version, BlockRun(indexes.start, len(indexes)))
 
@@ -398,15 +393,3 @@ class BodyRead:
             if self._comes_twice:
                 self._source.dropped("relay", relay.count)
             await relay.aclose()
-
-    def _missing_until(self, stop: int) -> int:
-        """Where the run of missing blocks ends that `position` lies in; `stop` at the latest."""
-        index = self._layout.index_of(self._position)
-        while True:
-            block_stop = self._layout.extent(index, self._version.size).stop
-            if block_stop >= stop:
-                return stop
-            index += 1
-            key = BlockKey(self._version_id, index)
-            if self._store.has(key) or self._flights.get(key) is not None:
-                return block_stop

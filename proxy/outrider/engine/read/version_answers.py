@@ -20,7 +20,7 @@ from outrider.core.errors import OriginBroke, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, VersionIdentity, is_strong_etag
 from outrider.core.origin.oddities import HEAD_TELLS_NOTHING, Oddity, Uncached, sentence
 from outrider.core.origin.quirks import UncachedNames
-from outrider.core.origin.witnesses import Told, Witnesses, is_of_nothing
+from outrider.core.origin.witnesses import ReplyFacts, Witnesses, is_of_nothing
 from outrider.core.s3.headers import forbids_storing, replayable, varies_with_clients, without_checksums
 from outrider.core.s3.ranges import parse_empty_range
 from outrider.engine.fill.origin_reader import OriginReader
@@ -95,7 +95,7 @@ class VersionAnswers:
 
     def check(self, ref: ObjectRef) -> None:
         """Raises NotCacheable: the origin need not be asked."""
-        if (why := self._uncached.why(ref, kinds_of(ref)[:1])) is not None:
+        if self._uncached.has_any and (why := self._uncached.why(ref, kinds_of(ref)[:1])) is not None:
             raise NotCacheable(ref, why)
 
     def refuse(self, ref: ObjectRef, why: Oddity | Uncached) -> NotCacheable:
@@ -266,9 +266,9 @@ class VersionAnswers:
     def _judged(self, answer: VersionAnswer, *, by_head: bool) -> Oddity | None:
         version, headers = answer.version, dict(answer.version.headers)
         encoding, modified = headers.get("content-encoding"), headers.get("last-modified")
-        told = Told(version.etag, version.size, encoding, modified, answer.settled, by_head)
+        told = ReplyFacts(version.etag, version.size, encoding, modified, answer.settled, by_head)
         odd = self._witnesses.judge(version.ref.bucket, version.ref, told)
-        if odd is None:
+        if odd is None and self._uncached.has_any:
             self._uncached.cached(kinds_of(version.ref)[:1])
         return odd
 
