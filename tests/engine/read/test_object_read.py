@@ -843,6 +843,16 @@ async def test_with_no_room_at_all_the_bytes_are_relayed_and_counted(tmp_path: P
         assert (len(room.store), room.store.used_bytes) == (0, 0)
 
 
+async def test_the_reply_of_a_question_is_closed_where_its_fill_ends_before_the_first_byte(tmp_path: Path) -> None:
+    with engine(tmp_path / "c", capacity_bytes=0) as room:
+        room.origin.put(REF, DATA)
+        # In mid-block, where room for the head is taken before any byte of the reply.
+        answer = await room.reads.get(REF, {"range": f"bytes={BLOCK // 2}-"})
+        assert await taken(answer) == DATA[BLOCK // 2 :]
+        await room.tasks.settle()
+        assert room.origin.under_way == 0
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 async def test_with_room_for_less_than_the_object_every_byte_comes(blocks: int, tmp_path: Path) -> None:
     with engine(tmp_path / "c", FakeOrigin(chunk_bytes=9000), capacity_bytes=blocks * (BLOCK + 4096)) as room:

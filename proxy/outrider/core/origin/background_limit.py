@@ -204,7 +204,7 @@ class BackgroundLimit:
 
 @dataclass(slots=True)
 class DemandOnLine:
-    """What demand does on a line: the sums over all that share it, and the background limit of each of these.
+    """The demand on a line: sums over all that share it, and the background limit of each of these.
 
     `held`: fills of demand under way. `left_bytes`: that they are to bring yet. `coming`: those of them that have bytes
     to come. `expecting_more`: those of them whose reader is about to ask for more. `questions`: clients that wait for

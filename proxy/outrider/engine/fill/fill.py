@@ -155,6 +155,9 @@ class Fill:
                 raise
         finally:
             self._table.fills -= 1
+            if first is not None:
+                # Also where the fill ended before it took any byte.
+                await first.body.aclose()
 
     async def _failed(self, error: BaseException) -> None:
         # Out of the table before the file is closed: a reader that finds a flight in the table may lease its file.

@@ -211,8 +211,7 @@ class BodyRead:
         flight = None if has_failed else self._flight_of(key)
         if flight is not None:
             self._flight = flight
-            if not self._fills:
-                self._wait_for(index, flight)
+            self._wait_for(index, flight)
         elif not self._fills or has_failed or self._store.has(key):
             self._begin_relay()
         # Else the block was found bad and deleted, or evicted, since the fills were planned: plan again.
