@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from outrider.adapters.origin.blocking_connection import BlockingConnection
-from outrider.adapters.origin.http_reply import Counts, Reply, in_socket
+from outrider.adapters.origin.http_reply import Counts, ReceivedReply, in_socket
 from outrider.core.errors import OriginBroke
 from outrider.futures import heard
 from outrider.ports import Buffer, ByteSink, Place
@@ -69,7 +69,7 @@ class BodyThreads:
             raise NoThread("none can be started") from error
 
 
-class BulkReply(Reply):
+class BulkReply(ReceivedReply):
     """A reply whose body a thread receives."""
 
     in_thread = True

@@ -25,7 +25,7 @@ _HEAD_BYTES = 4 * 1024
 _LAST_BYTES = 64 * 1024
 
 
-class Place(Protocol):
+class BodyPlace(Protocol):
     """Memory for a body that is measured, with room for no more than all of it."""
 
     def empty(self) -> memoryview:
@@ -35,7 +35,7 @@ class Place(Protocol):
     def arrived(self, count: int) -> None: ...
 
 
-class Connection(asyncio.BufferedProtocol):
+class LoopConnection(asyncio.BufferedProtocol):
     """Made by the event loop. A caller of `ask` reads the reply to its end, or ends the connection by `abort`."""
 
     def __init__(self, landing: memoryview) -> None:
@@ -52,8 +52,8 @@ class Connection(asyncio.BufferedProtocol):
         self.held_bytes = 0
         """Bytes of the body that were received and not read."""
         # Where the body belongs, if it is to be received there; as the head of the reply says, once it is here.
-        self._into: Place | None = None
-        self._place: Callable[[ReplyReader], Place | None] | None = None
+        self._into: BodyPlace | None = None
+        self._place: Callable[[ReplyReader], BodyPlace | None] | None = None
         self._broke: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_paused = False
@@ -101,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
     async def ask(
         self, request: bytes, *, timeout_s: float, without_body: bool = False,
         body: AsyncIterator[Buffer] | None = None, chunked: bool = False, expects: bool = False,
-        place: Callable[[ReplyReader], Place | None] | None = None,
+        place: Callable[[ReplyReader], BodyPlace | None] | None = None,
     ) -> ReplyReader:  # fmt: skip
         """Send `request`, and wait for the head of the reply. `timeout_s`: how long the server may send nothing, here
         and in the body. `expects`: the body is sent once the server asks for it. `place`: asked where the body belongs,
@@ -296,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
         self.reader.passed(count)
         self._came_into(self._into, count)
 
-    def _came_into(self, place: Place, count: int) -> None:
+    def _came_into(self, place: BodyPlace, count: int) -> None:
         place.arrived(count)
         if self.reader.is_over:
             self._into = None

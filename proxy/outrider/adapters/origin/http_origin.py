@@ -16,9 +16,9 @@ from aiohttp.abc import AbstractResolver
 from cachetools import LRUCache
 
 from outrider.adapters.origin.aws_config import ca_bundle
-from outrider.adapters.origin.client import Client
+from outrider.adapters.origin.client import HttpClient
 from outrider.adapters.origin.endpoint import Endpoint, moved
-from outrider.adapters.origin.http_reply import Reply
+from outrider.adapters.origin.http_reply import ReceivedReply
 from outrider.adapters.origin.receivers import Receivers, ReceiverTrust
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
@@ -90,7 +90,7 @@ class HttpOrigin:
         self._receivers: Receivers | None = None
         self.waiting = 0
         """How many requests wait for a free connection."""
-        self._client: Client | None = None
+        self._client: HttpClient | None = None
         self.authority: tuple[str, str] | None = None
         """See `ca_bundle`."""
         self._tls: ssl.SSLContext | None = None
@@ -102,7 +102,7 @@ class HttpOrigin:
             self.read_authority()
         if self._receivers_max:
             self._receivers = Receivers(self._receivers_max, self._metrics, lambda: self._trust)
-        self._client = Client(
+        self._client = HttpClient(
             self._metrics, self._oddities.note, threads=self._threads, connect_timeout_s=_CONNECT_TIMEOUT_S,
             resolver=self._resolver, receivers=self._receivers,
         )  # fmt: skip
@@ -130,7 +130,7 @@ class HttpOrigin:
         """The processes that receive large bodies now."""
         return [] if self._receivers is None else self._receivers.pids
 
-    async def ask(self, request: OriginRequest) -> Reply:
+    async def ask(self, request: OriginRequest) -> ReceivedReply:
         if self._free.locked():
             await self._wait_for_connection()
         else:
@@ -155,7 +155,7 @@ class HttpOrigin:
         finally:
             self.waiting -= 1
 
-    async def _send_repaired(self, request: OriginRequest) -> Reply:
+    async def _send_repaired(self, request: OriginRequest) -> ReceivedReply:
         """Send `request` and return the reply, after repairing what the origin refuses of our side.
 
         Repairable are the region, the clock offset and the credentials. Such a refusal means that the origin did
@@ -186,7 +186,9 @@ class HttpOrigin:
             reply.close()
         raise AssertionError("unreachable")
 
-    async def _refusal_code(self, request: OriginRequest, reply: Reply, credentials: Credentials | None) -> str | None:
+    async def _refusal_code(
+        self, request: OriginRequest, reply: ReceivedReply, credentials: Credentials | None
+    ) -> str | None:
         """The S3 error code of a refusal that may be about the signature; "" if its body has no code.
 
         None: it is no such refusal, or has no body. Afterwards the body of `reply` holds nothing about the signer.
@@ -196,7 +198,7 @@ class HttpOrigin:
         return error_causes.code_of(await reply.refusal()) or ""
 
     async def _repair(
-        self, request: OriginRequest, reply: Reply, credentials: Credentials | None, signed_off_s: float
+        self, request: OriginRequest, reply: ReceivedReply, credentials: Credentials | None, signed_off_s: float
     ) -> str | None:  # fmt: skip
         """Repair the clock offset or the credentials. Returns what was wrong; None: nothing to repair.
 
@@ -225,7 +227,9 @@ class HttpOrigin:
         """The time by the origin's clock."""
         return self._clock() + self._clock_offset_s
 
-    async def _attempt(self, request: OriginRequest, target: Endpoint, credentials: Credentials | None) -> Reply:
+    async def _attempt(
+        self, request: OriginRequest, target: Endpoint, credentials: Credentials | None
+    ) -> ReceivedReply:
         path = target.path_of(request)
         body = request.body
         if request.form is None:

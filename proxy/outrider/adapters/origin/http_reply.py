@@ -10,7 +10,7 @@ from fcntl import ioctl
 from termios import FIONREAD
 from typing import Protocol
 
-from outrider.adapters.origin.connection import Connection
+from outrider.adapters.origin.connection import LoopConnection
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.origin import error_causes
@@ -29,7 +29,7 @@ class Counts(Protocol):
     def came_for_nothing(self, cause: str, count: int) -> None: ...
 
 
-class Reply(ABC):
+class ReceivedReply(ABC):
     """A reply of the origin until `close`. Satisfies `ports.OriginReply`."""
 
     in_thread = False
@@ -80,7 +80,8 @@ class Reply(ABC):
     def close(self) -> None:
         """See `ports.OriginReply`."""
         self._close()
-        self._free_connection()
+        if self.on_free is not None:
+            self._free_connection()
         on_close, self.on_close = self.on_close, None
         if on_close is not None and self.came_bytes:
             on_close(self.came_bytes)
@@ -112,14 +113,14 @@ class Reply(ABC):
             on_free()
 
 
-class HttpReply(Reply):
+class HttpReply(ReceivedReply):
     """A reply that the event loop receives."""
 
-    def __init__(self, connection: Connection, keep: Callable[[Connection], None], counts: Counts) -> None:
+    def __init__(self, connection: LoopConnection, keep: Callable[[LoopConnection], None], counts: Counts) -> None:
         """`keep` takes the connection where the next request may be sent on it."""
         super().__init__(counts, connection.reader)
         # None: it is not ours any more.
-        self._connection: Connection | None = connection
+        self._connection: LoopConnection | None = connection
         self._keep = keep
         self._is_whole = False
 

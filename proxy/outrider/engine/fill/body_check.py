@@ -26,12 +26,12 @@ class BodyCheck:
         *, held_bytes_max: int,
     ) -> None:  # fmt: skip
         """`held_bytes_max`: the bytes of an object up to this size come as a whole."""
-        self._is_held = meta.extent.length <= held_bytes_max
+        self._left = meta.extent.length
+        self._is_held = self._left <= held_bytes_max
         self._meta = meta
         self._proof = proof
         self._judge = judge
         self._hash = proof.kind.begin()
-        self._left = meta.extent.length
         self._held: list[Buffer] = []
         self.judgement = Judgement.OPEN
 

@@ -174,7 +174,7 @@ class ContentVerification:
         if proof is not None and proof.kind is kind:
             is_right = self._is_right(meta, proof, digest)
             if is_right:
-                self._prove(key.version_id, key.index)
+                self.prove(key)
             elif is_right is False:
                 self._condemn(_Mismatch(meta.version, key.version_id, [key.index], proof, digest))
         elif kind.is_crc:
@@ -223,7 +223,7 @@ class ContentVerification:
     def _found(self, content: Content, key: BlockKey, digest: bytes) -> None:
         finding = content.add(key.index, digest)
         if finding is Finding.PROVED:
-            self._prove(key.version_id, key.index)
+            self.prove(key)
         elif finding is Finding.CHANGED:
             if not content.proved:
                 # One of the two is wrong, and nothing says which.
@@ -257,7 +257,7 @@ class ContentVerification:
             if digest == told.digest:
                 content.proved = True
                 self._mismatches.pop(version_id, None)
-                self._prove(version_id, None, content.blocks)
+                self._prove_all(content, version_id)
             else:
                 blocks = range(content.blocks)
                 content.restart()
@@ -301,14 +301,14 @@ class ContentVerification:
 
     # -- the verdict --------------------------------------------------------------------------------------------------
 
-    def prove(self, meta: BlockMeta) -> None:
-        """The block is in the store, and its `BodyCheck` found it right."""
-        self._prove(meta.key.version_id, meta.index)
+    def prove(self, block: BlockKey) -> None:
+        """The block is in the store, and was found right by its content."""
+        self._store.prove((block,))
+        self._listeners.proved(block.version_id, block.index)
 
-    def _prove(self, version_id: bytes, index: int | None, blocks: int = 0) -> None:
-        indexes = range(blocks) if index is None else [index]
-        self._store.prove(BlockKey(version_id, index) for index in indexes)
-        self._listeners.proved(version_id, index)
+    def _prove_all(self, content: Content, version_id: bytes) -> None:
+        self._store.prove(BlockKey(version_id, index) for index in range(content.blocks))
+        self._listeners.proved(version_id, None)
 
     def _condemn(self, wrong: _Mismatch) -> None:
         """Drop the blocks, which are in the store, and cut their readers."""
@@ -351,7 +351,7 @@ class ContentVerification:
         key = meta.key
         if saved is True:
             if meta.version.size <= meta.layout.block_bytes:
-                self._prove(key.version_id, key.index)
+                self.prove(key)
             return
         content = self._ledger.get(key.version_id)
         if content is None:
@@ -365,7 +365,7 @@ class ContentVerification:
             if not content.missing and not content.proved:
                 self._ask(content, key.version_id)
         if content.proved and content.knows(key.index):
-            self._prove(key.version_id, key.index)
+            self.prove(key)
 
 
 def _shown(blocks: Sequence[int]) -> str:

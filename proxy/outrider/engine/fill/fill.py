@@ -98,7 +98,7 @@ class FirstReply(NamedTuple):
     asked_at: float
 
 
-class Fill:
+class BlockFill:
     """One fill under way. Owns the block files that it has open."""
 
     def __init__(self, flights: Sequence[Flight], slot: FillSlot | None, parts: FillParts) -> None:
@@ -124,24 +124,24 @@ class Fill:
         self._table.fills += 1
         lead = self._flights[0]
         tail = Extent(lead.begins_at, self._flights[-1].meta.extent.stop)
-        head = Extent(lead.meta.extent.start, tail.start)
+        has_head = lead.meta.extent.start < tail.start
         try:
             if self._contents.has_mismatched:
                 if self._contents.relays(lead.meta.version.ref):
                     raise StoreUnavailable("its bytes did not match the bucket's checksum")
                 self._condemned_at = self._contents.condemned_at(lead.meta.key.version_id)
-            if not head.length:
+            if not has_head:
                 self._check = self._contents.check_for(lead.meta)
             # A body that is compared as it passes has to pass here.
             bulk = self._check is None and tail.length >= self._bulk_bytes
-            if not head.length and first is not None:
+            if not has_head and first is not None:
                 # Its first bytes go to their reader while the file is made.
                 await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
                 return
             async with TaskGroup() as tasks:
                 await self._open_beside(lead, tasks)
-                if head.length:
-                    tasks.create_task(self._bring_head(lead, head))
+                if has_head:
+                    tasks.create_task(self._bring_head(lead, Extent(lead.meta.extent.start, tail.start)))
                 body, asked_at = (self._body(tail, bulk=bulk), None) if first is None else first
                 await self._bring(self._flights, tail, body, asked_at, bulk=bulk)
                 lead.head_wanted.set()
@@ -336,7 +336,7 @@ class Fill:
         those that the bucket has. The store has dropped it."""
         if self._check is not None:
             if self._check.judgement is Judgement.RIGHT:
-                self._contents.prove(flight.meta)
+                self._contents.prove(flight.meta.key)
         elif self._contents.condemned_at(flight.meta.key.version_id) != self._condemned_at:
             raise ContentMismatch(f"{flight.meta.version.ref}: not the bytes that the bucket has")
 

@@ -15,7 +15,7 @@ from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, ObjectVersion
 from outrider.engine.fill.block_source import BlockSource, SourcePart
 from outrider.engine.fill.content_verification import ContentVerification
-from outrider.engine.fill.fill import BULK_BYTES, Fill, FillParts, FirstReply, buffer_bytes
+from outrider.engine.fill.fill import BULK_BYTES, BlockFill, FillParts, FirstReply, buffer_bytes
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot, Purpose
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.patience import Waiters
@@ -163,18 +163,18 @@ class FlightTable:
 
     async def _fill(self, flights: Sequence[Flight], slot: FillSlot) -> None:
         async with slot:
-            await Fill(flights, slot, self._parts_of(flights)).run()
+            await BlockFill(flights, slot, self._parts_of(flights)).run()
 
     def fill_begun(self, flights: Sequence[Flight]) -> Coroutine[Any, Any, None]:
-        """Fill the flight of a block whose `peer` has its reply already. As `fill_from`."""
-        return Fill(flights, None, self._parts_of(flights)).run()
+        """BlockFill the flight of a block whose `peer` has its reply already. As `fill_from`."""
+        return BlockFill(flights, None, self._parts_of(flights)).run()
 
     def fill_from(
         self, flights: Sequence[Flight], body: IncomingBody, asked_at: float
     ) -> Coroutine[Any, Any, None]:  # fmt: skip
         """Fill the flights from `body`, which was asked for at `asked_at` and brings their bytes. It needs no slot.
         Raises no error of the origin or the disk: the readers of the flights get it."""
-        return Fill(flights, None, self._parts).run(FirstReply(body, asked_at))
+        return BlockFill(flights, None, self._parts).run(FirstReply(body, asked_at))
 
     def _parts_of(self, flights: Sequence[Flight]) -> FillParts:
         return self._remote_parts if flights[0].is_remote else self._parts

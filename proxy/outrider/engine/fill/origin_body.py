@@ -68,7 +68,7 @@ class OriginBody:
             except OriginBroke as error:
                 if not await self._goes_on(error):
                     raise
-        self._close()
+        await self.aclose()
         return b""
 
     def _wanted(self, piece: Buffer) -> Buffer:
@@ -132,9 +132,6 @@ class OriginBody:
 
     async def aclose(self) -> None:
         """Give up the bytes that have not come."""
-        self._close()
-
-    def _close(self) -> None:
         self._close_reply()
         self._tries.end()
 

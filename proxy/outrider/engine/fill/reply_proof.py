@@ -86,14 +86,15 @@ def _stated(status: int, stated: str, length: int | None, asked: Extent | None) 
     if got is None:
         raise Unproved(Oddity.RANGE_UNPROVED)
     extent, size = got
-    if length is not None and length != extent.length:
+    stated_length = extent.length
+    if length is not None and length != stated_length:
         raise Unproved(Oddity.LENGTH_OTHER)
     odd = None
     if asked is None:
-        odd = Oddity.RANGE_UNASKED if status == 206 or extent.length < size else None
+        odd = Oddity.RANGE_UNASKED if status == 206 or stated_length < size else None
     elif status == 200:
         odd = Oddity.RANGE_AS_200
-    return Brought(extent.start, extent.length, size, odd)
+    return Brought(extent.start, stated_length, size, odd)
 
 
 def _whole_or_part(length: int | None, asked: Extent, size: int | None) -> Brought:

@@ -73,11 +73,12 @@ class BodyRead:
         """`since`: the number of changes of the version cache when the read began. `has_begun`: the client has the head
         of its reply."""
         self._version = version
-        self._version_id = parts.layout.version_id(version)
+        self.version_id = parts.layout.version_id(version)
         self._extent = extent
         self._position = self._planned_at = extent.start
         self._parts = parts
         self._layout = parts.layout
+        self._plan_step = parts.layout.block_bytes // _PLANS_PER_BLOCK
         self._source = parts.source
         self._store = parts.store
         self._flights = parts.flights
@@ -88,7 +89,7 @@ class BodyRead:
         self._renew = renew
         # The piece that was handed out last, and the block that it is of.
         self._piece: Piece | None = None
-        self._key = BlockKey(self._version_id, -1)
+        self._key = BlockKey(self.version_id, -1)
         # The first piece, which is handed out once more.
         self._first: Piece | None = None
         # The source of the next bytes: one of the three, or none.
@@ -163,7 +164,7 @@ class BodyRead:
             return False
         await self._leave_all()
         self._version, self._since = now
-        self._version_id = self._layout.version_id(self._version)
+        self.version_id = self._layout.version_id(self._version)
         self._has_begun = True
         return True
 
@@ -180,7 +181,8 @@ class BodyRead:
         for waiters in self._waits_for.values():
             waiters.leave()
         self._waits_for.clear()
-        await self._end_relay()
+        if self._relay is not None:
+            await self._end_relay()
 
     async def _next(self) -> Piece | None:
         """The piece at `position`; None: all have been sent."""
@@ -198,9 +200,10 @@ class BodyRead:
     async def _of_block(self) -> Piece | None:
         """The bytes of the block at `position`, if they are on disk. None: they are to come by a flight or a relay, or
         the block is to be looked at again."""
-        self._check_condemned()
+        if self._contents.has_mismatched:
+            self._check_condemned()
         index = self._layout.index_of(self._position)
-        key = self._key = BlockKey(self._version_id, index)
+        key = self._key = BlockKey(self.version_id, index)
         self._note_progress(index)
         self._fills = self._begin_fills()
         has_failed = index == self._failed_index
@@ -270,11 +273,13 @@ class BodyRead:
             self._position += len(piece.data if isinstance(piece, EarlyPiece) else piece)
         if self._relay is not None:
             return
-        self._check_condemned()
+        if self._contents.has_mismatched:
+            self._check_condemned()
         if self._flight is None:
             self._leave_block()
-        elif self._fills:
-            self._fill_further_ahead()
+        elif self._fills and self._planned_at + self._plan_step <= self._position < self._extent.stop:
+            # Widen the window while a block arrives.
+            self._fill_ahead()
 
     def _leave_block(self) -> None:
         self._flight = None
@@ -288,8 +293,9 @@ class BodyRead:
         """The read has come to the block `index`."""
         if self._position != self._block_at:
             self._block_at, self._block_since = self._position, self._source.clock()
-        for passed in [other for other in self._waits_for if other < index]:
-            self._waits_for.pop(passed).leave()
+        if self._waits_for:
+            for passed in [other for other in self._waits_for if other < index]:
+                self._waits_for.pop(passed).leave()
 
     def _wait_for(self, index: int, flight: Flight) -> None:
         """The flight is, or is soon to be, waited for by this read."""
@@ -311,8 +317,7 @@ class BodyRead:
         return not error.lasting and has_begun and waited_s < self._source.patience_s
 
     def _check_condemned(self) -> None:
-        # Called with each piece.
-        if self._contents.has_mismatched and self._contents.condemned_at(self._version_id) > self._since:
+        if self._contents.condemned_at(self.version_id) > self._since:
             raise ContentMismatch(f"{self._version.ref}: not the bytes that the bucket has")
 
     # -- read-ahead -------------------------------------------------------------------------------------------------
@@ -329,15 +334,9 @@ class BodyRead:
         if not Glances.may_be(self._extent, self._version.size, self._layout.block_bytes):
             return False
         wanted, key = self._flights.wanted, self._key
-        if not (wanted(key) and wanted(BlockKey(self._version_id, key.index - 1))):
+        if not (wanted(key) and wanted(BlockKey(self.version_id, key.index - 1))):
             return False
         return self._parts.glances.is_one(key, self._extent)
-
-    def _fill_further_ahead(self) -> None:
-        """Widen the window while a block arrives."""
-        step = self._layout.block_bytes // _PLANS_PER_BLOCK
-        if self._planned_at + step <= self._position < self._extent.stop:
-            self._fill_ahead()
 
     def _fill_ahead(self) -> None:
         """Begin the fills of the read-ahead window, and promote those in it that were prefetches."""
@@ -345,7 +344,7 @@ class BodyRead:
         blocks_sent = (self._position - self._extent.start) / self._layout.block_bytes
         readers = self._parts.readers.expected(blocks_sent)
         index, last = self._layout.index_of(self._position), self._layout.index_of(self._extent.stop - 1)
-        vid, wanted = self._version_id, self._flights.wanted
+        vid, wanted = self.version_id, self._flights.wanted
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), readers):
             if run.first > index and not self._flights.admits():
                 break

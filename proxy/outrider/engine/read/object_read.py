@@ -123,7 +123,7 @@ class ObjectReads:
                     asked = None
                 await self._version_lookup.brought(version, whole.start)
                 body = self._body(version, whole, self._versions.changes)
-                cache = self._status_of(version, whole)
+                cache = self._status_of(body.version_id, whole)
                 try:
                     # The first byte is in hand before the head is promised: until here another version changes nothing.
                     first = await body.begin()
@@ -206,10 +206,9 @@ class ObjectReads:
 
     # -- which bytes ----------------------------------------------------------------------------------------------
 
-    def _status_of(self, version: ObjectVersion, extent: Extent) -> CacheStatus:
+    def _status_of(self, vid: bytes, extent: Extent) -> CacheStatus:
         if extent.length == 0:
             return CacheStatus.HIT
-        vid = self._layout.version_id(version)
         indexes = self._layout.indexes(extent)[:_STATUS_BLOCKS_MAX]
         here = sum(self._store.has(BlockKey(vid, index)) for index in indexes)
         if here == 0:

@@ -106,7 +106,7 @@ class VersionCache:
     def fresh(self, ref: ObjectRef) -> ObjectVersion | None:
         """The version to serve without asking; None: ask first."""
         row = self._entries.find(ref)
-        if self._fresh_mark(ref, row) is None:
+        if row < 0 or self._fresh_mark(ref, row) is None:
             return None
         self._entries.use(row)
         return self._entries.version(row)
@@ -116,7 +116,7 @@ class VersionCache:
         # Read before the entry: a change in between makes the answer one that no longer holds.
         changes = self.changes
         row = self._entries.find(ref)
-        mark = self._fresh_mark(ref, row)
+        mark = None if row < 0 else self._fresh_mark(ref, row)
         if mark is None:
             return None
         freshness = self._freshness_of(ref)
@@ -124,8 +124,8 @@ class VersionCache:
         return Fresh(*self._entries.look(row), until, changes)
 
     def _fresh_mark(self, ref: ObjectRef, row: int) -> Mark | None:
-        """The mark of the object's entry; None: it has none, or is not fresh."""
-        mark = self._entries.mark(row) if row >= 0 else None
+        """The mark of the object's entry; None: it is not fresh."""
+        mark = self._entries.mark(row)
         return mark if mark is not None and self.will_be_fresh(ref, mark) else None
 
     def stale(self, ref: ObjectRef) -> ObjectVersion | None:
@@ -137,7 +137,7 @@ class VersionCache:
 
     def likely(self, ref: ObjectRef) -> ObjectVersion | None:
         """As `stale`. A doubt about all names does not count: most of them were not written."""
-        entry = self._entries.get(ref)
+        entry = None if (row := self._entries.find(ref)) < 0 else self._entries.entry(row)
         if entry is None or self._last_write(ref) > entry.asked.generation:
             return None
         return entry.version
@@ -168,7 +168,7 @@ class VersionCache:
         """The origin answered with `version` to a question put at `mark`. `settled`: a later overwrite will have
         another date (`freshness.is_settled`)."""
         row = self._entries.find(version.ref)
-        entry = self._entries.entry(row)
+        entry = None if row < 0 else self._entries.entry(row)
         if entry is not None and entry.mark is not None and entry.mark > mark:
             return  # a question put later was answered earlier
         if entry is not None and entry.version != version:
