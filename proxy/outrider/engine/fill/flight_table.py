@@ -166,7 +166,7 @@ class FlightTable:
             await BlockFill(flights, slot, self._parts_of(flights)).run()
 
     def fill_begun(self, flights: Sequence[Flight]) -> Coroutine[Any, Any, None]:
-        """BlockFill the flight of a block whose `peer` has its reply already. As `fill_from`."""
+        """Fill the flight of a block whose `peer` has its reply already. As `fill_from`."""
         return BlockFill(flights, None, self._parts_of(flights)).run()
 
     def fill_from(
