@@ -180,7 +180,7 @@ class Cluster:
         contents: ContentVerification, version_lookup: VersionLookup,
     ) -> None:  # fmt: skip
         """Makes the peer port, which does not listen yet, and the reports of the cluster."""
-        contents.ask = version_lookup.with_checksums
+        contents.questions.ask = version_lookup.with_checksums
         service = self._service = PeerService(
             self._layout, source, versions, store, flights, contents, version_lookup, self.reads, self.members,
             self._metrics, self._runtime,

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from yarl import URL
 
-from outrider.adapters.origin.client import Client
+from outrider.adapters.origin.client import HttpClient
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.forward_proxy import ForwardProxy
-from outrider.adapters.origin.http_reply import Reply
+from outrider.adapters.origin.http_reply import ReceivedReply
 from outrider.core.errors import Broke, OriginBroke
 from outrider.metrics import Metrics
 from tests.contract.test_odd_heads import PLAIN
@@ -48,8 +48,8 @@ async def served(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterat
 
 
 @asynccontextmanager
-async def client_of() -> AsyncIterator[Client]:
-    with closing(Client(Metrics(), lambda kind, name: None, threads=2, connect_timeout_s=20)) as client:
+async def client_of() -> AsyncIterator[HttpClient]:
+    with closing(HttpClient(Metrics(), lambda kind, name: None, threads=2, connect_timeout_s=20)) as client:
         yield client
 
 
@@ -57,7 +57,7 @@ def at(port: int, scheme: str = "http", proxy: str | None = None) -> Endpoint:
     return Endpoint(f"{scheme}://127.0.0.1:{port}", "", ForwardProxy(None if proxy is None else URL(proxy)))
 
 
-async def body_of(reply: Reply) -> bytes:
+async def body_of(reply: ReceivedReply) -> bytes:
     with closing(reply):
         return b"".join([chunk async for chunk in pieces_of(reply)])
 

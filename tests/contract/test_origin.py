@@ -20,7 +20,7 @@ import pytest
 
 from outrider.adapters.origin import bulk_reply
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.adapters.origin.http_reply import Reply
+from outrider.adapters.origin.http_reply import ReceivedReply
 from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import Headers
@@ -459,7 +459,7 @@ async def test_what_came_of_a_reply_that_is_given_up_is_counted(
         metrics = cast("HttpOrigin", origin._origin if isinstance(origin, InThreads) else origin)._metrics
         counted = partial(metrics.value, "outrider_duplicate_origin_bytes_total", cause="hedge")
         async with reply_to(origin, OriginRequest("GET", NAME, key)) as reply:
-            inner = cast("Reply", reply)
+            inner = cast("ReceivedReply", reply)
             async with asyncio.timeout(60):
                 # The head came with some of the body, which http.client may have buffered.
                 while inner._unread_bytes() < 40_000:

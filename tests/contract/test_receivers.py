@@ -130,19 +130,11 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("has_lock", [True, False])
-def test_large_bodies_come_by_receivers_and_are_served_from_their_files(
-    has_lock: bool, proxy: Proxy, front: TlsFront, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are threads where Python has no lock."""
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_has_lock", lambda: has_lock)
-        assert read(proxy) == DATA
-        proxy.settle()
+def test_large_bodies_come_by_receivers_and_are_served_from_their_files(proxy: Proxy, front: TlsFront) -> None:
+    assert read(proxy) == DATA
+    proxy.settle()
     pids = receivers_of(os.getpid())
-    threads = [thread for thread in threading.enumerate() if thread.name == "outrider-receiver"]
-    assert len(pids if has_lock else threads) == proxy.metric("outrider_receivers") in (1, 2)
-    assert (threads if has_lock else pids) == []
+    assert len(pids) == proxy.metric("outrider_receivers") in (1, 2)
     asked_before = proxy.metric("outrider_origin_requests_total", method="GET")
     assert read(proxy) == DATA
     assert proxy.metric("outrider_origin_requests_total", method="GET") == asked_before
@@ -153,9 +145,6 @@ def test_large_bodies_come_by_receivers_and_are_served_from_their_files(
     for pid in pids:
         while not is_gone(pid):
             time.sleep(0.01)
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
 
 
 def test_a_block_whose_tail_comes_first_has_the_checksum_of_the_whole(bucket: Bucket, front: TlsFront) -> None:
@@ -359,7 +348,7 @@ def test_a_slow_disk_makes_no_receiver_look_dead(monkeypatch: pytest.MonkeyPatch
     """Here stands what takes its time: the answer comes late, and it is not stopped."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with subprocess.Popen(["sleep", "60"]) as process:
-        one = module._Receiver(process, control, module.Trust())
+        one = module._Receiver(process, control, module.ReceiverTrust())
         theirs.send(b"1")
         assert one.hear()
         one.ask()

@@ -90,13 +90,13 @@ class World:
     async def nothing_is_left(self) -> None:
         """The next body is received by a thread; and no more files are open than at the beginning."""
         await until(lambda: self.client._free == self._count)
-        assert self.client.receiving == 0
+        assert self.client.threads.receiving == 0
         self.scripted.replies.append(REPLY)
         sink = Kept()
         await self.receive(sink)
         assert sink.data == DATA
         assert len(self.client.idle) == 1, "received by a thread"
-        assert len(self.client._threads._threads) <= self._count
+        assert len(self.client.threads.pool._threads) <= self._count
         self.client.idle.close()
         await until(lambda: files() <= self._files)
         assert not self.scripted.replies
@@ -262,14 +262,14 @@ async def test_where_no_thread_can_be_started_for_a_body_it_breaks_off() -> None
         sink, over = Kept(), threading.Event()
         async with reply_to(world.origin, OriginRequest("GET", "b", "k", bulk=True)) as reply:
             # The only thread there is, and it is taken.
-            await until(lambda: world.client._threads._idle_semaphore._value == 1)
-            world.client.begin(lambda: over.wait(60))
+            await until(lambda: world.client.threads.pool._idle_semaphore._value == 1)
+            world.client.threads.begin(lambda: over.wait(60))
             with pytest.MonkeyPatch.context() as patch:
                 no_thread_starts(patch)
                 with pytest.raises(OriginBroke):
                     async with aclosing(reply.receive(len(DATA), sink)) as counts:
                         await anext(counts)
-            assert (sink.times_ended, world.client.receiving) == (1, 0)
+            assert (sink.times_ended, world.client.threads.receiving) == (1, 0)
         over.set()
         await world.nothing_is_left()
 

@@ -119,7 +119,7 @@ class Node:
     def serve(self, made: Engine) -> None:
         """The engine is there: answer the other members."""
         self.engine = made
-        made.contents.ask = made.version_lookup.with_checksums
+        made.contents.questions.ask = made.version_lookup.with_checksums
         self.service = PeerService(
             made.layout, made.source, made.versions, made.store, made.flights, made.contents, made.version_lookup,
             self.reads, self.members, made.metrics, self._runtime,

@@ -12,7 +12,7 @@ from email.utils import formatdate
 from math import inf
 from typing import TYPE_CHECKING
 
-from outrider.adapters.origin.connection import Connection
+from outrider.adapters.origin.connection import LoopConnection
 from outrider.adapters.origin.connector import Connector
 from outrider.adapters.origin.idle_connections import IDLE_S, IdleConnections
 from outrider.core.errors import Broke, OriginBroke
@@ -46,7 +46,7 @@ class PlainGets:
         self._reply_s = reply_s
         self._clock = clock
         self._connector = Connector(_CONNECT_TIMEOUT_S)
-        self._idle: IdleConnections[Connection] = IdleConnections(idle_s)
+        self._idle: IdleConnections[LoopConnection] = IdleConnections(idle_s)
         self._rests_until = -inf
         self._rest_s = _REST_S
         self._rest = b" HTTP/1.1\r\nHost: %s\r\n" % endpoint.host.encode()
@@ -56,7 +56,7 @@ class PlainGets:
         if not self._room or not version.etag or self._clock() < self._rests_until:
             return
         self._room -= 1
-        connection: Connection | None = None
+        connection: LoopConnection | None = None
         try:
             connection = self._idle.take("") or await self._connector.connect(self._endpoint, None)
             reader = await connection.ask(
@@ -84,7 +84,7 @@ class PlainGets:
         self._rests_until = self._clock() + self._rest_s
         self._rest_s *= 2
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: LoopConnection) -> None:
         """For the next read, if it may have one."""
         if not connection.is_free:
             connection.abort()

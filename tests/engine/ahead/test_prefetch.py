@@ -256,11 +256,11 @@ async def test_a_reader_that_joins_the_first_request_of_an_object_reports_the_by
     for _ in range(100):
         await asyncio.sleep(0)
     assert room.scheduler._held[True] == 1
-    assert room.scheduler._left_bytes == BLOCK, "otherwise the fill would be taken for demand that ends"
+    assert room.scheduler.line.left_bytes == BLOCK, "otherwise the fill would be taken for demand that ends"
     gate.set()
     assert await reading == ramp(BLOCK, 77)
     await opened
-    assert room.scheduler._left_bytes == 0
+    assert room.scheduler.line.left_bytes == 0
 
 
 async def test_a_prefetch_whose_object_a_reader_requests_gives_its_slot_back(room: Engine) -> None:

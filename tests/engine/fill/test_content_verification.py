@@ -348,8 +348,8 @@ async def test_nothing_is_claimed_where_the_bucket_tells_nothing_that_can_be_com
     assert (mismatches(room), room.store.proved_bytes) == (0, 0)
     # The folder is left alone after three questions in vain.
     assert room.origin.count("HEAD") == 3
-    assert room.contents.is_silent(refs[0])
-    assert not room.contents.is_silent(ObjectRef("train", "elsewhere/0.tar"))
+    assert room.contents.questions.is_silent(refs[0])
+    assert not room.contents.questions.is_silent(ObjectRef("train", "elsewhere/0.tar"))
 
 
 @pytest.mark.parametrize("headers", COMPOSITES, ids=["no suffix", "no type", "neither"])

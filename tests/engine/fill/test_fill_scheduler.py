@@ -60,8 +60,8 @@ class Queue:
             event.set()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
         assert self.scheduler._held == {True: 0, False: 0}
-        assert not self.scheduler._demand
-        assert not self.scheduler._prefetch
+        assert not self.scheduler._demand.waiting
+        assert not self.scheduler._prefetch.waiting
 
 
 async def test_slots_are_granted_first_come_and_never_more_at_once_than_the_limit() -> None:
@@ -597,27 +597,27 @@ async def test_a_reader_that_has_more_to_request_keeps_prefetch_from_the_slots_o
     before = len(queue.order)
     await queue.end(last)
     assert (before, len(queue.order)) == ((5, 7) if was_prefetch else (4, 5))
-    assert queue.scheduler._expecting_more == 0
+    assert queue.scheduler.line.expecting_more == 0
     await queue.drain()
 
 
 async def test_the_bytes_left_of_demand_count_the_demand_that_holds_slots() -> None:
     queue = Queue(16)
     await queue.add("a", "p1", left_bytes=3 * MB)
-    assert queue.scheduler._left_bytes == 3 * MB
+    assert queue.scheduler.line.left_bytes == 3 * MB
     queue.of["p1"].promote()
-    assert queue.scheduler._left_bytes == 6 * MB
+    assert queue.scheduler.line.left_bytes == 6 * MB
     queue.scheduler.received(MB, queue.of["a"])
     queue.of["a"].give_back()
-    assert queue.scheduler._left_bytes == 3 * MB
+    assert queue.scheduler.line.left_bytes == 3 * MB
     queue.scheduler.received(5 * MB, queue.of["p1"])
-    assert queue.scheduler._left_bytes == 0, "a fill that brought more than its own bytes has none left"
+    assert queue.scheduler.line.left_bytes == 0, "a fill that brought more than its own bytes has none left"
     again = asyncio.create_task(queue.of["a"].take())
     await queue.settle()
-    assert queue.scheduler._left_bytes == 2 * MB
+    assert queue.scheduler.line.left_bytes == 2 * MB
     await again
     await queue.drain()
-    assert queue.scheduler._left_bytes == 0
+    assert queue.scheduler.line.left_bytes == 0
 
 
 async def test_demand_that_waits_is_short_of_fills_at_the_limit_of_the_settings_alone() -> None:

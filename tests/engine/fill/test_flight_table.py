@@ -22,7 +22,7 @@ from outrider.core.cache.readahead import BlockRun
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.engine.fill import fill as fill_module
-from outrider.engine.fill.fill import Fill, FillParts
+from outrider.engine.fill.fill import BlockFill, FillParts
 from outrider.engine.fill.fill_scheduler import READS_ON_S
 from outrider.engine.fill.flight import Flight
 from outrider.engine.tasks.runtime import Runtime
@@ -259,12 +259,12 @@ async def test_a_stop_wakes_the_waiters_and_leaves_nothing_behind(steps: int, ro
         await waiter
     assert len(room.flights) == 0
     assert room.store.used_bytes == len(room.store) * (BLOCK + 4096)
-    assert (room.scheduler._held[True], len(room.scheduler._demand)) == (0, 0)
+    assert (room.scheduler._held[True], len(room.scheduler._demand.waiting)) == (0, 0)
 
 
 async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine) -> None:
     unused: Any = None
-    fill = Fill([], None, FillParts(unused, room.store, room.contents, unused, unused, Runtime(unused, unused)))
+    fill = BlockFill([], None, FillParts(unused, room.store, room.contents, unused, unused, Runtime(unused, unused)))
     version = version_in(room)
     for index in range(2):
         await fill._open(Flight(BlockMeta(LAYOUT, version, index)))

@@ -19,6 +19,7 @@ from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.backoff import Backoff
 from outrider.core.origin.hedging import Hedging
 from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.origin_body import OriginBody
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import Patience
 from outrider.engine.fill.reply_proof import Unproved
@@ -75,9 +76,9 @@ class Room:
     async def read(self, *, slot: bool = False) -> bytes:
         own = self.scheduler.slot()
         if not slot:
-            return await all_of(self.origin_reader.body(self.version, Extent(0, len(DATA))))
+            return await all_of(OriginBody(self.origin_reader, self.version, Extent(0, len(DATA))))
         async with own:
-            return await all_of(self.origin_reader.body(self.version, Extent(0, len(DATA)), slot=own))
+            return await all_of(OriginBody(self.origin_reader, self.version, Extent(0, len(DATA)), slot=own))
 
     async def settle(self) -> None:
         for _ in range(30):
@@ -242,7 +243,7 @@ async def test_a_large_body_is_hedged_only_from_saved_bytes(room: Room) -> None:
     version, parts = ObjectVersion(REF, etag, len(large)), []
 
     async def read() -> None:
-        parts.append(await all_of(room.origin_reader.body(version, Extent(0, len(large)))))
+        parts.append(await all_of(OriginBody(room.origin_reader, version, Extent(0, len(large)))))
 
     room.measured(saved=2)
     for hedged in (False, True):
@@ -287,7 +288,7 @@ async def test_the_body_of_a_loser_that_was_answered_too_is_counted(room: Room) 
 
 
 async def test_a_reader_that_leaves_early_gives_the_rest_up(room: Room) -> None:
-    async with aclosing(room.origin_reader.body(room.version, Extent(0, len(DATA)))) as body:
+    async with aclosing(OriginBody(room.origin_reader, room.version, Extent(0, len(DATA)))) as body:
         await body.some()
     assert room.origin.given_up == ["abandoned"]
     assert await room.read() == DATA
@@ -356,7 +357,7 @@ async def test_a_body_that_fails_leaves_no_cycle(bad: dict[str, object], room: R
     room.origin.faults = [Fault(times=None, **bad)]  # type: ignore[arg-type]
     gc.disable()
     try:
-        body = room.origin_reader.body(room.version, Extent(0, len(DATA)))
+        body = OriginBody(room.origin_reader, room.version, Extent(0, len(DATA)))
         with suppress(OriginBroke, Unproved):
             await body.some()
         await body.aclose()

@@ -16,8 +16,9 @@ from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.origin_body import OriginBody
 from outrider.engine.fill.origin_reader import OriginReader
-from outrider.engine.fill.patience import A_CLIENT, Retries, Waiters
+from outrider.engine.fill.patience import A_CLIENT, Retries, Tries, Waiters
 from outrider.engine.fill.refused import OriginRefused
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
@@ -61,7 +62,7 @@ class Room:
         self.origin.faults.append(Fault(times=None, while_=strikes, **fault))
 
     async def read(self, waiters: Waiters = A_CLIENT, start: int = 0) -> bytes:
-        return await all_of(self.origin_reader.body(self.version, Extent(start, len(DATA)), waiters=waiters))
+        return await all_of(OriginBody(self.origin_reader, self.version, Extent(start, len(DATA)), waiters=waiters))
 
     async def ask(self, waiters: Waiters = A_CLIENT) -> int:
         with closing(await self.origin_reader.reply(GET, waiters=waiters)) as reply:
@@ -240,13 +241,13 @@ async def test_the_time_of_all_waits_is_counted(room: Room) -> None:
 
 def test_a_repeated_try_has_the_time_that_is_left_and_ten_seconds_at_least() -> None:
     time = VirtualTime()
-    with Retries(time.patience(), Metrics()).begin("a read", A_CLIENT) as tries:
-        assert tries.left_s is None, "the first try has the timeout of the adapter"
-        tries.failed("silent")
-        left: list[float | None] = []
-        for now in (1000.0, 1030.0, 1044.0, 1054.0, 1056.0):
-            time.now = now
-            left.append(tries.left_s)
+    tries = Tries(Retries(time.patience(), Metrics()), "a read", A_CLIENT)
+    assert tries.left_s is None, "the first try has the timeout of the adapter"
+    tries.failed("silent")
+    left: list[float | None] = []
+    for now in (1000.0, 1030.0, 1044.0, 1054.0, 1056.0):
+        time.now = now
+        left.append(tries.left_s)
     assert left == [45.0, 15.0, 10.0, 10.0, None]
 
 

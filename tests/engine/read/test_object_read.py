@@ -625,12 +625,12 @@ async def test_the_bytes_left_of_a_fill_fall_as_its_bytes_come(room: Engine) -> 
     room.origin.faults = [Fault(body_gate=gate, gate_after=2 * 7000)]
     reader = asyncio.create_task(room.range(0, BLOCK))
     async with asyncio.timeout(60):
-        while room.scheduler._left_bytes != BLOCK - 2 * 7000:
+        while room.scheduler.line.left_bytes != BLOCK - 2 * 7000:
             await asyncio.sleep(0)
     gate.set()
     assert await reader == DATA[:BLOCK]
     await room.tasks.settle()
-    assert room.scheduler._left_bytes == 0
+    assert room.scheduler.line.left_bytes == 0
 
 
 @pytest.mark.parametrize("rest", ["missing", "missing behind a hole", "prefetched", "here"])
@@ -653,11 +653,11 @@ async def test_a_reader_expects_more_until_all_that_it_lacks_is_on_its_way(room:
         async with asyncio.timeout(60):
             while room.scheduler._held[True] < FIRST_BLOCKS:
                 await asyncio.sleep(0)
-        assert room.scheduler._expecting_more == (rest != "here")
+        assert room.scheduler.line.expecting_more == (rest != "here")
         gate.set()
         assert await reader == DATA
         await room.tasks.settle()
-        assert room.scheduler._expecting_more == 0
+        assert room.scheduler.line.expecting_more == 0
 
 
 async def test_a_reader_that_takes_nothing_expects_no_more_once_its_blocks_are_here(room: Engine) -> None:
@@ -665,7 +665,7 @@ async def test_a_reader_that_takes_nothing_expects_no_more_once_its_blocks_are_h
     answer = await room.reads.get(REF, {})
     await room.tasks.settle()
     assert not room.flights
-    assert room.scheduler._expecting_more == 0
+    assert room.scheduler.line.expecting_more == 0
     assert await taken(answer) == DATA
 
 
@@ -843,6 +843,16 @@ async def test_with_no_room_at_all_the_bytes_are_relayed_and_counted(tmp_path: P
         await room.tasks.settle()
         assert room.metrics.value("outrider_relays_total") >= 2
         assert (len(room.store), room.store.used_bytes) == (0, 0)
+
+
+async def test_the_reply_of_a_question_is_closed_where_its_fill_ends_before_the_first_byte(tmp_path: Path) -> None:
+    with engine(tmp_path / "c", capacity_bytes=0) as room:
+        room.origin.put(REF, DATA)
+        # In mid-block, where room for the head is taken before any byte of the reply.
+        answer = await room.reads.get(REF, {"range": f"bytes={BLOCK // 2}-"})
+        assert await taken(answer) == DATA[BLOCK // 2 :]
+        await room.tasks.settle()
+        assert room.origin.under_way == 0
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])

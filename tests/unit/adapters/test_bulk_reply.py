@@ -11,9 +11,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from outrider.adapters.origin.blocking_connection import BlockingConnection
-from outrider.adapters.origin.bulk_reply import READ_BYTES_FIRST, BulkReply
-from outrider.adapters.origin.endpoint import Endpoint
-from outrider.adapters.origin.forward_proxy import ForwardProxy
+from outrider.adapters.origin.bulk_reply import READ_BYTES_FIRST, BodyThreads, BulkReply
 from outrider.core.errors import OriginBroke
 from outrider.metrics import Metrics
 from tests.support.fakes import RAMP, pieces_of
@@ -24,13 +22,13 @@ _KIB = 2**10
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
 
 
-class Threads:
-    """The owner of the threads, which has none: it does the work at once, and counts it."""
+class Threads(BodyThreads):
+    """It does the work at once, and counts it. `kept`: connections that may be used again."""
 
-    receiving = 0
     buffer_bytes = 512 * _KIB
 
     def __init__(self) -> None:
+        super().__init__(1, "none")
         self.hops = 0
         self.kept = 0
 
@@ -42,9 +40,6 @@ class Threads:
         except OriginBroke as error:
             done.set_exception(error)
         return done
-
-    def give_back(self, target: Endpoint, connection: BlockingConnection) -> None:
-        self.kept += connection.is_read and connection.reader.keeps
 
 
 class Line:
@@ -76,7 +71,11 @@ class Line:
 def reply_on(line: object, threads: Threads, *, holds: bool = False) -> BulkReply:
     connection = BlockingConnection(cast(Any, line))
     connection.ask(b"", 1.0, small_bytes=64 * _KIB if holds else 0)
-    return BulkReply(threads, Endpoint("http://peer", "", ForwardProxy()), connection, Metrics())
+
+    def over() -> None:
+        threads.kept += connection.is_read and connection.reader.keeps
+
+    return BulkReply(threads, connection, Metrics(), over)
 
 
 async def chunks_of(reply: BulkReply) -> list[bytes]:

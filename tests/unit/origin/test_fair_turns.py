@@ -92,7 +92,7 @@ def test_a_queue_serves_the_lowest_level_and_each_tenant_in_order(script: list[t
             assert place[0] == min(level for level, *_ in waiting)
             assert item == min(number for level, name, number in waiting if (level, name) == place[:2])
             waiting.remove(place)
-        assert len(queue) == len(waiting)
+        assert len(queue.waiting) == len(waiting)
         assert (queue.first() is None) == (not waiting)
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from outrider.core.model import is_hash
 from outrider.core.origin.oddities import Oddity
-from outrider.core.origin.witnesses import Told, Witnesses, is_of_nothing
+from outrider.core.origin.witnesses import ReplyFacts, Witnesses, is_of_nothing
 
 DAY, NEXT = "Thu, 01 Jan 2026 00:00:00 GMT", "Fri, 02 Jan 2026 00:00:00 GMT"
-TOLD = Told('"one"', 100, None, DAY, settled=True, by_head=False)
+TOLD = ReplyFacts('"one"', 100, None, DAY, settled=True, by_head=False)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from typing import TypeVar
 
 from prometheus_client import Counter
 
-from outrider.adapters.origin.client import Client
+from outrider.adapters.origin.client import HttpClient
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.forward_proxy import ForwardProxy
-from outrider.adapters.origin.http_reply import Reply
+from outrider.adapters.origin.http_reply import ReceivedReply
 from outrider.adapters.origin.receivers import Receivers
 from outrider.core.auth.peer_signature import is_proved, signed
 from outrider.core.auth.sigv4 import SigningKeys
@@ -86,10 +86,10 @@ class PeerClient:
         self._tls = tls
         self._receivers = receivers
         self._keys = SigningKeys()
-        self._client: Client | None = None
+        self._client: HttpClient | None = None
 
     async def open(self) -> None:
-        self._client = Client(
+        self._client = HttpClient(
             _NotCounted(), lambda kind, name: None, threads=self._threads, connect_timeout_s=_CONNECT_TIMEOUT_S,
             small_bytes=_SMALL_BYTES, receivers=self._receivers, idle_max=_IDLE_MAX,
         )  # fmt: skip
@@ -145,7 +145,7 @@ class PeerClient:
         asker = self._asker()
         return replace(asker, wire=min(asker.wire, member.wire[1]), receiver=member.name)
 
-    async def _answered(self, member: Member, read: PeerRead) -> tuple[Reply, str]:
+    async def _answered(self, member: Member, read: PeerRead) -> tuple[ReceivedReply, str]:
         """The reply with its head, and the `authorization` of the request. Raises PeerFailed."""
         try:
             head = peer_wire.read_head(read, self._asker_to(member))
@@ -197,7 +197,7 @@ class PeerClient:
             raise PeerFailed("garbage", "the answer has no proof of the key")
         return bytes(told)
 
-    def _head_of(self, reply: Reply, member: Member, read: PeerRead, authorization: str) -> AnswerHead:
+    def _head_of(self, reply: ReceivedReply, member: Member, read: PeerRead, authorization: str) -> AnswerHead:
         """The head of an answer that is to be believed; of any other, the reply is closed. Raises PeerFailed."""
         try:
             return _believed(
@@ -218,7 +218,7 @@ class PeerClient:
 class ReadReply:
     """Implements `ports.PeerReply`."""
 
-    def __init__(self, reply: Reply, head: AnswerHead, came: Counter) -> None:
+    def __init__(self, reply: ReceivedReply, head: AnswerHead, came: Counter) -> None:
         assert head.confirmed is not None
         self.confirmed: Confirmed = head.confirmed
         self.extent: Extent | None = head.extent
@@ -264,7 +264,7 @@ def _decoded(kind: type[M], body: bytes) -> M:
         raise PeerFailed("garbage", str(error)) from error
 
 
-def _believed(reply: Reply, member: Member, read: PeerRead, is_proved: bool) -> AnswerHead:
+def _believed(reply: ReceivedReply, member: Member, read: PeerRead, is_proved: bool) -> AnswerHead:
     """Raises PeerFailed, WireError: the answer is not to be believed."""
     if reply.status in _STATUS and dict(reply.headers).get(peer_wire.FROM) != member.name:
         raise PeerFailed("garbage", "another member answers")

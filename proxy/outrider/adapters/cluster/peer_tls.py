@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from pathlib import Path
 
-from outrider.adapters.origin.receivers import Trust
+from outrider.adapters.origin.receivers import ReceiverTrust
 from outrider.adapters.process.read_again import Sleep, follow
 from outrider.settings import Settings, SettingsError
 
@@ -32,7 +32,7 @@ class PeerTls:
 
     def __init__(self, cert: Path, key: Path, authority: Path) -> None:
         self._cert, self._key, self._authority = (path.expanduser() for path in (cert, key, authority))
-        self.trust = Trust()
+        self.trust = ReceiverTrust()
         self._read()
         # A server keeps the context with which it began: at each handshake this one gives way to that of now.
         self._entrance = self._context(ssl.PROTOCOL_TLS_SERVER)
@@ -59,7 +59,7 @@ class PeerTls:
         paths = (self._authority, self._cert, self._key)
         where = f"--peer-tls-cert {self._cert}, --peer-tls-key {self._key}, --peer-tls-ca {self._authority}"
         try:
-            trust = Trust(*(path.read_bytes() for path in paths))
+            trust = ReceiverTrust(*(path.read_bytes() for path in paths))
             if trust == self.trust:
                 return False
             outgoing, incoming = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)

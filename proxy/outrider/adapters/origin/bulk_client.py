@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from outrider.adapters.origin.blocking_connection import BlockingConnection
-from outrider.adapters.origin.bulk_reply import READ_BYTES_FIRST, BulkReply, NoThread
+from outrider.adapters.origin.bulk_reply import BodyThreads, BulkReply, NoThread
 from outrider.adapters.origin.connector import Connector
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.adapters.origin.http_reply import Counts
@@ -30,14 +27,8 @@ from outrider.core.errors import Broke, OriginBroke
 from outrider.futures import heard
 from outrider.ports import BodyInThread
 
-T = TypeVar("T")
-
 # Threads that send bodies. More uploads than that go through the event loop: the clients of some may be slow.
 _SENDERS = 32
-# More than a socket gives at once costs memory and gains nothing; with less, the system calls cost more.
-_READ_BYTES_MAX = 1024 * 1024
-# All buffers together take no more than this.
-_BUFFERS_BYTES = 8 * 1024 * 1024
 
 
 class BulkClient:
@@ -54,13 +45,11 @@ class BulkClient:
         self._connector = connector
         self._receivers = receivers
         self._free = threads
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="outrider-receive")
-        self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix="outrider-send")
+        self.threads = BodyThreads(threads, "outrider-receive")
+        self._senders = BodyThreads(_SENDERS, "outrider-send")
         self._senders_free = _SENDERS
         self._small_bytes = small_bytes
         self.idle: IdleConnections[BlockingConnection] = IdleConnections(most=idle_max)
-        self.receiving = 0
-        """Bodies that are being received."""
 
     async def ask(
         self, target: Endpoint, request: bytes, timeout_s: float, body: BodyInThread | None = None
@@ -83,7 +72,7 @@ class BulkClient:
                 kept = self.idle.take(target.key)
                 connection = kept or await self._connected(target)
                 ask = partial(connection.ask, request, timeout_s, body=body, small_bytes=self._small_bytes)
-                asking = self._begin(self._threads if body is None else self._senders, ask)
+                asking = (self.threads if body is None else self._senders).begin(ask)
                 try:
                     await asyncio.shield(asking)
                     is_answered = True
@@ -109,7 +98,7 @@ class BulkClient:
             raise OriginBroke(f"no thread: {error}") from error
         assert connection is not None
         self._sent(body)
-        return BulkReply(self, target, connection, self._counts)
+        return BulkReply(self.threads, connection, self._counts, partial(self._give_back, target, connection))
 
     async def _connected(self, target: Endpoint) -> BlockingConnection:
         sock = await self._connector.socket_to(target)
@@ -146,25 +135,7 @@ class BulkClient:
             self._senders_free += 1
             body.end()
 
-    @property
-    def buffer_bytes(self) -> int:
-        """How many bytes one more body may hold in memory."""
-        return max(READ_BYTES_FIRST, min(_READ_BYTES_MAX, _BUFFERS_BYTES // (self.receiving + 1)))
-
-    def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Do `work` in a thread. Raises NoThread: it will not be done."""
-        return self._begin(self._threads, work)
-
-    def _begin(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
-        job = _Job(work)
-        try:
-            return asyncio.get_running_loop().run_in_executor(threads, job.run)
-        except RuntimeError as error:
-            # The executor starts a thread after it has queued the work, and another thread may come to it.
-            job.is_wanted = False
-            raise NoThread("none can be started") from error
-
-    def give_back(self, target: Endpoint, connection: BlockingConnection) -> None:
+    def _give_back(self, target: Endpoint, connection: BlockingConnection) -> None:
         """A reply is over, and its thread free."""
         self._free += 1
         if connection.is_read and connection.reader.keeps:
@@ -177,16 +148,5 @@ class BulkClient:
         self.idle.close()
         if self._receivers is not None:
             self._receivers.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._senders.shutdown(wait=False, cancel_futures=True)
-
-
-class _Job(Generic[T]):
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self.is_wanted = True
-
-    def run(self) -> T:
-        if not self.is_wanted:
-            raise NoThread("too late")
-        return self._work()
+        self.threads.pool.shutdown(wait=False, cancel_futures=True)
+        self._senders.pool.shutdown(wait=False, cancel_futures=True)

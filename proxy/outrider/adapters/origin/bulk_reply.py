@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from outrider.adapters.origin.blocking_connection import BlockingConnection
-from outrider.adapters.origin.endpoint import Endpoint
-from outrider.adapters.origin.http_reply import Counts, Reply, in_socket
+from outrider.adapters.origin.http_reply import Counts, ReceivedReply, in_socket
 from outrider.core.errors import OriginBroke
 from outrider.futures import heard
 from outrider.ports import Buffer, ByteSink, Place
@@ -19,6 +19,10 @@ T = TypeVar("T")
 
 _READ_BYTES_MIN = 16 * 1024
 READ_BYTES_FIRST = 64 * 1024
+# More than a socket gives at once costs memory and gains nothing; with less, the system calls cost more.
+_READ_BYTES_MAX = 1024 * 1024
+# All buffers together take no more than this.
+_BUFFERS_BYTES = 8 * 1024 * 1024
 # A read of the socket returns once the asked bytes are here: fewer are asked for on a slow line, so that a reader gets
 # bytes every few milliseconds.
 _READ_SLOW_S, _READ_FAST_S = 0.006, 0.002
@@ -35,35 +39,48 @@ class NoThread(Exception):
     """No thread can be started for this work."""
 
 
-class Client(Protocol):
-    """The owner of the threads and connections, as far as a reply needs it."""
+class BodyThreads:
+    """Threads that receive bodies, or send them. Called on the event loop's thread."""
 
-    receiving: int
-    """Bodies that are being received."""
+    def __init__(self, most: int, name: str) -> None:
+        self.pool = ThreadPoolExecutor(most, thread_name_prefix=name)
+        self.receiving = 0
+        """Bodies that are being received."""
 
     @property
-    def buffer_bytes(self) -> int: ...
+    def buffer_bytes(self) -> int:
+        """How many bytes one more body may hold in memory."""
+        return max(READ_BYTES_FIRST, min(_READ_BYTES_MAX, _BUFFERS_BYTES // (self.receiving + 1)))
 
     def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Raises NoThread."""
-        ...
+        """Do `work` in a thread. Raises NoThread: it will not be done."""
+        is_wanted = True
 
-    def give_back(self, target: Endpoint, connection: BlockingConnection) -> None:
-        """The reply is over. The connection is kept, or closed."""
-        ...
+        def run() -> T:
+            if not is_wanted:
+                raise NoThread("too late")
+            return work()
+
+        try:
+            return asyncio.get_running_loop().run_in_executor(self.pool, run)
+        except RuntimeError as error:
+            # The executor starts a thread after it has queued the work, and another thread may come to it.
+            is_wanted = False
+            raise NoThread("none can be started") from error
 
 
-class BulkReply(Reply):
+class BulkReply(ReceivedReply):
     """A reply whose body a thread receives."""
 
     in_thread = True
 
     def __init__(
-        self, client: Client, target: Endpoint, connection: BlockingConnection, counts: Counts
+        self, threads: BodyThreads, connection: BlockingConnection, counts: Counts, over: Callable[[], None]
     ) -> None:  # fmt: skip
+        """`over` is called once the reply is over, and its thread free: the connection is to be kept, or closed."""
         super().__init__(counts, connection.reader)
-        self._client = client
-        self._target = target
+        self._threads = threads
+        self._over = over
         self._connection = connection
         self._under_way: asyncio.Future[Any] | None = None
         self._closed = False
@@ -86,28 +103,28 @@ class BulkReply(Reply):
                 self._broke()
                 raise
             if len(chunk) == asked_bytes:
-                self._read_bytes = min(self._client.buffer_bytes, 2 * asked_bytes)
+                self._read_bytes = min(self._threads.buffer_bytes, 2 * asked_bytes)
         if connection.is_read:
-            self._whole()
+            self._free_connection()
         self._came(len(chunk))
         return chunk
 
     def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Raises OriginBroke: there is no thread, and the rest has to be asked for another way."""
         try:
-            return self._client.begin(work)
+            return self._threads.begin(work)
         except NoThread as error:
             self._broke()
             raise OriginBroke(f"no thread: {error}") from error
 
     async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
-        receiving = Receiving(self._connection, count, sink, self._client.buffer_bytes, self._read_bytes)
+        receiving = Receiving(self._connection, count, sink, self._threads.buffer_bytes, self._read_bytes)
         try:
             under_way = self._under_way = self._begin(receiving.run)
         except OriginBroke:
             sink.ended()
             raise
-        self._client.receiving += 1
+        self._threads.receiving += 1
         under_way.add_done_callback(receiving.tell)
         told = 0
         try:
@@ -124,7 +141,7 @@ class BulkReply(Reply):
                     self._came(came)
                     yield came
             if self._connection.is_read:
-                self._whole()
+                self._free_connection()
         finally:
             try:
                 if not under_way.done():
@@ -132,7 +149,7 @@ class BulkReply(Reply):
                     # The sink may be closed afterwards: the thread must not use it any more.
                     await asyncio.wait([under_way], timeout=_ABORT_S)
             finally:
-                self._client.receiving -= 1
+                self._threads.receiving -= 1
                 self._read_bytes = receiving.read_bytes
                 if under_way.done():
                     _over(under_way, sink)
@@ -155,14 +172,14 @@ class BulkReply(Reply):
             return
         self._closed = True
         if self._under_way is None or self._under_way.done():
-            self._client.give_back(self._target, self._connection)
+            self._over()
         else:
             self._connection.abort()
             self._under_way.add_done_callback(self._thread_ended)
 
     def _thread_ended(self, done: asyncio.Future[Any]) -> None:
         heard(done)
-        self._client.give_back(self._target, self._connection)
+        self._over()
 
 
 class Receiving:

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from aiohttp.abc import AbstractResolver
 
 from outrider.adapters.origin.bulk_client import BulkClient
-from outrider.adapters.origin.connection import Connection
+from outrider.adapters.origin.connection import LoopConnection
 from outrider.adapters.origin.connector import Connector
 from outrider.adapters.origin.endpoint import Endpoint
-from outrider.adapters.origin.http_reply import Counts, HttpReply, Reply
+from outrider.adapters.origin.http_reply import Counts, HttpReply, ReceivedReply
 from outrider.adapters.origin.idle_connections import IdleConnections
 from outrider.adapters.origin.receivers import Receivers
 from outrider.core.errors import OriginBroke
@@ -23,7 +23,7 @@ Note = Callable[[Oddity, str], None]
 """Told of each head that was mended: the kind, and the name of a header."""
 
 
-class Client:
+class HttpClient:
     """Owns the connections, and the threads that receive. To any number of servers."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Client:
         self._counts = counts
         self._note = note
         self._connector = Connector(connect_timeout_s, resolver)
-        self._idle: IdleConnections[Connection] = IdleConnections(most=idle_max)
+        self._idle: IdleConnections[LoopConnection] = IdleConnections(most=idle_max)
         self.bulk = BulkClient(
             threads, self._connector, counts, small_bytes=small_bytes, receivers=receivers, idle_max=idle_max
         )
@@ -44,7 +44,7 @@ class Client:
         self, target: Endpoint, method: str, path: str, headers: Mapping[str, str], timeout_s: float,
         *, tls: ssl.SSLContext | None = None, body: AsyncIterator[Buffer] | None = None,
         body_in_thread: BodyInThread | None = None, bulk: bool = False,
-    ) -> Reply:  # fmt: skip
+    ) -> ReceivedReply:  # fmt: skip
         """Send a request once, and return its reply, which the caller closes. `path`: percent-encoded, with the query.
         `timeout_s` bounds each wait for the server. `bulk`: the body of the reply is large. A body without a
         Content-Length is sent in chunks.
@@ -54,7 +54,7 @@ class Client:
         """
         chunked = body is not None and "content-length" not in headers
         request = _request(target, method, path, {**headers, "transfer-encoding": "chunked"} if chunked else headers)
-        reply: Reply | None = None
+        reply: ReceivedReply | None = None
         if bulk or body_in_thread is not None:
             reply = await self.bulk.ask(target, request, timeout_s, body_in_thread)
         if reply is None:

@@ -25,7 +25,7 @@ _HEAD_BYTES = 4 * 1024
 _LAST_BYTES = 64 * 1024
 
 
-class Place(Protocol):
+class BodyPlace(Protocol):
     """Memory for a body that is measured, with room for no more than all of it."""
 
     def empty(self) -> memoryview:
@@ -35,7 +35,7 @@ class Place(Protocol):
     def arrived(self, count: int) -> None: ...
 
 
-class Connection(asyncio.BufferedProtocol):
+class LoopConnection(asyncio.BufferedProtocol):
     """Made by the event loop. A caller of `ask` reads the reply to its end, or ends the connection by `abort`."""
 
     def __init__(self, landing: memoryview) -> None:
@@ -52,8 +52,8 @@ class Connection(asyncio.BufferedProtocol):
         self.held_bytes = 0
         """Bytes of the body that were received and not read."""
         # Where the body belongs, if it is to be received there; as the head of the reply says, once it is here.
-        self._into: Place | None = None
-        self._place: Callable[[ReplyReader], Place | None] | None = None
+        self._into: BodyPlace | None = None
+        self._place: Callable[[ReplyReader], BodyPlace | None] | None = None
         self._broke: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_paused = False
@@ -84,8 +84,9 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_free(self) -> bool:
         """The next request may be sent."""
-        # One that is paused would not hear that the server ends it, or sends what nobody asked for.
-        is_heard = self.is_open and not self._is_paused
+        # One that is paused would not hear that the server ends it, or sends what nobody asked for. Whether it did is
+        # looked at before the next request.
+        is_heard = self._transport is not None and not self._transport.is_closing() and not self._is_paused
         return self.reader.is_over and self.reader.keeps and not self._is_sending and is_heard
 
     @property
@@ -100,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
     async def ask(
         self, request: bytes, *, timeout_s: float, without_body: bool = False,
         body: AsyncIterator[Buffer] | None = None, chunked: bool = False, expects: bool = False,
-        place: Callable[[ReplyReader], Place | None] | None = None,
+        place: Callable[[ReplyReader], BodyPlace | None] | None = None,
     ) -> ReplyReader:  # fmt: skip
         """Send `request`, and wait for the head of the reply. `timeout_s`: how long the server may send nothing, here
         and in the body. `expects`: the body is sent once the server asks for it. `place`: asked where the body belongs,
@@ -109,7 +110,8 @@ class Connection(asyncio.BufferedProtocol):
         self._broke, self._timeout_s, self._asked, self._place = None, timeout_s, True, place
         self._pieces.clear()
         self.held_bytes, self._sending = 0, None
-        self._resume()
+        if self._is_paused:
+            self._resume()
         if self._transport is None:
             self._fail(OriginBroke("the connection was closed"))
         elif body is None:
@@ -128,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
             await self._more()
         piece = self._pieces.popleft()
         self.held_bytes -= len(piece)
-        if not self._pieces:
+        if self._is_paused and not self._pieces:
             self._resume()
         return piece
 
@@ -172,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
             self._waiter = None
 
     def _resume(self) -> None:
-        if self._is_paused and self._transport is not None:
+        if self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
 
@@ -294,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
         self.reader.passed(count)
         self._came_into(self._into, count)
 
-    def _came_into(self, place: Place, count: int) -> None:
+    def _came_into(self, place: BodyPlace, count: int) -> None:
         place.arrived(count)
         if self.reader.is_over:
             self._into = None

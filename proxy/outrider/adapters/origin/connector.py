@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractResolver
 from aiohttp.resolver import ThreadedResolver
 from cachetools import TTLCache
 
-from outrider.adapters.origin.connection import Connection
+from outrider.adapters.origin.connection import LoopConnection
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.core.errors import Broke, OriginBroke
 from outrider.core.origin.reply_reader import ReplyReader
@@ -58,13 +58,13 @@ class Connector:
             await _tunnel_through(sock, target, self.timeout_s)
         return sock
 
-    async def connect(self, target: Endpoint, tls: ssl.SSLContext | None) -> Connection:
+    async def connect(self, target: Endpoint, tls: ssl.SSLContext | None) -> LoopConnection:
         """`tls` None: the certificates of the system are trusted."""
         is_secure, proxy = target.base.startswith("https:"), target.proxy.url
         scheme, host, port = _near(target)
         loop = asyncio.get_running_loop()
         sock: socket.socket | None = None
-        connection: Connection | None = None
+        connection: LoopConnection | None = None
         try:
             addresses = await self._addresses(host, port)
             async with asyncio.timeout(self.timeout_s):
@@ -72,7 +72,7 @@ class Connector:
                 to_proxy = trusted() if proxy is not None else tls or trusted()
                 near_tls = to_proxy if scheme == "https" else None
                 _, connection = await loop.create_connection(
-                    partial(Connection, self._landing), sock=sock, ssl=near_tls,
+                    partial(LoopConnection, self._landing), sock=sock, ssl=near_tls,
                     server_hostname=host if near_tls is not None else None,
                 )  # fmt: skip
                 if proxy is not None and is_secure:
@@ -115,7 +115,7 @@ async def _connected(addresses: Sequence[AddrInfoType]) -> socket.socket:
     return sock
 
 
-async def _open_tunnel(connection: Connection, target: Endpoint, tls: ssl.SSLContext, timeout_s: float) -> None:
+async def _open_tunnel(connection: LoopConnection, target: Endpoint, tls: ssl.SSLContext, timeout_s: float) -> None:
     _check_tunnel(await connection.ask(_connect(target), timeout_s=timeout_s, without_body=True))
     await connection.start_tls(tls, urlsplit(target.base).hostname or "")
 

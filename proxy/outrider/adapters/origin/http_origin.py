@@ -8,6 +8,7 @@ import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -15,10 +16,10 @@ from aiohttp.abc import AbstractResolver
 from cachetools import LRUCache
 
 from outrider.adapters.origin.aws_config import ca_bundle
-from outrider.adapters.origin.client import Client
+from outrider.adapters.origin.client import HttpClient
 from outrider.adapters.origin.endpoint import Endpoint, moved
-from outrider.adapters.origin.http_reply import Reply
-from outrider.adapters.origin.receivers import Receivers, Trust
+from outrider.adapters.origin.http_reply import ReceivedReply
+from outrider.adapters.origin.receivers import Receivers, ReceiverTrust
 from outrider.core.auth.form_policy import signed_anew
 from outrider.core.auth.sigv4 import Credentials, SigningKeys, sign_headers
 from outrider.core.errors import OriginBroke, OriginBusy
@@ -89,11 +90,11 @@ class HttpOrigin:
         self._receivers: Receivers | None = None
         self.waiting = 0
         """How many requests wait for a free connection."""
-        self._client: Client | None = None
+        self._client: HttpClient | None = None
         self.authority: tuple[str, str] | None = None
         """See `ca_bundle`."""
         self._tls: ssl.SSLContext | None = None
-        self._trust = Trust()
+        self._trust = ReceiverTrust()
 
     async def open(self) -> None:
         self.authority = ca_bundle(os.environ)
@@ -101,7 +102,7 @@ class HttpOrigin:
             self.read_authority()
         if self._receivers_max:
             self._receivers = Receivers(self._receivers_max, self._metrics, lambda: self._trust)
-        self._client = Client(
+        self._client = HttpClient(
             self._metrics, self._oddities.note, threads=self._threads, connect_timeout_s=_CONNECT_TIMEOUT_S,
             resolver=self._resolver, receivers=self._receivers,
         )  # fmt: skip
@@ -111,7 +112,7 @@ class HttpOrigin:
         assert self.authority is not None
         name, path = self.authority
         try:
-            trust = Trust(Path(path).read_bytes())
+            trust = ReceiverTrust(Path(path).read_bytes())
             if trust == self._trust:
                 return False
             tls = ssl.create_default_context(cafile=path)
@@ -129,27 +130,22 @@ class HttpOrigin:
         """The processes that receive large bodies now."""
         return [] if self._receivers is None else self._receivers.pids
 
-    async def ask(self, request: OriginRequest) -> Reply:
-        connection = await self._connection()
+    async def ask(self, request: OriginRequest) -> ReceivedReply:
+        if self._free.locked():
+            await self._wait_for_connection()
+        else:
+            await self._free.acquire()
         try:
             reply = await self._send_repaired(request)
         except BaseException:
-            connection.give_back()
+            self._free.release()
             raise
-
-        def closed() -> None:
-            # A body that was read whole has given its connection back already.
-            connection.give_back()
-            if reply.came_bytes and request.bucket is not None and request.key:
-                self._metrics.usage.received(request.bucket, request.key, reply.came_bytes)
-
-        reply.ended, reply.closed = connection.give_back, closed
+        reply.on_free = self._free.release
+        if request.bucket is not None and request.key:
+            reply.on_close = partial(self._metrics.usage.received, request.bucket, request.key)
         return reply
 
-    async def _connection(self) -> _Connection:
-        if not self._free.locked():
-            await self._free.acquire()
-            return _Connection(self._free)
+    async def _wait_for_connection(self) -> None:
         self.waiting += 1
         try:
             async with asyncio.timeout(self._read_timeout_s):
@@ -158,20 +154,25 @@ class HttpOrigin:
             raise OriginBusy("no connection to it became free in time") from error
         finally:
             self.waiting -= 1
-        return _Connection(self._free)
 
-    async def _send_repaired(self, request: OriginRequest) -> Reply:
+    async def _send_repaired(self, request: OriginRequest) -> ReceivedReply:
         """Send `request` and return the reply, after repairing what the origin refuses of our side.
 
         Repairable are the region, the clock offset and the credentials. Such a refusal means that the origin did
         nothing, so sending a write again does not do it twice.
         """
         bucket = request.bucket or ""
-        for _ in range(_REPAIRS_MAX):
+        for repairs in range(_REPAIRS_MAX + 1):
             target = self._elsewhere.get(bucket, self._home)
-            credentials, signed_off_s = await self._signer(request), self._clock_offset_s
+            credentials = None if request.unsigned else await self._credentials.current()
+            signed_off_s = self._clock_offset_s
             reply = await self._attempt(request, target, credentials)
+            if reply.status in (200, 206):
+                return reply
             try:
+                if repairs == _REPAIRS_MAX:
+                    await self._refusal_code(request, reply, credentials)
+                    return reply
                 if (elsewhere := moved(request, reply.status, reply.headers, target)) is not None:
                     self._elsewhere[bucket] = elsewhere
                 elif (why := await self._repair(request, reply, credentials, signed_off_s)) is None:
@@ -183,19 +184,11 @@ class HttpOrigin:
                 reply.close()
                 raise
             reply.close()
-        credentials = await self._signer(request)
-        reply = await self._attempt(request, target, credentials)
-        try:
-            await self._refusal_code(request, reply, credentials)
-        except BaseException:
-            reply.close()
-            raise
-        return reply
+        raise AssertionError("unreachable")
 
-    async def _signer(self, request: OriginRequest) -> Credentials | None:
-        return None if request.unsigned else await self._credentials.current()
-
-    async def _refusal_code(self, request: OriginRequest, reply: Reply, credentials: Credentials | None) -> str | None:
+    async def _refusal_code(
+        self, request: OriginRequest, reply: ReceivedReply, credentials: Credentials | None
+    ) -> str | None:
         """The S3 error code of a refusal that may be about the signature; "" if its body has no code.
 
         None: it is no such refusal, or has no body. Afterwards the body of `reply` holds nothing about the signer.
@@ -205,7 +198,7 @@ class HttpOrigin:
         return error_causes.code_of(await reply.refusal()) or ""
 
     async def _repair(
-        self, request: OriginRequest, reply: Reply, credentials: Credentials | None, signed_off_s: float
+        self, request: OriginRequest, reply: ReceivedReply, credentials: Credentials | None, signed_off_s: float
     ) -> str | None:  # fmt: skip
         """Repair the clock offset or the credentials. Returns what was wrong; None: nothing to repair.
 
@@ -234,7 +227,9 @@ class HttpOrigin:
         """The time by the origin's clock."""
         return self._clock() + self._clock_offset_s
 
-    async def _attempt(self, request: OriginRequest, target: Endpoint, credentials: Credentials | None) -> Reply:
+    async def _attempt(
+        self, request: OriginRequest, target: Endpoint, credentials: Credentials | None
+    ) -> ReceivedReply:
         path = target.path_of(request)
         body = request.body
         if request.form is None:
@@ -300,18 +295,6 @@ class HttpOrigin:
             )  # fmt: skip
         headers["host"] = target.host
         return headers
-
-
-class _Connection:
-    """The right to one connection, given back once."""
-
-    def __init__(self, free: asyncio.Semaphore) -> None:
-        self._free: asyncio.Semaphore | None = free
-
-    def give_back(self) -> None:
-        free, self._free = self._free, None
-        if free is not None:
-            free.release()
 
 
 def _joined(headers: Headers) -> dict[str, str]:

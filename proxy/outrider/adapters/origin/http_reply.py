@@ -10,7 +10,7 @@ from fcntl import ioctl
 from termios import FIONREAD
 from typing import Protocol
 
-from outrider.adapters.origin.connection import Connection
+from outrider.adapters.origin.connection import LoopConnection
 from outrider.core.errors import OriginBroke
 from outrider.core.model import Headers
 from outrider.core.origin import error_causes
@@ -19,10 +19,6 @@ from outrider.ports import Buffer, ByteSink
 
 # An error reply of S3 has some hundred bytes, or some thousand where it repeats the string that was signed.
 _REFUSAL_BYTES_MAX = 64 * 1024
-# A hop to a thread for fewer bytes would cost more than their copy.
-_BUNDLE_BYTES = 256 * 1024
-# After such a silence the sink is asked whether it is what hangs; then it is not waited for any longer.
-_CHECK_S, _ABORT_S = 1.0, 10.0
 
 
 class Counts(Protocol):
@@ -33,30 +29,27 @@ class Counts(Protocol):
     def came_for_nothing(self, cause: str, count: int) -> None: ...
 
 
-class Reply(ABC):
+class ReceivedReply(ABC):
     """A reply of the origin until `close`. Satisfies `ports.OriginReply`."""
 
     in_thread = False
 
     def __init__(self, counts: Counts, reader: ReplyReader) -> None:
         self._counts = counts
-        self.ended: Callable[[], None] | None = None
-        """Called when the body has been read whole, and its connection is free for other requests."""
-        self.closed: Callable[[], None] | None = None
-        """Called once, by `close`."""
+        self.on_free: Callable[[], None] | None = None
+        """Called once, when the body has been read whole, and its connection is free for other requests, or by
+        `close`."""
+        self.on_close: Callable[[int], None] | None = None
+        """Called once, by `close`, with the bytes that were received, if there were any."""
         self._read: bytes | None = None
         # The part of it that `some` has not given yet.
         self._read_rest = b""
         self.came_bytes = 0
         self.status = reader.status
         self.headers: Headers = reader.headers
-        self._told_length = reader.content_length
+        self.content_length = reader.content_length
         self.oddities = reader.oddities
         """The headers that were mended."""
-
-    @property
-    def content_length(self) -> int | None:
-        return self._told_length if self._read is None else len(self._read)
 
     async def refusal(self) -> bytes:
         """The body of a refusal, without the parts that name the proxy's signature; `some` then gives the same.
@@ -69,6 +62,7 @@ class Reply(ABC):
             while len(body) <= _REFUSAL_BYTES_MAX and (piece := await self._some()):
                 body += piece
             self._read = self._read_rest = error_causes.without_signers(bytes(body[:_REFUSAL_BYTES_MAX]))
+            self.content_length = len(self._read)
         return self._read
 
     async def some(self) -> Buffer:
@@ -86,9 +80,11 @@ class Reply(ABC):
     def close(self) -> None:
         """See `ports.OriginReply`."""
         self._close()
-        closed, self.closed = self.closed, None
-        if closed is not None:
-            closed()
+        if self.on_free is not None:
+            self._free_connection()
+        on_close, self.on_close = self.on_close, None
+        if on_close is not None and self.came_bytes:
+            on_close(self.came_bytes)
 
     @abstractmethod
     def _close(self) -> None: ...
@@ -109,21 +105,22 @@ class Reply(ABC):
     def _broke(self) -> None:
         # A caller that retries may still hold this reply, and wait for the very connection that it has.
         self._close()
-        self._whole()
+        self._free_connection()
 
-    def _whole(self) -> None:
-        if self.ended is not None:
-            self.ended()
+    def _free_connection(self) -> None:
+        on_free, self.on_free = self.on_free, None
+        if on_free is not None:
+            on_free()
 
 
-class HttpReply(Reply):
+class HttpReply(ReceivedReply):
     """A reply that the event loop receives."""
 
-    def __init__(self, connection: Connection, keep: Callable[[Connection], None], counts: Counts) -> None:
+    def __init__(self, connection: LoopConnection, keep: Callable[[LoopConnection], None], counts: Counts) -> None:
         """`keep` takes the connection where the next request may be sent on it."""
         super().__init__(counts, connection.reader)
         # None: it is not ours any more.
-        self._connection: Connection | None = connection
+        self._connection: LoopConnection | None = connection
         self._keep = keep
         self._is_whole = False
 
@@ -155,7 +152,7 @@ class HttpReply(Reply):
         if connection.is_read:
             self._is_whole = True
             self._close()
-            self._whole()
+            self._free_connection()
         return piece
 
 

@@ -51,7 +51,7 @@ class IdleConnections(Generic[C]):
             connection.close()
             return
         self._idle.setdefault(key, []).append((connection, time.monotonic()))
-        if len(self) > self._most:
+        if self._most < sys.maxsize and len(self) > self._most:
             oldest = min(filter(None, self._idle.values()), key=lambda idle: idle[0][1])
             oldest.pop(0)[0].close()
         if self._closing is None:

@@ -21,6 +21,7 @@ import struct
 import sys
 import time
 from contextlib import suppress
+from functools import cached_property
 
 READY, REFUSED, UNTRUSTED = b"+", b"-", b"!"
 """A line begins with one of them: the handshake is done, or it failed, as the rest says. UNTRUSTED: it will fail
@@ -34,9 +35,8 @@ number: the errno of the disk, at which the line ends."""
 HASHES = struct.Struct("<16sQ")
 """After that it reads the XXH3 (128 bits) of the block and its CRC, if it wants them."""
 
-_LANDING_BYTES = 256 * 1024
 # So many bytes of one line, and then it is the turn of the others, and of the proxy's questions.
-_TURN_BYTES = _LANDING_BYTES
+_TURN_BYTES = 256 * 1024
 # The proxy is told of bytes in a file after so many, or this time.
 _TELL_BYTES, _TELL_S = 1024 * 1024, 0.005
 _REQUEST_BYTES = 64 * 1024
@@ -54,33 +54,28 @@ class Loop:
         self._authority = authority
         self._identity = identity
         self._epoll = select.epoll()
-        self._tls: ssl.SSLContext | None = None
-        self._by_fd: dict[int, Line] = {}
-        self.landing = memoryview(bytearray(_LANDING_BYTES))
+        self._by_fd: dict[int, TlsLine] = {}
+        self.landing = memoryview(bytearray(_TURN_BYTES))
         self.sessions: dict[str, ssl.SSLSession] = {}
-        self.lines: dict[int, Line] = {}
-        self.unfinished: set[Line] = set()
+        self.lines: dict[int, TlsLine] = {}
+        self.unfinished: set[TlsLine] = set()
         """The lines that have more to do without any event."""
-        self.untold: set[Line] = set()
+        self.untold: set[TlsLine] = set()
         """The lines with bytes in a file of which the proxy does not know."""
 
-    @property
+    @cached_property
     def tls(self) -> ssl.SSLContext:
-        return self._tls or self.read_trust()
-
-    def read_trust(self) -> ssl.SSLContext:
         if not self._identity:
-            self._tls = ssl.create_default_context(cafile=self._authority or None)
-            return self._tls
+            return ssl.create_default_context(cafile=self._authority or None)
         # As `PeerTls` has it.
-        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
-        self._tls.check_hostname = False
-        self._tls.load_cert_chain(*self._identity)
-        self._tls.load_verify_locations(self._authority)
-        return self._tls
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.minimum_version = ssl.TLSVersion.TLSv1_3
+        tls.check_hostname = False
+        tls.load_cert_chain(*self._identity)
+        tls.load_verify_locations(self._authority)
+        return tls
 
-    def watch(self, line: Line, fd: int, events: int) -> None:
+    def watch(self, line: TlsLine, fd: int, events: int) -> None:
         """`events` of epoll; -1: none any more."""
         if events < 0:
             if self._by_fd.pop(fd, None) is not None:
@@ -138,7 +133,7 @@ class Loop:
         number = int(words.pop(0))
         if len(fds) == 2:
             near, far = (socket.socket(fileno=fd) for fd in fds)
-            self.lines[number] = line = Line(self, number, near, far, words[0])
+            self.lines[number] = line = TlsLine(self, number, near, far, words[0])
             line.step()
         elif (known := self.lines.get(number)) is not None:
             known.go_on(fds[0] if fds else -1, *map(int, words[:3]), crc=words[3] if words else "")
@@ -169,7 +164,7 @@ class Hashes:
         return HASHES.pack(self._digest.digest(), self._crc)
 
 
-class Line:
+class TlsLine:
     """A connection to a server, and the socket on which it is plain."""
 
     def __init__(self, loop: Loop, number: int, near: socket.socket, far: socket.socket, host: str) -> None:
@@ -230,13 +225,12 @@ class Line:
             events = 0 if self._is_over else self._send_on(tls)
             events |= self._receive(tls)
             self._set(tls, events or -1)
-            if self._broke is not None and self._handed_on():
-                self.tell()
-                raise self._broke
-            if self._is_over and self._handed_on():
+            if (self._is_over or self._broke is not None) and self._hand_on():
                 # The proxy reads that the line ends, and leaves it. One that breaks, or whose receiver dies, ends on
                 # both sides at once.
                 self.tell()
+                if self._broke is not None:
+                    raise self._broke
                 self.near.shutdown(socket.SHUT_WR)
                 self._set(self.near, select.EPOLLRDHUP)
                 return
@@ -288,7 +282,7 @@ class Line:
     def _receive(self, tls: ssl.SSLSocket) -> int:
         """Bytes of a reply. Returns the events of `tls` that are waited for."""
         moved = 0
-        while not self._is_over and self._broke is None and self._handed_on():
+        while not self._is_over and self._broke is None and self._hand_on():
             if not (wanted := self._left or self._may_pass):
                 return 0
             if moved >= _TURN_BYTES:
@@ -331,7 +325,7 @@ class Line:
                 self._untold += count
                 data = data[count:]
         except OSError as error:
-            self._hand_on(memoryview(self._to_near + PROGRESS.pack(-(error.errno or 5), 0.0)))
+            self._hand_on(PROGRESS.pack(-(error.errno or 5), 0.0))
             raise
         self._disk_s += time.monotonic() - began
         if not self._left:
@@ -352,7 +346,7 @@ class Line:
             return
         self._loop.untold.discard(self)
         if self._untold:
-            self._hand_on(memoryview(self._to_near + PROGRESS.pack(self._untold, self._disk_s) + hashes))
+            self._hand_on(PROGRESS.pack(self._untold, self._disk_s) + hashes)
             self._untold, self._disk_s = 0, 0.0
 
     def _close_file(self) -> None:
@@ -368,18 +362,14 @@ class Line:
             self._has_session = True
             self._loop.sessions[self._host] = tls.session
 
-    def _hand_on(self, data: memoryview) -> None:
-        try:
-            count = self.near.send(data)
-        except BlockingIOError:
+    def _hand_on(self, data: bytes | memoryview = b"") -> bool:
+        """Send `data` to the proxy, behind what it has not taken yet. Returns whether it has taken all."""
+        data = self._to_near + data if self._to_near else data
+        if data:
             count = 0
-        self._to_near = bytes(data[count:])
-
-    def _handed_on(self) -> bool:
-        """Whether the proxy has taken all that came before."""
-        if self._to_near:
             with suppress(BlockingIOError):
-                self._to_near = self._to_near[self.near.send(self._to_near) :]
+                count = self.near.send(data)
+            self._to_near = bytes(data[count:])
         return not self._to_near
 
     def _set(self, sock: socket.socket, events: int) -> None:

@@ -1,7 +1,4 @@
-"""Owns the receivers: processes that speak TLS for this one. See `receiver` for their side.
-
-Where Python has no lock (free-threaded builds), they are threads of this process, and all else is the same.
-"""
+"""Owns the receivers: processes that speak TLS for this one. See `receiver` for their side."""
 
 from __future__ import annotations
 
@@ -41,8 +38,6 @@ _LOST_PAUSE_S, _START_AGAIN_S = 5.0, 60.0
 # A start takes 25 ms; a body that waited for longer would be better off on the event loop.
 _START_S, _BOOT_S = 0.5, 5.0
 _MESSAGE_BYTES = 8 * 1024
-# Builds before Python 3.13 have one always.
-_has_lock: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 # OpenSSL and the loader of its library heed these. A receiver gets none of the proxy's secrets.
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "OPENSSL_CONF", "OPENSSL_MODULES", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE")
 
@@ -53,7 +48,7 @@ def most_receivers(cores: int, setting: int | None = None) -> int:
     return min(4, cores) if setting is None else setting
 
 
-class Trust(NamedTuple):
+class ReceiverTrust(NamedTuple):
     """The content of PEM files: who is trusted (empty: those whom the system trusts), and the certificate and key that
     are shown to servers that ask for them; then names are not compared (empty: none is shown)."""
 
@@ -65,7 +60,7 @@ class Trust(NamedTuple):
 class Receivers:
     """Called on the event loop's thread. They are started when the first line is wanted, and end when idle."""
 
-    def __init__(self, most: int, metrics: Metrics, trust: Callable[[], Trust]) -> None:
+    def __init__(self, most: int, metrics: Metrics, trust: Callable[[], ReceiverTrust]) -> None:
         """`trust`: that of now. Receivers with another one get no new lines, and end without any."""
         self._most = most
         self._metrics = metrics
@@ -80,7 +75,7 @@ class Receivers:
 
     @property
     def pids(self) -> list[int]:
-        return [each.process.pid for each in self._running if not isinstance(each.process, _ReceiverThread)]
+        return [each.process.pid for each in self._running]
 
     async def ready(self) -> bool:
         """Whether `secured` may be called. The first receiver is waited for."""
@@ -197,9 +192,7 @@ class Receivers:
 class _Receiver:
     """One of them. `lines`: those that it has, as far as it is known."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes] | _ReceiverThread, control: socket.socket, trust: Trust
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, trust: ReceiverTrust) -> None:
         self.process = process
         self.control = control
         self.trust = trust
@@ -266,21 +259,6 @@ class _Receiver:
     def _await_end(self) -> None:
         self.process.wait()
         self.control.close()
-
-
-class _ReceiverThread:
-    """In place of a process. Nothing ends it but the end of its control, and a disk that answers."""
-
-    def __init__(self, loop: receiver.Loop, control: socket.socket) -> None:
-        self.pid = os.getpid()
-        self._thread = Thread(target=loop.run, args=(control,), name="outrider-receiver", daemon=True)
-        self._thread.start()
-
-    def kill(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        self._thread.join()
 
 
 class ReceiverConnection(BlockingConnection):
@@ -357,17 +335,13 @@ class ReceiverConnection(BlockingConnection):
             self.socket.shutdown(socket.SHUT_WR)
 
 
-def _started(trust: Trust, environ: Mapping[str, str]) -> _Receiver:
+def _started(trust: ReceiverTrust, environ: Mapping[str, str]) -> _Receiver:
     """Raises OSError."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, ExitStack() as files:
         try:
             fds = [_in_memory(content, files) for content in trust if content]
             paths = [f"/proc/self/fd/{fd}" for fd in fds]
-            if not _has_lock():
-                loop = receiver.Loop(*paths)
-                loop.read_trust()
-                return _Receiver(_ReceiverThread(loop, theirs.dup()), control, trust)
             argv = [sys.executable, "-I", "-S", receiver.__file__, str(theirs.fileno()), _libraries(), *paths]
             process = subprocess.Popen(
                 argv, pass_fds=(theirs.fileno(), *fds), env=dict(environ), stdin=subprocess.DEVNULL

@@ -22,6 +22,7 @@ from outrider.core.model import Extent, ObjectRef
 from outrider.core.origin.error_causes import code_of, message_of
 from outrider.core.origin.oddities import Oddity, Uncached, sentence
 from outrider.core.s3.list_page import ListedObject
+from outrider.engine.fill.origin_body import OriginBody
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.read.version_answers import CHECKSUMS, NotCacheable, VersionAnswers
@@ -108,12 +109,12 @@ class _Bucket:
 
     async def _look_at(self, ref: ObjectRef) -> None:
         """Ask for the version by a Range and by HEAD, and for a byte with If-Match. Raises NotCacheable, Unproved, and
-        what `OriginReader.body` raises."""
+        what `OriginBody` raises."""
         extent = Extent(0, 2)
         request = OriginRequest("GET", *ref, headers=(("range", "bytes=0-1"),))
-        with closing(await self._reader.asked(request, CHECKSUMS)) as reply:
+        with closing(await self._reader.reply(request, CHECKSUMS)) as reply:
             version = (await self._answers.of_get(ref, reply, extent)).version
         version = (await self._answers.head(ref)).version
-        async with aclosing(self._reader.body(version, Extent(1, 2))) as body:
+        async with aclosing(OriginBody(self._reader, version, Extent(1, 2))) as body:
             while await body.some():
                 pass

@@ -8,6 +8,7 @@ looks at single delays; here averages are compared, since the latencies of a buc
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import sqrt
 
 # In a quarter of a second several chunks of each connection arrive, and no reader is held up for longer unnoticed.
@@ -199,6 +200,49 @@ class BackgroundLimit:
 
     def _more(self, limit: int) -> int:
         return min(self._ceiling, limit + max(1, limit // 4))
+
+
+@dataclass(slots=True)
+class DemandOnLine:
+    """The demand on a line: sums over all that share it, and the background limit of each of these.
+
+    `held`: fills of demand under way. `left_bytes`: that they are to bring yet. `coming`: those of them that have bytes
+    to come. `expecting_more`: those of them whose reader is about to ask for more. `questions`: clients that wait for
+    a reply that is no fill.
+    """
+
+    limits: list[BackgroundLimit] = field(default_factory=list)
+    held: int = 0
+    left_bytes: int = 0
+    coming: int = 0
+    expecting_more: int = 0
+    questions: int = 0
+
+    @property
+    def is_awaited(self) -> bool:
+        """A client waits for bytes that have not come yet, or for a reply."""
+        # Demand that waits for a slot counts, too: it waits only while other demand holds slots.
+        return self.held > 0 or self.questions > 0
+
+    def seen(self) -> None:
+        """More demand is under way."""
+        for limit in self.limits:
+            limit.demand_seen(self.held)
+
+    def bodies_left(self, limit: BackgroundLimit, most: int, *, awaited: bool) -> int:
+        """How many more bodies than those of demand the line brings, each at the rate of one alone; `most` where nobody
+        knows. `awaited`: a reader waited for bytes when they last came.
+
+        A member of a cluster brings bytes for the readers of all members. One prefetch beside each of their waits took
+        a third of a line that a single body fills: readers of a cold dataset got less than without prefetch.
+        """
+        bodies = limit.bodies(max(each.body_bytes_s for each in self.limits))
+        if bodies is None:
+            return most
+        if self.coming > 0 or self.questions:
+            return max(0, bodies - max(self.coming, 1))
+        # One in any case. `awaited` is judged as bytes come, so with no fill under way it would stay as it is.
+        return max(1, bodies - awaited)
 
 
 class _Delay:

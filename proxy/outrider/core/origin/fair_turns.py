@@ -48,20 +48,18 @@ class TurnQueue(Generic[T]):
         self._weight_of = weight_of
         self._levels: dict[int, dict[str, OrderedDict[T, int]]] = {}
         self._turns: dict[int, FairTurns] = {}
-        self._places: dict[T, tuple[int, str]] = {}
-
-    def __len__(self) -> int:
-        return len(self._places)
+        self.waiting: dict[T, tuple[int, str]] = {}
+        """The level and the tenant of all that waits."""
 
     def put(self, item: T, level: int, tenant: str = "", work_bytes: int = 0) -> None:
         """`item` waits from now on. It may not wait already."""
-        assert item not in self._places, "it waits already"
+        assert item not in self.waiting, "it waits already"
         self._levels.setdefault(level, {}).setdefault(tenant, OrderedDict())[item] = work_bytes
-        self._places[item] = level, tenant
+        self.waiting[item] = level, tenant
 
     def first(self) -> T | None:
         """The item that is next; None: nothing waits."""
-        if not self._places:
+        if not self.waiting:
             return None
         level = min(self._levels)
         tenants = self._levels[level]
@@ -69,12 +67,12 @@ class TurnQueue(Generic[T]):
 
     def take(self, item: T) -> None:
         """`item` has its turn: it does not wait any more, and counts as work of its tenant."""
-        level, tenant = self._places[item]
+        level, tenant = self.waiting[item]
         self._turns_of(level).served(tenant, self.discard(item))
 
     def discard(self, item: T) -> int:
         """`item` does not wait any more, and has had no turn. Returns its bytes."""
-        level, tenant = self._places.pop(item)
+        level, tenant = self.waiting.pop(item)
         tenants = self._levels[level]
         work_bytes = tenants[tenant].pop(item)
         if not tenants[tenant]:

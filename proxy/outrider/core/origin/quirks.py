@@ -51,11 +51,12 @@ class UncachedNames:
         # How many names of each kind stayed uncached in a row. The count outlives `_names`: after the pause one object
         # that stays uncached is enough for the next pause.
         self._in_row: TTLCache[object, int] = TTLCache(_QUIRKS_MAX, _KEPT_S, clock)
-        self._has_any = False
+        self.has_any = False
+        """False: no name stays uncached. Each miss looks."""
 
     def note(self, name: object, kinds: Iterable[object], why: Oddity | Uncached) -> None:
         """`name` stays uncached. `kinds`: names for the objects that are like it."""
-        self._has_any = True
+        self.has_any = True
         known = self._names.get(name) is not None
         self._names[name] = why
         for kind in kinds:
@@ -65,13 +66,10 @@ class UncachedNames:
 
     def cached(self, kinds: Iterable[object]) -> None:
         """An object of these kinds can be cached."""
-        if self._has_any:
-            for kind in kinds:
-                self._in_row.pop(kind, None)
+        for kind in kinds:
+            self._in_row.pop(kind, None)
 
     def why(self, name: object, kinds: Iterable[object]) -> Oddity | Uncached | None:
         """Why the object is not to be asked about; None: ask."""
-        if not self._has_any:
-            return None
         found = self._names.get(name)
         return found or next((self._names[kind] for kind in kinds if kind in self._names), None)

@@ -113,6 +113,12 @@ class ReplyReader:
     def _read_head(self, data: bytes) -> bytes:
         """Returns what came behind it."""
         data = self._begun + data
+        match = _HEAD.match(data)
+        is_usual = match is not None and match.end() <= HEAD_BYTES_MAX and (match[2] >= b"200" or match[2] == b"101")
+        if is_usual and match is not None and self._take(match, headers := _fields(match[3]), headers):
+            # It came whole. `split` finds the same end, behind interim heads, too.
+            self._begun = b""
+            return data[match.end() :]
         found = split(data)
         if len(data if found is None else found[0]) > HEAD_BYTES_MAX:
             raise unreadable(f"a head of more than {HEAD_BYTES_MAX} bytes")

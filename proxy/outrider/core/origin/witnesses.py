@@ -25,7 +25,7 @@ def is_of_nothing(etag: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReplyFacts:
     """The facts about an object in one reply. `encoding`: its Content-Encoding; None: it has none, as `modified`, its
     Last-Modified. `settled`: a later write must have another date (`core.cache.freshness.is_settled`). `by_head`: the
     reply was to a HEAD."""
@@ -42,8 +42,8 @@ class Witnesses:
     """Bounded: what falls out is no witness any more."""
 
     def __init__(self) -> None:
-        self._by_get: LRUCache[object, Told] = LRUCache(_NAMES_MAX)
-        self._by_head: LRUCache[object, Told] = LRUCache(_NAMES_MAX)
+        self._by_get: LRUCache[object, ReplyFacts] = LRUCache(_NAMES_MAX)
+        self._by_head: LRUCache[object, ReplyFacts] = LRUCache(_NAMES_MAX)
         # The object and the size that each ETag was last seen with.
         self._sizes: LRUCache[tuple[str, str], tuple[object, int]] = LRUCache(_NAMES_MAX)
         self._shared: LRUCache[tuple[str, str], None] = LRUCache(_NAMES_MAX)
@@ -51,7 +51,7 @@ class Witnesses:
         # written.
         self._dates: LRUCache[tuple[object, str], tuple[str | None, int]] = LRUCache(_NAMES_MAX)
 
-    def judge(self, bucket: str, name: object, told: Told) -> Oddity | None:
+    def judge(self, bucket: str, name: object, told: ReplyFacts) -> Oddity | None:
         """The oddity of the validator in a reply about the object `name`; None: none is known.
 
         HEAD_SIZE_OTHER and HEAD_ETAG_OTHER blame the reply to a HEAD, be that this one or the one before it.
@@ -73,7 +73,7 @@ class Witnesses:
             odd = Oddity.DATE_CHANGES
         return Oddity.ETAG_SHARED if etag in self._shared else odd
 
-    def _dates_anew(self, name: object, told: Told) -> bool:
+    def _dates_anew(self, name: object, told: ReplyFacts) -> bool:
         """Whether the store gives the time of the reply for want of another date."""
         if told.settled:
             self._dates.pop((name, told.etag), None)
@@ -84,7 +84,7 @@ class Witnesses:
         return changes >= _DATES_MAX
 
 
-def _compared(before: Told, now: Told) -> Oddity | None:
+def _compared(before: ReplyFacts, now: ReplyFacts) -> Oddity | None:
     dated = before.modified is not None and now.modified is not None
     rewritten = dated and before.modified != now.modified
     if before.etag == now.etag:

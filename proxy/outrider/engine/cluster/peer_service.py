@@ -33,7 +33,7 @@ from outrider.core.errors import OriginBroke, SlowDown, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
-from outrider.engine.fill.block_source import BlockSource, Part
+from outrider.engine.fill.block_source import BlockSource, SourcePart
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
@@ -309,5 +309,5 @@ class _PeerRead(BodyRead):
         self._relaying = True
         super()._begin_relay()
 
-    def _relayed_parts(self, extent: Extent) -> Iterator[Part]:
-        yield Part(BlockRun(self._key.index, 1), None)
+    def _relayed_parts(self, extent: Extent) -> Iterator[SourcePart]:
+        yield SourcePart(BlockRun(self._key.index, 1), None)

@@ -13,18 +13,17 @@ from typing import NamedTuple
 from outrider.core.cache.readahead import BlockRun
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.model import Extent, ObjectVersion
-from outrider.core.origin.oddities import Oddity
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.origin_body import OriginBody
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.fill.peer_block import IncomingBody, PeerBlock, PeerBody, PeerReader
-from outrider.ports import BlockReceiver, Buffer, Clock
+from outrider.ports import BlockReceiver, Buffer
 
 log = logging.getLogger(__name__)
 
 
-class Part(NamedTuple):
+class SourcePart(NamedTuple):
     """Adjacent missing blocks that are asked for by one GET; `peer` None: of the origin."""
 
     run: BlockRun
@@ -40,46 +39,43 @@ class BlockSource:
         self._origin_reader = origin_reader
         self._peers = peers
         self.has_peers = peers is not None
-
-    @property
-    def clock(self) -> Clock:
+        self.clock = origin_reader.patience.clock
         """The clock that patience is measured by."""
-        return self._origin_reader.patience.clock
+        self.quirks = origin_reader.quirks
 
     @property
     def patience_s(self) -> float:
         """See `OriginReader.patience_s`."""
         return self._origin_reader.patience_s
 
-    def parts(self, version: ObjectVersion, run: BlockRun) -> Iterator[Part]:
+    def parts(self, version: ObjectVersion, run: BlockRun) -> Iterator[SourcePart]:
         """The GETs for a run of missing blocks. A block that a peer is asked for has one of its own: the block beside
         it has another owner."""
         if self._peers is None:
-            yield Part(run, None)
+            yield SourcePart(run, None)
             return
         first = run.first
         for index in range(run.first, run.first + run.count):
             if (peer := self._peers.block(version, index)) is None:
                 continue
             if first < index:
-                yield Part(BlockRun(first, index - first), None)
-            yield Part(BlockRun(index, 1), peer)
+                yield SourcePart(BlockRun(first, index - first), None)
+            yield SourcePart(BlockRun(index, 1), peer)
             first = index + 1
         if (left := run.first + run.count - first) > 0:
-            yield Part(BlockRun(first, left), None)
+            yield SourcePart(BlockRun(first, left), None)
 
     def body(
         self, version: ObjectVersion, extent: Extent, *, slot: FillSlot | None = None, waiters: Waiters = NOBODY,
         peer: PeerBlock | None = None, bulk: bool = False,
     ) -> IncomingBody:  # fmt: skip
-        """The bytes of `extent` in order. `peer`: asked first. The rest, and what it raises: see
-        `OriginReader.body`."""
+        """The bytes of `extent` in order. `peer`: asked first. The rest, and what it raises: see `OriginBody`."""
         if peer is None:
-            return self._origin_reader.body(version, extent, slot=slot, waiters=waiters, bulk=bulk)
+            return OriginBody(self._origin_reader, version, extent, slot=slot, waiters=waiters, bulk=bulk)
 
         def rest(position: int) -> OriginBody:
             left = Extent(position, extent.stop)
-            return self._origin_reader.body(version, left, slot=slot, waiters=waiters, bulk=bulk)
+            return OriginBody(self._origin_reader, version, left, slot=slot, waiters=waiters, bulk=bulk)
 
         return _PeersFirst(version, extent, peer.body(extent, slot), rest)
 
@@ -91,10 +87,6 @@ class BlockSource:
     def dropped(self, cause: str, count: int) -> None:
         """See `OriginReader.dropped`."""
         self._origin_reader.dropped(cause, count)
-
-    def ignores_ranges(self, bucket: str) -> bool:
-        """Whether each GET of a block would bring the whole object."""
-        return self._origin_reader.quirks.has(bucket, Oddity.RANGE_IGNORED)
 
 
 class _PeersFirst:

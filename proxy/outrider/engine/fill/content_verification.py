@@ -14,11 +14,8 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 from cachetools import LRUCache, TTLCache
@@ -26,30 +23,20 @@ from cachetools import LRUCache, TTLCache
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.content_ledger import Content, ContentLedger, CrcFinding, Md5Etags, Verdict
-from outrider.core.errors import S3Error, Signal, VersionChanged
-from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion, last_modified
+from outrider.core.errors import VersionChanged
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.oddities import Uncached
 from outrider.core.s3.checksums import MD5_BYTES_MAX, ContentProof, Kind, checksum_of, small_proof_of
+from outrider.engine.fill.body_check import BodyCheck, Judgement
+from outrider.engine.fill.checksum_questions import ChecksumQuestions
 from outrider.engine.fill.origin_reader import OriginReader
-from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
-from outrider.ports import Buffer, OriginRequest
 
 log = logging.getLogger(__name__)
 
-_CHECKSUMS: Headers = (("x-amz-checksum-mode", "ENABLED"),)
 # AWS S3 computes it for each object that comes without a checksum, since December 2024.
 _FIRST_KIND = Kind.CRC64NVME
-# After this number of HEADs in a row that told no checksum, a folder is not asked for so long.
-_SILENT_HEADS = 3
-_SILENT_S = 600.0
-_FOLDERS_MAX = 4096
-_HEADS_AT_ONCE = 4
-# Questions that wait for their turn. Objects beyond this number stay unverified until their blocks come anew.
-_HEADS_MAX = 10_000
-_HEAD_TRIES = 3
-_HEAD_AGAIN_S = 60.0
 # A mismatch is the second one within this time of the first.
 _MISMATCHES_S = 3600.0
 # For how long an object that did not match twice is relayed, and not fetched for the cache.
@@ -67,7 +54,7 @@ class ContentMismatch(VersionChanged):
     """The bytes that came are not those of the version, by what the bucket knows of it."""
 
 
-class Store(Protocol):
+class VerifiedBlocks(Protocol):
     """The block store, as far as the verification needs it."""
 
     def has(self, block: BlockKey) -> bool: ...
@@ -110,48 +97,6 @@ class _Mismatch:
     digest: bytes
 
 
-class Judgement(Enum):
-    """The result of a `BodyCheck`."""
-
-    OPEN = "nothing is known, or not yet"
-    RIGHT = "the bytes are those that the bucket has"
-    RELAYED = "they are not, for the second time: readers may have them, the cache may not"
-
-
-class BodyCheck:
-    """The check of one body that brings a whole object."""
-
-    def __init__(
-        self, meta: BlockMeta, proof: ContentProof, judge: Callable[[BlockMeta, ContentProof, bytes], Judgement],
-        *, held_bytes_max: int,
-    ) -> None:  # fmt: skip
-        """`held_bytes_max`: the bytes of an object up to this size come as a whole."""
-        self._is_held = meta.extent.length <= held_bytes_max
-        self._meta = meta
-        self._proof = proof
-        self._judge = judge
-        self._hash = proof.kind.begin()
-        self._left = meta.extent.length
-        self._held: list[Buffer] = []
-        self.judgement = Judgement.OPEN
-
-    def released(self, piece: Buffer) -> list[Buffer]:
-        """The next bytes of the body. Returns those that may be handed out now: the last ones if the body is right, and
-        those of a small body with its last.
-
-        Raises ContentMismatch: the body is not that of the object; another try may bring it.
-        """
-        self._hash.update(piece)
-        self._left -= len(piece)
-        if self._left == 0:
-            self.judgement = self._judge(self._meta, self._proof, self._hash.digest())
-        elif self._is_held:
-            self._held.append(piece)
-            return []
-        held, self._held = self._held, []
-        return [*held, piece]
-
-
 class ContentVerification:
     """Called on the engine's thread. One for each proxy; `connect` before the first block comes."""
 
@@ -167,23 +112,17 @@ class ContentVerification:
         self._ledger = ContentLedger()
         self._md5_etags = Md5Etags()
         self._kinds: dict[str, Kind] = {}
-        self._silent: TTLCache[tuple[str, str], int] = TTLCache(_FOLDERS_MAX, _SILENT_S, runtime.clock)
         self._mismatches: TTLCache[bytes, int] = TTLCache(_MISMATCHES_MAX, _MISMATCHES_S, runtime.clock)
         self._relayed: TTLCache[ObjectRef, None] = TTLCache(_MISMATCHES_MAX, _RELAYED_S, runtime.clock)
         self._condemned: LRUCache[bytes, int] = LRUCache(_MISMATCHES_MAX)
         self.has_mismatched = False
         """Whether any bytes were found wrong so far. Each piece of each body asks."""
-        # By version id: the version to ask about, and how often that failed.
-        self._questions: OrderedDict[bytes, tuple[ObjectVersion, int]] = OrderedDict()
-        self._askers = 0
         self._computing: set[bytes] = set()
         self._listeners = Listeners()
-        self._store: Store
-        self.ask: Callable[[ObjectRef], Awaitable[ObjectVersion]] | None = None
-        """Asks for a version with its checksums, for all members of a cluster; None: the origin is asked here. Raises
-        Signal, S3Error."""
+        self._store: VerifiedBlocks
+        self.questions = ChecksumQuestions(origin_reader, runtime, self._answered)
 
-    def connect(self, store: Store, listeners: Listeners) -> None:
+    def connect(self, store: VerifiedBlocks, listeners: Listeners) -> None:
         self._store = store
         self._listeners = listeners
 
@@ -212,10 +151,6 @@ class ContentVerification:
         held = _HELD_IN_DOUBT_BYTES_MAX if in_doubt else _HELD_BYTES_MAX
         return BodyCheck(meta, proof, self._judged, held_bytes_max=held)
 
-    def is_silent(self, ref: ObjectRef) -> bool:
-        """Whether the bucket told no checksum of the objects beside this one."""
-        return int(self._silent.get(ref.folder, 0)) >= _SILENT_HEADS
-
     # -- for the store: see `ports.Contents` --------------------------------------------------------------------------
 
     def kind_for(self, meta: BlockMeta) -> Kind | None:
@@ -229,7 +164,7 @@ class ContentVerification:
         told = checksum_of(meta.version.etag, meta.version.headers)
         if told is not None:
             return told.kind if told.kind.is_crc else None
-        if meta.version.whole_headers or self.is_silent(meta.version.ref):
+        if meta.version.whole_headers or self.questions.is_silent(meta.version.ref):
             return None
         return self._kinds.get(meta.version.ref.bucket, _FIRST_KIND)
 
@@ -239,7 +174,7 @@ class ContentVerification:
         if proof is not None and proof.kind is kind:
             is_right = self._is_right(meta, proof, digest)
             if is_right:
-                self._prove(key.version_id, key.index)
+                self.prove(key)
             elif is_right is False:
                 self._condemn(_Mismatch(meta.version, key.version_id, [key.index], proof, digest))
         elif kind.is_crc:
@@ -288,7 +223,7 @@ class ContentVerification:
     def _found(self, content: Content, key: BlockKey, digest: bytes) -> None:
         finding = content.add(key.index, digest)
         if finding is CrcFinding.PROVED:
-            self._prove(key.version_id, key.index)
+            self.prove(key)
         elif finding is CrcFinding.CHANGED:
             if not content.proved:
                 # One of the two is wrong, and nothing says which.
@@ -322,7 +257,7 @@ class ContentVerification:
             if digest == told.digest:
                 content.proved = True
                 self._mismatches.pop(version_id, None)
-                self._prove(version_id, None, content.blocks)
+                self._prove_all(content, version_id)
             else:
                 blocks = range(content.blocks)
                 content.restart()
@@ -353,75 +288,27 @@ class ContentVerification:
     # -- the question for the checksum --------------------------------------------------------------------------------
 
     def _ask(self, content: Content, version_id: bytes) -> None:
-        if content.asked or content.version.whole_headers or self.is_silent(content.version.ref):
+        if content.asked or content.version.whole_headers or self.questions.is_silent(content.version.ref):
             return
         content.asked = True
-        self._put(version_id, content.version, 0)
+        self.questions.put(version_id, content.version)
 
-    def _put(self, version_id: bytes, version: ObjectVersion, tries: int) -> None:
-        self._questions[version_id] = version, tries
-        if len(self._questions) > _HEADS_MAX:
-            self._questions.popitem(last=False)
-        if self._askers < _HEADS_AT_ONCE:
-            self._askers += 1
-            self._runtime.spawn(self._ask_all(), "ask for checksums")
-
-    async def _ask_all(self) -> None:
-        try:
-            while self._questions:
-                await self._ask_next()
-        finally:
-            self._askers -= 1
-
-    async def _ask_next(self) -> None:
-        version_id, (version, tries) = self._questions.popitem(last=False)
-        try:
-            headers = await self._head(version)
-        except (Signal, S3Error) as error:
-            log.debug("no checksum", extra={"object": str(version.ref), "error": repr(error)})
-            if isinstance(error, OriginRefused):
-                if error.status != 404:
-                    self._told_nothing(version.ref)
-            elif tries + 1 < _HEAD_TRIES:
-                await self._runtime.sleep(_HEAD_AGAIN_S)
-                self._questions[version_id] = version, tries + 1
-            return
-        told = None if headers is None else checksum_of(version.etag, headers)
-        if told is not None and told.kind.is_crc:
-            self._silent.pop(version.ref.folder, None)
-        elif headers is not None:
-            self._told_nothing(version.ref)
+    def _answered(self, version_id: bytes, told: ContentProof | None) -> None:
         content = self._ledger.get(version_id)
         if content is not None:
             content.told = told
             self._compare(content, version_id)
 
-    async def _head(self, version: ObjectVersion) -> Headers | None:
-        """The headers of the version; None: the object is another by now, or they are not told."""
-        if self.ask is not None:
-            told = await self.ask(version.ref)
-            return told.headers if told.identity == version.identity and told.whole_headers else None
-        request = OriginRequest("HEAD", version.ref.bucket, version.ref.key)
-        with closing(await self._origin_reader.asked(request, _CHECKSUMS)) as reply:
-            if reply.status != 200:
-                raise await OriginRefused.read(reply)
-            same = dict(reply.headers).get("etag") == version.etag
-            return reply.headers if same and last_modified(reply.headers) == version.identity.modified else None
-
-    def _told_nothing(self, ref: ObjectRef) -> None:
-        folder = ref.folder
-        self._silent[folder] = self._silent.get(folder, 0) + 1
-
     # -- the verdict --------------------------------------------------------------------------------------------------
 
-    def prove(self, meta: BlockMeta) -> None:
-        """The block is in the store, and its `BodyCheck` found it right."""
-        self._prove(meta.key.version_id, meta.index)
+    def prove(self, block: BlockKey) -> None:
+        """The block is in the store, and was found right by its content."""
+        self._store.prove((block,))
+        self._listeners.proved(block.version_id, block.index)
 
-    def _prove(self, version_id: bytes, index: int | None, blocks: int = 0) -> None:
-        indexes = range(blocks) if index is None else [index]
-        self._store.prove(BlockKey(version_id, index) for index in indexes)
-        self._listeners.proved(version_id, index)
+    def _prove_all(self, content: Content, version_id: bytes) -> None:
+        self._store.prove(BlockKey(version_id, index) for index in range(content.blocks))
+        self._listeners.proved(version_id, None)
 
     def _condemn(self, wrong: _Mismatch) -> None:
         """Drop the blocks, which are in the store, and cut their readers."""
@@ -464,7 +351,7 @@ class ContentVerification:
         key = meta.key
         if saved is True:
             if meta.version.size <= meta.layout.block_bytes:
-                self._prove(key.version_id, key.index)
+                self.prove(key)
             return
         content = self._ledger.get(key.version_id)
         if content is None:
@@ -478,7 +365,7 @@ class ContentVerification:
             if not content.missing and not content.proved:
                 self._ask(content, key.version_id)
         if content.proved and content.knows(key.index):
-            self._prove(key.version_id, key.index)
+            self.prove(key)
 
 
 def _shown(blocks: Sequence[int]) -> str:

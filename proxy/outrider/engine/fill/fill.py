@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 from outrider.core.errors import Signal, StoreUnavailable, WrongDigest
 from outrider.core.model import Extent
 from outrider.engine.fill.block_source import BlockSource
-from outrider.engine.fill.content_verification import BodyCheck, ContentMismatch, ContentVerification, Judgement
+from outrider.engine.fill.body_check import BodyCheck, Judgement
+from outrider.engine.fill.content_verification import ContentMismatch, ContentVerification
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillScheduler, FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.peer_block import IncomingBody
@@ -97,7 +98,7 @@ class FirstReply(NamedTuple):
     asked_at: float
 
 
-class Fill:
+class BlockFill:
     """One fill under way. Owns the block files that it has open."""
 
     def __init__(self, flights: Sequence[Flight], slot: FillSlot | None, parts: FillParts) -> None:
@@ -121,43 +122,42 @@ class Fill:
     async def run(self, first: FirstReply | None = None) -> None:
         """Carry the fill out. Raises no error of the origin or the disk: the readers of the flights get it."""
         self._table.fills += 1
+        lead = self._flights[0]
+        tail = Extent(lead.begins_at, self._flights[-1].meta.extent.stop)
+        has_head = lead.meta.extent.start < tail.start
         try:
-            await self._bring_all(first)
+            if self._contents.has_mismatched:
+                if self._contents.relays(lead.meta.version.ref):
+                    raise StoreUnavailable("its bytes did not match the bucket's checksum")
+                self._condemned_at = self._contents.condemned_at(lead.meta.key.version_id)
+            if not has_head:
+                self._check = self._contents.check_for(lead.meta)
+            # A body that is compared as it passes has to pass here.
+            bulk = self._check is None and tail.length >= self._bulk_bytes
+            if not has_head and first is not None:
+                # Its first bytes go to their reader while the file is made.
+                await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
+                return
+            async with TaskGroup() as tasks:
+                await self._open_beside(lead, tasks)
+                if has_head:
+                    tasks.create_task(self._bring_head(lead, Extent(lead.meta.extent.start, tail.start)))
+                body, asked_at = (self._body(tail, bulk=bulk), None) if first is None else first
+                await self._bring(self._flights, tail, body, asked_at, bulk=bulk)
+                lead.head_wanted.set()
         except BaseException as error:
             await self._failed(error)
             if isinstance(error, (Signal, OSError)):
-                log.debug("fill failed", extra={"object": str(self._flights[0].meta.version.ref), "error": repr(error)})
+                log.debug("fill failed", extra={"object": str(lead.meta.version.ref), "error": repr(error)})
             elif isinstance(error, Exception):  # our own bug; the readers were told
                 log.exception("fill failed")
             else:
                 raise
         finally:
             self._table.fills -= 1
-
-    async def _bring_all(self, first: FirstReply | None) -> None:
-        lead = self._flights[0]
-        tail = Extent(lead.begins_at, self._flights[-1].meta.extent.stop)
-        head = Extent(lead.meta.extent.start, tail.start)
-        if self._contents.relays(lead.meta.version.ref):
-            raise StoreUnavailable("its bytes did not match the bucket's checksum")
-        self._condemned_at = self._contents.condemned_at(lead.meta.key.version_id)
-        if not head.length:
-            self._check = self._contents.check_for(lead.meta)
-        # A body that is compared as it passes has to pass here.
-        bulk = self._check is None and tail.length >= self._bulk_bytes
-        if not head.length and first is not None:
-            # Its first bytes go to their reader while the file is made.
-            return await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
-        async with TaskGroup() as tasks:
-            await self._open_beside(lead, tasks)
-            if head.length:
-                tasks.create_task(self._bring_head(lead, head))
-            if first is None:
-                await self._bring(self._flights, tail, self._body(tail, bulk=bulk), bulk=bulk)
-            else:
-                await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
-            lead.head_wanted.set()
-        return None
+            if first is not None:
+                # Also where the fill ended before it took any byte.
+                await first.body.aclose()
 
     async def _failed(self, error: BaseException) -> None:
         # Out of the table before the file is closed: a reader that finds a flight in the table may lease its file.
@@ -276,7 +276,8 @@ class Fill:
         if self._source.has_peers and (peer is None or (not peer.gives and (flows or not peer.is_remote))):
             self._source.flowed(count, waited_s, is_first=not flows)
         # Not `self._slot`: a flight that was opened with the first reply may have got a slot since.
-        self._scheduler.received(count, lead.slot)
+        if lead.slot is not None:
+            self._scheduler.received(count, lead.slot)
 
     def _written(self, origin_s: float, disk_s: float, count: int) -> None:
         self._scheduler.written(count)
@@ -315,12 +316,13 @@ class Fill:
     async def _write(self, buffer: _WriteBuffer) -> None:
         flight, offset, pieces, count = buffer.flight, buffer.offset, buffer.pieces, buffer.count
         if not flight.partial.begun:
-            # The disk's work takes the GIL for a while: the reader sends first what it was handed. A reader that learns
-            # of the version in this very step of the loop sends in the step after the next.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            # The disk's work takes the GIL for a while: the reader sends first what it was handed.
             if count == flight.meta.version.size <= _SMALL_BYTES:
                 await self._let_readers_ask(flight.slot)
+            else:
+                # One that learns of the version in this very step of the loop sends in the step after the next.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
         if self._check is not None and self._check.judgement is Judgement.RELAYED:
             raise StoreUnavailable("its bytes did not match the bucket's checksum")
         writer = await self._writer_of(flight)
@@ -336,7 +338,7 @@ class Fill:
         those that the bucket has. The store has dropped it."""
         if self._check is not None:
             if self._check.judgement is Judgement.RIGHT:
-                self._contents.prove(flight.meta)
+                self._contents.prove(flight.meta.key)
         elif self._contents.condemned_at(flight.meta.key.version_id) != self._condemned_at:
             raise ContentMismatch(f"{flight.meta.version.ref}: not the bytes that the bucket has")
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from outrider.core.cache.tenants import NOBODY, Tenants
 from outrider.core.model import ObjectRef
 from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.background_limit import BackgroundLimit, DemandOnLine
 from outrider.core.origin.fair_turns import TurnQueue
 from outrider.ports import Clock
 
@@ -97,7 +97,7 @@ class FillSlot:
     def body_received(self) -> None:
         """All bytes are here, and none of them is on disk: the next fill need not wait for the write. The slot is kept
         while readers go on reading blocks that are here and no reader waits: another fill would only hold them up."""
-        if self.demand or self._scheduler.is_awaited or not self._scheduler.reads_on:
+        if self.demand or self._scheduler.line.is_awaited or not self._scheduler.reads_on:
             self.give_back()
 
     def expect(self, left_bytes: int) -> None:
@@ -139,10 +139,6 @@ class FillScheduler:
         self._demand: TurnQueue[FillSlot] = TurnQueue(self._weight_of)
         self._prefetch: TurnQueue[FillSlot] = TurnQueue(self._weight_of)
         self._held = {True: 0, False: 0}
-        # Bytes still to come for the demand that holds slots.
-        self._left_bytes = 0
-        # How many fills of the demand that holds slots have bytes to come.
-        self._coming = 0
         # Whether the AIMD limit holds fills up, and not the background limit.
         self._short = False
         # Whether a reader waited for bytes when that was last looked at: a reader may also wait for a fill that needs
@@ -150,13 +146,11 @@ class FillScheduler:
         self._awaited = False
         # For which share of the last seconds a reader waited.
         self._waited = 0.5
-        self._questions = 0
         # When demand last gave a slot back.
         self._demand_at = float("-inf")
-        # How many fills of the demand that holds slots have a reader that is about to ask for more.
-        self._expecting_more = 0
-        # The schedulers whose fills share a line, this one included.
-        self._line = [self]
+        self.line = DemandOnLine([background_limit])
+        # The schedulers whose fills share it, this one included.
+        self._sharers = [self]
         self.read_at = float("-inf")
         """When a reader was last answered with a block that is here. A plain attribute that any thread sets: each hit
         would pay for a call."""
@@ -175,76 +169,73 @@ class FillScheduler:
 
     def share_line(self, other: FillScheduler) -> None:
         """The fills of `other` come over the same line. Each keeps slots of its own: prefetch of one never waits for
-        prefetch of the other."""
-        self._line = other._line = [self, other]
+        prefetch of the other. Before either has a fill."""
+        self.line.limits.append(other._background_limit)
+        other.line = self.line
+        self._sharers = other._sharers = [self, other]
         other._tenants = self._tenants
 
     @contextmanager
     def question(self) -> Iterator[None]:
         """A client waits meanwhile for a reply that needs no slot."""
-        self._questions += 1
         began = self._clock()
+        self.line.questions += 1
         try:
             yield
         finally:
-            self._questions -= 1
+            self.line.questions -= 1
             self.question_s += self._clock() - began
             self._admit_all()
 
     @property
     def is_short(self) -> bool:
         """Demand waits for a slot, and as many fills run as the settings allow at most."""
-        return self._held[True] >= self._aimd.ceiling and len(self._demand) > 0
+        return self._held[True] >= self._aimd.ceiling and bool(self._demand.waiting)
 
     def written(self, count: int) -> None:
         """`count` bytes from the origin are on disk."""
         self._aimd.arrived(count, self._clock(), short=self._short)
         self._admit()
 
-    def received(self, count: int, slot: FillSlot | None) -> None:
-        """`count` bytes came from the origin for the fill that has `slot`; None: it needs none."""
-        if slot is None:
-            return
+    def received(self, count: int, slot: FillSlot) -> None:
+        """`count` bytes came from the origin for the fill that has `slot`."""
         brought = min(count, slot.left_bytes)
         slot.left_bytes -= brought
         slot.brought_bytes += brought
         if brought and not slot.left_bytes:
             self._all_came(slot)
         if slot.held and slot.demand:
-            self._left_bytes -= brought
+            self.line.left_bytes -= brought
             # Now, and not when they are on disk: a fill holds half a megabyte in memory, or all of a small block.
-            for scheduler in self._line:
-                if scheduler._prefetch and scheduler._demand_ends_soon:
+            for scheduler in self._sharers:
+                if scheduler._prefetch.waiting and scheduler._background_limit.ends_soon(self.line.left_bytes):
                     scheduler._admit()
 
     def _all_came(self, slot: FillSlot) -> None:
         if (after_s := self._clock() - slot.began) > 0:
             self._background_limit.body_came(slot.brought_bytes, after_s)
         if slot.held and not slot.is_here:
-            self._coming -= slot.demand
+            self.line.coming -= slot.demand
             slot.is_here = True
 
     def expected(self, slot: FillSlot, left_bytes: int) -> None:
         if slot.held and slot.demand:
-            self._left_bytes += left_bytes - slot.left_bytes
+            self.line.left_bytes += left_bytes - slot.left_bytes
         slot.left_bytes = left_bytes
 
     def expected_more(self, slot: FillSlot) -> None:
         slot.more = True
-        self._expecting_more += slot.held and slot.demand
+        self.line.expecting_more += slot.held and slot.demand
 
     def flowed(self, count: int, awaited: Callable[[], bool]) -> None:
         """A connection brought `count` bytes of a large body, after its first ones. `awaited`: whether a reader waits
         for bytes of any fill."""
         now = self._clock()
-        for scheduler in self._line:
-            scheduler._flowed(count, now, awaited)
-
-    def _flowed(self, count: int, now: float, awaited: Callable[[], bool]) -> None:
-        if self._background_limit.is_due(now):
-            self._awaited = awaited()
-            self._background_limit.judge(now, awaited=self._awaited, queued=len(self._prefetch) > 0)
-        self._background_limit.flowed(count)
+        for each in self._sharers:
+            if each._background_limit.is_due(now):
+                each._awaited = awaited()
+                each._background_limit.judge(now, awaited=each._awaited, queued=bool(each._prefetch.waiting))
+            each._background_limit.flowed(count)
 
     def came_small(self, after_s: float) -> None:
         """A small body was here `after_s` after it was asked for."""
@@ -252,31 +243,12 @@ class FillScheduler:
 
     def alone_again(self) -> None:
         """A LIST of ours that shared the line with fills has ended."""
-        self._background_limit.alone_again(self._held[True] + self._held[False] + self._questions)
+        self._background_limit.alone_again(self._held[True] + self._held[False] + self.line.questions)
 
     @property
     def reads_on(self) -> bool:
         """A reader was answered with a block that is here, and is about to ask for the next."""
         return self._clock() - self.read_at < READS_ON_S
-
-    @property
-    def is_awaited(self) -> bool:
-        """A client waits for bytes that have not come yet, or for a reply."""
-        # Demand that waits for a slot counts, too: it waits only while other demand holds slots.
-        return self._demand_held > 0 or self._asking
-
-    @property
-    def _demand_held(self) -> int:
-        """How many fills of demand are under way on the line."""
-        return sum(scheduler._held[True] for scheduler in self._line)
-
-    @property
-    def _demand_ends_soon(self) -> bool:
-        return self._background_limit.ends_soon(sum(scheduler._left_bytes for scheduler in self._line))
-
-    @property
-    def _asking(self) -> bool:
-        return any(scheduler._questions for scheduler in self._line)
 
     def slow_down(self) -> None:
         """The origin answered that it gets too many requests."""
@@ -327,16 +299,18 @@ class FillScheduler:
     def tick(self) -> None:
         """Called twenty times a second: guesses wait until nobody has waited for a while."""
         self._waited += (self._a_reader_waits - self._waited) / _TICKS
-        if self._prefetch:
+        if self._prefetch.waiting:
             self._admit()
 
     def _count(self, slot: FillSlot, sign: int) -> None:
         """Add `slot` to the sums over the slots that are held, or take it out of them if `sign` is negative."""
         self._held[slot.demand] += sign
         if slot.demand:
-            self._left_bytes += sign * slot.left_bytes
-            self._coming += sign * (not slot.is_here)
-            self._expecting_more += sign * slot.more
+            line = self.line
+            line.held += sign
+            line.left_bytes += sign * slot.left_bytes
+            line.coming += sign * (not slot.is_here)
+            line.expecting_more += sign * slot.more
 
     def promoted(self, slot: FillSlot, ahead: int) -> None:
         if slot.held:
@@ -346,22 +320,20 @@ class FillScheduler:
         slot.demand, slot.ahead = True, ahead
         if slot.held:
             self._count(slot, +1)
-            self._demand_seen()
+            self.line.seen()
         elif slot.waiter is not None:
             self._enter(slot)
         self._admit()
 
-    def _demand_seen(self) -> None:
-        demand = self._demand_held
-        for scheduler in self._line:
-            scheduler._background_limit.demand_seen(demand)
-
     def _admit_all(self) -> None:
         """Demand may have ended: prefetch of each scheduler on the line may have waited for that."""
-        for scheduler in self._line:
+        for scheduler in self._sharers:
             scheduler._admit()
 
     def _admit(self) -> None:
+        if not (self._demand.waiting or self._prefetch.waiting):
+            self._short = False
+            return
         limit = self._aimd.limit
         while self._held[True] < limit and (slot := self._demand.first()) is not None:
             self._start(slot)
@@ -379,22 +351,24 @@ class FillScheduler:
             if self._held[False] >= most:
                 self._background_limit.reached()
         full = self._held[True] + self._held[False] >= for_prefetch
-        self._short = len(self._demand) > 0 or (full and len(self._prefetch) > 0)
+        self._short = bool(self._demand.waiting or (full and self._prefetch.waiting))
 
     def _prefetch_limits(self, purpose: Purpose, limit: int, for_prefetch: int) -> tuple[int, int]:
         """How many prefetches of this purpose may hold slots now: by the AIMD limit, and by the background limit."""
-        if self._waits:
-            slots, most = self._limits_beside(purpose, limit, for_prefetch)
-        else:
-            slots, most = for_prefetch, self._background_limit.alone
-        return slots, self._guesses(most) if purpose is Purpose.GUESS else most
+        line, is_awaited = self.line, self._awaited or self.line.is_awaited
+        slots, most = for_prefetch, self._background_limit.alone
+        if is_awaited:
+            # The client of a question is about to want more of its object. A warm-up need not use the slots of demand
+            # that ends: no reader goes on with its blocks.
+            more_follows = line.expecting_more or line.questions or purpose is not Purpose.READER
+            slots, most = for_prefetch - self._held[True], self._background_limit.beside
+            if line.held and not more_follows and self._background_limit.ends_soon(line.left_bytes):
+                # All demand will be served within 50 ms and no reader has more to ask for: prefetch may use the free
+                # slots. Otherwise the link would idle for a round trip at the end of each shard.
+                slots, most = limit - self._held[True], self._background_limit.after
+        return slots, self._guesses(most, is_awaited=is_awaited) if purpose is Purpose.GUESS else most
 
-    @property
-    def _waits(self) -> bool:
-        """A reader waits, or demand is under way."""
-        return self._awaited or self.is_awaited
-
-    def _guesses(self, most: int) -> int:
+    def _guesses(self, most: int, *, is_awaited: bool) -> int:
         """How many guesses may hold slots now, of the `most` prefetches.
 
         A node by itself does not know who else asks the bucket. Eight of them, each dealt an eighth of the data, each
@@ -402,45 +376,16 @@ class FillScheduler:
         So large guesses use the line where nobody has waited for a while, and not often of late: a reader that gets
         half of what it could take has its quiet moments, too. Small ones cost a round trip, not bandwidth.
         """
-        if len(self._line) > 1:
-            return most if not self._waits else min(most, self._bodies_left(most))
+        if len(self._sharers) > 1:
+            left = self.line.bodies_left(self._background_limit, most, awaited=self._awaited)
+            return min(most, left) if is_awaited else most
         is_quiet = not self._a_reader_waits and self._clock() - self._demand_at >= _QUIET_S
         return most if (is_quiet and self._waited < _WAITED_MAX) or not self._background_limit.is_large else 0
 
     @property
     def _a_reader_waits(self) -> bool:
         # `_awaited` is judged as bytes come: with no fill under way it would stay as it is.
-        return self.is_awaited or (self._awaited and self._held[False] > 0)
-
-    def _bodies_left(self, most: int) -> int:
-        """How many more bodies than those of demand the line brings, each at the rate of one alone; `most` where nobody
-        knows.
-
-        A member of a cluster brings bytes for the readers of all members. One prefetch beside each of their waits took
-        a third of a line that a single body fills: readers of a cold dataset got less than without prefetch.
-        """
-        bodies = self._background_limit.bodies(
-            max(scheduler._background_limit.body_bytes_s for scheduler in self._line)
-        )  # fmt: skip
-        if bodies is None:
-            return most
-        coming = sum(scheduler._coming for scheduler in self._line)
-        if coming > 0 or self._asking:
-            return max(0, bodies - max(coming, 1))
-        # One in any case. `_awaited` is judged as bytes come, so with no fill under way it would stay as it is.
-        return max(1, bodies - self._awaited)
-
-    def _limits_beside(self, purpose: Purpose, limit: int, for_prefetch: int) -> tuple[int, int]:
-        """The same, where a reader waits or demand is under way."""
-        # The client of a question is about to want more of its object. A warm-up need not use the slots of demand that
-        # ends: no reader goes on with its blocks.
-        expecting_more = any(scheduler._expecting_more for scheduler in self._line)
-        more_follows = expecting_more or self._asking or purpose is not Purpose.READER
-        if self._demand_held > 0 and not more_follows and self._demand_ends_soon:
-            # All demand will be served within 50 ms and no reader has more to ask for: prefetch may use the free slots.
-            # Otherwise the link would idle for a round trip at the end of each shard.
-            return limit - self._held[True], self._background_limit.after
-        return for_prefetch - self._held[True], self._background_limit.beside
+        return self.line.is_awaited or (self._awaited and self._held[False] > 0)
 
     def _start(self, slot: FillSlot) -> None:
         assert slot.waiter is not None
@@ -449,6 +394,6 @@ class FillScheduler:
         slot.began, slot.brought_bytes, slot.is_here = self._clock(), 0, False
         self._count(slot, +1)
         if slot.demand:
-            self._demand_seen()
+            self.line.seen()
         slot.waiter.set_result(None)
         slot.waiter = None

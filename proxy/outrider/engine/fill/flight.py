@@ -144,25 +144,29 @@ class Flight:
     def hand_out(self, offset: int, data: Buffer) -> None:
         """These bytes came. Readers get them from memory and do not wait until they are on disk."""
         self._unwritten.append((offset, data))
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def advance(self, offset: int, count: int) -> None:
         """These bytes are on disk."""
         self._unwritten = [(start, data) for start, data in self._unwritten if not offset <= start < offset + count]
         self.partial.add(offset, count)
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         self._unwritten = []
         self._error = without_traceback(error)
         self._end.set()
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def land(self) -> None:
         """The store has the block."""
         self.has_landed = True
         self._end.set()
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def _wake(self) -> None:
         for waiter in self._waiters:

@@ -13,9 +13,9 @@ from outrider.core.cache.disk_lag import DiskPressure
 from outrider.core.cache.readahead import BlockRun, fill_start
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, ObjectVersion
-from outrider.engine.fill.block_source import BlockSource, Part
+from outrider.engine.fill.block_source import BlockSource, SourcePart
 from outrider.engine.fill.content_verification import ContentVerification
-from outrider.engine.fill.fill import BULK_BYTES, Fill, FillParts, FirstReply, buffer_bytes
+from outrider.engine.fill.fill import BULK_BYTES, BlockFill, FillParts, FirstReply, buffer_bytes
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot, Purpose
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.patience import Waiters
@@ -66,6 +66,24 @@ class FlightTable:
         """Neither here nor on its way."""
         return block not in self._flights and not self._store.has(block)
 
+    def is_to_be_requested(self, block: BlockKey) -> bool:
+        """Neither here nor on its way for a reader."""
+        flight = self._flights.get(block)
+        if flight is None:
+            return not self._store.has(block)
+        return flight.slot is not None and not flight.slot.demand
+
+    def missing_until(self, version: ObjectVersion, position: int, stop: int) -> int:
+        """Where the run of missing blocks ends that the byte `position` lies in; `stop` at the latest."""
+        index = self._layout.index_of(position)
+        while True:
+            block_stop = self._layout.extent(index, version.size).stop
+            if block_stop >= stop:
+                return stop
+            index += 1
+            if not self.wanted(self._layout.key(version, index)):
+                return block_stop
+
     def admits(self) -> bool:
         """Whether one more fill may begin. False is back-pressure of the disk: fills wait for it, and a miss is better
         relayed past the cache."""
@@ -89,7 +107,7 @@ class FlightTable:
 
     # -- how a block enters, and who fills it -----------------------------------------------------------------------
 
-    def parts(self, version: ObjectVersion, run: BlockRun) -> Iterator[Part]:
+    def parts(self, version: ObjectVersion, run: BlockRun) -> Iterator[SourcePart]:
         """The fills for a run of wanted blocks. See `BlockSource.parts`."""
         return self._source.parts(version, run)
 
@@ -115,7 +133,7 @@ class FlightTable:
             )
         for flight in flights:
             key = flight.meta.key
-            assert self.wanted(key), "one fill per block"
+            assert key not in self._flights, "one fill per block"
             self._flights[key] = flight
         return flights
 
@@ -145,18 +163,18 @@ class FlightTable:
 
     async def _fill(self, flights: Sequence[Flight], slot: FillSlot) -> None:
         async with slot:
-            await Fill(flights, slot, self._parts_of(flights)).run()
+            await BlockFill(flights, slot, self._parts_of(flights)).run()
 
     def fill_begun(self, flights: Sequence[Flight]) -> Coroutine[Any, Any, None]:
         """Fill the flight of a block whose `peer` has its reply already. As `fill_from`."""
-        return Fill(flights, None, self._parts_of(flights)).run()
+        return BlockFill(flights, None, self._parts_of(flights)).run()
 
     def fill_from(
         self, flights: Sequence[Flight], body: IncomingBody, asked_at: float
     ) -> Coroutine[Any, Any, None]:  # fmt: skip
         """Fill the flights from `body`, which was asked for at `asked_at` and brings their bytes. It needs no slot.
         Raises no error of the origin or the disk: the readers of the flights get it."""
-        return Fill(flights, None, self._parts).run(FirstReply(body, asked_at))
+        return BlockFill(flights, None, self._parts).run(FirstReply(body, asked_at))
 
     def _parts_of(self, flights: Sequence[Flight]) -> FillParts:
         return self._remote_parts if flights[0].is_remote else self._parts

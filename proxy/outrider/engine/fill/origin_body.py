@@ -5,46 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Protocol
 
 from outrider.core.errors import OriginBroke, VersionChanged
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_sendable
 from outrider.core.origin.backoff import RETRYABLE_STATUSES, retry_after_s
 from outrider.core.origin.oddities import Oddity
-from outrider.core.origin.quirks import Quirks
 from outrider.engine.fill.fill_scheduler import FillSlot
-from outrider.engine.fill.patience import NOBODY, Patience, Retries, Waiters
+from outrider.engine.fill.origin_reader import OriginReader
+from outrider.engine.fill.patience import NOBODY, Tries, Waiters
 from outrider.engine.fill.refused import OriginRefused, drain
-from outrider.engine.fill.reply_proof import Brought, Unproved, brought_of, check_version, is_odd_success
-from outrider.origin_oddities import OriginOddities
+from outrider.engine.fill.reply_proof import Unproved, brought_of, check_version, is_odd_success
 from outrider.ports import Buffer, ByteSink, OriginReply, OriginRequest
 
 _REFUSED_CONDITIONS = (400, 412, 501)
-
-
-class Requests(Protocol):
-    """The requests of an `OriginReader`, as far as a body needs them."""
-
-    patience: Patience
-    retries: Retries
-    quirks: Quirks
-    oddities: OriginOddities
-
-    async def reply(
-        self, request: OriginRequest, *, hedged: bool = False, waiters: Waiters = NOBODY
-    ) -> OriginReply: ...  # fmt: skip
-
-    async def once(
-        self, request: OriginRequest, *, hedged: bool, within_s: float | None = None
-    ) -> OriginReply: ...  # fmt: skip
-
-    def retried(self) -> None: ...
-
-    def learned(self, quirk: Oddity, ref: ObjectRef) -> None: ...
-
-    def told(self, body: Brought, ref: ObjectRef) -> None: ...
-
-    def dropped(self, cause: str, count: int) -> None: ...
 
 
 class OriginBody:
@@ -59,28 +32,26 @@ class OriginBody:
     """
 
     def __init__(
-        self, requests: Requests, version: ObjectVersion, extent: Extent, slot: FillSlot | None, waiters: Waiters,
-        *, bulk: bool = False,
+        self, reader: OriginReader, version: ObjectVersion, extent: Extent, *, slot: FillSlot | None = None,
+        waiters: Waiters = NOBODY, bulk: bool = False, reply: OriginReply | None = None,
     ) -> None:  # fmt: skip
-        """See `OriginReader.body`."""
-        self._requests = requests
+        """`slot`: held by the caller; other fills have it while this body waits before the next try. `waiters`: see
+        `OriginReader.reply`. `bulk`: the bytes are many, and better received (`receive`). `reply`: brings the first
+        bytes already, and is closed here."""
+        self._reader = reader
         self._version = version
         self._extent = extent
         self._slot = slot
         self._bulk = bulk
-        self._tries = requests.retries.begin(version.ref, waiters)
+        self._tries = Tries(reader.retries, version.ref, waiters)
         self.position = extent.start
         """The object's byte that comes next."""
         # Where the reply begins that is under way, or is asked for.
         self._resumed_at = extent.start
-        self._reply: OriginReply | None = None
+        self._reply = reply
         # The bytes of that reply before `position`, and how many more it names.
         self._skip = 0
-        self._left = 0
-
-    def begin(self, reply: OriginReply) -> None:
-        """Take over a reply that brings the first bytes already."""
-        self._reply, self._left = reply, self._extent.length
+        self._left = 0 if reply is None else extent.length
 
     async def some(self) -> Buffer:
         """The next bytes, which are not empty unless all have come."""
@@ -97,7 +68,7 @@ class OriginBody:
             except OriginBroke as error:
                 if not await self._goes_on(error):
                     raise
-        self._close()
+        await self.aclose()
         return b""
 
     def _wanted(self, piece: Buffer) -> Buffer:
@@ -106,7 +77,7 @@ class OriginBody:
             dropped = min(self._skip, len(piece))
             self._skip -= dropped
             piece = piece[dropped:]
-            self._requests.dropped("restart", dropped)
+            self._reader.dropped("restart", dropped)
         left = min(self._left, self._extent.stop - self.position)
         if len(piece) > left:
             piece = piece[:left]
@@ -122,24 +93,16 @@ class OriginBody:
             except OriginBroke as error:
                 if not await self._goes_on(error):
                     raise
-        return self._reply.in_thread
+        # Bytes that nobody asked for are dropped by `some`.
+        return self._reply.in_thread and not self._skip
 
     async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         """Have a thread put up to `count` of the next bytes into `sink`; `received` is called with how many more are
         there. Fewer come if the connection breaks: `position` tells. The sink is ended in any case. Raises what the
         sink raises, too."""
-        reply, skip = self._reply, self._skip
+        reply = self._reply
         assert reply is not None, "in_thread was asked"
         try:
-            if skip:
-                self._skip = 0
-                try:
-                    async with aclosing(reply.receive(skip, _Discard())) as counts:
-                        async for dropped in counts:
-                            self._requests.dropped("restart", dropped)
-                except BaseException:
-                    sink.ended()
-                    raise
             count = min(count, self._left)
             if not count:
                 sink.ended()
@@ -169,9 +132,6 @@ class OriginBody:
 
     async def aclose(self) -> None:
         """Give up the bytes that have not come."""
-        self._close()
-
-    def _close(self) -> None:
         self._close_reply()
         self._tries.end()
 
@@ -187,18 +147,18 @@ class OriginBody:
     async def _opened(self) -> OriginReply:
         """A reply that proves to bring bytes from `position` on, or from before it. One that proves nothing is followed
         by another."""
-        requests, tries, version = self._requests, self._tries, self._version
+        reader, tries, version = self._reader, self._tries, self._version
         rest = Extent(self.position, self._extent.stop)
         while True:
             conditions = self._conditions()
             request = _part_of(version.ref, rest, conditions, bulk=self._bulk)
-            reply = await requests.once(request, hedged=True, within_s=tries.left_s)
+            reply = await reader.once(request, hedged=True, within_s=tries.left_s)
             try:
                 if conditions and reply.status in _REFUSED_CONDITIONS:
                     await drain(reply)
                     await self._check_refusal(reply.status)
                     continue
-                await _check_status(reply, version, requests.patience.wall_clock())
+                await _check_status(reply, version, reader.patience.wall_clock())
                 tries.answered()
                 try:
                     body = brought_of(reply, version, rest)
@@ -208,23 +168,23 @@ class OriginBody:
                         if error.why is not Oddity.SIZES_DIFFER:
                             raise
                         # The size that we know may be the wrong one.
-                        requests.oddities.note(error.why, version.ref)
+                        reader.oddities.note(error.why, version.ref)
                         raise VersionChanged(f"{version.ref}: another size") from error
                     reply.close()
-                    requests.retried()
+                    reader.retried()
                     continue
             except BaseException:
                 reply.close()
                 raise
             tries.doubts = 0
-            requests.told(body, version.ref)
+            reader.told(body, version.ref)
             self._skip = rest.start - body.start
             self._left = rest.length if body.length is None else body.length - self._skip
             return reply
 
     def _conditions(self) -> Headers:
         version = self._version
-        if self._requests.quirks.has(version.ref.bucket, Oddity.IF_MATCH_REFUSED, Oddity.IF_MATCH_FAILS):
+        if self._reader.quirks.has(version.ref.bucket, Oddity.IF_MATCH_REFUSED, Oddity.IF_MATCH_FAILS):
             return ()
         # Bytes that are no UTF-8 cannot be sent as they are. The ETag of the reply is compared in any case.
         return (("if-match", version.etag),) if is_sendable(version.etag) else ()
@@ -234,30 +194,15 @@ class OriginBody:
         not, the bucket is not asked with If-Match any more."""
         byte = Extent(self.position, self.position + 1)
         # Tried again by itself: the next try of the body would begin with the refusal.
-        reply = await self._requests.reply(_part_of(self._version.ref, byte))
+        reply = await self._reader.reply(_part_of(self._version.ref, byte))
         try:
-            await _check_status(reply, self._version, self._requests.patience.wall_clock())
+            await _check_status(reply, self._version, self._reader.patience.wall_clock())
             check_version(reply, self._version)
         finally:
             reply.close()
-        self._requests.learned(
+        self._reader.learned(
             Oddity.IF_MATCH_FAILS if status == 412 else Oddity.IF_MATCH_REFUSED, self._version.ref
         )  # fmt: skip
-
-
-class _Discard(ByteSink):
-    """A sink for bytes that nobody asked for."""
-
-    is_awaited = False
-
-    def write(self, data: memoryview) -> None:
-        pass
-
-    def check(self) -> None:
-        pass
-
-    def ended(self) -> None:
-        pass
 
 
 def _part_of(ref: ObjectRef, extent: Extent, conditions: Headers = (), *, bulk: bool = False) -> OriginRequest:

@@ -9,15 +9,14 @@ from sys import maxsize
 
 from outrider.core.errors import OriginBroke, OriginBusy
 from outrider.core.insight.bottleneck import OriginWait
-from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
+from outrider.core.model import Headers, ObjectRef
 from outrider.core.origin.backoff import RETRYABLE_STATUSES, SLOW_DOWN_STATUSES, retry_after_s
 from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.oddities import Oddity
 from outrider.core.origin.quirks import Quirks
 from outrider.core.s3 import ranges
-from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot
-from outrider.engine.fill.origin_body import OriginBody
-from outrider.engine.fill.patience import NOBODY, Patience, Retries, Waiters
+from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.patience import NOBODY, Patience, Retries, Tries, Waiters
 from outrider.engine.fill.refused import drain
 from outrider.engine.fill.reply_proof import Brought
 from outrider.metrics import Metrics
@@ -70,58 +69,51 @@ class OriginReader:
         self.retries.stop()
 
     async def reply(
-        self, request: OriginRequest, *, hedged: bool = False, waiters: Waiters = NOBODY
+        self, request: OriginRequest, optional: Headers = (), *, hedged: bool = False, waiters: Waiters = NOBODY
     ) -> OriginReply:  # fmt: skip
         """The reply to a GET or HEAD, which the caller closes; after the last try, also a reply that says 5xx.
-        `hedged`: a second request is sent when the reply is late. It is for requests that are all alike, so that their
-        latencies can be compared. `waiters`: tries go on for as long as one of them waits, and the patience lasts.
+        `optional`: headers that some origins refuse; these get the request once more without them. `hedged`: a second
+        request is sent when the reply is late. It is for requests that are all alike, so that their latencies can be
+        compared. `waiters`: tries go on for as long as one of them waits, and the patience lasts.
 
         Raises:
             OriginBroke: no try brought a reply; OriginBusy: no connection came free in time.
         """
-        with self.retries.begin(f"s3://{request.bucket}/{request.key}", waiters) as tries:
+        if optional and self.quirks.has(request.bucket, Oddity.CHECKSUM_MODE_REFUSED):
+            optional = ()
+        sent = replace(request, headers=request.headers + optional) if optional else request
+        tries, within_s = Tries(self.retries, f"s3://{request.bucket}/{request.key}", waiters), None
+        try:
             while True:
                 try:
-                    reply = await self.once(request, hedged=hedged, within_s=tries.left_s)
+                    reply = await self.once(sent, hedged=hedged, within_s=within_s)
                 except OriginBusy:
                     raise
                 except OriginBroke as error:
                     if (wait_s := tries.failed(error, lasting=error.lasting)) is None:
                         raise
-                else:
-                    if reply.status not in RETRYABLE_STATUSES:
-                        tries.answered()
-                        return reply
+                    await tries.pause(wait_s)
+                    within_s = tries.left_s
+                    continue
+                if reply.status in RETRYABLE_STATUSES:
                     after_s = retry_after_s(dict(reply.headers), self.patience.wall_clock())
                     if (wait_s := tries.failed(f"status {reply.status}", retry_after_s=after_s)) is None:
                         return reply
                     await drain(reply)
-                await tries.pause(wait_s)
-
-    async def asked(
-        self, request: OriginRequest, optional: Headers, *, hedged: bool = False, waiters: Waiters = NOBODY
-    ) -> OriginReply:  # fmt: skip
-        """As `reply`, with headers that some origins refuse: these get the request once more without them."""
-        if not optional or self.quirks.has(request.bucket, Oddity.CHECKSUM_MODE_REFUSED):
-            return await self.reply(request, hedged=hedged, waiters=waiters)
-        with_optional = replace(request, headers=request.headers + optional)
-        reply = await self.reply(with_optional, hedged=hedged, waiters=waiters)
-        if reply.status not in _REFUSED_HEADERS:
-            return reply
-        await drain(reply)
-        reply = await self.reply(request, hedged=hedged, waiters=waiters)
-        # The refusal may have another cause: only a reply that is no refusal proves this one.
-        if reply.status < 300:
-            self.learned(Oddity.CHECKSUM_MODE_REFUSED, ObjectRef(request.bucket or "", request.key))
-        return reply
-
-    def body(
-        self, version: ObjectVersion, extent: Extent, *, slot: FillSlot | None = None, waiters: Waiters = NOBODY,
-        bulk: bool = False,
-    ) -> OriginBody:  # fmt: skip
-        """The bytes of `extent`. `slot`: held by the caller; other fills have it while this body waits before the next
-        try. `waiters`: see `reply`. `bulk`: they are many, and better received (`OriginBody.receive`)."""
-        return OriginBody(self, version, extent, slot, waiters, bulk=bulk)
+                    await tries.pause(wait_s)
+                    within_s = tries.left_s
+                    continue
+                tries.answered()
+                if sent is not request and reply.status in _REFUSED_HEADERS:
+                    await drain(reply)
+                    sent = request
+                    continue
+                # The refusal may have had another cause: only a reply that is no refusal proves this one.
+                if optional and sent is request and reply.status < 300:
+                    self.learned(Oddity.CHECKSUM_MODE_REFUSED, ObjectRef(request.bucket or "", request.key))
+                return reply
+        finally:
+            tries.end()
 
     def learned(self, quirk: Oddity, ref: ObjectRef) -> None:
         """The bucket of `ref` is asked otherwise from now on."""

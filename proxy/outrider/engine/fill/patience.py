@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
 
 from outrider.core.errors import OriginBroke
 from outrider.core.insight.bottleneck import OriginWait
@@ -68,7 +67,7 @@ def _alarm(after_s: float) -> asyncio.Future[None]:
 
 class Waiters:
     """Those who wait for a reply of the origin, or for the bytes of a fill. They come and go; each enters as often as
-    it leaves."""
+    it leaves. A context of one that waits."""
 
     __slots__ = ("_count", "_on_none")
 
@@ -91,13 +90,10 @@ class Waiters:
             for call in calls:
                 call()
 
-    @contextmanager
-    def one_more(self) -> Iterator[None]:
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
+    __enter__ = enter
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
     @contextmanager
     def calling(self, on_none: Callable[[], None]) -> Iterator[None]:
@@ -120,17 +116,13 @@ class Retries:
     """The reads of the origin that failed and are to be tried again."""
 
     def __init__(self, patience: Patience, metrics: Metrics) -> None:
-        self._patience = patience
-        self._metrics = metrics
+        self.patience = patience
+        self.metrics = metrics
         self.are_stopped = False
         # Ends the long waits that are under way.
         self._long: dict[Tries, Callable[[], None]] = {}
         self._long_since = 0.0
         self._why = ""
-
-    def begin(self, what: object, waiters: Waiters) -> Tries:
-        """The tries of a read that begins now. `what`: for the log."""
-        return Tries(self, self._patience, self._metrics, what, waiters)
 
     def stop(self) -> None:
         """The proxy is stopping: nobody is kept waiting for the origin any longer than a few tries take."""
@@ -145,7 +137,7 @@ class Retries:
         """The read waits for longer than a few tries take. `end` ends its wait."""
         if not self._long:
             # One line for all reads: each of them has the same cause.
-            self._long_since = self._patience.clock()
+            self._long_since = self.patience.clock()
             log.warning("waiting for the origin", extra={"read": str(tries.what), "error": why})
         self._long[tries] = end
         self._why = why
@@ -155,22 +147,23 @@ class Retries:
         """The long waits of now; None: there are none."""
         if not self._long:
             return None
-        return OriginWait(len(self._long), self._patience.clock() - self._long_since, self._why)
+        return OriginWait(len(self._long), self.patience.clock() - self._long_since, self._why)
 
     def is_over(self, tries: Tries, *, answered: bool) -> None:
         if self._long.pop(tries, None) is not None and answered and not self._long:
-            waited_s = self._patience.clock() - self._long_since
+            waited_s = self.patience.clock() - self._long_since
             log.info("the origin answers again", extra={"waited_s": round(waited_s, 1)})
 
 
 class Tries:
-    """The tries of one read, a context. `failed` tells whether there is a next one, and `pause` waits for it."""
+    """The tries of one read, until `end`. `failed` tells whether there is a next one, and `pause` waits for it."""
 
-    def __init__(self, retries: Retries, patience: Patience, metrics: Metrics, what: object, waiters: Waiters) -> None:
+    def __init__(self, retries: Retries, what: object, waiters: Waiters) -> None:
+        """`what`: for the log. `waiters`: tries go on for as long as one of them waits, and the patience lasts."""
         self.what = what
         self._retries = retries
-        self._patience = patience
-        self._metrics = metrics
+        self._patience = patience = retries.patience
+        self._metrics = retries.metrics
         self._waiters = waiters
         self._since = patience.clock()
         self._limit_s = min(patience.patience_s, HEAD_PATIENCE_S)
@@ -182,15 +175,10 @@ class Tries:
         """Replies in a row that did not prove which bytes they bring, whatever broke between them."""
         self._is_long = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
     def end(self) -> None:
         """The read is over, well or not."""
-        self._retries.is_over(self, answered=False)
+        if self._failures:
+            self._retries.is_over(self, answered=False)
 
     @property
     def left_s(self) -> float | None:

@@ -86,14 +86,15 @@ def _stated(status: int, stated: str, length: int | None, asked: Extent | None) 
     if got is None:
         raise Unproved(Oddity.RANGE_UNPROVED)
     extent, size = got
-    if length is not None and length != extent.length:
+    stated_length = extent.length
+    if length is not None and length != stated_length:
         raise Unproved(Oddity.LENGTH_OTHER)
     odd = None
     if asked is None:
-        odd = Oddity.RANGE_UNASKED if status == 206 or extent.length < size else None
+        odd = Oddity.RANGE_UNASKED if status == 206 or stated_length < size else None
     elif status == 200:
         odd = Oddity.RANGE_AS_200
-    return Brought(extent.start, extent.length, size, odd)
+    return Brought(extent.start, stated_length, size, odd)
 
 
 def _whole_or_part(length: int | None, asked: Extent, size: int | None) -> Brought:
@@ -141,6 +142,15 @@ def brought_of(reply: OriginReply, version: ObjectVersion, extent: Extent) -> Br
     if body.start != extent.start and body.odd is not Oddity.RANGE_IGNORED:
         raise Unproved(Oddity.RANGE_OTHER)
     return body
+
+
+def brings(reply: OriginReply, body: Brought, extent: Extent) -> bool:
+    """Whether the body begins with the first byte of `extent`, and has no byte that the reply does not name."""
+    if body.start != extent.start:
+        return False
+    # Chunks may go on beyond the bytes that the reply names.
+    bounded = reply.content_length is not None or body.length is None
+    return bounded or (body.length is not None and body.start + body.length >= extent.stop)
 
 
 def _differ(one: str | None, other: str | None) -> bool:

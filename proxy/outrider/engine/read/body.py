@@ -13,7 +13,8 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, BlockRun, Glances, runs_ahead, window_blocks
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectVersion
-from outrider.engine.fill.block_source import BlockSource, Part
+from outrider.core.origin.oddities import Oddity
+from outrider.engine.fill.block_source import BlockSource, SourcePart
 from outrider.engine.fill.content_verification import ContentMismatch, ContentVerification
 from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
@@ -72,11 +73,12 @@ class BodyRead:
         """`since`: the number of changes of the version cache when the read began. `has_begun`: the client has the head
         of its reply."""
         self._version = version
-        self._version_id = parts.layout.version_id(version)
+        self.version_id = parts.layout.version_id(version)
         self._extent = extent
         self._position = self._planned_at = extent.start
         self._parts = parts
         self._layout = parts.layout
+        self._plan_step = parts.layout.block_bytes // _PLANS_PER_BLOCK
         self._source = parts.source
         self._store = parts.store
         self._flights = parts.flights
@@ -87,12 +89,10 @@ class BodyRead:
         self._renew = renew
         # The piece that was handed out last, and the block that it is of.
         self._piece: Piece | None = None
-        self._key = BlockKey(self._version_id, -1)
+        self._key = BlockKey(self.version_id, -1)
         # The first piece, which is handed out once more.
         self._first: Piece | None = None
-        # The source of the next bytes: one of the three, or none; and the call that gives them, or finds it.
-        # A plain function: a method of its own would close a circle.
-        self._step: Callable[[BodyRead], Awaitable[Piece | None]] = BodyRead._of_block
+        # The source of the next bytes: one of the three, or none.
         self._lease: Lease | None = None
         self._flight: Flight | None = None
         self._relay: Relay | None = None
@@ -102,8 +102,8 @@ class BodyRead:
         self._block_at = -1
         self._block_since = 0.0
         # The cache takes no fill of this read, or each fill would bring the whole object: what is missing is relayed.
-        self._relaying = parts.source.ignores_ranges(version.ref.bucket)
-        if parts.contents.relays(version.ref):
+        self._relaying = parts.source.quirks.has(version.ref.bucket, Oddity.RANGE_IGNORED)
+        if parts.contents.has_mismatched and parts.contents.relays(version.ref):
             self._relaying = True
             parts.contents.relayed()
         # Fills have been begun, or would have been, for the block at `position`.
@@ -164,7 +164,7 @@ class BodyRead:
             return False
         await self._leave_all()
         self._version, self._since = now
-        self._version_id = self._layout.version_id(self._version)
+        self.version_id = self._layout.version_id(self._version)
         self._has_begun = True
         return True
 
@@ -181,41 +181,47 @@ class BodyRead:
         for waiters in self._waits_for.values():
             waiters.leave()
         self._waits_for.clear()
-        await self._end_relay()
+        if self._relay is not None:
+            await self._end_relay()
 
     async def _next(self) -> Piece | None:
         """The piece at `position`; None: all have been sent."""
         piece: Piece | None = None
         while piece is None and self._position < self._extent.stop:
-            piece = await self._step(self)
+            if self._relay is not None:
+                if (piece := await self._relay.next()) is None:
+                    await self._end_relay()
+            elif self._flight is not None:
+                piece = await self._followed(self._flight)
+            else:
+                piece = await self._of_block()
         return piece
 
     async def _of_block(self) -> Piece | None:
         """The bytes of the block at `position`, if they are on disk. None: they are to come by a flight or a relay, or
         the block is to be looked at again."""
-        self._check_condemned()
+        if self._contents.has_mismatched:
+            self._check_condemned()
         index = self._layout.index_of(self._position)
-        key = self._key = BlockKey(self._version_id, index)
+        key = self._key = BlockKey(self.version_id, index)
         self._note_progress(index)
         self._fills = self._begin_fills()
         has_failed = index == self._failed_index
-        if not has_failed:
-            self._lease = self._store.lease_open(key) or await self._store.lease(key)
+        if not has_failed and self._flights.get(key) is None:
+            self._lease = await self._store.lease(key)
             if self._lease is not None:
                 return self._in_file(self._lease, "disk", self._extent.stop)
         flight = None if has_failed else self._flight_of(key)
         if flight is not None:
-            self._flight, self._step = flight, BodyRead._followed
+            self._flight = flight
             self._wait_for(index, flight)
         elif not self._fills or has_failed or self._store.has(key):
             self._begin_relay()
         # Else the block was found bad and deleted, or evicted, since the fills were planned: plan again.
         return None
 
-    async def _followed(self) -> Piece | None:
+    async def _followed(self, flight: Flight) -> Piece | None:
         """The next bytes of a block on its way; None: none are left that are to be read so."""
-        flight = self._flight
-        assert flight is not None
         meta = flight.meta
         offset = self._position - meta.extent.start
         stop = min(self._extent.stop, meta.extent.stop)
@@ -244,12 +250,6 @@ class BodyRead:
                 raise
         return None
 
-    async def _relayed(self) -> Piece | None:
-        assert self._relay is not None
-        if (piece := await self._relay.next()) is None:
-            await self._end_relay()
-        return piece
-
     def _flight_of(self, key: BlockKey) -> Flight | None:
         """The flight to follow; None: there is none, and none is to be begun."""
         return self._flights.get(key)
@@ -273,14 +273,16 @@ class BodyRead:
             self._position += len(piece.data if isinstance(piece, EarlyPiece) else piece)
         if self._relay is not None:
             return
-        self._check_condemned()
+        if self._contents.has_mismatched:
+            self._check_condemned()
         if self._flight is None:
             self._leave_block()
-        elif self._fills:
-            self._fill_further_ahead()
+        elif self._fills and self._planned_at + self._plan_step <= self._position < self._extent.stop:
+            # Widen the window while a block arrives.
+            self._fill_ahead()
 
     def _leave_block(self) -> None:
-        self._flight, self._step = None, BodyRead._of_block
+        self._flight = None
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
@@ -291,8 +293,9 @@ class BodyRead:
         """The read has come to the block `index`."""
         if self._position != self._block_at:
             self._block_at, self._block_since = self._position, self._source.clock()
-        for passed in [other for other in self._waits_for if other < index]:
-            self._waits_for.pop(passed).leave()
+        if self._waits_for:
+            for passed in [other for other in self._waits_for if other < index]:
+                self._waits_for.pop(passed).leave()
 
     def _wait_for(self, index: int, flight: Flight) -> None:
         """The flight is, or is soon to be, waited for by this read."""
@@ -314,8 +317,7 @@ class BodyRead:
         return not error.lasting and has_begun and waited_s < self._source.patience_s
 
     def _check_condemned(self) -> None:
-        # Called with each piece.
-        if self._contents.has_mismatched and self._contents.condemned_at(self._version_id) > self._since:
+        if self._contents.condemned_at(self.version_id) > self._since:
             raise ContentMismatch(f"{self._version.ref}: not the bytes that the bucket has")
 
     # -- read-ahead -------------------------------------------------------------------------------------------------
@@ -332,15 +334,9 @@ class BodyRead:
         if not Glances.may_be(self._extent, self._version.size, self._layout.block_bytes):
             return False
         wanted, key = self._flights.wanted, self._key
-        if not (wanted(key) and wanted(BlockKey(self._version_id, key.index - 1))):
+        if not (wanted(key) and wanted(BlockKey(self.version_id, key.index - 1))):
             return False
         return self._parts.glances.is_one(key, self._extent)
-
-    def _fill_further_ahead(self) -> None:
-        """Widen the window while a block arrives."""
-        step = self._layout.block_bytes // _PLANS_PER_BLOCK
-        if self._planned_at + step <= self._position < self._extent.stop:
-            self._fill_ahead()
 
     def _fill_ahead(self) -> None:
         """Begin the fills of the read-ahead window, and promote those in it that were prefetches."""
@@ -348,7 +344,7 @@ class BodyRead:
         blocks_sent = (self._position - self._extent.start) / self._layout.block_bytes
         readers = self._parts.readers.expected(blocks_sent)
         index, last = self._layout.index_of(self._position), self._layout.index_of(self._extent.stop - 1)
-        vid, wanted = self._version_id, self._flights.wanted
+        vid, wanted = self.version_id, self._flights.wanted
         for run in runs_ahead(index, last, blocks_sent, lambda i: wanted(BlockKey(vid, i)), readers):
             if run.first > index and not self._flights.admits():
                 break
@@ -368,15 +364,8 @@ class BodyRead:
         if nearest is None or nearest.more:
             return
         beyond = min(last + 1, stop + WINDOW_BLOCKS_MAX)
-        if any(self._is_to_ask_for(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
+        if any(self._flights.is_to_be_requested(BlockKey(vid, ahead)) for ahead in range(index, beyond)):
             nearest.expect_more()
-
-    def _is_to_ask_for(self, key: BlockKey) -> bool:
-        """Neither here nor on its way for a reader."""
-        flight = self._flights.get(key)
-        if flight is None:
-            return not self._store.has(key)
-        return flight.slot is not None and not flight.slot.demand
 
     # -- past the cache ---------------------------------------------------------------------------------------------
 
@@ -387,32 +376,18 @@ class BodyRead:
         self._lagged = False
         window_stop = self._position + WINDOW_BLOCKS_MAX * self._layout.block_bytes
         stop = self._extent.stop if self._relaying else min(self._extent.stop, window_stop)
-        extent = Extent(self._position, self._missing_until(stop))
+        extent = Extent(self._position, self._flights.missing_until(self._version, self._position, stop))
         self._relay = Relay(self._version, extent, self._relayed_parts(extent), self._source, self._layout.block_bytes)
-        self._step = BodyRead._relayed
         self._comes_twice = self._flights.begin_relay(self._key)
 
-    def _relayed_parts(self, extent: Extent) -> Iterator[Part]:
+    def _relayed_parts(self, extent: Extent) -> Iterator[SourcePart]:
         indexes = self._layout.indexes(extent)
         return self._source.parts(self._version, BlockRun(indexes.start, len(indexes)))
 
     async def _end_relay(self) -> None:
         relay, self._relay = self._relay, None
         if relay is not None:
-            self._step = BodyRead._of_block
             self._flights.end_relay(self._key)
             if self._comes_twice:
                 self._source.dropped("relay", relay.count)
             await relay.aclose()
-
-    def _missing_until(self, stop: int) -> int:
-        """Where the run of missing blocks ends that `position` lies in; `stop` at the latest."""
-        index = self._layout.index_of(self._position)
-        while True:
-            block_stop = self._layout.extent(index, self._version.size).stop
-            if block_stop >= stop:
-                return stop
-            index += 1
-            key = BlockKey(self._version_id, index)
-            if self._store.has(key) or self._flights.get(key) is not None:
-                return block_stop

@@ -108,43 +108,41 @@ class ObjectReads:
             OriginRefused: the origin's own error, to be passed on.
             NotCacheable: forward the request instead.
         """
-        try:
-            return await self._get(ref, headers, asked)
-        except NotCacheable as error:
-            self._version_lookup.uncached(error)
-            raise
-
-    async def _get(self, ref: ObjectRef, headers: Mapping[str, str], asked: OnAsked | None) -> ReadAnswer:
         span = _range_of(headers)
-        for beginning in range(_BEGINNINGS):
-            version = await self._known_or_asked(ref, headers, span, by_get=beginning > 0)
-            cache = CacheStatus.HIT
-            if (early := _conditional(version, headers, cache)) is not None:
-                return early
-            extent = _extent_of(headers, span, version)
-            whole = extent or Extent(0, version.size)
-            if asked is not None:
-                asked(version, whole)
-                asked = None
-            await self._version_lookup.brought(version, whole.start)
-            body = self._body(version, whole, self._versions.changes)
-            cache = self._status_of(version, whole)
-            try:
-                # The first byte is in hand before the head is promised: until here another version changes nothing.
-                first = await body.begin()
-            except VersionChanged:
-                continue
-            except Unproved as error:
-                if beginning > 0:
-                    raise self._version_lookup.unproved(ref, error) from error
-                # The size that we know may be wrong.
-                continue
-            except OriginBroke as error:
-                raise unanswered(error) from error
-            if cache is CacheStatus.MISS and isinstance(first, EarlyPiece | FilePiece) and first.source == "peer":
-                cache = CacheStatus.PEER
-            return _answer(version, extent, headers, cache, body)
-        raise NotCacheable(ref, Uncached.CHANGING)
+        answers = self._version_lookup.answers
+        try:
+            for beginning in range(_BEGINNINGS):
+                version = await self._known_or_asked(ref, headers, span, by_get=beginning > 0)
+                cache = CacheStatus.HIT
+                if (early := _conditional(version, headers, cache)) is not None:
+                    return early
+                extent = _extent_of(headers, span, version)
+                whole = extent or Extent(0, version.size)
+                if asked is not None:
+                    asked(version, whole)
+                    asked = None
+                await self._version_lookup.brought(version, whole.start)
+                body = self._body(version, whole, self._versions.changes)
+                cache = self._status_of(body.version_id, whole)
+                try:
+                    # The first byte is in hand before the head is promised: until here another version changes nothing.
+                    first = await body.begin()
+                except VersionChanged:
+                    continue
+                except Unproved as error:
+                    if beginning > 0:
+                        raise answers.refuse(ref, error.why) from error
+                    # The size that we know may be wrong.
+                    continue
+                except OriginBroke as error:
+                    raise unanswered(error) from error
+                if cache is CacheStatus.MISS and isinstance(first, EarlyPiece | FilePiece) and first.source == "peer":
+                    cache = CacheStatus.PEER
+                return _answer(version, extent, headers, cache, body)
+            raise NotCacheable(ref, Uncached.CHANGING)
+        except NotCacheable as error:
+            answers.uncached(error)
+            raise
 
     def resume(self, version: ObjectVersion, extent: Extent, since: int) -> Body:
         """The bytes of `extent`, for a reply whose head is out: now only `version` will do. `since`: the number of
@@ -188,7 +186,7 @@ class ObjectReads:
                 first_byte = _first_byte(headers, span, self._layout.block_bytes)
                 if by_get and first_byte is None:
                     first_byte = 0
-                if self._contents.relays(ref):
+                if self._contents.has_mismatched and self._contents.relays(ref):
                     # A question that brings a block would bring it in vain.
                     first_byte = None
                 with self._scheduler.question():
@@ -208,10 +206,9 @@ class ObjectReads:
 
     # -- which bytes ----------------------------------------------------------------------------------------------
 
-    def _status_of(self, version: ObjectVersion, extent: Extent) -> CacheStatus:
+    def _status_of(self, vid: bytes, extent: Extent) -> CacheStatus:
         if extent.length == 0:
             return CacheStatus.HIT
-        vid = self._layout.version_id(version)
         indexes = self._layout.indexes(extent)[:_STATUS_BLOCKS_MAX]
         here = sum(self._store.has(BlockKey(vid, index)) for index in indexes)
         if here == 0:
@@ -222,7 +219,7 @@ class ObjectReads:
         def wrong(error: VersionChanged | Unproved, has_sent: bool) -> None:
             self._versions.forget(version.ref)
             if has_sent and isinstance(error, Unproved):
-                self._version_lookup.unproved(version.ref, error)
+                self._version_lookup.answers.refuse(version.ref, error.why)
             elif has_sent:
                 self._version_lookup.cut(version)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outrider.core.model import Extent, ObjectVersion
-from outrider.engine.fill.block_source import BlockSource, Part
+from outrider.engine.fill.block_source import BlockSource, SourcePart
 from outrider.engine.fill.patience import A_CLIENT
 from outrider.engine.fill.peer_block import IncomingBody, PeerBlock
 from outrider.engine.read.body_pieces import EarlyPiece
@@ -15,7 +15,7 @@ class Relay:
     """Bytes of missing blocks on their way past the cache: one body after the other."""
 
     def __init__(
-        self, version: ObjectVersion, extent: Extent, parts: Iterator[Part], source: BlockSource, block_bytes: int
+        self, version: ObjectVersion, extent: Extent, parts: Iterator[SourcePart], source: BlockSource, block_bytes: int
     ) -> None:
         """`parts`: the GETs for the blocks of `extent`, each of which has `block_bytes`."""
         self._version = version

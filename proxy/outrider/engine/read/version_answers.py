@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from functools import lru_cache
+from itertools import count
 from typing import NamedTuple
 
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
 from outrider.core.cache.freshness import is_settled
-from outrider.core.errors import Signal
+from outrider.core.errors import OriginBroke, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, VersionIdentity, is_strong_etag
 from outrider.core.origin.oddities import HEAD_TELLS_NOTHING, Oddity, Uncached, sentence
 from outrider.core.origin.quirks import UncachedNames
-from outrider.core.origin.witnesses import Told, Witnesses, is_of_nothing
+from outrider.core.origin.witnesses import ReplyFacts, Witnesses, is_of_nothing
 from outrider.core.s3.headers import forbids_storing, replayable, varies_with_clients, without_checksums
 from outrider.core.s3.ranges import parse_empty_range
 from outrider.engine.fill.origin_reader import OriginReader
@@ -37,6 +38,9 @@ _NUMBER = re.compile(r"\d{3,}|^\d+$")
 # another version, the object changes faster than it can be read block by block.
 _CUTS_KEPT_S = 60.0
 _CUTS_MAX = 10_000
+# As many as for replies that contradict themselves, since most faults pass.
+_REFUSAL_TRIES = 5
+_KINDS_MAX = 4096
 
 
 class NotCacheable(Signal):
@@ -54,7 +58,7 @@ class NotCacheable(Signal):
         return NotCacheable(self.ref, self.why)
 
 
-class Answer(NamedTuple):
+class VersionAnswer(NamedTuple):
     """`body`: the bytes that the reply brings with it. `settled`: see `freshness.is_settled`."""
 
     version: ObjectVersion
@@ -68,22 +72,43 @@ class VersionAnswers:
     def __init__(self, origin_reader: OriginReader, versions: VersionCache, clock: Clock) -> None:
         self._origin_reader = origin_reader
         self._versions = versions
+        self._clock = clock
         self._witnesses = Witnesses()
         self._uncached = UncachedNames(clock)
         self._cuts: TTLCache[ObjectRef, frozenset[VersionIdentity]] = TTLCache(_CUTS_MAX, _CUTS_KEPT_S, clock)
+        # The size last seen of each kind of object: one shard, or sample, is much like the next.
+        self._sizes: LRUCache[tuple[str, str], int] = LRUCache(_KINDS_MAX)
         self.oddities = origin_reader.oddities
+
+    def seen_bytes(self, ref: ObjectRef) -> int | None:
+        """The size last seen of an object like this one; None: there was none."""
+        for kind in kinds_of(ref):
+            if (size := self._sizes.get(kind)) is not None:
+                return size
+        return None
+
+    def seen(self, version: ObjectVersion) -> None:
+        for kind in kinds_of(version.ref):
+            self._sizes[kind] = version.size
 
     # -- objects that stay uncached -----------------------------------------------------------------------------------
 
     def check(self, ref: ObjectRef) -> None:
         """Raises NotCacheable: the origin need not be asked."""
-        if (why := self._uncached.why(ref, kinds_of(ref)[:1])) is not None:
+        if self._uncached.has_any and (why := self._uncached.why(ref, kinds_of(ref)[:1])) is not None:
             raise NotCacheable(ref, why)
 
     def refuse(self, ref: ObjectRef, why: Oddity | Uncached) -> NotCacheable:
         """The error for an object that stays uncached for a while."""
         self._uncached.note(ref, kinds_of(ref)[:1] if isinstance(why, Oddity) else (), why)
         return NotCacheable(ref, why)
+
+    def uncached(self, error: NotCacheable) -> None:
+        """A read is forwarded for this reason."""
+        if isinstance(error.why, Oddity):
+            self.oddities.note(error.why, error.ref, uncached=True)
+        else:
+            self.oddities.uncached(error.why)
 
     def cut(self, version: ObjectVersion) -> None:
         """The body of a reply ended early, because the origin no longer has `version`."""
@@ -96,14 +121,14 @@ class VersionAnswers:
 
     async def head(
         self, ref: ObjectRef, waiters: Waiters = NOBODY, *, empty: bool = False, alone: bool = False
-    ) -> Answer:  # fmt: skip
+    ) -> VersionAnswer:  # fmt: skip
         """The version by a HEAD, or by a GET of one byte where HEAD does not tell. `waiters`: see
         `OriginReader.reply`. `empty`: a GET found no byte in the object. `alone`: by HEAD or not at all."""
         odd: Oddity | None = None
-        told: Answer | None = None
+        told: VersionAnswer | None = None
         if not self._origin_reader.quirks.has(ref.bucket, *HEAD_TELLS_NOTHING):
             request = OriginRequest("HEAD", ref.bucket, ref.key)
-            with closing(await self._origin_reader.asked(request, CHECKSUMS, hedged=True, waiters=waiters)) as reply:
+            with closing(await self._origin_reader.reply(request, CHECKSUMS, hedged=True, waiters=waiters)) as reply:
                 odd = await self._odd_head(ref, reply)
                 size = reply.content_length
                 if odd is None:
@@ -123,7 +148,8 @@ class VersionAnswers:
         # A 403 is odd only where the object was read before. Otherwise no GET would bring more.
         if reply.status in (405, 501) or (reply.status == 403 and self._versions.stale(ref) is not None):
             return Oddity.HEAD_REFUSED
-        await self._check_status(ref, reply)
+        if reply.status not in (200, 206):
+            raise await self._refusal(ref, reply)
         etag = dict(reply.headers).get("etag")
         if etag is None:
             return Oddity.HEAD_WITHOUT_ETAG
@@ -136,8 +162,8 @@ class VersionAnswers:
         return Oddity.HEAD_WITHOUT_SIZE if reply.content_length is None else None
 
     async def _by_first_byte(
-        self, ref: ObjectRef, odd: Oddity | None, by_head: Answer | None, waiters: Waiters
-    ) -> Answer:  # fmt: skip
+        self, ref: ObjectRef, odd: Oddity | None, by_head: VersionAnswer | None, waiters: Waiters
+    ) -> VersionAnswer:  # fmt: skip
         """`odd`: why HEAD did not do; None: that is known of the bucket. `by_head`: what it told all the same."""
         headers: Headers = (("range", "bytes=0-0"),)
         request = OriginRequest("GET", ref.bucket, ref.key, headers=headers)
@@ -162,10 +188,39 @@ class VersionAnswers:
 
     # -- brought along with bytes -------------------------------------------------------------------------------------
 
-    async def of_get(self, ref: ObjectRef, reply: OriginReply, asked: Extent | None) -> Answer:
+    async def get(
+        self, ref: ObjectRef, asked: Extent | None, waiters: Waiters, *, likely_bytes: int | None, bulk: bool
+    ) -> tuple[OriginReply, float, VersionAnswer | None]:  # fmt: skip
+        """The reply to a GET, which the caller closes, when it was asked for, and the version that it tells; None:
+        nothing lies at that offset. `asked`: its Range; None: the whole object. See `OriginRequest` for the others."""
+        headers: Headers = () if asked is None else (("range", f"bytes={asked.start}-{asked.stop - 1}"),)
+        request = OriginRequest("GET", ref.bucket, ref.key, headers=headers, likely_bytes=likely_bytes, bulk=bulk)
+        for tries in count(1):
+            asked_at = self._clock()
+            reply = await self._origin_reader.reply(request, CHECKSUMS, hedged=True, waiters=waiters)
+            try:
+                answer = None if reply.status == 416 else await self.of_get(ref, reply, asked)
+            except Unproved as error:
+                reply.close()
+                if not error.may_pass(tries, otherwise=1):
+                    raise self.refuse(ref, error.why) from error
+            except OriginBroke:
+                reply.close()
+                if reply.status in (200, 206) or tries >= _REFUSAL_TRIES:
+                    raise
+                # The document of a refusal broke off, without which a client does not see what it says.
+            except BaseException:
+                reply.close()
+                raise
+            else:
+                return reply, asked_at, answer
+        raise AssertionError("unreachable")
+
+    async def of_get(self, ref: ObjectRef, reply: OriginReply, asked: Extent | None) -> VersionAnswer:
         """The version that a reply to a GET tells, other than a 416. `asked`: its Range; None: it had none. Raises
         Unproved, too."""
-        await self._check_status(ref, reply)
+        if reply.status not in (200, 206):
+            raise await self._refusal(ref, reply)
         body = brought(reply, asked)
         etag = dict(reply.headers).get("etag")
         if (odd := _odd_etag(etag)) is not None:
@@ -200,21 +255,20 @@ class VersionAnswers:
             return Brought(0, None, told.size, Oddity.LENGTH_UNKNOWN)
         raise self.refuse(ref, body.odd)
 
-    async def _check_status(self, ref: ObjectRef, reply: OriginReply) -> None:
-        if reply.status in (200, 206):
-            return
+    async def _refusal(self, ref: ObjectRef, reply: OriginReply) -> Signal:
+        """The error for a status that is neither 200 nor 206."""
         if reply.status == 404:
             self._versions.gone(ref)
         if is_odd_success(reply.status):
-            raise self.refuse(ref, Oddity.STATUS_ODD)
-        raise await OriginRefused.read(reply)
+            return self.refuse(ref, Oddity.STATUS_ODD)
+        return await OriginRefused.read(reply)
 
-    def _judged(self, answer: Answer, *, by_head: bool) -> Oddity | None:
+    def _judged(self, answer: VersionAnswer, *, by_head: bool) -> Oddity | None:
         version, headers = answer.version, dict(answer.version.headers)
         encoding, modified = headers.get("content-encoding"), headers.get("last-modified")
-        told = Told(version.etag, version.size, encoding, modified, answer.settled, by_head)
+        told = ReplyFacts(version.etag, version.size, encoding, modified, answer.settled, by_head)
         odd = self._witnesses.judge(version.ref.bucket, version.ref, told)
-        if odd is None:
+        if odd is None and self._uncached.has_any:
             self._uncached.cached(kinds_of(version.ref)[:1])
         return odd
 
@@ -227,14 +281,14 @@ def _odd_etag(etag: str | None) -> Oddity | None:
     return Oddity.ETAG_WEAK if etag.startswith("W/") else Oddity.ETAG_MALFORMED
 
 
-def _answer(ref: ObjectRef, reply: OriginReply, body: Brought, *, whole: bool) -> Answer:
+def _answer(ref: ObjectRef, reply: OriginReply, body: Brought, *, whole: bool) -> VersionAnswer:
     """`whole`: no Range was asked for."""
     assert body.size is not None
     headers = dict(reply.headers)
     kept = replayable(reply.headers)
     if body.start != 0 or body.length not in (0, None, body.size):
         kept = without_checksums(kept)
-    return Answer(ObjectVersion(ref, headers["etag"], body.size, kept, whole), body, is_settled(headers))
+    return VersionAnswer(ObjectVersion(ref, headers["etag"], body.size, kept, whole), body, is_settled(headers))
 
 
 # A question about one name asks five times.

@@ -106,7 +106,7 @@ class VersionCache:
     def fresh(self, ref: ObjectRef) -> ObjectVersion | None:
         """The version to serve without asking; None: ask first."""
         row = self._entries.find(ref)
-        if self._fresh_mark(ref, row) is None:
+        if row < 0 or self._fresh_mark(ref, row) is None:
             return None
         self._entries.use(row)
         return self._entries.version(row)
@@ -116,7 +116,7 @@ class VersionCache:
         # Read before the entry: a change in between makes the answer one that no longer holds.
         changes = self.changes
         row = self._entries.find(ref)
-        mark = self._fresh_mark(ref, row)
+        mark = None if row < 0 else self._fresh_mark(ref, row)
         if mark is None:
             return None
         freshness = self._freshness_of(ref)
@@ -124,8 +124,8 @@ class VersionCache:
         return Fresh(*self._entries.look(row), until, changes)
 
     def _fresh_mark(self, ref: ObjectRef, row: int) -> Mark | None:
-        """The mark of the object's entry; None: it has none, or is not fresh."""
-        mark = self._entries.mark(row) if row >= 0 else None
+        """The mark of the object's entry; None: it is not fresh."""
+        mark = self._entries.mark(row)
         return mark if mark is not None and self.will_be_fresh(ref, mark) else None
 
     def stale(self, ref: ObjectRef) -> ObjectVersion | None:
@@ -137,7 +137,7 @@ class VersionCache:
 
     def likely(self, ref: ObjectRef) -> ObjectVersion | None:
         """As `stale`. A doubt about all names does not count: most of them were not written."""
-        entry = self._entries.get(ref)
+        entry = None if (row := self._entries.find(ref)) < 0 else self._entries.entry(row)
         if entry is None or self._last_write(ref) > entry.asked.generation:
             return None
         return entry.version
@@ -167,7 +167,8 @@ class VersionCache:
     def learn(self, version: ObjectVersion, mark: Mark, *, settled: bool = False) -> None:
         """The origin answered with `version` to a question put at `mark`. `settled`: a later overwrite will have
         another date (`freshness.is_settled`)."""
-        entry = self._entries.get(version.ref)
+        row = self._entries.find(version.ref)
+        entry = None if row < 0 else self._entries.entry(row)
         if entry is not None and entry.mark is not None and entry.mark > mark:
             return  # a question put later was answered earlier
         if entry is not None and entry.version != version:
@@ -176,7 +177,7 @@ class VersionCache:
                 self.on_other(version.ref)
         # An answer from before a write is kept as well. It is not fresh, but the next question may confirm it.
         lists_until = mark.at + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if settled else -inf
-        self._enter(Entry(version, mark, lists_until))
+        self._enter(Entry(version, mark, lists_until), row)
 
     def gone(self, ref: ObjectRef) -> None:
         """The origin has no such object. That is not remembered: the next read asks again."""
@@ -208,7 +209,7 @@ class VersionCache:
         if known is not None and not self._supersedes(known, Entry(version, mark), vouched=vouched):
             return
         until = self._clock() + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if vouched else -inf
-        self._enter(Entry(version, mark, until))
+        self._enter(Entry(version, mark, until), self._entries.find(version.ref))
 
     def _supersedes(self, known: Entry, found: Entry, *, vouched: bool) -> bool:
         """Whether `found`, of which the start found one more block, takes the place of `known`."""
@@ -268,8 +269,9 @@ class VersionCache:
             elif mark.at < entry.lists_until:
                 self._entries.confirm(row, mark, entry.lists_until)
 
-    def _enter(self, entry: Entry) -> None:
-        self._entries.put(entry)
+    def _enter(self, entry: Entry, row: int) -> None:
+        """`row`: that of the object, as it was found."""
+        self._entries.put(entry, row)
         if len(self._entries) > self._capacity:
             dropped = self._entries.pop_oldest()
             ref = dropped.version.ref

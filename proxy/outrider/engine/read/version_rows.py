@@ -90,10 +90,9 @@ class VersionRows:
         generation = self._generations[row]
         return None if generation == _NO_MARK else Mark(generation, self._asked_at[row])
 
-    def put(self, entry: Entry) -> None:
-        """Its object is the one that was used last."""
+    def put(self, entry: Entry, row: int) -> None:
+        """Its object is the one that was used last. `row`: where it is; -1: it has none."""
         ref = entry.version.ref
-        row = self.find(ref)
         packed = pack(entry.version)
         if row < 0:
             row, is_new = self._rows.take()

@@ -240,7 +240,7 @@ class Overview:
             ref = ObjectRef(dataset.bucket, names[0]) if names else None
             if self._contents is None or not self._contents.on:
                 why = "verify_origin is off"
-            elif ref is not None and self._contents.is_silent(ref):
+            elif ref is not None and self._contents.questions.is_silent(ref):
                 why = "the bucket tells no checksum of whole objects"
             else:
                 why = "not all blocks have come since the start, or the bucket tells nothing that can be compared"
