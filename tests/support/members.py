@@ -16,8 +16,8 @@ from outrider.core.cluster.member import Listed, Member
 from outrider.core.cluster.membership import Domain, Membership
 from outrider.core.cluster.messages import Hello
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.engine.ahead.here_of_all import HereOfAll
-from outrider.engine.ahead.orders_of_all import OrdersOfAll
+from outrider.engine.ahead.cached_across_members import CachedAcrossMembers
+from outrider.engine.ahead.plans_across_members import PlansAcrossMembers
 from outrider.engine.cluster.beliefs import Beliefs
 from outrider.engine.cluster.forgets import Forgets, Sender
 from outrider.engine.cluster.members import Members
@@ -74,7 +74,7 @@ class Node:
         self.reads: PeerReads
         self.forgets: Forgets
         self.told: ToldReads
-        self.plans: OrdersOfAll
+        self.plans: PlansAcrossMembers
         self.map: ClusterMap
         self._runtime: Runtime
         self.near: NearBlocks
@@ -115,11 +115,11 @@ class Node:
         self.wire.services[self.address] = self.service
         made.planner.join(self.told.opened, self._mine_of, lambda: self.near.bytes)
         self.service.hear_reads = made.prefetch.heard
-        here = HereOfAll(made.fills, lambda: self.membership.view, self.wire)
+        here = CachedAcrossMembers(made.fills, lambda: self.membership.view, self.wire)
         self.service.look_here = here.answer
         own = self.service.own_shares = OwnShares(made.planner, self._mine_of).told
         self.map = ClusterMap(own, lambda: self.membership.view, self.wire, self.clock)
-        self.plans = OrdersOfAll(
+        self.plans = PlansAcrossMembers(
             made.prefetch, here, lambda: self.membership.view, self.wire, self._runtime, boot=self.boot
         )  # fmt: skip
         self.service.hear_orders = self.plans.heard

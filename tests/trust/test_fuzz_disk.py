@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.adapters.disk import index_snapshot
 from outrider.adapters.sealed_file import BadFile, LinesFormat, json_line
-from outrider.core.ahead.dataset import learned_state
+from outrider.core.ahead.dataset import saved_datasets
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES, BadBlock
 from outrider.core.model import ObjectRef, ObjectVersion
@@ -278,7 +278,7 @@ def test_a_snapshot_that_was_damaged_is_a_bad_one(trials: Trials, data: bytes, a
 @fuzzing(120)
 def test_learned_orders_are_some_or_none(trials: Trials, value: Any) -> None:
     try:
-        learned_state.unpacked(zlib.compress(json.dumps(value).encode()))
+        saved_datasets.unpacked(zlib.compress(json.dumps(value).encode()))
     except ValueError:
         trials.record("fuzz", "learned orders, nonsense under a right checksum", "ignored")
 
@@ -298,13 +298,13 @@ ODD_DATASETS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("change", ODD_DATASETS)
 def test_learned_orders_with_one_odd_field_are_none(change: dict[str, Any]) -> None:
     dataset = {"bucket": "b", "keys": ["a"], "sizes": [1], "listed": [], "orders": []}
-    wholes = {"format": learned_state._FORMAT, "datasets": [dataset]}
-    assert learned_state.unpacked(zlib.compress(json.dumps(wholes).encode()))
+    wholes = {"format": saved_datasets._FORMAT, "datasets": [dataset]}
+    assert saved_datasets.unpacked(zlib.compress(json.dumps(wholes).encode()))
     with pytest.raises(ValueError, match=r"."):
-        learned_state.unpacked(zlib.compress(json.dumps({**wholes, "datasets": [dataset | change]}).encode()))
+        saved_datasets.unpacked(zlib.compress(json.dumps({**wholes, "datasets": [dataset | change]}).encode()))
 
 
 @pytest.mark.parametrize("raw", [b"[" * 50_000, b'{"format":' * 9000])
 def test_learned_orders_of_any_depth_are_none(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):  # one Python finds it too deep, another finds that it is no JSON
-        learned_state.unpacked(zlib.compress(raw))
+        saved_datasets.unpacked(zlib.compress(raw))

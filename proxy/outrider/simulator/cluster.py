@@ -145,7 +145,7 @@ class ClusterSimulation:
             reader(node, shards, buffer, row, ended)
 
     def _tell_order(self, node: SimNode, refs: Sequence[ObjectRef]) -> None:
-        """A client of this node tells its order, which reaches all members, as `engine.ahead.orders_of_all` does."""
+        """A client of this node tells its order, which reaches all members: see `engine.ahead.plans_across_members`."""
         for member in self.members.values() if self.way == "cluster" else (node,):
             if member.planner is not None:
                 member.planner.told(node.client, refs, self.time.now, elsewhere=member is not node)

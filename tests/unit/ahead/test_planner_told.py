@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, Epoch
+from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, JobEpoch
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from tests.support.planned import BLOCK, PlannedStore, calls_of, drive, land, ratio, shuffled, think
@@ -31,7 +31,7 @@ def test_pieces_of_several_workers_are_merged_into_one_order_however_they_come(
     order = random.sample(range(60), 60)
     shares = {worker: order[worker::workers] for worker in range(workers)}
     left = {worker: cut(keys, sizes) for worker, keys in shares.items()}
-    epoch, read = Epoch((), 60, 0.0, confidence=ORDER_UNLIKELY), random.sample(range(60), 9)
+    epoch, read = JobEpoch((), 60, 0.0, confidence=ORDER_UNLIKELY), random.sample(range(60), 9)
     while any(left.values()):
         worker = random.choice([worker for worker, pieces in left.items() if pieces])
         start, piece = left[worker].pop(0)
@@ -48,7 +48,7 @@ def test_pieces_of_several_workers_are_merged_into_one_order_however_they_come(
 
 @pytest.mark.parametrize("turns", [[(0, 3), (0, 1), (1, 2), (1, 0)], [(0, 1), (0, 3), (1, 0), (1, 2)]])
 def test_workers_that_are_equally_far_have_one_order_whichever_tells_first(turns: list[tuple[int, int]]) -> None:
-    epoch = Epoch((), 4, 0.0, confidence=ORDER_UNLIKELY)
+    epoch = JobEpoch((), 4, 0.0, confidence=ORDER_UNLIKELY)
     for start, key in turns:
         epoch.tell([key], start, 2)
     assert list(epoch.agenda) == [1, 3, 0, 2]
@@ -58,7 +58,7 @@ def test_a_piece_costs_as_much_as_it_brings_where_workers_are_about_equally_far(
     """Eight ranks of a node tell their orders in turn. To merge all of them each time would hold all readers up."""
     placed = 0
 
-    class Counted(Epoch):
+    class Counted(JobEpoch):
         def _append(self, key: int) -> None:
             nonlocal placed
             placed += 1

@@ -20,8 +20,8 @@ from outrider.core.ahead.numbered_names_search import NumberedNames
 from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.order_search import OrderSearch
 from outrider.core.ahead.outstanding import Outstanding
+from outrider.core.ahead.peer_readers import PeerReaders
 from outrider.core.ahead.prefetch_candidates import SOONER, CacheSpace, Candidates, Want
-from outrider.core.ahead.readers_elsewhere import ReadersElsewhere
 from outrider.core.ahead.sequential_reads import Readers
 from outrider.core.block_layout import block_count
 from outrider.core.cache.pins import Pins
@@ -71,7 +71,7 @@ class Planner:
         self._outdated: dict[bytes, CachedObject] = {}
         self._readers = Readers()
         self._open_objects = OpenObjects()
-        self._elsewhere = ReadersElsewhere()
+        self._elsewhere = PeerReaders()
         self._tell: Callable[[str, ObjectRef, int], None] = lambda client, ref, size: None
         self._outstanding = Outstanding()
         # Bytes prefetched in vain and not forgiven yet.

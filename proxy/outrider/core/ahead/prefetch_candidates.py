@@ -12,7 +12,7 @@ from outrider.core.ahead.dataset.cached_objects import CachedObject
 from outrider.core.ahead.dataset.dataset import Dataset, may_go
 from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
 from outrider.core.ahead.open_objects import OpenObjects
-from outrider.core.ahead.order.epoch import ORDER_LIKELY, Epoch
+from outrider.core.ahead.order.epoch import ORDER_LIKELY, JobEpoch
 from outrider.core.ahead.outstanding import Outstanding
 from outrider.core.block_layout import block_count
 from outrider.core.cache.tenants import Tenants
@@ -76,7 +76,7 @@ class _Candidate(NamedTuple):
     due_s: float
     until: float
     dataset: Dataset
-    epoch: Epoch
+    epoch: JobEpoch
     object_index: int
 
 
@@ -114,7 +114,7 @@ class Candidates:
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
         self._dataset_turn = self._epoch_turn = 0
         # Epochs whose next object the last call of `wants` has not found among `_PASSED_BY` objects.
-        self._unfinished: list[tuple[Dataset, Epoch]] = []
+        self._unfinished: list[tuple[Dataset, JobEpoch]] = []
         # Objects that clients of other members have begun to read. Some of their blocks may not be on their way yet.
         self._begun: dict[Item, None] = {}
         # In one call of `wants`: so many bytes found no room in place of objects that are needed later than that.
@@ -185,7 +185,7 @@ class Candidates:
 
     # -- which epochs -------------------------------------------------------------------------------------------
 
-    def _active(self) -> list[tuple[Dataset, Epoch]]:
+    def _active(self) -> list[tuple[Dataset, JobEpoch]]:
         active = [(dataset, epoch) for dataset in self._attended() if self._may_fetch(dataset)
                   for epoch in dataset.epochs() if epoch.trusted and self._is_active(dataset, epoch)]  # fmt: skip
         if len(active) > 2 * _ATTENDED:
@@ -202,7 +202,7 @@ class Candidates:
         self._dataset_turn = (self._dataset_turn + _ATTENDED) % len(datasets)
         return dict.fromkeys([*self._read_last, *islice(datasets, self._dataset_turn, self._dataset_turn + _ATTENDED)])
 
-    def _is_active(self, dataset: Dataset, epoch: Epoch) -> bool:
+    def _is_active(self, dataset: Dataset, epoch: JobEpoch) -> bool:
         if self._now - epoch.last <= 1.0:
             return True
         alive = max(epoch.last, min(dataset.active_at, epoch.last + 8 * self._open_objects.readers * epoch.gap_s))
@@ -210,14 +210,14 @@ class Candidates:
 
     # -- which object of an epoch -------------------------------------------------------------------------------
 
-    def _candidate(self, dataset: Dataset, epoch: Epoch) -> _Candidate | None:
+    def _candidate(self, dataset: Dataset, epoch: JobEpoch) -> _Candidate | None:
         index = self._next(dataset, epoch, _PASSED_BY)
         if index is None:
             return None
         until = epoch.until(index)
         return _Candidate(until * epoch.seconds(self._now), until, dataset, epoch, index)
 
-    def _next(self, dataset: Dataset, epoch: Epoch, passed_by_max: int) -> int | None:
+    def _next(self, dataset: Dataset, epoch: JobEpoch, passed_by_max: int) -> int | None:
         """The next object that the epoch will read and that is neither on disk nor on its way. None: there is none, or
         none among so many (as where the reads suggest another part of a large dataset)."""
         cursor, agenda = epoch.cursor, epoch.agenda
@@ -242,12 +242,12 @@ class Candidates:
         self._unfinished.append((dataset, epoch))
         return None
 
-    def _current_in_next(self, epoch: Epoch) -> int | None:
+    def _current_in_next(self, epoch: JobEpoch) -> int | None:
         """The next epoch is prefetched once all objects of this one are fetched, and its end is within the window."""
         index = epoch.cursor.current_in_next(epoch.agenda, epoch.next_agenda) if epoch.agenda else None
         return index if index is not None and epoch.left <= self._window(epoch) else None
 
-    def _is_here(self, dataset: Dataset, epoch: Epoch, index: int) -> bool:
+    def _is_here(self, dataset: Dataset, epoch: JobEpoch, index: int) -> bool:
         """The object is on disk, as far as it is to be here, on its way, or known to be missing."""
         prefetch = self._outstanding.get((dataset, index))
         if (prefetch is not None and not prefetch.goes_on) or index in dataset.discovery.missing:
@@ -264,7 +264,7 @@ class Candidates:
 
     # -- which blocks of it ---------------------------------------------------------------------------------------
 
-    def _is_shared(self, dataset: Dataset, epoch: Epoch, index: int) -> bool:
+    def _is_shared(self, dataset: Dataset, epoch: JobEpoch, index: int) -> bool:
         """Each member of the cluster fetches what it owns. Only where a reader of this node has a known order are the
         blocks of others fetched ahead of it, as long as there is room for them: they displace no owned ones."""
         if self.mine is None:
@@ -298,7 +298,7 @@ class Candidates:
         size = dataset.names.sizes[index]
         return max(1, block_count(size if size >= 0 else dataset.usual_bytes, self._space.block_bytes))
 
-    def _is_too_large(self, dataset: Dataset, epoch: Epoch, index: int) -> bool:
+    def _is_too_large(self, dataset: Dataset, epoch: JobEpoch, index: int) -> bool:
         """The object is much larger than usual, and would hold up the others."""
         disk_bytes, room_bytes = self._space.disk_bytes, self._space.capacity_bytes // (self._open_objects.readers + 1)
         is_exception = disk_bytes(dataset.names.sizes[index]) > room_bytes >= disk_bytes(dataset.usual_bytes) >= 0
@@ -306,7 +306,7 @@ class Candidates:
 
     # -- whether it is fetched now ------------------------------------------------------------------------------
 
-    def _window(self, epoch: Epoch, rest_s: float = 0.0) -> int:
+    def _window(self, epoch: JobEpoch, rest_s: float = 0.0) -> int:
         """How many objects ahead of the readers a known order is fetched: one for each reader to open next, and those
         that they open while a fill takes its time, with room for its spread.
 
@@ -321,7 +321,7 @@ class Candidates:
         at_once = max(beside, int(rest_s / epoch.gap_s))
         return at_once + int((self._outstanding.fill_s + 4 * self._outstanding.spread_s) / epoch.gap_s)
 
-    def _outstanding_max(self, epoch: Epoch) -> int:
+    def _outstanding_max(self, epoch: JobEpoch) -> int:
         """How many objects may be on their way where the order is not known: as many as bring twice the bytes that are
         read (Little's law). More would not come in time to be of use, and demand would queue behind them."""
         each_s = epoch.seconds(self._now) / epoch.size
@@ -437,7 +437,7 @@ class Candidates:
             most_bytes, least = self._space.capacity_bytes // 3, _RESERVE_OF_MEMBER
         return min(most_bytes, int(max(least, self._open_objects.readers * _RESERVE) * object_bytes))
 
-    def _is_proven(self, epoch: Epoch) -> bool:
+    def _is_proven(self, epoch: JobEpoch) -> bool:
         """Some reads have agreed with the order. Before the first of them it may as well be another one, and what is
         evicted for its first objects was as likely to be read."""
         return epoch.told or epoch.confidence > ORDER_LIKELY

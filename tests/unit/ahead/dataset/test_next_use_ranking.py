@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from outrider.core.ahead.dataset.job_table import JobTable
 from outrider.core.ahead.dataset.next_use_ranking import NextUse, silence
 from outrider.core.ahead.dataset.rank_index import RankIndex
-from outrider.core.ahead.order.epoch import ORDER_LIKELY, Epoch
-from outrider.core.ahead.order.job import Job
+from outrider.core.ahead.order.epoch import ORDER_LIKELY, JobEpoch
+from outrider.core.ahead.order.epoch_detector import EpochDetector
 
 COUNT = 40
 
@@ -37,14 +37,14 @@ class Reading:
 
     def __init__(self, *, in_epochs: bool = True) -> None:
         self.jobs = JobTable()
-        self.epoch = Epoch(array("i", range(COUNT)), COUNT, 0.0, confidence=ORDER_LIKELY)
+        self.epoch = JobEpoch(array("i", range(COUNT)), COUNT, 0.0, confidence=ORDER_LIKELY)
         self.epoch.period_s = 100.0
         if in_epochs:
             self.add_job("a").epochs = [self.epoch]
         self.next_use: NextUse[Cached] = NextUse(self.jobs, {})
 
-    def add_job(self, client: str, *, free: bool = False) -> Job:
-        job = self.jobs.jobs[client] = Job(client, 0.0)
+    def add_job(self, client: str, *, free: bool = False) -> EpochDetector:
+        job = self.jobs.jobs[client] = EpochDetector(client, 0.0)
         job.is_by_chance = free
         self.jobs.forget_epochs()
         return job
@@ -255,7 +255,7 @@ def test_objects_that_a_silent_job_would_read_become_farther(reading: Reading) -
 
 
 def test_the_job_that_reads_an_object_first_determines_its_rank(reading: Reading) -> None:
-    other = Epoch(array("i", reversed(range(COUNT))), COUNT, 0.0, confidence=ORDER_LIKELY)
+    other = JobEpoch(array("i", reversed(range(COUNT))), COUNT, 0.0, confidence=ORDER_LIKELY)
     other.period_s = 50.0
     reading.add_job("b").epochs = [other]
     objects = reading.cache(0, 20, 39)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.templates import prefix_of, template_of
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order.job import Job
+from outrider.core.ahead.order.epoch_detector import EpochDetector
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
@@ -142,7 +142,7 @@ def test_prefetch_begins_with_the_first_page_of_a_list_and_the_agenda_is_renewed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs, updates = Jobs(listed=False), list[object]()
-    monkeypatch.setattr(Job, "listed", spied(Job.listed, updates))
+    monkeypatch.setattr(EpochDetector, "listed", spied(EpochDetector.listed, updates))
     jobs.read([5, 0, 8, 3])
     for before in range(0, COUNT, 10):
         page = [(key, MIB) for key in KEYS[before : before + 10]]
@@ -178,7 +178,7 @@ def test_a_dataset_that_was_forgotten_except_for_cached_objects_is_learned_anew_
 
 
 def spied(method: Callable[..., None], calls: list[object]) -> Callable[..., None]:
-    def spy(job: Job, names: Names) -> None:
+    def spy(job: EpochDetector, names: Names) -> None:
         calls.append(len(names.listed))
         method(job, names)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order.epoch import ORDER_LIKELY, Epoch
+from outrider.core.ahead.order.epoch import ORDER_LIKELY, JobEpoch
+from outrider.core.ahead.order.epoch_detector import EpochDetector, ReadOrder
 from outrider.core.ahead.order.epoch_handle import EpochHandle
-from outrider.core.ahead.order.job import Job, ReadOrder
-from outrider.core.ahead.order.learned_order import LearnedOrder
+from outrider.core.ahead.order.saved_order import SavedOrder
 from outrider.core.ahead.order.shared_epoch import SharedEpoch
 
 # A job that has been silent for so long, and for twice the duration of each of its epochs, is over.
@@ -32,13 +32,13 @@ class JobTable:
     """
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, EpochDetector] = {}
         # Orders of jobs that are over, the latest first.
-        self.learned: list[LearnedOrder] = []
+        self.learned: list[SavedOrder] = []
         # None: the dataset has one client.
         self.shared_epoch: SharedEpoch | None = None
         # The result of `epochs`; None: its next call computes it.
-        self.computed: list[Epoch] | None = None
+        self.computed: list[JobEpoch] | None = None
         # Whether `computed` are the epochs of all clients together.
         self._is_shared = False
         self.is_by_chance = False
@@ -46,7 +46,7 @@ class JobTable:
 
     # -- predictions --------------------------------------------------------------------------------------------
 
-    def epochs(self) -> list[Epoch]:
+    def epochs(self) -> list[JobEpoch]:
         """The epochs that predict the next reads; empty: nothing predicts them."""
         if self.computed is None:
             if self.shared_epoch is None and len(self.jobs) == 1:
@@ -72,8 +72,8 @@ class JobTable:
         """The jobs expect other reads than before: `epochs` is computed anew."""
         self.computed = None
 
-    def _own_epochs(self) -> list[Epoch]:
-        epochs: list[Epoch] = []
+    def _own_epochs(self) -> list[JobEpoch]:
+        epochs: list[JobEpoch] = []
         for job in self.jobs.values():
             epochs += job.predicting
         return epochs
@@ -86,7 +86,7 @@ class JobTable:
             epoch.told or (epoch.was_told and len(epoch.log) < _HINT_LATE) for epoch in self._own_epochs()
         )  # fmt: skip
 
-    def is_read_here(self, epoch: Epoch) -> bool:
+    def is_read_here(self, epoch: JobEpoch) -> bool:
         """Whether the epoch is that of one client, which reads at this node."""
         return any(epoch in job.epochs for job in self.jobs.values() if not job.is_elsewhere)
 
@@ -97,14 +97,16 @@ class JobTable:
 
     # -- reads and hints ----------------------------------------------------------------------------------------
 
-    def job_of(self, client: str, names_count: int, now: float) -> Job | None:
+    def job_of(self, client: str, names_count: int, now: float) -> EpochDetector | None:
         """None: there is no room for another job. Then the client's reads count in the shared epoch alone."""
         job = self.jobs.get(client)
         if job is None and self._has_room(names_count, now):
             job = self._begin(client, names_count, now)
         return job
 
-    def opened(self, client: str, job: Job | None, index: int, names: Names, readers: int, now: float) -> float:
+    def opened(
+        self, client: str, job: EpochDetector | None, index: int, names: Names, readers: int, now: float
+    ) -> float:
         """A client begins to read an object. Returns the part of an epoch that the dataset's clock moves on by."""
         if len(self.jobs) > 1 and self.shared_epoch is None:
             self.shared_epoch = SharedEpoch(self.jobs.values(), names, now)
@@ -122,18 +124,18 @@ class JobTable:
 
     def told(
         self, client: str, indexes: Sequence[int], start: int, total: int, names_count: int, now: float
-    ) -> Epoch:  # fmt: skip
+    ) -> JobEpoch:  # fmt: skip
         """See `Dataset.told`."""
         job = self.jobs.get(client) or self._begin(client, names_count, now)
         return job.told(indexes, start, total, names_count, now)
 
-    def withdraw(self, epoch: Epoch, indexes: Set[int], names: Names) -> None:
-        """See `Job.withdraw`."""
+    def withdraw(self, epoch: JobEpoch, indexes: Set[int], names: Names) -> None:
+        """See `EpochDetector.withdraw`."""
         for job in self.jobs.values():
             if epoch in job.epochs:
                 job.withdraw(epoch, indexes, names)
 
-    def epoch_of(self, handle: EpochHandle) -> Epoch | None:
+    def epoch_of(self, handle: EpochHandle) -> JobEpoch | None:
         """The epoch that is in this round; None: the round is over, or was given up."""
         return next((epoch for job in self.jobs.values() for epoch in job.epochs if epoch.handle is handle), None)
 
@@ -157,14 +159,14 @@ class JobTable:
         return len(self.jobs) < _jobs_max(names_count) or now - self._most_silent.last > _MAKES_ROOM_S
 
     @property
-    def _most_silent(self) -> Job:
+    def _most_silent(self) -> EpochDetector:
         return min(self.jobs.values(), key=lambda job: job.last)
 
-    def _begin(self, client: str, names_count: int, now: float) -> Job:
+    def _begin(self, client: str, names_count: int, now: float) -> EpochDetector:
         self._end_old(now)
         while len(self.jobs) >= _jobs_max(names_count):
             self._end(self._most_silent)
-        job = self.jobs[client] = Job(client, now)
+        job = self.jobs[client] = EpochDetector(client, now)
         return job
 
     def _end_old(self, now: float) -> None:
@@ -174,12 +176,12 @@ class JobTable:
         if len(self.jobs) < 2:
             self.shared_epoch = None
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: EpochDetector) -> None:
         del self.jobs[job.client]
         self.forget_epochs()
         self.learned = [*_learned_of(job), *self.learned][:_ORDERS_MAX]
 
-    def remembered(self) -> list[LearnedOrder]:
+    def remembered(self) -> list[SavedOrder]:
         """The orders that will be worth knowing after the current jobs have ended."""
         current = [order for job in self.jobs.values() for order in _learned_of(job)]
         return [*current, *self.learned][:_ORDERS_MAX]
@@ -200,7 +202,7 @@ def _jobs_max(names_count: int) -> int:
     return max(2, min(_JOBS_MAX, _JOBS_NAMES_MAX // max(1, names_count)))
 
 
-def _learned_of(job: Job) -> list[LearnedOrder]:
+def _learned_of(job: EpochDetector) -> list[SavedOrder]:
     learned = (
         epoch.learned() for epoch in job.predicting if epoch.number > 0 and epoch.trusted and len(epoch.agenda) > 1
     )

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from outrider.core.ahead.dataset.job_table import JobTable
 from outrider.core.ahead.dataset.rank_index import RankIndex
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch import JobEpoch
 from outrider.core.rows import RowOrder
 
 # A silent job may have ended: each second of silence moves the next read of its objects four seconds away.
@@ -242,6 +242,6 @@ class NextUse(Generic[T]):
             yield -seconds, self.objects[index]
 
 
-def silence(epoch: Epoch, now: float) -> float:
+def silence(epoch: JobEpoch, now: float) -> float:
     """Seconds for which the epoch has been silent beyond its usual pauses."""
     return max(0.0, now - epoch.last - max(_SILENCE_S, _PAUSES * epoch.pause_s))

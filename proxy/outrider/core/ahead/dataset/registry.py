@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from outrider.core.ahead.dataset.cached_objects import CachedObject
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.ahead.dataset.learned_state import packed, unpacked
+from outrider.core.ahead.dataset.saved_datasets import packed, unpacked
 from outrider.core.ahead.dataset.templates import Templates, template_of
 from outrider.core.memo import Memo
 from outrider.core.model import ObjectRef

@@ -10,12 +10,12 @@ from array import array
 from collections.abc import Iterable, Sequence, Set
 from operator import itemgetter
 
+from outrider.core.ahead.order.announced_order import END, AnnouncedOrder, Expectation
 from outrider.core.ahead.order.epoch_handle import EpochHandle
 from outrider.core.ahead.order.fetch_cursor import FetchCursor
 from outrider.core.ahead.order.frontier import RECENT, Frontier, tolerance
-from outrider.core.ahead.order.learned_order import LearnedOrder, blanks
+from outrider.core.ahead.order.saved_order import SavedOrder, blanks
 from outrider.core.ahead.order.seed_state import DrawnOrder, SeedState
-from outrider.core.ahead.order.told_order import END, Expectation, ToldOrder
 from outrider.core.ahead.order.torch_sampler import at_once, out_of_batches
 
 # The weight of the newest read in `confidence`, an exponentially weighted mean.
@@ -35,7 +35,7 @@ _PAUSE_KEPT = 0.998
 _OVERDUE_MAX, _LATE_MAX = 1024, 64
 
 
-class Epoch:
+class JobEpoch:
     """One epoch of one job, which becomes the job's next epoch by `begin_next`.
 
     `agenda` holds the objects that it is expected to read, in the likely order; `log` holds those that it has read.
@@ -66,7 +66,7 @@ class Epoch:
         # False: it began with an object that was read twice, and may be no epoch at all. Nothing is fetched for it.
         self.trusted = trusted
         # None: nobody has told this epoch's order. `was_told`: the last epoch's order was told.
-        self.told_order: ToldOrder | None = None
+        self.announced_order: AnnouncedOrder | None = None
         self.was_told = False
         self.seed_state = SeedState()
         # Objects are dealt to workers by their rank, and the agenda holds only the shares of workers that were seen.
@@ -83,8 +83,8 @@ class Epoch:
         # Reads of the same job that were counted to its other epochs since the last read of this one.
         self.passed_over = 0
         # Epochs that read the same objects in the same order later; and the epoch that this one follows.
-        self.followers: list[Epoch] = []
-        self.leader: Epoch | None = None
+        self.followers: list[JobEpoch] = []
+        self.leader: JobEpoch | None = None
         # How many reads the leader had when this epoch joined it.
         self.joined = 0
         # Objects that the epoch before this one had left when this one began, which may have been read meanwhile.
@@ -98,7 +98,7 @@ class Epoch:
     @property
     def told(self) -> bool:
         """The job has told the order of this epoch."""
-        return self.told_order is not None
+        return self.announced_order is not None
 
     @property
     def left(self) -> int:
@@ -126,7 +126,7 @@ class Epoch:
 
     @property
     def order_known(self) -> bool:
-        return self.told_order is not None or (self.confidence > ORDER_OPEN and len(self.agenda) > 0)
+        return self.announced_order is not None or (self.confidence > ORDER_OPEN and len(self.agenda) > 0)
 
     @property
     def tolerance(self) -> int:
@@ -135,7 +135,7 @@ class Epoch:
     @property
     def next_confidence(self) -> float:
         """How likely the next epoch has the order of this one."""
-        if (self.told_order is not None or self.seed_state.draw is not None) and not self.repeats:
+        if (self.announced_order is not None or self.seed_state.draw is not None) and not self.repeats:
             # The next order will be told or drawn as well, and will be another one.
             return ORDER_UNLIKELY
         return self.confidence if self.number > 0 else max(self.confidence, ORDER_LIKELY)
@@ -210,7 +210,7 @@ class Epoch:
             if upcoming is not None and self.order_known:
                 again = upcoming.place[index] if index < len(upcoming.place) else -1
                 return (self.left + again) / size if again >= 0 else 1.0
-            if self.told_order is not None and not self.repeats:
+            if self.announced_order is not None and not self.repeats:
                 # The next order is another one: half of it on average, after all that is left of this one.
                 return self.left / size + 0.5
             return 1.0 + (done - len(self.log)) / size
@@ -218,7 +218,7 @@ class Epoch:
         if place < 0 and len(self.agenda) > 0:
             # The set of objects is known and this one is not in it: hardly in this epoch.
             return 1.0
-        if not (self.told_order is not None or (place >= 0 and self.confidence > ORDER_OPEN)):
+        if not (self.announced_order is not None or (place >= 0 and self.confidence > ORDER_OPEN)):
             # The order is not known: half of what is left, on average. `progress` spelled out, for each rank asks this.
             return (1.0 - len(self.log) / size) / 2 if self.agenda else 0.25
         if self.leader is not None and place >= (known := len(self.leader.log)):
@@ -249,8 +249,8 @@ class Epoch:
         heard of later than a miss that was asked for at the same time."""
         return [index for _, index in sorted(zip(self._times, self.log, strict=False), key=itemgetter(0))]
 
-    def learned(self) -> LearnedOrder:
-        return LearnedOrder(
+    def learned(self) -> SavedOrder:
+        return SavedOrder(
             self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last)
         )
 
@@ -293,19 +293,19 @@ class Epoch:
             evidence = -chance / (1 - chance)
         self.confidence += _NEWEST * (evidence - self.confidence)
 
-    def _compare_with_leader(self, leader: Epoch, index: int) -> None:
+    def _compare_with_leader(self, leader: JobEpoch, index: int) -> None:
         # A leader that its job has dropped hears of no new names.
         leader.grow(len(self.done))
         self._beyond_leader = 0 if leader.done[index] >= 0 else self._beyond_leader + 1
         if self._beyond_leader > _OVERTAKEN:
             self.leader = None
 
-    def take_pace_of(self, other: Epoch) -> None:
+    def take_pace_of(self, other: JobEpoch) -> None:
         """Both are of the same job, so the readers are most likely as fast."""
         self.gap_s, self.pause_s, self._gaps = other.gap_s, other.pause_s, other._gaps
         self.batch, self.workers = other.batch, other.workers
 
-    def lead(self, follower: Epoch) -> None:
+    def lead(self, follower: JobEpoch) -> None:
         follower.leader, follower.joined = self, len(self.log)
         self.followers.append(follower)
 
@@ -316,7 +316,7 @@ class Epoch:
 
     def follow_read(self, index: int, place: int) -> None:
         """The leader has read the object as its `place`-th, so this epoch will do the same."""
-        if self.told_order is not None or self.seed_state.draw is not None:
+        if self.announced_order is not None or self.seed_state.draw is not None:
             return
         self.expect((index,))
         if place >= len(self.agenda):
@@ -339,7 +339,7 @@ class Epoch:
         self.confidence = self.next_confidence
         self.number += 1
         self.handle.ended, self.handle = True, EpochHandle(self.handle.number + 1)
-        self.was_told, self.told_order, self.repeats = self.told, None, True
+        self.was_told, self.announced_order, self.repeats = self.told, None, True
         self.draw_after(self)
         self.cursor.restart(ahead)
 
@@ -355,8 +355,8 @@ class Epoch:
         """Add those objects that are not in the agenda to its end."""
         for index in indexes:
             if self.place[index] < 0:
-                if self.told_order is not None:
-                    self.told_order.append(END)
+                if self.announced_order is not None:
+                    self.announced_order.append(END)
                 self._append(index)
 
     def _append(self, index: int) -> None:
@@ -410,7 +410,7 @@ class Epoch:
         self.repeats = self.seed_state.is_shuffled and self.seed_state.successor <= 0
         self.reorder(drawn.agenda, drawn.place)
 
-    def draw_after(self, other: Epoch) -> None:
+    def draw_after(self, other: JobEpoch) -> None:
         """This is the epoch after `other`, of the same job."""
         upcoming = self.seed_state.begin_after(other.seed_state)
         if upcoming is not None:
@@ -423,8 +423,8 @@ class Epoch:
 
     def read_in_batches(self, agenda: array[int], place: array[int], batch: int, workers: int) -> None:
         """The same order is read by `workers` workers, a batch of `batch` objects each in turn."""
-        if self.told_order is not None:
-            self.told_order.deal_anew(self.batch * self.workers, batch, workers)
+        if self.announced_order is not None:
+            self.announced_order.deal_anew(self.batch * self.workers, batch, workers)
         self.batch, self.workers = batch, workers
         self.reorder(agenda, place)
 
@@ -433,11 +433,11 @@ class Epoch:
     def tell(self, indexes: Sequence[int], start: int, total: int) -> None:
         """The order of this epoch for certain: `indexes` are numbers `start`, `start` + 1, ... of the `total` that one
         worker reads. The orders of several workers are merged by how far each is through its own part."""
-        told = self.told_order
+        told = self.announced_order
         if told is None:
-            told = ToldOrder(Expectation(self.agenda, self.confidence, self.number))
+            told = AnnouncedOrder(Expectation(self.agenda, self.confidence, self.number))
             self.replan((), confidence=1.0)
-            self.told_order, self.number, self.leader = told, max(1, self.number), None
+            self.announced_order, self.number, self.leader = told, max(1, self.number), None
         if not told.continues_at(start):
             told.several = True
             self._read_without_batches()
@@ -474,11 +474,11 @@ class Epoch:
     def withdraw(self, indexes: Set[int]) -> None:
         """Expect none of these any more. Once all told objects are read or withdrawn, expect what was expected before
         the order was told."""
-        told = self.told_order
+        told = self.announced_order
         rest = [place for place, index in enumerate(self.agenda) if index not in indexes]
         if told is not None:
             told.keep(rest)
         self.replan([self.agenda[place] for place in rest], confidence=self.confidence)
         if told is not None and self.left == 0:
-            self.told_order, self.repeats, self.number = None, True, told.before.number
+            self.announced_order, self.repeats, self.number = None, True, told.before.number
             self.replan(told.before.agenda, confidence=told.before.confidence)

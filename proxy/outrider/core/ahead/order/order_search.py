@@ -1,7 +1,7 @@
 """The seed search: finds epochs whose order is drawn by a seed, and the workers that read an order beside each other.
 
 A search is a generator whose steps take about 0.1 ms, so that it never holds up the event loop. The draws themselves
-are worked out in `torch_sampler`, `webdataset_shuffle` and `shuffle_search`.
+are worked out in `torch_sampler`, `webdataset_shuffle` and `webdataset_search`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import Protocol
 
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order import shuffle_search, webdataset_shuffle
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order import webdataset_search, webdataset_shuffle
+from outrider.core.ahead.order.epoch import JobEpoch
 from outrider.core.ahead.order.epoch_handle import EpochHandle
-from outrider.core.ahead.order.learned_order import blanks
+from outrider.core.ahead.order.saved_order import blanks
 from outrider.core.ahead.order.seed_state import SEARCH_FIRST, SEARCH_KNOWN, SHUFFLE_SEEDS_MAX, DrawnOrder, Seeded
 from outrider.core.ahead.order.torch_sampler import (
     Draw,
@@ -56,10 +56,10 @@ _AT_ONCE = 1024
 class SearchedDataset(Protocol):
     """A dataset as far as a search needs it. A Protocol, as datasets stand above orders."""
 
-    to_search: list[Epoch]
+    to_search: list[JobEpoch]
     names: Names
 
-    def epoch_of(self, handle: EpochHandle) -> Epoch | None:
+    def epoch_of(self, handle: EpochHandle) -> JobEpoch | None:
         """The epoch of `handle`; None: it has ended, or was given up."""
         ...
 
@@ -104,7 +104,7 @@ class _EpochSearch:
     was told or drawn. `steps` does the work.
     """
 
-    def __init__(self, dataset: SearchedDataset, epoch: Epoch, seeds: Seeds) -> None:
+    def __init__(self, dataset: SearchedDataset, epoch: JobEpoch, seeds: Seeds) -> None:
         self.epoch = epoch
         # The search tries a million seeds, which takes so long that it is not begun anew with more reads.
         self.is_among_all_seeds = False
@@ -225,10 +225,10 @@ class _EpochSearch:
         tried = seed_state.seeds_tried
         if not SEARCH_FIRST <= len(reads) < self._count or sum(tried.values()) >= SHUFFLE_SEEDS_MAX:
             return None
-        workers = yield from shuffle_search.workers_of(reads, self._count)
+        workers = yield from webdataset_search.workers_of(reads, self._count)
         yield from self._drop_unseen_workers(workers, reads)
         self.is_among_all_seeds = True
-        result = yield from shuffle_search.found(reads, self._count, workers, seed_state.seeds_tried.get(workers, 0))
+        result = yield from webdataset_search.found(reads, self._count, workers, seed_state.seeds_tried.get(workers, 0))
         self.is_among_all_seeds = False
         seed_state.seeds_tried[workers] = result.tried
         if result.search_at:
@@ -353,7 +353,7 @@ def _next_of(draw: Seeded, count: int) -> Sequence[Seeded]:
     return webdataset_shuffle.next_shuffles(draw) if isinstance(draw, Shuffle) else next_draws(draw, count)
 
 
-def _soon(epoch: Epoch) -> int:
+def _soon(epoch: JobEpoch) -> int:
     """The number of reads at which an epoch is searched again: workers are not always so far apart that their batches
     can be seen."""
     reads = len(epoch.log)

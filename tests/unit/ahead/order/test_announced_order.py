@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch import JobEpoch
 
 COUNT = 24
 
 
-def epoch() -> Epoch:
-    return Epoch((), COUNT, 0.0, confidence=0.5)
+def epoch() -> JobEpoch:
+    return JobEpoch((), COUNT, 0.0, confidence=0.5)
 
 
 def test_an_object_that_is_expected_beside_a_told_order_follows_all_that_was_told() -> None:
@@ -33,7 +33,7 @@ def test_each_place_of_a_told_agenda_has_a_share(steps: list[tuple[str, set[int]
             told.expect(indexes)
         else:
             told.withdraw(indexes)
-        shares = [] if told.told_order is None else list(told.told_order._shares)
+        shares = [] if told.announced_order is None else list(told.announced_order._shares)
         assert shares == sorted(shares)
-        assert told.told_order is None or len(shares) == len(told.agenda)
+        assert told.announced_order is None or len(shares) == len(told.agenda)
         assert [told.place[index] for index in told.agenda] == list(range(len(told.agenda)))

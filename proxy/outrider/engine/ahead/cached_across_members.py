@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 100
 
 
-class HereOfAll:
+class CachedAcrossMembers:
     """Called on the engine's thread."""
 
     def __init__(self, fills: BackgroundFill, view: Callable[[], View], transport: PeerTransport) -> None:

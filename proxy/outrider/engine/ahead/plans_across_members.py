@@ -21,7 +21,7 @@ from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.cluster.wire_forms import WireError, encode
 from outrider.core.model import ObjectRef
-from outrider.engine.ahead.here_of_all import HereOfAll
+from outrider.engine.ahead.cached_across_members import CachedAcrossMembers
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import PeerTransport
@@ -42,16 +42,16 @@ class _Kept:
     body: bytes
 
 
-class OrdersOfAll:
+class PlansAcrossMembers:
     """Implements `http.control.control_bucket.Plans`. All on the engine's loop."""
 
     def __init__(
-        self, prefetch: Prefetch, here: HereOfAll, view: Callable[[], View], transport: PeerTransport, runtime: Runtime,
-        *, boot: int,
+        self, prefetch: Prefetch, cached: CachedAcrossMembers, view: Callable[[], View], transport: PeerTransport,
+        runtime: Runtime, *, boot: int,
     ) -> None:  # fmt: skip
         """`boot`: see `Hello`."""
         self._prefetch = prefetch
-        self._here = here
+        self._cached = cached
         self._view = view
         self._transport = transport
         self._runtime = runtime
@@ -89,7 +89,7 @@ class OrdersOfAll:
         return self._prefetch.withdraw(hint, others)
 
     async def progress(self, hint: Hint, /) -> PlanProgress:
-        return await self._prefetch.progress(hint, self._here.count)
+        return await self._prefetch.progress(hint, self._cached.count)
 
     def _drop(self, order: int) -> None:
         """Its messages need not be sent any more."""

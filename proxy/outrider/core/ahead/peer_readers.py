@@ -13,7 +13,7 @@ from outrider.core.ahead.dataset.registry import Item
 from outrider.core.ahead.sequential_reads import ABANDONED_S
 
 
-class ReadersElsewhere:
+class PeerReaders:
     """A member that has told nothing for a minute has no readers."""
 
     def __init__(self) -> None:

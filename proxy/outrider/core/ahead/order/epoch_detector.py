@@ -13,7 +13,7 @@ from itertools import chain, pairwise
 from typing import Protocol
 
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order.epoch import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Epoch
+from outrider.core.ahead.order.epoch import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, JobEpoch
 from outrider.core.ahead.order.part_guess import PartGuess
 from outrider.core.ahead.order.repeat_evidence import RepeatEvidence
 from outrider.core.ahead.order.seed_state import SEARCH_FIRST
@@ -55,7 +55,7 @@ class ReadOrder(Protocol):
     def sequence(self) -> array[int]: ...
 
 
-class Job:
+class EpochDetector:
     """The epochs of one client over one dataset, oldest first: mostly one, or several jobs behind one address.
 
     `is_by_chance`: it reads at random, so no epoch is to be seen. Then `epochs` has at most one, which watches for the
@@ -67,17 +67,17 @@ class Job:
         self.is_by_chance = False
         self.is_elsewhere = False
         """It reads at another member of the cluster."""
-        self.epochs: list[Epoch] = []
+        self.epochs: list[JobEpoch] = []
         self.last = now
         self._evidence = RepeatEvidence()
         # How many objects the last epoch read, where each epoch reads another part of the dataset. 0: epochs read all.
         self._part_size = 0
         self._part = PartGuess()
         # An epoch whose order may be found by its reads so far: the seed search (`order_search`) is to look at it.
-        self.to_search: Epoch | None = None
+        self.to_search: JobEpoch | None = None
 
     @property
-    def predicting(self) -> list[Epoch]:
+    def predicting(self) -> list[JobEpoch]:
         return [] if self.is_by_chance else self.epochs
 
     def grow(self, index_count: int) -> None:
@@ -93,7 +93,7 @@ class Job:
         self.last = now
         index_count = len(names.keys)
         if not self.epochs:
-            self.epochs = [Epoch(names.listed, index_count, now, confidence=ORDER_UNLIKELY)]
+            self.epochs = [JobEpoch(names.listed, index_count, now, confidence=ORDER_UNLIKELY)]
         if self.epochs[-1].was_overdue(index):
             return
         if len(self.epochs) > 1:
@@ -171,7 +171,7 @@ class Job:
                     if epoch in leader.followers:
                         leader.followers.remove(epoch)
 
-    def _epoch_of(self, index: int) -> Epoch | None:
+    def _epoch_of(self, index: int) -> JobEpoch | None:
         """Which epoch this read belongs to. None: all of them have read the object."""
         if len(self.epochs) == 1:
             return self.epochs[0] if self.epochs[0].unread(index) else None
@@ -185,7 +185,7 @@ class Job:
             return nearest
         return next((epoch for epoch in unread if epoch.to_come(index)), unread[0])
 
-    def _epoch_of_repeat(self, index: int, index_count: int, readers: int, now: float) -> Epoch | None:
+    def _epoch_of_repeat(self, index: int, index_count: int, readers: int, now: float) -> JobEpoch | None:
         """Which epoch this read begins, since all epochs have read the object. None: none, and it is ignored."""
         newest = self.epochs[-1]
         is_sampled = newest.seed_state.is_sampled
@@ -212,13 +212,13 @@ class Job:
             return None
         return self._follow(newest.leader or newest, index_count, now, trusted=False)
 
-    def _follow(self, leader: Epoch, index_count: int, now: float, *, trusted: bool) -> Epoch:
+    def _follow(self, leader: JobEpoch, index_count: int, now: float, *, trusted: bool) -> JobEpoch:
         """A new epoch over the objects that `leader` has read. `trusted`: also over those that it has left."""
         indexes: Iterator[int] = iter(leader.log)
         if trusted:
             indexes = chain(indexes, (index for index in leader.agenda if leader.unread(index)))
         confidence = leader.next_confidence if trusted else ORDER_OPEN
-        epoch = Epoch(indexes, index_count, now, confidence=confidence, trusted=trusted)
+        epoch = JobEpoch(indexes, index_count, now, confidence=confidence, trusted=trusted)
         epoch.number = leader.number + 1
         epoch.period_s = now - leader.began if trusted else 0.0
         epoch.take_pace_of(leader)
@@ -240,7 +240,7 @@ class Job:
     def _begin_another_part(self, names: Names, now: float) -> None:
         oldest, log_before = self.epochs[0], self._evidence.log_before
         self._part_size = log_before if log_before < _NEARLY_ALL * oldest.size else 0
-        epoch = Epoch(oldest.agenda, len(names.keys), now, confidence=ORDER_UNLIKELY, trusted=not self._part_size)
+        epoch = JobEpoch(oldest.agenda, len(names.keys), now, confidence=ORDER_UNLIKELY, trusted=not self._part_size)
         for index in chain(oldest.log[log_before:], *(later.log for later in self.epochs[1:])):
             if epoch.unread(index):
                 epoch.read(index, now)
@@ -250,13 +250,13 @@ class Job:
         self._evidence = RepeatEvidence(reads, reads**2 / (2 * epoch.size))
 
     def _restart(self, index_count: int, now: float) -> None:
-        self.epochs = [Epoch((), index_count, now, confidence=ORDER_UNLIKELY, trusted=not self._part_size)]
+        self.epochs = [JobEpoch((), index_count, now, confidence=ORDER_UNLIKELY, trusted=not self._part_size)]
         self._evidence = RepeatEvidence()
 
     # -- conclusions from a read --------------------------------------------------------------------------------
 
     def _conclude(
-        self, epoch: Epoch, readers: int, names: Names, orders: Callable[[], Sequence[ReadOrder]], now: float
+        self, epoch: JobEpoch, readers: int, names: Names, orders: Callable[[], Sequence[ReadOrder]], now: float
     ) -> None:
         if self.is_by_chance:
             if self._evidence.is_epoch:
@@ -278,7 +278,7 @@ class Job:
         elif epoch.number == 0 and not epoch.told and epoch.seed_state.draw is None:
             self._learn_agenda(epoch, names, orders)
 
-    def _trust_if_proven(self, epoch: Epoch, readers: int) -> None:
+    def _trust_if_proven(self, epoch: JobEpoch, readers: int) -> None:
         is_oldest = epoch is self.epochs[0]
         if self._part_size and is_oldest and len(epoch.log) > max(1.25 * self._part_size, epoch.size / 2):
             # This is more than a part.
@@ -288,7 +288,7 @@ class Job:
             epoch.trusted = True
             epoch.number = max(1, epoch.number)
 
-    def _drop_oldest(self, epoch: Epoch) -> None:
+    def _drop_oldest(self, epoch: JobEpoch) -> None:
         """The oldest epoch goes on no more; `epoch` does."""
         oldest = self.epochs.pop(0)
         oldest.release_followers()
@@ -300,13 +300,13 @@ class Job:
             epoch.period_s = max(epoch.began - oldest.began, 0.0)
         self._evidence = RepeatEvidence()
 
-    def _may_go_on(self, epoch: Epoch, names: Names) -> bool:
+    def _may_go_on(self, epoch: JobEpoch, names: Names) -> bool:
         """All expected objects were read, but they were a guess, and there are more names. The epoch then ends with its
         first repeat."""
         is_guess = epoch.number == 0 and not epoch.told and epoch.seed_state.draw is None
         return is_guess and len(epoch.agenda) < len(names.listed)
 
-    def _has_successor(self, epoch: Epoch) -> bool:
+    def _has_successor(self, epoch: JobEpoch) -> bool:
         """The next epoch has begun already, and is no job that has followed this epoch from its beginning."""
         successor = self.epochs[1]
         is_follower = successor.leader is epoch and successor.joined <= epoch.size / 2
@@ -314,14 +314,14 @@ class Job:
 
     # -- the seed search ----------------------------------------------------------------------------------------
 
-    def _plan_search(self, epoch: Epoch, names: Names) -> None:
+    def _plan_search(self, epoch: JobEpoch, names: Names) -> None:
         """Has the epoch searched, when it is time and its reads may tell more."""
         seed_state = epoch.seed_state
         if seed_state.draw is not None:
             self._doubt_draw(epoch, names)
         if len(epoch.log) < seed_state.search_at or self.is_by_chance:
             return
-        told = epoch.told_order
+        told = epoch.announced_order
         if told is not None or seed_state.draw is not None:
             is_open = seed_state.successor >= 0 and seed_state.upcoming is None
             may_tell = is_open or not (told is not None and told.several)
@@ -332,7 +332,7 @@ class Job:
         if may_tell:
             self.to_search = epoch
 
-    def _doubt_draw(self, epoch: Epoch, names: Names) -> None:
+    def _doubt_draw(self, epoch: JobEpoch, names: Names) -> None:
         if epoch.confidence < _REFUTED:
             self._give_up_draw(epoch, names)
         draw = epoch.seed_state.draw
@@ -347,7 +347,7 @@ class Job:
             # The reads may differ from the draw only from where the buffer was full.
             epoch.seed_state.search_at = len(epoch.log)
 
-    def _give_up_draw(self, epoch: Epoch, names: Names) -> None:
+    def _give_up_draw(self, epoch: JobEpoch, names: Names) -> None:
         was_share = len(epoch.agenda) < len(names.listed)
         epoch.give_up_draw()
         if was_share:
@@ -355,15 +355,15 @@ class Job:
 
     # -- the first epoch ----------------------------------------------------------------------------------------
 
-    def _learn_agenda(self, epoch: Epoch, names: Names, orders: Callable[[], Sequence[ReadOrder]]) -> None:
+    def _learn_agenda(self, epoch: JobEpoch, names: Names, orders: Callable[[], Sequence[ReadOrder]]) -> None:
         """Expect the order of an earlier epoch, or the part of the dataset that the reads suggest."""
         if _ALIKE <= len(epoch.log) <= 8 * _ALIKE and epoch.confidence <= ORDER_LIKELY:
             for order in orders():
-                leader = order.leader or order if isinstance(order, Epoch) else order
+                leader = order.leader or order if isinstance(order, JobEpoch) else order
                 if leader is not epoch and _is_alike(epoch.log[-_ALIKE:], order, len(names.keys)):
                     epoch.replan(order.sequence(), confidence=ORDER_LIKELY)
                     epoch.number, epoch.period_s = 1, order.period_s
-                    if isinstance(leader, Epoch) and leader.number == 0:
+                    if isinstance(leader, JobEpoch) and leader.number == 0:
                         leader.lead(epoch)
                     return
         rank = names.place_of(epoch.log[-1])
@@ -395,7 +395,7 @@ class Job:
 
     # -- an order that is told ----------------------------------------------------------------------------------
 
-    def told(self, indexes: Sequence[int], start: int, total: int, index_count: int, now: float) -> Epoch:
+    def told(self, indexes: Sequence[int], start: int, total: int, index_count: int, now: float) -> JobEpoch:
         """One worker tells its next reads. They are of the epoch that is under way; where that has read most of them,
         they are of the next one. Returns that epoch."""
         self.last, self.is_by_chance = now, False
@@ -423,7 +423,7 @@ class Job:
         epoch.last = now
         return epoch
 
-    def withdraw(self, epoch: Epoch, indexes: Set[int], names: Names) -> None:
+    def withdraw(self, epoch: JobEpoch, indexes: Set[int], names: Names) -> None:
         """`epoch` was told to expect these objects, which are unread, and is not to expect them any more."""
         epoch.withdraw(indexes)
         for later in self.epochs[self.epochs.index(epoch) + 1 :]:
@@ -438,9 +438,9 @@ class Job:
             self.listed(names)
 
 
-def _begun_after(before: Epoch | None, index_count: int, now: float) -> Epoch:
+def _begun_after(before: JobEpoch | None, index_count: int, now: float) -> JobEpoch:
     """An epoch whose order is about to be told."""
-    epoch = Epoch((), index_count, now, confidence=ORDER_UNLIKELY)
+    epoch = JobEpoch((), index_count, now, confidence=ORDER_UNLIKELY)
     if before is not None:
         epoch.period_s = before.seconds(now) if before.log else 0.0
         epoch.take_pace_of(before)
@@ -451,7 +451,7 @@ def _epochs_max(index_count: int) -> int:
     return _EPOCHS_MAX if index_count <= _OBJECTS_MANY else _EPOCHS_MAX_OF_MANY
 
 
-def _tail_max(epoch: Epoch, readers: int) -> int:
+def _tail_max(epoch: JobEpoch, readers: int) -> int:
     """How many objects the epoch may have left when the next one begins."""
     tail = min(2 * readers + epoch.size // 50, epoch.size // 2)
     if not epoch.seed_state.is_sampled:
@@ -460,7 +460,7 @@ def _tail_max(epoch: Epoch, readers: int) -> int:
     return max(tail, min(epoch.size // 8, max(_BATCH, epoch.batch * epoch.workers)))
 
 
-def _is_another_order(indexes: Sequence[int], epoch: Epoch) -> bool:
+def _is_another_order(indexes: Sequence[int], epoch: JobEpoch) -> bool:
     """These objects were told to `epoch` before, and not in this order."""
     places = [epoch.place[index] for index in dict.fromkeys(indexes) if epoch.place[index] >= 0]
     ascents = sum(sooner < later for sooner, later in pairwise(places))

@@ -10,7 +10,7 @@ def blanks(count: int) -> array[int]:
     return array("i", b"\xff\xff\xff\xff" * count)
 
 
-class LearnedOrder:
+class SavedOrder:
     """The indexes of a dataset's objects in the order in which one epoch read them; `period_s` is how long it took."""
 
     def __init__(self, indexes: array[int], place: array[int] | None, index_count: int, period_s: float) -> None:
