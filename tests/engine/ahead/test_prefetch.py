@@ -48,7 +48,7 @@ def room(making: Making) -> Iterator[Engine]:
 
 def sizes_known(room: Engine) -> None:
     """Without known sizes, one object would be fetched first, to learn the size of the others."""
-    room.planner.listed(REFS[0].bucket, [(ref.key, BLOCK) for ref in REFS], room.clock())
+    room.planner.discovery.listed(REFS[0].bucket, [(ref.key, BLOCK) for ref in REFS])
 
 
 def tell(room: Engine, refs: list[ObjectRef] = REFS) -> None:
@@ -581,7 +581,7 @@ async def test_a_samplers_order_is_prefetched_after_its_first_reads(
     with making(prefetch_blocks=4) as room:
         for number, ref in enumerate(refs):
             room.origin.put(ref, ramp(100, number))
-        room.planner.listed("train", [(ref.key, 100) for ref in refs], room.clock())
+        room.planner.discovery.listed("train", [(ref.key, 100) for ref in refs])
 
         def later() -> float:
             room.clock.advance(0.001)

@@ -17,7 +17,7 @@ def planner_of(mine: int = 0b01, capacity_bytes: int = 1_000_000) -> Planner:
     """The planner of a member that owns these blocks of each object, and knows all names."""
     planner = Planner(capacity_bytes, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: mine & ((1 << blocks) - 1), lambda: 1_000_000)
-    planner.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
     return planner
 
 
@@ -205,7 +205,7 @@ def test_before_the_first_read_of_orders_that_several_tell_only_their_first_obje
 
 def test_objects_of_an_unknown_order_are_guesses() -> None:
     member, alone, told = planner_of(), Planner(1_000_000, BLOCK), planner_of()
-    alone.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    alone.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
     told.told("a", REFS, 0.0, total=COUNT)
     for planner in (member, alone, told):
         for number, place in enumerate((5, 60, 17)):
@@ -217,7 +217,7 @@ def test_objects_of_an_unknown_order_are_guesses() -> None:
 def test_a_job_that_was_seen_to_read_all_is_fetched_ahead_of_without_guessing() -> None:
     """Its order is new in each epoch. Its objects are known, and not when each is read."""
     planner = Planner(COUNT // 2 * SIZE, BLOCK)
-    planner.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
     orders = [Random(seed).sample(REFS, COUNT) for seed in (1, 2)]
     for at, ref in enumerate([*orders[0], *orders[1][:20]]):
         read_here(planner, ref, float(at))
@@ -230,7 +230,7 @@ def test_prefetch_of_a_known_order_does_not_wait_for_guesses() -> None:
     planner = planner_of(0b11)
     planner.join(lambda client, ref, size: None, lambda ref, count: (1 << count) - 1, lambda: 1_000_000, guessed_max=8)
     told = [ObjectRef("b", f"e/{number:06d}.tar") for number in range(COUNT)]
-    planner.listed("b", [(ref.key, SIZE) for ref in told], 0.0)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in told])
     for at, number in enumerate((40, 3, 22, 61, 9, 30, 17, 55, 1, 48, 35, 12)):
         read_here(planner, REFS[number], 1.0 + at)
     guesses = planner.wants(12.5, 1_000_000, 16)
@@ -249,7 +249,7 @@ def pacing(room_blocks: int) -> Planner:
     which is here."""
     planner = Planner(room_blocks * BLOCK, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b01010101 & ((1 << blocks) - 1), lambda: 0)
-    planner.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS], 0.0)
+    planner.discovery.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS])
     planner.told("m/a", REFS, 0.0, total=COUNT, elsewhere=True)
     for number in range(9):
         planner.opened_elsewhere("m", "m/a", REFS[number], 8 * BLOCK, 1, 8.0 * number)
@@ -297,7 +297,7 @@ def test_blocks_of_others_are_fetched_ahead_only_where_there_is_room_for_them() 
     near_bytes = 0
     planner = Planner(40 * BLOCK, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b01, lambda: near_bytes)
-    planner.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
     planner.told("a", REFS, 1.0, total=COUNT)
     assert set(wanted(planner, 1.0, free_bytes=SIZE - 1).values()) == {(0,)}
     near_bytes = 1_000_000
@@ -334,7 +334,7 @@ def test_reads_of_several_nodes_before_the_names_are_known_are_of_the_first_epoc
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 1, lambda: 1_000_000)
     for number, ref in enumerate(Random(1).sample(REFS, COUNT)):
         if number == 5:
-            planner.listed("b", [(ref.key, SIZE) for ref in REFS], 6.0)
+            planner.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
         read_elsewhere(planner, ref, 1.0 + number, f"m{number % 4}")
     (epoch,) = planner.registry.item(REFS[0])[0].epochs()
     assert (epoch.number, len(epoch.log), epoch.left) == (1, 0, COUNT)
@@ -381,7 +381,7 @@ def test_an_object_is_fetched_near_as_a_whole_just_before_it_is_read() -> None:
     planner.join(
         lambda client, ref, size: None, lambda ref, blocks: 0b01010101 & ((1 << blocks) - 1), lambda: 16 * BLOCK
     )
-    planner.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS], 0.0)
+    planner.discovery.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS])
     planner.told("a", REFS, 0.0, total=COUNT)
     for number in range(9):
         planner.asked("a", REFS[number], 8 * BLOCK, Extent(0, 8 * BLOCK), 8.0 * number)

@@ -118,7 +118,7 @@ def test_ranks_whose_sampler_pads_the_last_batch_are_predicted_in_the_next_epoch
     """DistributedSampler gives each rank the same number of objects: some of the first are read again at the end of an
     epoch. These reads begin the next epoch, not a follower."""
     store, random = PlannedStore(count, 1, count // 4), Random(0)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     order, ratios = shuffled(store, 1), []
     for epoch in range(4):
         if kind != "repeated":
@@ -141,7 +141,7 @@ def test_a_dataset_that_was_evicted_since_is_prefetched_from_its_first_object_on
         store.versions[name], store.ids[name] = ObjectVersion(name, '"e"', store.size, ()), store.ids[ref]
         store.refs[store.refs.index(ref)] = name
     for its in (train, list(names.values())):
-        store.planner.listed("bucket", [(ref.key, store.size) for ref in its], 0.0)
+        store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in its])
     drive(store, train)
     drive(store, list(names.values()))
     drive(store, train)
@@ -154,7 +154,7 @@ def test_for_a_run_that_is_resumed_from_a_checkpoint_the_rest_of_its_epoch_is_pr
 ) -> None:
     """Some of the objects that it had read are read again, in the same order; the rest comes after them."""
     store = PlannedStore(400, 1, 100)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     drive(store, shuffled(store, 1))
     order = shuffled(store, 2 if fresh else 1)
     drive(store, order[:200])
@@ -165,7 +165,7 @@ def test_for_a_run_that_is_resumed_from_a_checkpoint_the_rest_of_its_epoch_is_pr
 
 def test_objects_that_a_resumed_run_has_skipped_are_prefetched_at_the_end_of_the_epoch() -> None:
     store = PlannedStore(400, 1, 100)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     order = shuffled(store, 1)
     drive(store, order)
     drive(store, order[:200])
@@ -179,7 +179,7 @@ def test_for_a_node_that_reads_another_part_in_each_epoch_nothing_is_prefetched(
     """DistributedSampler over several nodes, of which this is one. Objects that it has not read in this epoch are
     kept."""
     store = PlannedStore(1000, 1, 250)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     for epoch in range(2):
         drive(store, shuffled(store, epoch)[::nodes])
     fetched_bytes = store.planner.fetched_bytes
@@ -196,7 +196,7 @@ def test_for_a_node_that_reads_another_part_in_each_epoch_nothing_is_prefetched(
 @pytest.mark.parametrize("part", [500, 700])
 def test_a_run_that_is_started_again_in_a_new_order_is_an_epoch(part: int) -> None:
     store = PlannedStore(1000, 1, 250)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     drive(store, shuffled(store, 1)[:part])
     for epoch in range(2, 4):
         assert ratio(drive(store, shuffled(store, epoch))) > 0.45
@@ -229,7 +229,7 @@ def drive_beside(store: PlannedStore, parts: list[list[ObjectRef]], random: Rand
 
 def test_objects_that_a_run_resumed_within_a_told_order_has_skipped_do_not_stop_prefetch() -> None:
     store = PlannedStore(1000, 1, 250)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     order = shuffled(store, 1)
     store.planner.told("a", order, 0.0)
     for _ in range(40):
@@ -272,7 +272,7 @@ def test_a_hint_in_another_order_replaces_the_told_order_under_way() -> None:
 def test_draws_with_replacement_that_were_told_are_predicted() -> None:
     store = PlannedStore(400, 1, 120)
     draws = Random(1).choices(store.refs, k=400)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     tell(store, draws, 400)
     assert ratio(drive(store, draws)) > 0.8
 

@@ -13,10 +13,9 @@ from outrider.core.ahead.dataset.cached_objects import CachedObject, CachedObjec
 from outrider.core.ahead.dataset.dataset import Dataset, blocks_of
 from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
 from outrider.core.ahead.dataset.templates import Templates
-from outrider.core.ahead.discovery import FAREST, NAMES_PER_PAGE, Discovery
+from outrider.core.ahead.discovery import FAREST, Discovery
 from outrider.core.ahead.hint_messages import COUNT_MAX
 from outrider.core.ahead.hints import Hint
-from outrider.core.ahead.numbered_names_search import NumberedNames
 from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.order_search import OrderSearch
 from outrider.core.ahead.outstanding import Outstanding
@@ -65,7 +64,7 @@ class Planner:
         self.registry = DatasetRegistry(
             keys_max, self._forget, self._move, Templates() if templates is None else templates,
         )  # fmt: skip
-        self._discovery = Discovery(self.registry, believed_s)
+        self.discovery = Discovery(self.registry, believed_s)
         self._cached = CachedObjects()
         # Versions that another version has replaced. No client will ask for them.
         self._outdated: dict[bytes, CachedObject] = {}
@@ -199,7 +198,7 @@ class Planner:
         if dataset.to_search:
             self._order_search.begin(dataset)
         self._candidates.opened(dataset)
-        self._discovery.opened(dataset, index, ref, self._now)
+        self.discovery.opened(dataset, index, ref, self._now)
 
     @property
     def readers(self) -> int:
@@ -221,74 +220,6 @@ class Planner:
             if cached is not None and cached.broken:
                 item[0].next_use.lost_block(cached, now)
 
-    # -- facts: names -------------------------------------------------------------------------------------------
-
-    def please_list(self) -> list[tuple[str, str]]:
-        """Buckets and prefixes that are worth a LIST, each returned once: to learn which objects there are, or that
-        what is believed of many names still holds. Answer by `listed`, and before that by `list_failed` or
-        `list_refused`. A prefix without an answer is not returned again."""
-        return self._discovery.please_list()
-
-    def please_count(self) -> list[tuple[str, NumberedNames]]:
-        """Buckets and numbered names whose highest number is worth finding out, each returned once. Answer by `counted`
-        or by `not_counted`."""
-        return self._discovery.please_count()
-
-    def list_failed(self, bucket: str, prefix: str, now: float) -> None:
-        """A LIST has failed, and may succeed later: it will be asked for again, after a rest."""
-        self._discovery.list_failed(bucket, prefix, now)
-
-    def list_refused(self, bucket: str, prefix: str, now: float) -> None:
-        """The origin refuses a LIST."""
-        self._discovery.list_refused(bucket, prefix, now)
-
-    def not_counted(self, bucket: str, numbering: NumberedNames, now: float) -> None:
-        """These names do not count one by one, or the origin refuses to tell."""
-        self._discovery.not_counted(bucket, numbering, now)
-
-    def counted(
-        self, numbering: NumberedNames, names: Iterable[str], now: float, *, before: int = 0, more: bool = False
-    ) -> bool:
-        """These numbered names exist, as far as the samples show: some of them may not, and there may be others. They
-        come in the order of a LIST, after `before` others. `more`: others will follow. Returns False if no more are
-        wanted."""
-        self._now = now
-        dataset = self._discovery.counting(numbering)
-        if dataset is None or (dataset.names.listed and not dataset.discovery.is_numbered):
-            return False
-        entries = [(name, -1) for name in names]
-        if not more:
-            self._discovery.counted(dataset, before + len(entries))
-        for told in self.registry.list(dataset.bucket, entries, numbered=True):
-            told.discovery.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
-            told.listed(more=True)
-        if not more:
-            dataset.listed(more=False)
-        return not dataset.discovery.too_many_names
-
-    def listed(
-        self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, prefix: str | None = None,
-        before: int = 0, more: bool = False,
-    ) -> None:  # fmt: skip
-        """Keys and sizes under `prefix` (None: of any datasets) in the order of the LIST, after `before` others.
-        `more`: others will follow. Prefetch may begin with the first part."""
-        self._now = now
-        entries = list(entries)
-        told = self.registry.list(bucket, entries, prefix=prefix)
-        for dataset in told:
-            dataset.discovery.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
-            dataset.listed(more=True)
-        if more:
-            return
-        self._discovery.list_ended(bucket, prefix)
-        for dataset in self.registry.datasets():
-            if dataset.bucket != bucket:
-                continue
-            if prefix is None or dataset.prefix == prefix:
-                dataset.list_ended()
-            elif dataset.prefix.startswith(prefix):
-                dataset.listed(more=False)
-
     # -- facts: hints -------------------------------------------------------------------------------------------
 
     def told(
@@ -305,10 +236,7 @@ class Planner:
                 dataset.jobs[client].is_elsewhere = True
             if hint is not None:
                 hint.add(dataset, epoch, indexes)
-            if not dataset.discovery.requested and not dataset.names.listed:
-                # A LIST now would cost the first reads bandwidth: a name in it may be a good part of a small sample.
-                dataset.discovery.asked_at = dataset.discovery.asked_at or now
-                dataset.discovery.pages = 1 + len(dataset.names.keys) // NAMES_PER_PAGE
+            self.discovery.announced(dataset, now)
 
     def withdraw(self, hint: Hint, others: Iterable[Hint], now: float) -> int:
         """Expect the unread objects of a hint no longer, except for those that `others` have told as well. Returns how
@@ -394,7 +322,7 @@ class Planner:
             if again:
                 self._fetch_again(dataset, index)
             elif missing:
-                self._discovery.missed(dataset, index, self._now)
+                self.discovery.missed(dataset, index, self._now)
 
     def _fetch_again(self, dataset: Dataset, index: int) -> None:
         for epoch in dataset.epochs():

@@ -17,7 +17,7 @@ from tests.support.planned import PlannedStore, drive, ratio, shuffled
 
 def listed(count: int) -> PlannedStore:
     store = PlannedStore(count, 1, count // 4)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     return store
 
 

@@ -421,10 +421,10 @@ def test_an_order_that_was_drawn_from_the_first_pages_of_a_list_is_drawn_anew_wh
     refs = Sampled(3000).refs
     proxy.refs = refs
     entries = [(ref.key, 110_000) for ref in refs]
-    proxy.planner.listed("bucket", entries[:1000], 0.0, more=True)
+    proxy.planner.discovery.listed("bucket", entries[:1000], more=True)
     reads = beside_each_other(shuffled(3000, 2)(0), Random(1))
     proxy.foreseen(reads[:30], 12)
-    proxy.planner.listed("bucket", entries[1000:], proxy.now)
+    proxy.planner.discovery.listed("bucket", entries[1000:])
     proxy.foreseen(reads[30:200], 12)
     assert proxy.foreseen(reads[200:1000], 12) > 0.95
 

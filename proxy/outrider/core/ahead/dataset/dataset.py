@@ -12,7 +12,6 @@ from outrider.core.ahead.object_names import DiscoveryState, Names
 from outrider.core.ahead.order.epoch import JobEpoch
 from outrider.core.ahead.order.epoch_detector import EpochDetector
 from outrider.core.ahead.order.epoch_handle import EpochHandle
-from outrider.core.ahead.order.saved_order import SavedOrder
 from outrider.core.model import BlockKey
 
 
@@ -48,10 +47,6 @@ class Dataset:
     @property
     def jobs(self) -> dict[str, EpochDetector]:
         return self.job_table.jobs
-
-    @property
-    def learned(self) -> list[SavedOrder]:
-        return self.job_table.learned
 
     # -- names --------------------------------------------------------------------------------------------------
 
@@ -103,11 +98,6 @@ class Dataset:
         """See `JobTable.epochs`."""
         return self.job_table.epochs()
 
-    @property
-    def is_hinted(self) -> bool:
-        """See `JobTable.is_hinted`."""
-        return self.job_table.is_hinted
-
     def epoch_of(self, handle: EpochHandle) -> JobEpoch | None:
         """See `JobTable.epoch_of`."""
         return self.job_table.epoch_of(handle)
@@ -152,10 +142,6 @@ class Dataset:
         """More is known of the next reads of an epoch; see `NextUse.rerank_in_steps`."""
         self.job_table.forget_epochs()
         yield from self.next_use.rerank_in_steps(lambda: self.active_at)
-
-    def remembered(self) -> list[SavedOrder]:
-        """See `JobTable.remembered`."""
-        return self.job_table.remembered()
 
     # -- cached objects -----------------------------------------------------------------------------------------
 
