@@ -204,7 +204,7 @@ class SimProxy:
     def _counted(self, bucket: str, numbering: NumberedNames, found: NumberedRange | None) -> None:
         assert self.planner is not None
         if found is None:
-            self.planner.discovery.not_counted(bucket, numbering, self.time.now)
+            self.planner.discovery.not_counted(numbering, self.time.now)
         else:
             self.planner.discovery.counted(numbering, found.names())
         self.prefetch()

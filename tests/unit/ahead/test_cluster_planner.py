@@ -288,7 +288,7 @@ def test_a_part_of_an_object_that_does_not_come_is_wanted_again() -> None:
     assert more.ref == REFS[9]
     assert 0 not in more.blocks
     planner.dropped(want.ref, want.blocks)
-    assert planner.blocks_coming == len(more.blocks), "those are on their way"
+    assert planner.outstanding.blocks == len(more.blocks), "those are on their way"
     (again,) = planner.wants(70.0, 0, 1000)
     assert (again.ref, again.blocks) == (REFS[9], (0,))
 
@@ -347,7 +347,7 @@ def test_a_member_leaves_room_for_misses_of_all_readers() -> None:
     for at, ref in enumerate(Random(1).sample(REFS, 12)):
         read_elsewhere(planner, ref, 1.0 + at)
     found = wanted(planner, 13.0, free_bytes=room)
-    assert len(found) == 40 - 3, "blocks of one and a half objects"
+    assert len(found) == 40 - 2, "blocks of one object"
 
 
 def test_of_an_object_of_unknown_size_only_owned_blocks_are_on_their_way() -> None:
@@ -357,9 +357,9 @@ def test_of_an_object_of_unknown_size_only_owned_blocks_are_on_their_way() -> No
     (want,) = planner.wants(1.0, 1_000_000, 1)
     planner.found(want.ref, 4 * BLOCK)
     assert list(planner.blocks(want, 4)) == [0, 2]
-    assert planner.blocks_coming == 2
+    assert planner.outstanding.blocks == 2
     land(planner, want.ref, 0, 2)
-    assert planner.blocks_coming == 0
+    assert planner.outstanding.blocks == 0
 
 
 def test_as_all_is_read_the_epoch_of_each_node_ends() -> None:

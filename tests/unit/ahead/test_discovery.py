@@ -46,8 +46,8 @@ class Reader:
     def not_counted(self) -> None:
         """The first reads of a dataset, after which the probe of its numbering failed."""
         self.read(*READ)
-        [(bucket, numbering)] = self.planner.discovery.please_count()
-        self.planner.discovery.not_counted(bucket, numbering, self.now)
+        [(_, numbering)] = self.planner.discovery.please_count()
+        self.planner.discovery.not_counted(numbering, self.now)
         assert self.planner.discovery.please_list() == [PREFIX]
 
     def listed(self, keys: list[str]) -> None:
@@ -392,31 +392,6 @@ def test_an_answer_that_is_not_needed_any_more_is_stopped(what: str) -> None:
     before = len(dataset.names.listed)
     assert not reader.planner.discovery.counted(numbering, KEYS[100:200], before=100)
     assert len(dataset.names.listed) == before
-
-
-def test_after_several_failed_numberings_the_others_are_listed_at_once() -> None:
-    reader, counts = Reader(), 0
-    for folder in ("cat", "dog", "emu", "fox", "gnu", "hen"):
-        reader.read(*(f"{folder}/{number:06d}.bin" for number in (200, 17, 130)))
-        for bucket, numbering in reader.planner.discovery.please_count():
-            counts += 1
-            reader.planner.discovery.not_counted(bucket, numbering, reader.now)
-        assert reader.planner.discovery.please_list() == [("b", f"{folder}/")]
-    assert counts == 4
-
-
-@pytest.mark.parametrize("names", [127, 128])
-def test_after_several_small_numberings_the_others_are_listed_at_once(names: int) -> None:
-    reader, counts = Reader(), 0
-    for folder in ("cat", "dog", "emu", "fox", "gnu", "hen"):
-        reader.read(*(f"{folder}/{number:06d}.bin" for number in (2, 17, 13)))
-        for _, numbering in reader.planner.discovery.please_count():
-            counts += 1
-            keys = [f"{folder}/{number:06d}.bin" for number in range(names)]
-            reader.planner.discovery.counted(numbering, keys[:100], more=True)
-            reader.planner.discovery.counted(numbering, keys[100:], before=100)
-    assert counts == (4 if names < 128 else 6)
-    assert len(reader.planner.discovery.please_list()) == 6 - counts
 
 
 @pytest.mark.parametrize("listing", [True, False])

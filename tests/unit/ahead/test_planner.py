@@ -30,8 +30,8 @@ def read(planner: Planner, ref: ObjectRef, now: float, client: str = "a") -> Non
 
 def lists_of(planner: Planner, now: float) -> list[tuple[str, str]]:
     """The prefixes that it wants to be listed, where names are not numbered."""
-    for bucket, numbering in planner.discovery.please_count():
-        planner.discovery.not_counted(bucket, numbering, now)
+    for _, numbering in planner.discovery.please_count():
+        planner.discovery.not_counted(numbering, now)
     return planner.discovery.please_list()
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, JobEpoch
+from outrider.core.ahead.order.epoch_announcements import announce
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from tests.support.planned import BLOCK, PlannedStore, calls_of, drive, land, ratio, shuffled, think
@@ -36,7 +37,7 @@ def test_pieces_of_several_workers_are_merged_into_one_order_however_they_come(
         worker = random.choice([worker for worker, pieces in left.items() if pieces])
         start, piece = left[worker].pop(0)
         epoch.cursor.position = len(epoch.agenda)
-        epoch.tell(piece, start, len(shares[worker]))
+        announce(epoch, piece, start, len(shares[worker]))
         assert set(piece) <= set(epoch.agenda[epoch.cursor.position :]), "the told objects are still to be prefetched"
         if read and random.random() < 0.5:
             epoch.read(read.pop(), 1.0)
@@ -50,7 +51,7 @@ def test_pieces_of_several_workers_are_merged_into_one_order_however_they_come(
 def test_workers_that_are_equally_far_have_one_order_whichever_tells_first(turns: list[tuple[int, int]]) -> None:
     epoch = JobEpoch((), 4, 0.0, confidence=ORDER_UNLIKELY)
     for start, key in turns:
-        epoch.tell([key], start, 2)
+        announce(epoch, [key], start, 2)
     assert list(epoch.agenda) == [1, 3, 0, 2]
 
 
@@ -59,16 +60,16 @@ def test_a_piece_costs_as_much_as_it_brings_where_workers_are_about_equally_far(
     placed = 0
 
     class Counted(JobEpoch):
-        def _append(self, key: int) -> None:
+        def append(self, key: int) -> None:
             nonlocal placed
             placed += 1
-            super()._append(key)
+            super().append(key)
 
     epoch = Counted((), 8000, 0.0, confidence=ORDER_UNLIKELY)
     for start in range(0, 1000, 50):
         for worker in range(8):
             keys = range(worker * 1000 + start, worker * 1000 + start + 50)
-            epoch.tell(keys, start, 1000)
+            announce(epoch, keys, start, 1000)
     assert len(epoch.agenda) == 8000
     assert placed < 8 * 8000, "each object is placed once, and again for some pieces beside it"
 

@@ -101,7 +101,7 @@ def test_objects_that_the_next_epoch_took_over_from_a_told_one_are_withdrawn_too
     hint = tell(store, order)
     read(store, [*order[:-2], *order[:8]])
     [job] = [job for dataset in store.planner.registry.datasets() for job in dataset.jobs.values()]
-    assert [epoch.told for epoch in job.epochs] == [True, False]
+    assert [epoch.announced for epoch in job.epochs] == [True, False]
     assert [epoch.left for epoch in job.epochs] == [2, 4]
     assert store.planner.withdraw(hint, (), store.now) == 2
     assert wanted(store) == []
@@ -111,14 +111,14 @@ def test_objects_on_their_way_land_and_are_not_asked_for_twice(store: PlannedSto
     order = in_chance_order(store, 3)
     hint = tell(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 3))
-    outstanding = store.planner.blocks_coming
+    outstanding = store.planner.outstanding.blocks
     store.planner.withdraw(hint, (), store.now)
-    assert store.planner.blocks_coming == outstanding == 3
+    assert store.planner.outstanding.blocks == outstanding == 3
     tell(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 6))
     for block in sorted(store.outstanding):
         store.land(block)
-    assert store.planner.blocks_coming == 0
+    assert store.planner.outstanding.blocks == 0
 
 
 def test_objects_of_another_hint_of_the_same_client_are_still_expected(store: PlannedStore) -> None:

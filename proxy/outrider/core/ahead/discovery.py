@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from outrider.core.ahead.dataset.dataset import Dataset
@@ -19,9 +18,6 @@ _SMALL_BYTES = 30_000
 _LOOKED_AT = 64
 # The numbering is given up when more names than this have no object: so many, and one in so many of the listed names.
 _MISSING_MAX, _MISSING_PART = 8, 8
-# After so many numberings in a row of one bucket that failed, or had fewer names than the second number, its other
-# datasets are listed at once: a small dataset takes some 15 HEADs, as much as one page of a LIST.
-_NUMBERINGS_IN_VAIN_MAX, _WORTH_NUMBERING = 4, 128
 # The rest after a LIST that was refused: rights may change, and tokens expire.
 _REFUSED_S = 3600.0
 # A page of a LIST costs as much as a dozen HEADs (S3's price list), and one round trip. A LIST pays off where more
@@ -51,8 +47,6 @@ class Discovery:
         self._numberings: list[tuple[str, NumberedNames]] = []
         # The buckets and prefixes whose LIST was asked for and has not ended. One LIST serves all datasets under it.
         self._lists_under_way: set[tuple[str, str]] = set()
-        # How many numberings in a row were in vain, by bucket.
-        self._in_vain: Counter[str] = Counter()
 
     def please_list(self) -> list[tuple[str, str]]:
         """Buckets and prefixes that are worth a LIST: to learn which objects there are, or that what is believed of
@@ -80,9 +74,7 @@ class Discovery:
             and len(dataset.names.keys) >= _KEYS_MIN
         ):
             state.requested = True
-            is_small = (
-                0 <= dataset.usual_bytes < _SMALL_BYTES and self._in_vain[dataset.bucket] < _NUMBERINGS_IN_VAIN_MAX
-            )
+            is_small = 0 <= dataset.usual_bytes < _SMALL_BYTES
             if not ((is_small or now < state.refused_until) and self._ask_numbering(dataset, now)):
                 self._ask_list(dataset, now)
         elif state.is_numbered and dataset.names.place_of(index) < 0:
@@ -227,21 +219,15 @@ class Discovery:
         if dataset is None or (dataset.names.listed and not dataset.discovery.is_numbered):
             return False
         entries = [(name, -1) for name in names]
-        count = before + len(entries)
-        if not more and count < _WORTH_NUMBERING:
-            self._in_vain[dataset.bucket] += 1
-        elif not more:
-            del self._in_vain[dataset.bucket]
         for other in self._registry.list(dataset.bucket, entries, numbered=True):
-            other.discovery.pages = _pages_of(count)
+            other.discovery.pages = _pages_of(before + len(entries))
             other.listed(more=True)
         if not more:
             dataset.listed(more=False)
         return not dataset.discovery.too_many_names
 
-    def not_counted(self, bucket: str, numbering: NumberedNames, now: float) -> None:
+    def not_counted(self, numbering: NumberedNames, now: float) -> None:
         """These names do not count one by one, or the origin refuses to tell."""
-        self._in_vain[bucket] += 1
         dataset = self._counting(numbering)
         if dataset is not None:
             dataset.discovery.numbering = None

@@ -57,7 +57,7 @@ class Hint:
         """The objects that are still expected, by epoch."""
         for (dataset, handle), hinted in self._indexes.items():
             epoch = dataset.epoch_of(handle)
-            if epoch is not None and epoch.told:
+            if epoch is not None and epoch.announced:
                 yield dataset, epoch, {index for index in hinted if epoch.to_come(index)}
 
     def told(self, at_once: int) -> Iterator[HintedObjects]:
@@ -76,7 +76,7 @@ def _progress_of(dataset: Dataset, handle: EpochHandle, indexes: Sequence[int]) 
     for index in indexes:
         if handle.ended or (epoch is not None and not epoch.unread(index)):
             read += 1
-        elif epoch is not None and epoch.told and epoch.to_come(index):
+        elif epoch is not None and epoch.announced and epoch.to_come(index):
             unread.append(ObjectRef(dataset.bucket, dataset.names.keys[index]))
         else:
             unknown += 1

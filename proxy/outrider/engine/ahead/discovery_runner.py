@@ -79,7 +79,7 @@ class DiscoveryRunner:
         except (Signal, S3Error) as error:
             log.info("not counted", extra={"bucket": bucket, "key": numbering.name(0), "error": str(error)})
         if found is None:
-            self._planner.discovery.not_counted(bucket, numbering, self._clock())
+            self._planner.discovery.not_counted(numbering, self._clock())
             self._think()
             return
         names, count = found.names(), 0

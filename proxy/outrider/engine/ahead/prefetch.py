@@ -332,7 +332,7 @@ class Prefetch:
             return
         block_bytes = self._fills.layout.block_bytes
         while allowance.may_spend(now):
-            wants = self._planner.wants(now, room_bytes, min(self._blocks, self._planner.blocks_coming + 1))
+            wants = self._planner.wants(now, room_bytes, min(self._blocks, self._planner.outstanding.blocks + 1))
             if not wants:
                 return
             for want in wants:

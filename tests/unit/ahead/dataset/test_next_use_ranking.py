@@ -246,7 +246,7 @@ def test_objects_that_a_silent_job_would_read_become_farther(reading: Reading) -
     assert reading.next_use.seconds_until(cached, 3.0) == pytest.approx(4.0 * 2)
     reading.next_use.rank(cached, 3.0)
     assert cached.rank == pytest.approx(4.0 * 2 / 100)
-    reading.epoch.pause_s = 5.0
+    reading.epoch.pace.pause_s = 5.0
     assert silence(reading.epoch, 9.0) == 0.0, "the job has paused for so long before"
     assert silence(reading.epoch, 11.0) == 1.0
 

@@ -249,14 +249,14 @@ def test_a_dataset_that_was_forgotten_between_two_steps_is_not_searched() -> Non
 
 def test_if_one_candidate_has_no_room_those_due_later_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, searched = of_folders(16), 0
-    search = planner._candidates._farthest
+    search = planner._victims.farthest
 
-    def counted(later_than_s: float) -> Iterator[CachedObject]:
+    def counted(later_than_s: float, now: float) -> Iterator[CachedObject]:
         nonlocal searched
         searched += 1
-        return search(later_than_s)
+        return search(later_than_s, now)
 
-    monkeypatch.setattr(planner._candidates, "_farthest", counted)
+    monkeypatch.setattr(planner._victims, "farthest", counted)
     assert planner.wants(1.0, -100 * MIB, 16) == []
     assert searched == 1
 

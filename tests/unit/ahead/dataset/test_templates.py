@@ -285,11 +285,11 @@ def test_outstanding_objects_move_into_the_merged_dataset() -> None:
     become_one(planner, 0.1)
     planner.discovery.listed("b", [(ref.key, MIB) for ref in told])
     planner.told("a", told, 0.2)
-    assert planner.blocks_coming == 8
+    assert planner.outstanding.blocks == 8
     assert planner.wants(0.3, 1000 * MIB, 16) == []
     for number, ref in enumerate(told):
         planner.added(BlockKey(number.to_bytes(16, "big"), 0), ObjectVersion(ref, '"e"', MIB))
-    assert planner.blocks_coming == 0
+    assert planner.outstanding.blocks == 0
 
 
 def test_a_reader_amid_an_object_stays_its_reader_after_a_merger() -> None:
@@ -366,7 +366,7 @@ def test_a_dataset_in_use_is_not_merged_whatever_comes_beside_it() -> None:
         planner.discovery.listed("b", frames[begin : begin + 1000], more=True)
     for want in outstanding:
         planner.added(BlockKey(want.ref.key.encode()[-16:].rjust(16), 0), ObjectVersion(want.ref, '"e"', MIB))
-    assert planner.blocks_coming == 0
+    assert planner.outstanding.blocks == 0
     assert {want.ref.key for want in planner.wants(now, 10**12, 4)} <= set(train[50:60])
     assert len(
         next(dataset for dataset in planner.registry.datasets() if "train" in dataset.template).names.keys
@@ -397,7 +397,7 @@ def test_an_object_handed_out_before_a_merger_lands_as_handed_out(monkeypatch: p
                     planner.added(block, ObjectVersion(want.ref, '"e"', MIB))
                 else:
                     planner.dropped(want.ref)
-        assert planner.blocks_coming == 0
+        assert planner.outstanding.blocks == 0
 
 
 def test_single_names_are_merged_at_the_bound_of_datasets_too() -> None:

@@ -94,7 +94,10 @@ def test_the_order_that_a_follower_tells_holds_beyond_the_reads_of_its_leader() 
     drive(store, order[:1], "a")
     store.planner.told("a", order, store.now, start=0, total=60)
     told = [
-        epoch for (dataset,) in [store.planner.registry.datasets()] for epoch in dataset.jobs["a"].epochs if epoch.told
+        epoch
+        for (dataset,) in [store.planner.registry.datasets()]
+        for epoch in dataset.jobs["a"].epochs
+        if epoch.announced
     ]
     assert [epoch.leader for epoch in told] == [None]
     for _ in range(2):

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence, Set
 
 from outrider.core.ahead.object_names import Names
 from outrider.core.ahead.order.epoch import ORDER_LIKELY, JobEpoch
-from outrider.core.ahead.order.epoch_detector import EpochDetector, ReadOrder
+from outrider.core.ahead.order.epoch_detector import EpochDetector
 from outrider.core.ahead.order.epoch_handle import EpochHandle
-from outrider.core.ahead.order.saved_order import SavedOrder
+from outrider.core.ahead.order.saved_order import ReadOrder, SavedOrder
 from outrider.core.ahead.order.shared_epoch import SharedEpoch
 
 # A job that has been silent for so long, and for twice the duration of each of its epochs, is over.
@@ -60,7 +60,7 @@ class JobTable:
             # That the clients of a cluster repeat their orders is first to be shown by reads.
             likely = ORDER_LIKELY if self.shared_epoch is not None and self.shared_epoch.spans_nodes else 0.0
             self._is_shared = bool(shared) and not any(
-                epoch.trusted and epoch.order_known and (epoch.told or epoch.confidence > likely) for epoch in own
+                epoch.trusted and epoch.order_known and (epoch.announced or epoch.confidence > likely) for epoch in own
             )
             self.computed = shared if self._is_shared else own
         return self.computed
@@ -80,7 +80,7 @@ class JobTable:
         """Whether a job has sent a hint of its reads, or sent one for its last epoch and may still send the next one.
         The first reads of an epoch come beside its hint, and may arrive before it."""
         return any(
-            epoch.told or (epoch.was_told and len(epoch.log) < _HINT_LATE) for epoch in self._own_epochs()
+            epoch.announced or (epoch.was_announced and len(epoch.log) < _HINT_LATE) for epoch in self._own_epochs()
         )  # fmt: skip
 
     def is_read_here(self, epoch: JobEpoch) -> bool:
@@ -201,6 +201,11 @@ def _jobs_max(names_count: int) -> int:
 
 def _learned_of(job: EpochDetector) -> list[SavedOrder]:
     learned = (
-        epoch.learned() for epoch in job.predicting if epoch.number > 0 and epoch.trusted and len(epoch.agenda) > 1
+        _saved(epoch) for epoch in job.predicting if epoch.number > 0 and epoch.trusted and len(epoch.agenda) > 1
     )
     return list(learned)[:1]
+
+
+def _saved(epoch: JobEpoch) -> SavedOrder:
+    place = epoch.place if epoch.number > 0 else None
+    return SavedOrder(epoch.sequence(), place, len(epoch.place), epoch.seconds(epoch.last))

@@ -217,4 +217,4 @@ class NextUse(Generic[T]):
 
 def silence(epoch: JobEpoch, now: float) -> float:
     """Seconds for which the epoch has been silent beyond its usual pauses."""
-    return max(0.0, now - epoch.last - max(_SILENCE_S, _PAUSES * epoch.pause_s))
+    return max(0.0, now - epoch.last - max(_SILENCE_S, _PAUSES * epoch.pace.pause_s))

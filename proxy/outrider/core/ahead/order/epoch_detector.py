@@ -7,17 +7,17 @@ epoch begins; in mid-epoch another job follows; and where it happens as often as
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence, Set
-from itertools import chain, pairwise
-from typing import Protocol
+from itertools import chain
 
 from outrider.core.ahead.object_names import Names
 from outrider.core.ahead.order.epoch import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, JobEpoch
+from outrider.core.ahead.order.epoch_announcements import announce, begun_after, is_another_order, withdraw
 from outrider.core.ahead.order.part_guess import PartGuess
 from outrider.core.ahead.order.repeat_evidence import RepeatEvidence
+from outrider.core.ahead.order.saved_order import ReadOrder, is_alike
+from outrider.core.ahead.order.search_schedule import LEANS, is_worth_a_search
 from outrider.core.ahead.order.seed_state import SEARCH_FIRST
-from outrider.core.ahead.order.webdataset_shuffle import Shuffle
 
 # Epochs of one client at the same time: a job, its followers, and the tail of an epoch that is ending. Each has tables
 # of eight bytes an object, so there are fewer where a dataset has many objects.
@@ -25,13 +25,6 @@ _EPOCHS_MAX, _EPOCHS_MAX_OF_MANY = 9, 3
 _OBJECTS_MANY = 100_000
 # A follower of a known order is trusted at this confidence: after nine reads in order.
 _FOLLOWS = 0.8
-# An order is refuted at this confidence: after some twenty reads elsewhere. Fewer of them may be one worker that was
-# held up, and then reads its batch in one go.
-_REFUTED = 0.1
-# A little more reads in order than elsewhere: the order may yet be proven.
-_LEANS = 0.6
-# An order that is about to be refuted is searched again after so many reads each.
-_SEARCH_AGAIN = 4
 # Reads of an epoch that may arrive before the epoch's order is told.
 _HARDLY_BEGUN = 16
 # So many reads in the order of an earlier epoch prove that this epoch has that order.
@@ -43,16 +36,6 @@ _PADDING = 8
 _BATCH = 256
 # When each epoch reads so much of the dataset, the rest of it is worth fetching, whichever part is read next.
 _NEARLY_ALL = 0.6
-
-
-class ReadOrder(Protocol):
-    """An order in which a dataset was read before, or is being read."""
-
-    period_s: float
-
-    def place_of(self, index: int) -> int: ...
-
-    def sequence(self) -> array[int]: ...
 
 
 class EpochDetector:
@@ -94,7 +77,9 @@ class EpochDetector:
         index_count = len(names.keys)
         if not self.epochs:
             self.epochs = [JobEpoch(names.listed, index_count, now, confidence=ORDER_UNLIKELY)]
-        if self.epochs[-1].was_overdue(index):
+        newest = self.epochs[-1]
+        is_near = newest.seed_state.draw is not None and newest.is_near(index)
+        if newest.late_reads.take(index, len(newest.log), is_near=is_near):
             return
         if len(self.epochs) > 1:
             self._drop_silent(max(16, 4 * readers))
@@ -112,7 +97,8 @@ class EpochDetector:
             each.passed_over += 1
         epoch.read(index, now)
         self._conclude(epoch, readers, names, orders, now)
-        self._plan_search(epoch, names)
+        if is_worth_a_search(epoch, names) and not self.is_by_chance:
+            self.to_search = epoch
 
     def _count(self, index: int, names: Names, index_count: int) -> None:
         oldest, by_chance = self.epochs[0], 0.0
@@ -127,13 +113,13 @@ class EpochDetector:
 
     def _judge_epochs(self, names: Names, now: float) -> None:
         """Whether the reads are still epochs, or random, or epochs over another part of the dataset each."""
-        later_agree = any(epoch.confidence > _LEANS for epoch in self.epochs[1:])
+        later_agree = any(epoch.confidence > LEANS for epoch in self.epochs[1:])
         if not later_agree and self._evidence.is_chance():
             self.is_by_chance = True
             self._restart(len(names.keys), now)
             return
         oldest = self.epochs[0]
-        agree = later_agree or oldest.confidence > _LEANS
+        agree = later_agree or oldest.confidence > LEANS
         if not agree and self._evidence.is_another_part(oldest.size, had_parts=self._part_size > 0):
             self._begin_another_part(names, now)
 
@@ -150,7 +136,9 @@ class EpochDetector:
         """The epoch that it shares with other clients is over. So is its own, which may have read a part of the objects
         that it seemed to expect."""
         newest = self.epochs[-1] if self.epochs else None
-        if newest is None or not newest.log or newest.told or newest.seed_state.draw is not None or self.is_by_chance:
+        if newest is None or not newest.log or self.is_by_chance:
+            return
+        if newest.announced or newest.seed_state.draw is not None:
             return
         for epoch in self.epochs:
             epoch.release_followers()
@@ -181,8 +169,10 @@ class EpochDetector:
         # The epoch whose frontier is nearest to the object; else the oldest that expects it.
         ordered = [epoch for epoch in unread if epoch.trusted and epoch.order_known]
         nearest = min(ordered, key=lambda epoch: epoch.distance_of(index), default=None)
-        if nearest is not None and (nearest.is_near(index) or (nearest is unread[0] and nearest.is_in_order(index))):
-            return nearest
+        if nearest is not None and nearest.place[index] >= 0:
+            agrees = nearest.frontier.agrees(nearest.place[index], len(nearest.agenda))
+            if nearest.is_near(index) or (nearest is unread[0] and agrees):
+                return nearest
         return next((epoch for epoch in unread if epoch.to_come(index)), unread[0])
 
     def _epoch_of_repeat(self, index: int, index_count: int, readers: int, now: float) -> JobEpoch | None:
@@ -196,18 +186,12 @@ class EpochDetector:
             newest.begin_next(now)
             self._evidence = RepeatEvidence()
             return newest
-        if (
-            newest.trusted
-            and newest.agenda
-            and newest.left <= tail_max
-            and newest.leader is None
-            and not self.is_by_chance
-        ):
-            return self._follow(newest, index_count, now, trusted=True)
         if self.is_by_chance:
             # The reads are still random: watch anew.
             self._restart(index_count, now)
             return self.epochs[0]
+        if newest.trusted and newest.agenda and newest.left <= tail_max and newest.leader is None:
+            return self._follow(newest, index_count, now, trusted=True)
         if len(self.epochs) >= 2 and not (newest.trusted and len(self.epochs) < _epochs_max(index_count)):
             return None
         return self._follow(newest.leader or newest, index_count, now, trusted=False)
@@ -222,7 +206,7 @@ class EpochDetector:
         epoch.number = leader.number + 1
         epoch.period_s = now - leader.began if trusted else 0.0
         epoch.take_pace_of(leader)
-        epoch.was_told = trusted and leader.told
+        epoch.was_announced = trusted and leader.announced
         if trusted:
             epoch.draw_after(leader)
         else:
@@ -235,7 +219,7 @@ class EpochDetector:
     @property
     def _is_told(self) -> bool:
         """The next reads are told. They may look random."""
-        return any(epoch.told and epoch.left > 0 for epoch in self.epochs)
+        return any(epoch.announced and epoch.left > 0 for epoch in self.epochs)
 
     def _begin_another_part(self, names: Names, now: float) -> None:
         oldest, log_before = self.epochs[0], self._evidence.log_before
@@ -275,7 +259,7 @@ class EpochDetector:
             else:
                 epoch.begin_next(now)
             self._evidence = RepeatEvidence()
-        elif epoch.number == 0 and not epoch.told and epoch.seed_state.draw is None:
+        elif epoch.number == 0 and not epoch.announced and epoch.seed_state.draw is None:
             self._learn_agenda(epoch, names, orders)
 
     def _trust_if_proven(self, epoch: JobEpoch, readers: int) -> None:
@@ -292,7 +276,7 @@ class EpochDetector:
         """The oldest epoch goes on no more; `epoch` does."""
         oldest = self.epochs.pop(0)
         oldest.release_followers()
-        if not epoch.told and all(4 * epoch.place[index] > len(epoch.agenda) for index in epoch.log):
+        if not epoch.announced and all(4 * epoch.place[index] > len(epoch.agenda) for index in epoch.log):
             # It began late in the objects that were read: a resumed run reads those that were left.
             epoch.expect(index for index in oldest.agenda if oldest.unread(index))
         if not epoch.trusted:
@@ -303,7 +287,7 @@ class EpochDetector:
     def _may_go_on(self, epoch: JobEpoch, names: Names) -> bool:
         """All expected objects were read, but they were a guess, and there are more names. The epoch then ends with its
         first repeat."""
-        is_guess = epoch.number == 0 and not epoch.told and epoch.seed_state.draw is None
+        is_guess = epoch.number == 0 and not epoch.announced and epoch.seed_state.draw is None
         return is_guess and len(epoch.agenda) < len(names.listed)
 
     def _has_successor(self, epoch: JobEpoch) -> bool:
@@ -312,47 +296,6 @@ class EpochDetector:
         is_follower = successor.leader is epoch and successor.joined <= epoch.size / 2
         return successor.number == epoch.number + 1 and not is_follower
 
-    # -- the seed search ----------------------------------------------------------------------------------------
-
-    def _plan_search(self, epoch: JobEpoch, names: Names) -> None:
-        """Has the epoch searched, when it is time and its reads may tell more."""
-        seed_state = epoch.seed_state
-        if seed_state.draw is not None:
-            self._doubt_draw(epoch, names)
-        if len(epoch.log) < seed_state.search_at or self.is_by_chance:
-            return
-        told = epoch.announced_order
-        if told is not None or seed_state.draw is not None:
-            is_open = seed_state.successor >= 0 and seed_state.upcoming is None
-            may_tell = is_open or not (told is not None and told.several)
-        else:
-            # An epoch that begins in the order of the names may be drawn from a buffer that holds the first of them.
-            is_known = epoch.order_known and epoch.number > 0 and seed_state.last_draw is None
-            may_tell = not is_known and len(names.listed) > 0
-        if may_tell:
-            self.to_search = epoch
-
-    def _doubt_draw(self, epoch: JobEpoch, names: Names) -> None:
-        if epoch.confidence < _REFUTED:
-            self._give_up_draw(epoch, names)
-        draw = epoch.seed_state.draw
-        if not isinstance(draw, Shuffle):
-            return
-        if epoch.log and epoch.place[epoch.log[-1]] < 0:
-            rank = names.place_of(epoch.log[-1])
-            if rank >= 0:
-                # A worker, or all workers of a rank, began late.
-                epoch.expect(names.listed[rank % draw.workers :: draw.workers])
-        if epoch.confidence < _LEANS and len(epoch.log) % _SEARCH_AGAIN == 0:
-            # The reads may differ from the draw only from where the buffer was full.
-            epoch.seed_state.search_at = len(epoch.log)
-
-    def _give_up_draw(self, epoch: JobEpoch, names: Names) -> None:
-        was_share = len(epoch.agenda) < len(names.listed)
-        epoch.give_up_draw()
-        if was_share:
-            epoch.replan(names.listed, confidence=ORDER_UNLIKELY)
-
     # -- the first epoch ----------------------------------------------------------------------------------------
 
     def _learn_agenda(self, epoch: JobEpoch, names: Names, orders: Callable[[], Sequence[ReadOrder]]) -> None:
@@ -360,7 +303,7 @@ class EpochDetector:
         if _ALIKE <= len(epoch.log) <= 8 * _ALIKE and epoch.confidence <= ORDER_LIKELY:
             for order in orders():
                 leader = order.leader or order if isinstance(order, JobEpoch) else order
-                if leader is not epoch and _is_alike(epoch.log[-_ALIKE:], order, len(names.keys)):
+                if leader is not epoch and is_alike(epoch.log[-_ALIKE:], order, len(names.keys)):
                     epoch.replan(order.sequence(), confidence=ORDER_LIKELY)
                     epoch.number, epoch.period_s = 1, order.period_s
                     if isinstance(leader, JobEpoch) and leader.number == 0:
@@ -384,7 +327,7 @@ class EpochDetector:
                 # The draw was from another number of names.
                 epoch.give_up_draw(refuted=False)
             seed_state.seeds_tried = {}
-            if epoch.number == 0 and not epoch.told and seed_state.draw is None and not self.is_by_chance:
+            if epoch.number == 0 and not epoch.announced and seed_state.draw is None and not self.is_by_chance:
                 seed_state.search_at = min(seed_state.search_at, max(SEARCH_FIRST, len(epoch.log)))
                 epoch.is_dealt = False
                 self._part = PartGuess()
@@ -406,45 +349,36 @@ class EpochDetector:
         epoch = self.epochs[-1] if self.epochs else None
         if epoch is None or 2 * sum(epoch.unread(index) for index in indexes) < len(indexes):
             self.epochs = self.epochs[1 - _epochs_max(index_count) :]
-            epoch = _begun_after(epoch, index_count, now)
+            epoch = begun_after(epoch, index_count, now)
             self.epochs.append(epoch)
-        elif start == 0 and epoch.told and epoch.log and _is_another_order(indexes, epoch):
+        elif start == 0 and epoch.announced and epoch.log and is_another_order(indexes, epoch):
             # The run was begun anew, or its epoch was cut short.
             number = epoch.number
-            epoch = self.epochs[-1] = _begun_after(epoch, index_count, now)
+            epoch = self.epochs[-1] = begun_after(epoch, index_count, now)
             epoch.number = number
         if start == 0:
             # An order that is told again is likely in the next epoch as well, as one that was learned.
             epoch.repeats = len(indexes) > 0 and all(
                 0 <= epoch.place[index] <= 2 * epoch.tolerance for index in indexes[:_ALIKE]
             )
-        epoch.tell(indexes, start, total)
+        announce(epoch, indexes, start, total)
         epoch.trusted = True
         epoch.last = now
         return epoch
 
     def withdraw(self, epoch: JobEpoch, indexes: Set[int], names: Names) -> None:
         """`epoch` was told to expect these objects, which are unread, and is not to expect them any more."""
-        epoch.withdraw(indexes)
+        withdraw(epoch, indexes)
         for later in self.epochs[self.epochs.index(epoch) + 1 :]:
-            if not later.told:
+            if not later.announced:
                 # It began as a follower, and took over the objects that `epoch` had still to read.
-                later.withdraw(indexes)
-        if epoch.told:
+                withdraw(later, indexes)
+        if epoch.announced:
             return
         if not epoch.log and not epoch.agenda:
             self.epochs.remove(epoch)
         elif epoch.number == 0 and not epoch.agenda:
             self.listed(names)
-
-
-def _begun_after(before: JobEpoch | None, index_count: int, now: float) -> JobEpoch:
-    """An epoch whose order is about to be told."""
-    epoch = JobEpoch((), index_count, now, confidence=ORDER_UNLIKELY)
-    if before is not None:
-        epoch.period_s = before.seconds(now) if before.log else 0.0
-        epoch.take_pace_of(before)
-    return epoch
 
 
 def _epochs_max(index_count: int) -> int:
@@ -458,17 +392,3 @@ def _tail_max(epoch: JobEpoch, readers: int) -> int:
         return tail
     # It is certain which objects these are, and a loader leaves out those that do not fill its last batch.
     return max(tail, min(epoch.size // 8, max(_BATCH, epoch.batch * epoch.workers)))
-
-
-def _is_another_order(indexes: Sequence[int], epoch: JobEpoch) -> bool:
-    """These objects were told to `epoch` before, and not in this order."""
-    places = [epoch.place[index] for index in dict.fromkeys(indexes) if epoch.place[index] >= 0]
-    ascents = sum(sooner < later for sooner, later in pairwise(places))
-    return 2 * len(places) > len(indexes) and 4 * ascents < 3 * (len(places) - 1)
-
-
-def _is_alike(reads: array[int], order: ReadOrder, index_count: int) -> bool:
-    """These reads stand close together in `order`, as only reads in the same order do."""
-    near = max(12, index_count // 32)
-    places = [order.place_of(index) for index in reads]
-    return 3 * near < index_count and min(places) >= 0 and max(places) - min(places) <= near

@@ -113,12 +113,12 @@ class _EpochSearch:
         self._names = dataset.names
         seed_state = self._seed_state = epoch.seed_state
         self._count = seed_state.drawn_from or len(dataset.names.listed)
-        self._known = epoch.told, seed_state.draw, epoch.handle
-        if seed_state.draw is None and not epoch.told:
+        self._known = epoch.announced, seed_state.draw, epoch.handle
+        if seed_state.draw is None and not epoch.announced:
             steps = self._find_seed()
-        elif seed_state.successor >= 0 and seed_state.upcoming is None and not epoch.told:
+        elif seed_state.successor >= 0 and seed_state.upcoming is None and not epoch.announced:
             steps = self._draw_next_epoch()
-        elif isinstance(seed_state.draw, Shuffle) and not epoch.told:
+        elif isinstance(seed_state.draw, Shuffle) and not epoch.announced:
             steps = self._find_buffer(seed_state.draw)
         else:
             steps = self._find_batches()
@@ -129,7 +129,7 @@ class _EpochSearch:
         """The epoch is still the one that the search began with. Since then it may have ended, its order may have been
         told, or the dataset may have been forgotten."""
         epoch = self.epoch
-        return (epoch.told, epoch.seed_state.draw, epoch.handle) == self._known and self._is_there
+        return (epoch.announced, epoch.seed_state.draw, epoch.handle) == self._known and self._is_there
 
     @property
     def _is_there(self) -> bool:
@@ -148,7 +148,7 @@ class _EpochSearch:
         same seeds, the order is known in any case."""
         epoch, seed_state, (_, _, before) = self.epoch, self._seed_state, self._known
         epochs = epoch.handle.number - before.number
-        is_open = not epoch.told and seed_state.draw is None and not epoch.order_known
+        is_open = not epoch.announced and seed_state.draw is None and not epoch.order_known
         if epochs > 0 and is_open and self._is_there:
             seed_state.last_draw = webdataset_shuffle.later(shuffle, epochs - 1)
             seed_state.successor, seed_state.drawn_from = -1, self._count
@@ -267,7 +267,9 @@ class _EpochSearch:
     @property
     def _first_reads(self) -> list[int]:
         """The ranks of the first reads."""
-        return [rank for index in self.epoch.first_reads() if (rank := self._names.place_of(index)) >= 0]
+        return [
+            rank for index in self.epoch.pace.first_reads(self.epoch.log) if (rank := self._names.place_of(index)) >= 0
+        ]
 
     def _reads(self) -> Generator[None, None, list[int]]:
         """The ranks of all reads."""
@@ -316,7 +318,7 @@ class _EpochSearch:
         for begin in range(0, min(len(order), _PLACES_MAX), _AT_ONCE):
             place.update(zip(order[begin : begin + _AT_ONCE], range(begin, begin + _AT_ONCE), strict=False))
             yield
-        return [place[index] for index in self.epoch.first_reads() if index in place]
+        return [place[index] for index in self.epoch.pace.first_reads(self.epoch.log) if index in place]
 
     def _agenda(self, draw: Seeded, *, later: bool = False) -> Generator[None, None, array[int]]:
         """The objects in drawn order. `later`: for an epoch that has not begun."""

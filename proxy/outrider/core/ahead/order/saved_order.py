@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from array import array
+from typing import Protocol
 
 
 def blanks(count: int) -> array[int]:
     """A table of `count` objects that has -1 ("none") for each."""
     return array("i", b"\xff\xff\xff\xff" * count)
+
+
+class ReadOrder(Protocol):
+    """An order in which a dataset was read before, or is being read."""
+
+    period_s: float
+
+    def place_of(self, index: int) -> int: ...
+
+    def sequence(self) -> array[int]: ...
 
 
 class SavedOrder:
@@ -29,3 +40,10 @@ class SavedOrder:
 
     def sequence(self) -> array[int]:
         return self._indexes
+
+
+def is_alike(reads: array[int], order: ReadOrder, index_count: int) -> bool:
+    """These reads stand close together in `order`, as only reads in the same order do."""
+    near = max(12, index_count // 32)
+    places = [order.place_of(index) for index in reads]
+    return 3 * near < index_count and min(places) >= 0 and max(places) - min(places) <= near

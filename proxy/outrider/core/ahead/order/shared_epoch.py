@@ -82,7 +82,7 @@ class SharedEpoch:
         self._job.opened(index, names, readers, list, now)
         if self.spans_nodes:
             for epoch in self._job.epochs:
-                if len(epoch.log) <= 1 and epoch.number > 0 and not epoch.told:
+                if len(epoch.log) <= 1 and epoch.number > 0 and not epoch.announced:
                     # Reads of many nodes seldom come in the same order again: it is first to be shown.
                     epoch.confidence = min(epoch.confidence, ORDER_OPEN)
         if self._by_chance < _NO_CHANCE and not all(epoch.trusted for epoch in self._job.epochs):
