@@ -148,7 +148,7 @@ class ClusterSimulation:
         """A client of this node tells its order, which reaches all members: see `engine.ahead.plans_across_members`."""
         for member in self.members.values() if self.way == "cluster" else (node,):
             if member.planner is not None:
-                member.planner.told(node.client, refs, self.time.now, elsewhere=member is not node)
+                member.planner.told(node.client, refs, self.time.now, on_peer=member is not node)
 
     def _end(self, epoch: ClusterEpoch, before: tuple[float, int, int, int]) -> None:
         began, bucket_bytes, peer_bytes, wasted_bytes = before
@@ -231,7 +231,7 @@ class SimNode(SimProxy):
         for node in self.cluster.members.values():
             if node is not self and node.planner is not None:
                 for client, ref, size, at in told:
-                    node.planner.opened_elsewhere(self.name, client, ref, size, self.planner.readers, at)
+                    node.planner.opened_on_peer(self.name, client, ref, size, self.planner.readers, at)
                 node.prefetch()
 
     def prefetch(self) -> None:

@@ -26,8 +26,8 @@ def read_here(planner: Planner, ref: ObjectRef, now: float, client: str = "a") -
     planner.sent(client, ref, now)
 
 
-def read_elsewhere(planner: Planner, ref: ObjectRef, now: float, member: str = "m") -> None:
-    planner.opened_elsewhere(member, f"{member}/a", ref, SIZE, 1, now)
+def read_on_peer(planner: Planner, ref: ObjectRef, now: float, member: str = "m") -> None:
+    planner.opened_on_peer(member, f"{member}/a", ref, SIZE, 1, now)
 
 
 def land(planner: Planner, ref: ObjectRef, *blocks: int) -> None:
@@ -44,7 +44,7 @@ def test_a_member_hears_of_the_objects_that_its_clients_begin() -> None:
     planner.join(lambda client, ref, size: told.append((client, ref, size)), lambda ref, blocks: 0, lambda: 1_000_000)
     planner.asked("a", REFS[0], SIZE, Extent(0, BLOCK), 1.0)
     planner.asked("a", REFS[0], SIZE, Extent(BLOCK, SIZE), 1.1)
-    read_elsewhere(planner, REFS[1], 1.2)
+    read_on_peer(planner, REFS[1], 1.2)
     assert told == [("a", REFS[0], SIZE)], "once for each object, and nothing that another member told"
 
 
@@ -72,7 +72,7 @@ def test_the_order_of_a_reader_elsewhere_is_fetched_by_owners() -> None:
     planner = planner_of(0b10)
     for epoch in range(2):
         for number in range(COUNT if epoch == 0 else 24):
-            read_elsewhere(planner, REFS[number], 1.0 + epoch * COUNT + number)
+            read_on_peer(planner, REFS[number], 1.0 + epoch * COUNT + number)
     (epoch_of_it,) = planner.registry.item(REFS[0])[0].epochs()
     assert epoch_of_it.order_known
     found = wanted(planner, 1.0 + COUNT + 24)
@@ -87,7 +87,7 @@ def test_what_any_member_has_read_is_read() -> None:
         if number % 4 == 0:
             read_here(planner, REFS[number], 1.0 + number)
         else:
-            read_elsewhere(planner, REFS[number], 1.0 + number, f"m{number % 4}")
+            read_on_peer(planner, REFS[number], 1.0 + number, f"m{number % 4}")
     found = set(wanted(planner, 49.0))
     assert len(found) >= 12
     assert found <= set(REFS[45:]), "three are being read"
@@ -100,7 +100,7 @@ def test_clients_of_several_nodes_are_taken_for_one_job_until_a_repeat() -> None
         if at % 2:
             read_here(planner, REFS[number], 1.0 + at)
         else:
-            read_elsewhere(planner, REFS[number], 1.0 + at)
+            read_on_peer(planner, REFS[number], 1.0 + at)
     read_before = {REFS[number] for number in order[:12]}
     assert not read_before & wanted(planner, 13.0).keys()
     for number in order[:12:2]:
@@ -114,8 +114,8 @@ def test_clients_of_several_nodes_are_taken_for_one_job_until_a_repeat() -> None
 def test_that_several_nodes_repeat_their_order_is_first_to_be_shown() -> None:
     planner = planner_of(0b11)
     for at in range(COUNT):
-        read_elsewhere(planner, REFS[at * 37 % COUNT], 1.0 + at, f"m{at % 4}")
-    read_elsewhere(planner, REFS[20 * 37 % COUNT], 1.0 + COUNT, "m0")
+        read_on_peer(planner, REFS[at * 37 % COUNT], 1.0 + at, f"m{at % 4}")
+    read_on_peer(planner, REFS[20 * 37 % COUNT], 1.0 + COUNT, "m0")
     epochs = planner.registry.item(REFS[0])[0].epochs()
     assert [(epoch.number, epoch.order_known) for epoch in epochs if epoch.trusted] == [(1, False)]
 
@@ -127,7 +127,7 @@ def test_what_others_have_read_goes_first() -> None:
     for number in range(48):
         member = number % 4
         if member:
-            read_elsewhere(planner, REFS[number], 1.0 + number, f"m{member}")
+            read_on_peer(planner, REFS[number], 1.0 + number, f"m{member}")
         else:
             read_here(planner, REFS[number], 1.0 + number)
     victims = list(dict.fromkeys(block.version_id.decode().rstrip() for block in planner.victims()))
@@ -138,19 +138,19 @@ def test_what_others_have_read_goes_first() -> None:
 def test_a_read_elsewhere_does_not_hold_an_object_here() -> None:
     planner = planner_of()
     land(planner, REFS[0], 0, 1)
-    read_elsewhere(planner, REFS[0], 1.0)
+    read_on_peer(planner, REFS[0], 1.0)
     assert [block.index for block in planner.victims()] == [1, 0]
     planner.asked("a", REFS[0], SIZE, Extent(0, SIZE), 2.0)
     planner.read(BlockKey(REFS[0].key.encode().ljust(16), 0))
-    read_elsewhere(planner, REFS[0], 3.0)
+    read_on_peer(planner, REFS[0], 3.0)
     assert [block.index for block in planner.victims()] == [0], "only the block that its reader here is past"
 
 
 def told_elsewhere(mine: int = 0b11) -> Planner:
     """Each of two other members has told its order: of the first and of the second half."""
     planner = planner_of(mine)
-    planner.told("m/a", REFS[:32], 1.0, total=32, elsewhere=True)
-    planner.told("n/a", REFS[32:], 1.0, total=32, elsewhere=True)
+    planner.told("m/a", REFS[:32], 1.0, total=32, on_peer=True)
+    planner.told("n/a", REFS[32:], 1.0, total=32, on_peer=True)
     return planner
 
 
@@ -158,13 +158,13 @@ def test_an_object_that_is_read_elsewhere_in_a_known_order_is_held_until_its_rea
     """As its reader goes on, the blocks that it has fetched may go."""
     planner = told_elsewhere()
     land(planner, REFS[0], 0, 1)
-    read_elsewhere(planner, REFS[0], 2.0)
+    read_on_peer(planner, REFS[0], 2.0)
     assert list(planner.victims()) == []
     planner.read(BlockKey(REFS[0].key.encode().ljust(16), 0))
     assert [block.index for block in planner.victims()] == [0]
-    read_elsewhere(planner, REFS[32], 3.0, "n")
+    read_on_peer(planner, REFS[32], 3.0, "n")
     assert [block.index for block in planner.victims()] == [0], "that is another member's reader"
-    read_elsewhere(planner, REFS[1], 4.0)
+    read_on_peer(planner, REFS[1], 4.0)
     assert [block.index for block in planner.victims()] == [1, 0]
     land(planner, REFS[1], 0)
     assert [block.index for block in planner.victims()] == [1, 0], "a block that lands is for the reader"
@@ -173,8 +173,8 @@ def test_an_object_that_is_read_elsewhere_in_a_known_order_is_held_until_its_rea
 def test_nothing_is_held_for_a_member_that_fell_silent() -> None:
     planner = told_elsewhere()
     land(planner, REFS[0], 0, 1)
-    read_elsewhere(planner, REFS[0], 2.0)
-    read_elsewhere(planner, REFS[32], 100.0, "n")
+    read_on_peer(planner, REFS[0], 2.0)
+    read_on_peer(planner, REFS[32], 100.0, "n")
     assert [block.index for block in planner.victims()] == [1, 0]
 
 
@@ -184,8 +184,8 @@ def test_what_was_read_of_orders_that_are_told_anew_goes_before_what_is_left() -
     for ref in REFS:
         land(planner, ref, 0, 1)
     for number in range(24):
-        read_elsewhere(planner, REFS[number], 2.0 + number)
-        read_elsewhere(planner, REFS[32 + number], 2.0 + number, "n")
+        read_on_peer(planner, REFS[number], 2.0 + number)
+        read_on_peer(planner, REFS[32 + number], 2.0 + number, "n")
     read = {ref.key.encode().ljust(16) for ref in [*REFS[:23], *REFS[32:55]]}
     victims = list(dict.fromkeys(block.version_id for block in planner.victims()))
     assert set(victims[: len(read)]) == read
@@ -194,12 +194,12 @@ def test_what_was_read_of_orders_that_are_told_anew_goes_before_what_is_left() -
 def test_before_the_first_read_of_orders_that_several_tell_only_their_first_objects_displace_others() -> None:
     planner = told_elsewhere()
     for number in range(32):
-        read_elsewhere(planner, REFS[number], 2.0 + number)
-        read_elsewhere(planner, REFS[32 + number], 2.0 + number, "n")
+        read_on_peer(planner, REFS[number], 2.0 + number)
+        read_on_peer(planner, REFS[32 + number], 2.0 + number, "n")
     for ref in REFS[16:]:
         land(planner, ref, 0, 1)
-    planner.told("m/a", REFS[:32], 40.0, total=32, elsewhere=True)
-    planner.told("n/a", REFS[32:], 40.0, total=32, elsewhere=True)
+    planner.told("m/a", REFS[:32], 40.0, total=32, on_peer=True)
+    planner.told("n/a", REFS[32:], 40.0, total=32, on_peer=True)
     assert set(wanted(planner, 40.0, free_bytes=0)) == {REFS[0]}
 
 
@@ -250,9 +250,9 @@ def pacing(room_blocks: int) -> Planner:
     planner = Planner(room_blocks * BLOCK, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b01010101 & ((1 << blocks) - 1), lambda: 0)
     planner.discovery.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS])
-    planner.told("m/a", REFS, 0.0, total=COUNT, elsewhere=True)
+    planner.told("m/a", REFS, 0.0, total=COUNT, on_peer=True)
     for number in range(9):
-        planner.opened_elsewhere("m", "m/a", REFS[number], 8 * BLOCK, 1, 8.0 * number)
+        planner.opened_on_peer("m", "m/a", REFS[number], 8 * BLOCK, 1, 8.0 * number)
     for ref in [REFS[8], *REFS[-room_blocks // 4 :]]:
         land_of_eight(planner, ref, 0, 2, 4, 6)
     return planner
@@ -269,7 +269,7 @@ def test_blocks_for_which_others_must_go_are_fetched_as_their_reader_comes_to_th
     for tenth in range(160):
         now = began_s + tenth / 10
         if tenth == 80:
-            planner.opened_elsewhere("m", "m/a", REFS[9], 8 * BLOCK, 1, now)
+            planner.opened_on_peer("m", "m/a", REFS[9], 8 * BLOCK, 1, now)
         for want in planner.wants(now, 0, 1000):
             land_of_eight(planner, want.ref, *want.blocks)
             if want.ref == REFS[9]:
@@ -315,16 +315,16 @@ def test_an_object_whose_near_block_went_is_kept_as_others() -> None:
 
 def test_readers_of_all_members_count_until_they_are_silent() -> None:
     planner = planner_of()
-    planner.opened_elsewhere("m", "m/a", REFS[0], SIZE, 7, 1.0)
-    planner.opened_elsewhere("n", "n/a", REFS[1], SIZE, 4, 2.0)
-    assert planner.readers_elsewhere == 11
-    planner.opened_elsewhere("n", "n/a", REFS[2], SIZE, 5, 70.0)
-    assert planner.readers_elsewhere == 5
+    planner.opened_on_peer("m", "m/a", REFS[0], SIZE, 7, 1.0)
+    planner.opened_on_peer("n", "n/a", REFS[1], SIZE, 4, 2.0)
+    assert planner.readers_on_peers == 11
+    planner.opened_on_peer("n", "n/a", REFS[2], SIZE, 5, 70.0)
+    assert planner.readers_on_peers == 5
 
 
 def test_an_order_that_was_told_elsewhere_is_fetched_by_owners() -> None:
     planner = planner_of(0b10)
-    planner.told("m/a", REFS, 1.0, total=COUNT, elsewhere=True)
+    planner.told("m/a", REFS, 1.0, total=COUNT, on_peer=True)
     assert set(wanted(planner, 1.0).values()) == {(1,)}
 
 
@@ -335,7 +335,7 @@ def test_reads_of_several_nodes_before_the_names_are_known_are_of_the_first_epoc
     for number, ref in enumerate(Random(1).sample(REFS, COUNT)):
         if number == 5:
             planner.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
-        read_elsewhere(planner, ref, 1.0 + number, f"m{number % 4}")
+        read_on_peer(planner, ref, 1.0 + number, f"m{number % 4}")
     (epoch,) = planner.registry.item(REFS[0])[0].epochs()
     assert (epoch.number, len(epoch.log), epoch.left) == (1, 0, COUNT)
 
@@ -345,7 +345,7 @@ def test_a_member_leaves_room_for_misses_of_all_readers() -> None:
     room = 40 * BLOCK
     planner = planner_of(0b01, capacity_bytes=room)
     for at, ref in enumerate(Random(1).sample(REFS, 12)):
-        read_elsewhere(planner, ref, 1.0 + at)
+        read_on_peer(planner, ref, 1.0 + at)
     found = wanted(planner, 13.0, free_bytes=room)
     assert len(found) == 40 - 2, "blocks of one object"
 
@@ -353,7 +353,7 @@ def test_a_member_leaves_room_for_misses_of_all_readers() -> None:
 def test_of_an_object_of_unknown_size_only_owned_blocks_are_on_their_way() -> None:
     planner = Planner(1_000_000, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b0101 & ((1 << blocks) - 1), lambda: 1_000_000)
-    planner.told("m/a", REFS, 1.0, total=COUNT, elsewhere=True)
+    planner.told("m/a", REFS, 1.0, total=COUNT, on_peer=True)
     (want,) = planner.wants(1.0, 1_000_000, 1)
     planner.found(want.ref, 4 * BLOCK)
     assert list(planner.blocks(want, 4)) == [0, 2]
@@ -367,7 +367,7 @@ def test_as_all_is_read_the_epoch_of_each_node_ends() -> None:
     planner = planner_of()
     order = Random(1).sample(REFS, COUNT)
     for number, ref in enumerate(order):
-        read_elsewhere(planner, ref, 1.0 + number, f"m{number % 4}")
+        read_on_peer(planner, ref, 1.0 + number, f"m{number % 4}")
     jobs = planner.registry.item(REFS[0])[0].jobs
     for client, job in jobs.items():
         (epoch,) = job.epochs

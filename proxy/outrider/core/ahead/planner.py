@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from outrider.core.ahead.block_ownership import ALL_GUESSES, BlockOwnership, ClusterShare
 from outrider.core.ahead.dataset.cached_objects import CachedObject, CachedObjects
 from outrider.core.ahead.dataset.dataset import Dataset, blocks_of
-from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
+from outrider.core.ahead.dataset.registry import DatasetRegistry, Item, Victims
 from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.ahead.discovery import FAREST, Discovery
 from outrider.core.ahead.hint_messages import COUNT_MAX
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.order_search import OrderSearch
-from outrider.core.ahead.outstanding import Outstanding
+from outrider.core.ahead.outstanding import Outstanding, PrefetchWaste
 from outrider.core.ahead.peer_readers import PeerReaders
 from outrider.core.ahead.prefetch_candidates import Candidates, Want
-from outrider.core.ahead.prefetch_waste import PrefetchWaste
-from outrider.core.ahead.prefetch_window import SOONER, CacheSpace, PrefetchWindow
+from outrider.core.ahead.prefetch_window import SOONER, BlockOwnership, CacheSpace, ClusterShare, PrefetchWindow
 from outrider.core.ahead.sequential_reads import Readers
-from outrider.core.ahead.victims import Victims
 from outrider.core.block_layout import block_count
 from outrider.core.cache.pins import Pins
 from outrider.core.cache.tenants import Tenants
@@ -92,7 +89,7 @@ class Planner:
 
     def join(
         self, tell: Callable[[str, ObjectRef, int], None], mine: Callable[[ObjectRef, int], int],
-        near_bytes: Callable[[], int], *, guessed_max: float = ALL_GUESSES,
+        near_bytes: Callable[[], int], *, guessed_max: float = FAREST,
     ) -> None:  # fmt: skip
         """This node belongs to a cluster. `tell` is called when a client of this node begins to read an object: client,
         object and size. See `ClusterShare` for the others."""
@@ -130,7 +127,7 @@ class Planner:
             prefetch.asked_for = True
         return asked.ahead
 
-    def opened_elsewhere(self, member: str, client: str, ref: ObjectRef, size: int, readers: int, now: float) -> None:
+    def opened_on_peer(self, member: str, client: str, ref: ObjectRef, size: int, readers: int, now: float) -> None:
         """A client of another member of the cluster began to read an object, of which some blocks may be here.
         `client`: its name in the whole cluster. `readers`: how many clients read at that member."""
         self._now = now
@@ -139,7 +136,7 @@ class Planner:
         dataset.names.sizes[index] = dataset.usual_bytes = size
         cached = dataset.cached.get(index)
         served = 0 if cached is None or item not in self._open_objects else cached.served
-        ended = self._peer_readers.heard(member, item, readers, now)
+        ended = self._peer_readers.began(member, item, readers, now)
         self._expect(client, ref, item)
         if cached is not None:
             # Blocks that a client here has read of it stay read.
@@ -148,19 +145,19 @@ class Planner:
             # Where the next reads are not known, room is kept free for the readers' misses, and is missed elsewhere.
             ended.append(item)
         else:
-            self._candidates.begun_elsewhere(item)
-        self._close_elsewhere(ended)
+            self._candidates.begun_on_peer(item)
+        self._close_on_peers(ended)
         if (job := dataset.job_table.jobs.get(client)) is not None:
-            job.is_elsewhere = True
+            job.is_on_peer = True
         if (shared := dataset.job_table.shared_epoch) is not None:
             shared.spans_nodes = True
         if (prefetch := self.outstanding.of(ref)) is not None:
             prefetch.asked_for = True
 
-    def _close_elsewhere(self, items: Iterable[Item]) -> None:
+    def _close_on_peers(self, items: Iterable[Item]) -> None:
         """No client of another member reads these objects any more."""
         for item in items:
-            self._candidates.ended_elsewhere(item)
+            self._candidates.ended_on_peer(item)
             dataset, index = item
             cached = dataset.cached.get(index)
             if cached is not None and item not in self._open_objects:
@@ -171,9 +168,9 @@ class Planner:
     def _expect(self, client: str, ref: ObjectRef, item: Item) -> None:
         """Expects other reads than before, since a client began to read this object."""
         dataset, index = item
-        self._close_elsewhere(self._peer_readers.silent(self._now))
+        self._close_on_peers(self._peer_readers.silent(self._now))
         self._waste.opened(dataset)
-        dataset.opened(client, index, self.readers + self.readers_elsewhere, self._now)
+        dataset.opened(client, index, self.readers + self.readers_on_peers, self._now)
         dataset.is_fetched = self._fetches(ref)
         if not dataset.is_fetched:
             # Without prefetch, the share of hits that eviction can reach is the same for a known and an unknown order.
@@ -189,7 +186,7 @@ class Planner:
         return self._open_objects.readers
 
     @property
-    def readers_elsewhere(self) -> int:
+    def readers_on_peers(self) -> int:
         """The readers at the other members of the cluster."""
         return self._peer_readers.count(self._now)
 
@@ -208,16 +205,16 @@ class Planner:
 
     def told(
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,
-        hint: Hint | None = None, elsewhere: bool = False,
+        hint: Hint | None = None, on_peer: bool = False,
     ) -> None:  # fmt: skip
         """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may follow.
-        `hint` remembers the objects, so that it can be asked about or withdrawn. `elsewhere`: the client reads at
+        `hint` remembers the objects, so that it can be asked about or withdrawn. `on_peer`: the client reads at
         another member of the cluster, so that only blocks that this node owns are fetched for it."""
         self._now = now
         for dataset, indexes in self.registry.items_of(refs, now).items():
             epoch = dataset.told(client, indexes, start, total or COUNT_MAX, now)
-            if elsewhere:
-                dataset.jobs[client].is_elsewhere = True
+            if on_peer:
+                dataset.jobs[client].is_on_peer = True
             if hint is not None:
                 hint.add(dataset, epoch, indexes)
             self.discovery.announced(dataset, now)
@@ -318,7 +315,7 @@ class Planner:
         if cached is not None:
             cached.served |= 1 << block.index
             cached.used_at = cached.dataset.active_at = self._now
-            self._open_objects.heard_of((cached.dataset, cached.index), self._now)
+            self._open_objects.touched((cached.dataset, cached.index), self._now)
 
     def proved(self, version_id: bytes, index: int | None) -> None:
         """A block on disk is the one that the bucket has; None: all blocks of the version are."""

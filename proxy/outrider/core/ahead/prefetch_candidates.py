@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from outrider.core.ahead.block_ownership import BlockOwnership
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
 from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.epoch import JobEpoch
 from outrider.core.ahead.outstanding import Outstanding
-from outrider.core.ahead.prefetch_window import SOONER, CacheSpace, Candidate, PrefetchWindow
+from outrider.core.ahead.prefetch_window import SOONER, BlockOwnership, CacheSpace, Candidate, PrefetchWindow
 from outrider.core.block_layout import block_count
 from outrider.core.cache.tenants import Tenants
 from outrider.core.model import ObjectRef
@@ -82,11 +81,11 @@ class Candidates:
         if dataset not in self._read_last:
             self._read_last.append(dataset)
 
-    def begun_elsewhere(self, item: Item) -> None:
+    def begun_on_peer(self, item: Item) -> None:
         """A client of another member has begun to read the object, which was expected."""
         self._begun[item] = None
 
-    def ended_elsewhere(self, item: Item) -> None:
+    def ended_on_peer(self, item: Item) -> None:
         """No client of another member reads the object any more."""
         self._begun.pop(item, None)
 
@@ -185,7 +184,7 @@ class Candidates:
             is_needed = in_next_epoch or epoch.to_come(index)
             if (
                 is_needed
-                and not (self._is_here(dataset, epoch, index) or self._is_too_large(dataset, epoch, index))
+                and not (self._is_cached(dataset, epoch, index) or self._is_too_large(dataset, epoch, index))
                 and self._fetches(ObjectRef(dataset.bucket, dataset.names.keys[index]))
             ):
                 if cursor.is_behind(agenda) or not (epoch.confidence > _SURE and epoch.is_passed_over(index)):
@@ -201,7 +200,7 @@ class Candidates:
         index = epoch.cursor.current_in_next(epoch.agenda, epoch.next_agenda) if epoch.agenda else None
         return index if index is not None and epoch.left <= self._window.places(epoch) else None
 
-    def _is_here(self, dataset: Dataset, epoch: JobEpoch, index: int) -> bool:
+    def _is_cached(self, dataset: Dataset, epoch: JobEpoch, index: int) -> bool:
         """The object is on disk, as far as it is to be here, on its way, or known to be missing."""
         prefetch = self._outstanding.get((dataset, index))
         if (prefetch is not None and not prefetch.goes_on) or index in dataset.discovery.missing:

@@ -1,18 +1,19 @@
-"""The prefetch window: whether an object is fetched now, by how soon a reader comes to it and by the cache's room."""
+"""The prefetch window: which blocks of an object are fetched now, by how soon a reader comes to them, by the cache's
+room, and in a cluster by their owner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outrider.core.ahead.block_ownership import BlockOwnership
 from outrider.core.ahead.dataset.cached_objects import CachedObject
 from outrider.core.ahead.dataset.dataset import Dataset, may_go
 from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.epoch import ORDER_LIKELY, JobEpoch
 from outrider.core.ahead.outstanding import Outstanding
 from outrider.core.ahead.peer_readers import PeerReaders
+from outrider.core.model import ObjectRef
 
 # A block may be evicted for one that is needed sooner by this part of an epoch. To replace blocks for less would only
 # trade places.
@@ -25,6 +26,60 @@ _PACE = 2
 _SPREADS = 2
 # Candidates are asked for at least so often.
 _TICK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShare:
+    """The place of this node in its cluster.
+
+    `mine`: the blocks that this node owns of an object of so many, as bits. `near_bytes`: what the blocks take here
+    that others own, which may go for other such blocks. `guessed_max`: so many blocks of guesses may be on their way.
+    They wait for all demand of the cluster, and prefetch of known orders must not wait for them.
+    """
+
+    mine: Callable[[ObjectRef, int], int]
+    near_bytes: Callable[[], int]
+    guessed_max: float
+
+
+class BlockOwnership:
+    """Blocks of an object are bits of an int: bit `i` stands for block `i`."""
+
+    def __init__(self) -> None:
+        self.cluster: ClusterShare | None = None
+        """None: this node is by itself, and owns all blocks."""
+
+    @property
+    def guessed_max(self) -> float:
+        """So many blocks of guesses may be on their way."""
+        return _FARTHEST if self.cluster is None else self.cluster.guessed_max
+
+    def bits_of(self, dataset: Dataset, index: int, count: int) -> int:
+        """The blocks that this node owns of an object of `count` blocks."""
+        every = (1 << count) - 1
+        if self.cluster is None:
+            return every
+        return self.cluster.mine(ObjectRef(dataset.bucket, dataset.names.keys[index]), count) & every
+
+    def owns(self, cached: CachedObject, block: int) -> bool:
+        return self.cluster is None or self.bits_of(cached.dataset, cached.index, cached.blocks) >> block & 1 == 1
+
+    def blocks_of(self, ref: ObjectRef, count: int) -> Sequence[int]:
+        """The numbers of the blocks that this node owns."""
+        if self.cluster is None:
+            return range(count)
+        bits = self.cluster.mine(ref, count)
+        return [block for block in range(count) if bits >> block & 1]
+
+    def is_shared(self, dataset: Dataset, epoch: JobEpoch, free_bytes: int, object_bytes: int) -> bool:
+        """Whether only owned blocks are fetched of an object that takes `object_bytes` on disk. Each member of the
+        cluster fetches what it owns. Only where a reader of this node has a known order are the blocks of others
+        fetched ahead of it, as long as there is room for them: they displace no owned ones."""
+        if self.cluster is None:
+            return False
+        if not (epoch.order_known and dataset.job_table.is_read_locally(epoch)):
+            return True
+        return free_bytes + self.cluster.near_bytes() < object_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +228,9 @@ class PrefetchWindow:
             # The whole object is to be here when a reader of this node opens it.
             return missing
         table = candidate.dataset.job_table
-        is_here = table.is_read_here(epoch)
+        is_here = table.is_read_locally(epoch)
         readers = self._open_objects.readers if is_here else self._peer_readers.count(self._now)
-        clients = sum(job.is_elsewhere is not is_here for job in table.jobs.values())
+        clients = sum(job.is_on_peer is not is_here for job in table.jobs.values())
         beside = max(1.0, readers / max(1, clients))
         return missing & ((1 << min(count, int((before - places) * count / beside) + 1)) - 1)
 

@@ -83,9 +83,9 @@ class JobTable:
             epoch.announced or (epoch.was_announced and len(epoch.log) < _HINT_LATE) for epoch in self._own_epochs()
         )  # fmt: skip
 
-    def is_read_here(self, epoch: JobEpoch) -> bool:
+    def is_read_locally(self, epoch: JobEpoch) -> bool:
         """Whether the epoch is that of one client, which reads at this node."""
-        return any(epoch in job.epochs for job in self.jobs.values() if not job.is_elsewhere)
+        return any(epoch in job.epochs for job in self.jobs.values() if not job.is_on_peer)
 
     def orders(self) -> list[ReadOrder]:
         """The orders in which the dataset is being read, and was read before."""

@@ -12,9 +12,7 @@ from collections.abc import Iterable, Sequence
 from outrider.core.ahead.order.announced_order import END, AnnouncedOrder
 from outrider.core.ahead.order.epoch_handle import EpochHandle
 from outrider.core.ahead.order.fetch_cursor import FetchCursor
-from outrider.core.ahead.order.frontier import RECENT, Frontier, tolerance
-from outrider.core.ahead.order.late_reads import LateReads
-from outrider.core.ahead.order.reading_pace import ReadingPace
+from outrider.core.ahead.order.frontier import RECENT, Frontier, LateReads, ReadingPace, tolerance
 from outrider.core.ahead.order.saved_order import blanks
 from outrider.core.ahead.order.seed_state import DrawnOrder, SeedState
 

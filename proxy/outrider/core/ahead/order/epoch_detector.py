@@ -48,7 +48,7 @@ class EpochDetector:
     def __init__(self, client: str, now: float) -> None:
         self.client = client
         self.is_by_chance = False
-        self.is_elsewhere = False
+        self.is_on_peer = False
         """It reads at another member of the cluster."""
         self.epochs: list[JobEpoch] = []
         self.last = now
