@@ -42,8 +42,8 @@ from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
 from outrider.engine.ahead.background_fill import BackgroundFill
-from outrider.engine.ahead.here_of_all import HereOfAll
-from outrider.engine.ahead.orders_of_all import OrdersOfAll
+from outrider.engine.ahead.cached_across_members import CachedAcrossMembers
+from outrider.engine.ahead.plans_across_members import PlansAcrossMembers
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.cluster.commands import CommandsElsewhere
 from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
@@ -207,11 +207,11 @@ class Cluster:
         own = self._service.own_shares = partial(own_shares, planner, self._mine_of)
         self.map = ClusterMap(own, lambda: self._membership.view, self._transport, self._runtime.clock)
 
-    def plans_of_all(self, prefetch: Prefetch, fills: BackgroundFill) -> OrdersOfAll:
+    def plans_of_all(self, prefetch: Prefetch, fills: BackgroundFill) -> PlansAcrossMembers:
         """Takes the orders that clients tell, and passes them on to all members."""
-        here = HereOfAll(fills, self.view, self._transport)
+        here = CachedAcrossMembers(fills, self.view, self._transport)
         self._service.look_here = here.answer
-        orders = OrdersOfAll(prefetch, here, self.view, self._transport, self._runtime, boot=self._boot)
+        orders = PlansAcrossMembers(prefetch, here, self.view, self._transport, self._runtime, boot=self._boot)
         self._service.hear_orders = orders.heard
         self.members.on_hello.append(orders.send)
         return orders

@@ -78,7 +78,7 @@ def step_times_s(count: int, reads: list[int]) -> list[float]:
     """The duration in seconds of each step of a seed search that finds no seed."""
     planner = Planner(BYTES, BYTES)
     refs = [ObjectRef("bucket", f"train/part-{i:08d}.tar") for i in range(count)]
-    planner.listed("bucket", [(ref.key, BYTES) for ref in refs], 0.0)
+    planner.discovery.listed("bucket", [(ref.key, BYTES) for ref in refs])
     for number, i in enumerate(reads):
         planner.asked("client", refs[i], BYTES, Extent(0, BYTES), float(number))
         planner.sent("client", refs[i], float(number))
@@ -98,7 +98,7 @@ def print_steps(steps_s: list[float], of: str) -> None:
 
 def main() -> None:
     clocked = Clocked()
-    clocked.planner.listed("bucket", [(ref.key, BYTES) for ref in clocked.refs], 0.0)
+    clocked.planner.discovery.listed("bucket", [(ref.key, BYTES) for ref in clocked.refs])
     order = Random(1).sample(range(OBJECTS), OBJECTS)
     for number in range(2 * OBJECTS):
         clocked.read(order[number % OBJECTS], number * 0.001)
@@ -112,7 +112,7 @@ def main() -> None:
     print_steps(step_times_s(OBJECTS, workers_reads()), "WebDataset's workers")
     tracemalloc.start()
     planner = Planner(BYTES, BYTES)
-    planner.listed("bucket", ((f"train/part-{i:08d}.tar", BYTES) for i in range(1_000_000)), 0.0)
+    planner.discovery.listed("bucket", ((f"train/part-{i:08d}.tar", BYTES) for i in range(1_000_000)))
     for i in range(10):
         ref = ObjectRef("bucket", f"train/part-{i:08d}.tar")
         planner.asked("client", ref, BYTES, Extent(0, BYTES), float(i))

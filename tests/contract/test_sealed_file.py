@@ -16,7 +16,7 @@ import xxhash
 
 from outrider.adapters import sealed_file
 from outrider.adapters.sealed_file import BadFile, DigestFormat, JsonFormat, LinesFormat
-from outrider.core.ahead.dataset import learned_state
+from outrider.core.ahead.dataset import saved_datasets
 
 OLD, NEW = b"old content", b"new content"
 JSON, DIGEST, LINES = JsonFormat("pins", 1), DigestFormat(), LinesFormat("outrider index", 1)
@@ -270,4 +270,4 @@ def test_the_bytes_of_each_format_are_those_that_older_releases_wrote() -> None:
     assert FILES["digest"][1] == xxhash.xxh3_128_digest(NEW) + NEW
     body = b'{"outrider index":1}\n[1]\n[2]\n'
     assert FILES["lines"][1] == body + b'{"xxh3":"%s"}\n' % xxhash.xxh3_64(body).hexdigest().encode()
-    assert learned_state.packed([])[:1] == b"x", "zlib's, with a version of its own within"
+    assert saved_datasets.packed([])[:1] == b"x", "zlib's, with a version of its own within"

@@ -16,7 +16,7 @@ import xxhash
 from outrider.adapters.disk import index_snapshot
 from outrider.adapters.sealed_file import BadFile, DigestFormat, JsonFormat, LinesFormat
 from outrider.adapters.state import pin_file, warmup_file
-from outrider.core.ahead.dataset import learned_state
+from outrider.core.ahead.dataset import saved_datasets
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES, BadBlock, BlockMeta
@@ -114,8 +114,8 @@ def state_file(data: bytes) -> None:
     with suppress(BadFile):
         DigestFormat().decode(data)
     with suppress(ValueError):
-        for dataset in learned_state.unpacked(zlib.compress(data, 1)):
-            assert learned_state.unpacked(learned_state.packed([dataset])) is not None
+        for dataset in saved_datasets.unpacked(zlib.compress(data, 1)):
+            assert saved_datasets.unpacked(saved_datasets.packed([dataset])) is not None
     for read, name in ((_pins, "pins"), (_members, "members"), (_warmups, "warmups")):
         try:
             entries = JsonFormat(name, 1).decode(data)

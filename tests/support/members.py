@@ -21,8 +21,8 @@ from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.origin.aimd import AimdLimit
 from outrider.core.origin.background_limit import BackgroundLimit
-from outrider.engine.ahead.here_of_all import HereOfAll
-from outrider.engine.ahead.orders_of_all import OrdersOfAll
+from outrider.engine.ahead.cached_across_members import CachedAcrossMembers
+from outrider.engine.ahead.plans_across_members import PlansAcrossMembers
 from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
 from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
@@ -79,7 +79,7 @@ class Node:
         self.reads: PeerReads
         self.forgets: ForgetQueues
         self.told: ToldReads
-        self.plans: OrdersOfAll
+        self.plans: PlansAcrossMembers
         self.map: ClusterMap
         self._layout: BlockLayout
         self._metrics: Metrics
@@ -127,11 +127,11 @@ class Node:
         self.wire.services[self.address] = self.service
         made.planner.join(self.told.opened, self._mine_of, lambda: self.near.bytes)
         self.service.hear_reads = made.prefetch.heard
-        here = HereOfAll(made.fills, self.view, self.wire)
+        here = CachedAcrossMembers(made.fills, self.view, self.wire)
         self.service.look_here = here.answer
         own = self.service.own_shares = partial(own_shares, made.planner, self._mine_of)
         self.map = ClusterMap(own, self.view, self.wire, self.clock)
-        self.plans = OrdersOfAll(
+        self.plans = PlansAcrossMembers(
             made.prefetch, here, self.view, self.wire, self._runtime, boot=self.boot
         )  # fmt: skip
         self.service.hear_orders = self.plans.heard

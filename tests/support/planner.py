@@ -167,7 +167,7 @@ class Sampled:
     def __init__(self, count: int, key: Callable[[int], str] = "train/{:06d}.jpg".format) -> None:
         self.planner = Planner(10 * SIZE, 2**20)
         self.refs = [ObjectRef("bucket", key(number)) for number in range(count)]
-        self.planner.listed("bucket", sorted((ref.key, SIZE) for ref in self.refs), 0.0)
+        self.planner.discovery.listed("bucket", sorted((ref.key, SIZE) for ref in self.refs))
         self.now = 0.0
 
     def read(self, numbers: Iterable[int], client: str = "client") -> None:

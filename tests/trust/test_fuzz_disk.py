@@ -12,7 +12,7 @@ import xxhash
 
 from outrider.adapters.disk import index_snapshot
 from outrider.adapters.sealed_file import BadFile, LinesFormat, json_line
-from outrider.core.ahead.dataset import learned_state
+from outrider.core.ahead.dataset import saved_datasets
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock
 from outrider.core.model import ObjectRef, ObjectVersion
@@ -205,19 +205,19 @@ ODD_DATASETS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("change", ODD_DATASETS)
 def test_learned_orders_with_one_odd_field_are_none(change: dict[str, Any]) -> None:
     dataset = {"bucket": "b", "keys": ["a"], "sizes": [1], "listed": [], "orders": []}
-    wholes = {"format": learned_state._FORMAT, "datasets": [dataset]}
-    assert learned_state.unpacked(zlib.compress(json.dumps(wholes).encode()))
+    wholes = {"format": saved_datasets._FORMAT, "datasets": [dataset]}
+    assert saved_datasets.unpacked(zlib.compress(json.dumps(wholes).encode()))
     with pytest.raises(ValueError, match=r"."):
-        learned_state.unpacked(zlib.compress(json.dumps({**wholes, "datasets": [dataset | change]}).encode()))
+        saved_datasets.unpacked(zlib.compress(json.dumps({**wholes, "datasets": [dataset | change]}).encode()))
 
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_learned_orders_of_another_format_are_none(version: int) -> None:
     with pytest.raises(ValueError, match=f"format {version}"):
-        learned_state.unpacked(zlib.compress(json.dumps({"format": version, "datasets": []}).encode()))
+        saved_datasets.unpacked(zlib.compress(json.dumps({"format": version, "datasets": []}).encode()))
 
 
 @pytest.mark.parametrize("raw", [b"[" * 50_000, b'{"format":' * 9000])
 def test_learned_orders_of_any_depth_are_none(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):  # one Python finds it too deep, another finds that it is no JSON
-        learned_state.unpacked(zlib.compress(raw))
+        saved_datasets.unpacked(zlib.compress(raw))

@@ -148,10 +148,11 @@ class ClusterSimulation:
                 read_all(node, node.client, iter(shards), buffer.take, row, partial(buffer.emptied, ended))
 
     def _announce(self, node: SimNode, refs: Sequence[ObjectRef]) -> None:
-        """As `engine.ahead.orders_of_all`: a client of this node announces its order, which reaches all members."""
+        """As `engine.ahead.plans_across_members`: a client of this node announces its order, which reaches all
+        members."""
         for member in self.members.values() if self.way == "cluster" else (node,):
             if member.planner is not None:
-                member.planner.told(node.client, refs, self.time.now, elsewhere=member is not node)
+                member.planner.told(node.client, refs, self.time.now, on_peer=member is not node)
 
     @property
     def _mark(self) -> Mark:
@@ -231,7 +232,7 @@ class SimNode(SimProxy):
         for node in self.cluster.members.values():
             if node is not self and node.planner is not None:
                 for client, ref, size, at in reads:
-                    node.planner.opened_elsewhere(self.name, client, ref, size, self.planner.readers, at)
+                    node.planner.opened_on_peer(self.name, client, ref, size, self.planner.readers, at)
                 node.prefetch()
 
     def prefetch(self) -> None:

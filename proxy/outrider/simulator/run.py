@@ -147,12 +147,12 @@ class SimProxy:
             return
         self._tick_later()
         self._take_steps()
-        for bucket, prefix in self.planner.please_list():
+        for bucket, prefix in self.planner.discovery.please_list():
             if self.machine.listing:
                 self.time.at(self.time.now + _LIST_S, lambda b=bucket, p=prefix: self._list(b, p))  # type: ignore[misc]
             else:
-                self.planner.list_refused(bucket, prefix, self.time.now)
-        for bucket, numbering in self.planner.please_count():
+                self.planner.discovery.list_refused(bucket, prefix, self.time.now)
+        for bucket, numbering in self.planner.discovery.please_count():
             self._count(bucket, numbering)
         for want in self.planner.wants(self.time.now, self.store.free_bytes, self.machine.ahead_blocks):
             of = self.objects.get(want.ref)
@@ -194,7 +194,7 @@ class SimProxy:
             for ref, of in self.objects.items()
             if ref.bucket == bucket and ref.key.startswith(prefix)
         )
-        self.planner.listed(bucket, entries, self.time.now, prefix=prefix)
+        self.planner.discovery.listed(bucket, entries, prefix=prefix)
         self.prefetch()
 
     def _count(self, bucket: str, numbering: NumberedNames) -> None:
@@ -212,9 +212,9 @@ class SimProxy:
     def _counted(self, bucket: str, numbering: NumberedNames, found: NumberedRange | None) -> None:
         assert self.planner is not None
         if found is None:
-            self.planner.not_counted(bucket, numbering, self.time.now)
+            self.planner.discovery.not_counted(numbering, self.time.now)
         else:
-            self.planner.counted(numbering, found.names(), self.time.now)
+            self.planner.discovery.counted(numbering, found.names())
         self.prefetch()
 
     def _refused(self, fill: SimFill) -> None:

@@ -48,7 +48,7 @@ def room(making: Making) -> Iterator[Engine]:
 
 def sizes_known(room: Engine) -> None:
     """Without known sizes, one object would be fetched first, to learn the size of the others."""
-    room.planner.listed(REFS[0].bucket, [(ref.key, BLOCK) for ref in REFS], room.clock())
+    room.planner.discovery.listed(REFS[0].bucket, [(ref.key, BLOCK) for ref in REFS])
 
 
 def tell(room: Engine, refs: list[ObjectRef] = REFS) -> None:
@@ -323,7 +323,7 @@ async def test_no_more_blocks_are_outstanding_than_the_budget_allows(making: Mak
 
         async def counted(want: object) -> None:
             nonlocal most
-            most = max(most, room.planner.blocks_coming)
+            most = max(most, room.planner.outstanding.blocks)
             await bring(want)  # type: ignore[arg-type]
 
         room.prefetch._bring = counted  # type: ignore[method-assign]
@@ -350,7 +350,7 @@ async def test_bandwidth_that_was_not_spent_for_a_minute_is_not_saved_up(making:
     with making(prefetch_bytes_s=BLOCK) as room:
         room.clock.advance(60.0)
         tell(room)
-        assert room.planner.blocks_coming == 1
+        assert room.planner.outstanding.blocks == 1
         await room.tasks.settle()
 
 
@@ -361,7 +361,7 @@ async def test_a_request_for_prefetch_waits_for_a_slot(room: Engine) -> None:
     tell(room)
     await under_way(room, 2)
     await settled_loop()
-    assert room.planner.blocks_coming > 2
+    assert room.planner.outstanding.blocks > 2
     assert room.origin.under_way == 2
     gate.set()
     await room.tasks.settle()
@@ -465,7 +465,7 @@ async def test_without_room_prefetch_pauses(room: Engine) -> None:
     async with asyncio.timeout(60):
         await room.tasks.settle()
     assert len(room.origin.log) <= 4 * COUNT
-    assert room.planner.blocks_coming == 0
+    assert room.planner.outstanding.blocks == 0
     room.store.disks[0].admitting = True
     room.clock.advance(10.0)
     tell(room)
@@ -581,7 +581,7 @@ async def test_a_samplers_order_is_prefetched_after_its_first_reads(
     with making(prefetch_blocks=4) as room:
         for number, ref in enumerate(refs):
             room.origin.put(ref, ramp(100, number))
-        room.planner.listed("train", [(ref.key, 100) for ref in refs], room.clock())
+        room.planner.discovery.listed("train", [(ref.key, 100) for ref in refs])
 
         def later() -> float:
             room.clock.advance(0.001)
@@ -747,7 +747,7 @@ async def test_a_stop_leaves_nothing_behind(room: Engine) -> None:
     assert room.tasks.failures == []
     assert room.origin.under_way == 0
     assert len(room.flights) == 0
-    assert room.planner.blocks_coming == 0
+    assert room.planner.outstanding.blocks == 0
 
 
 async def test_a_bug_in_the_planner_fails_no_request_and_is_logged_once_a_minute(

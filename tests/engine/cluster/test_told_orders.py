@@ -46,7 +46,7 @@ def expected(node: Node, client: str) -> list[ObjectRef]:
     """The objects that the planner of `node` expects this client to read, in order."""
     dataset, _ = node.engine.planner.registry.item(REFS[0])
     job = dataset.jobs.get(client)
-    epochs = [] if job is None else [epoch for epoch in job.epochs if epoch.told]
+    epochs = [] if job is None else [epoch for epoch in job.epochs if epoch.announced]
     keys = dataset.names.keys
     return [ObjectRef("train", keys[index]) for epoch in epochs for index in epoch.agenda if epoch.unread(index)]
 

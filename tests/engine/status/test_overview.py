@@ -207,12 +207,14 @@ def test_a_failed_read_is_told_for_a_minute() -> None:
 
 def test_a_dataset_says_whether_all_its_objects_are_known() -> None:
     planner = Planner(GB, 1000)
-    planner.listed("bucket", [(f"train/{number:06d}.tar", 10) for number in range(4)], 1.0, prefix="train/", more=True)
+    planner.discovery.listed(
+        "bucket", [(f"train/{number:06d}.tar", 10) for number in range(4)], prefix="train/", more=True
+    )
     (dataset,) = planner.registry.datasets()
     assert not dataset.discovery.is_whole
-    planner.listed("bucket", [("train/000004.tar", 10)], 1.0, prefix="train/", before=4)
+    planner.discovery.listed("bucket", [("train/000004.tar", 10)], prefix="train/", before=4)
     assert dataset.discovery.is_whole
-    planner.list_failed("bucket", "train/", 2.0)
+    planner.discovery.list_failed("bucket", "train/", 2.0)
     assert dataset.discovery.is_whole, "a LIST that fails later changes nothing"
     dataset.give_up_numbering()
     assert not dataset.discovery.is_whole

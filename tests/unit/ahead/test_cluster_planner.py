@@ -17,7 +17,7 @@ def planner_of(mine: int = 0b01, capacity_bytes: int = 1_000_000) -> Planner:
     """The planner of a member that owns these blocks of each object, and knows all names."""
     planner = Planner(capacity_bytes, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: mine & ((1 << blocks) - 1), lambda: 1_000_000)
-    planner.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
     return planner
 
 
@@ -26,8 +26,8 @@ def read_here(planner: Planner, ref: ObjectRef, now: float, client: str = "a") -
     planner.sent(client, ref, now)
 
 
-def read_elsewhere(planner: Planner, ref: ObjectRef, now: float, member: str = "m") -> None:
-    planner.opened_elsewhere(member, f"{member}/a", ref, SIZE, 1, now)
+def read_on_peer(planner: Planner, ref: ObjectRef, now: float, member: str = "m") -> None:
+    planner.opened_on_peer(member, f"{member}/a", ref, SIZE, 1, now)
 
 
 def land(planner: Planner, ref: ObjectRef, *blocks: int) -> None:
@@ -44,7 +44,7 @@ def test_a_member_hears_of_the_objects_that_its_clients_begin() -> None:
     planner.join(lambda client, ref, size: told.append((client, ref, size)), lambda ref, blocks: 0, lambda: 1_000_000)
     planner.asked("a", REFS[0], SIZE, Extent(0, BLOCK), 1.0)
     planner.asked("a", REFS[0], SIZE, Extent(BLOCK, SIZE), 1.1)
-    read_elsewhere(planner, REFS[1], 1.2)
+    read_on_peer(planner, REFS[1], 1.2)
     assert told == [("a", REFS[0], SIZE)], "once for each object, and nothing that another member told"
 
 
@@ -72,7 +72,7 @@ def test_the_order_of_a_reader_elsewhere_is_fetched_by_owners() -> None:
     planner = planner_of(0b10)
     for epoch in range(2):
         for number in range(COUNT if epoch == 0 else 24):
-            read_elsewhere(planner, REFS[number], 1.0 + epoch * COUNT + number)
+            read_on_peer(planner, REFS[number], 1.0 + epoch * COUNT + number)
     (epoch_of_it,) = planner.registry.item(REFS[0])[0].epochs()
     assert epoch_of_it.order_known
     found = wanted(planner, 1.0 + COUNT + 24)
@@ -87,7 +87,7 @@ def test_what_any_member_has_read_is_read() -> None:
         if number % 4 == 0:
             read_here(planner, REFS[number], 1.0 + number)
         else:
-            read_elsewhere(planner, REFS[number], 1.0 + number, f"m{number % 4}")
+            read_on_peer(planner, REFS[number], 1.0 + number, f"m{number % 4}")
     found = set(wanted(planner, 49.0))
     assert len(found) >= 12
     assert found <= set(REFS[45:]), "three are being read"
@@ -100,7 +100,7 @@ def test_clients_of_several_nodes_are_taken_for_one_job_until_a_repeat() -> None
         if at % 2:
             read_here(planner, REFS[number], 1.0 + at)
         else:
-            read_elsewhere(planner, REFS[number], 1.0 + at)
+            read_on_peer(planner, REFS[number], 1.0 + at)
     read_before = {REFS[number] for number in order[:12]}
     assert not read_before & wanted(planner, 13.0).keys()
     for number in order[:12:2]:
@@ -114,8 +114,8 @@ def test_clients_of_several_nodes_are_taken_for_one_job_until_a_repeat() -> None
 def test_that_several_nodes_repeat_their_order_is_first_to_be_shown() -> None:
     planner = planner_of(0b11)
     for at in range(COUNT):
-        read_elsewhere(planner, REFS[at * 37 % COUNT], 1.0 + at, f"m{at % 4}")
-    read_elsewhere(planner, REFS[20 * 37 % COUNT], 1.0 + COUNT, "m0")
+        read_on_peer(planner, REFS[at * 37 % COUNT], 1.0 + at, f"m{at % 4}")
+    read_on_peer(planner, REFS[20 * 37 % COUNT], 1.0 + COUNT, "m0")
     epochs = planner.registry.item(REFS[0])[0].epochs()
     assert [(epoch.number, epoch.order_known) for epoch in epochs if epoch.trusted] == [(1, False)]
 
@@ -127,7 +127,7 @@ def test_what_others_have_read_goes_first() -> None:
     for number in range(48):
         member = number % 4
         if member:
-            read_elsewhere(planner, REFS[number], 1.0 + number, f"m{member}")
+            read_on_peer(planner, REFS[number], 1.0 + number, f"m{member}")
         else:
             read_here(planner, REFS[number], 1.0 + number)
     victims = list(dict.fromkeys(block.version_id.decode().rstrip() for block in planner.victims()))
@@ -138,19 +138,19 @@ def test_what_others_have_read_goes_first() -> None:
 def test_a_read_elsewhere_does_not_hold_an_object_here() -> None:
     planner = planner_of()
     land(planner, REFS[0], 0, 1)
-    read_elsewhere(planner, REFS[0], 1.0)
+    read_on_peer(planner, REFS[0], 1.0)
     assert [block.index for block in planner.victims()] == [1, 0]
     planner.asked("a", REFS[0], SIZE, Extent(0, SIZE), 2.0)
     planner.read(BlockKey(REFS[0].key.encode().ljust(16), 0))
-    read_elsewhere(planner, REFS[0], 3.0)
+    read_on_peer(planner, REFS[0], 3.0)
     assert [block.index for block in planner.victims()] == [0], "only the block that its reader here is past"
 
 
 def told_elsewhere(mine: int = 0b11) -> Planner:
     """Each of two other members has told its order: of the first and of the second half."""
     planner = planner_of(mine)
-    planner.told("m/a", REFS[:32], 1.0, total=32, elsewhere=True)
-    planner.told("n/a", REFS[32:], 1.0, total=32, elsewhere=True)
+    planner.told("m/a", REFS[:32], 1.0, total=32, on_peer=True)
+    planner.told("n/a", REFS[32:], 1.0, total=32, on_peer=True)
     return planner
 
 
@@ -158,13 +158,13 @@ def test_an_object_that_is_read_elsewhere_in_a_known_order_is_held_until_its_rea
     """As its reader goes on, the blocks that it has fetched may go."""
     planner = told_elsewhere()
     land(planner, REFS[0], 0, 1)
-    read_elsewhere(planner, REFS[0], 2.0)
+    read_on_peer(planner, REFS[0], 2.0)
     assert list(planner.victims()) == []
     planner.read(BlockKey(REFS[0].key.encode().ljust(16), 0))
     assert [block.index for block in planner.victims()] == [0]
-    read_elsewhere(planner, REFS[32], 3.0, "n")
+    read_on_peer(planner, REFS[32], 3.0, "n")
     assert [block.index for block in planner.victims()] == [0], "that is another member's reader"
-    read_elsewhere(planner, REFS[1], 4.0)
+    read_on_peer(planner, REFS[1], 4.0)
     assert [block.index for block in planner.victims()] == [1, 0]
     land(planner, REFS[1], 0)
     assert [block.index for block in planner.victims()] == [1, 0], "a block that lands is for the reader"
@@ -173,8 +173,8 @@ def test_an_object_that_is_read_elsewhere_in_a_known_order_is_held_until_its_rea
 def test_nothing_is_held_for_a_member_that_fell_silent() -> None:
     planner = told_elsewhere()
     land(planner, REFS[0], 0, 1)
-    read_elsewhere(planner, REFS[0], 2.0)
-    read_elsewhere(planner, REFS[32], 100.0, "n")
+    read_on_peer(planner, REFS[0], 2.0)
+    read_on_peer(planner, REFS[32], 100.0, "n")
     assert [block.index for block in planner.victims()] == [1, 0]
 
 
@@ -184,8 +184,8 @@ def test_what_was_read_of_orders_that_are_told_anew_goes_before_what_is_left() -
     for ref in REFS:
         land(planner, ref, 0, 1)
     for number in range(24):
-        read_elsewhere(planner, REFS[number], 2.0 + number)
-        read_elsewhere(planner, REFS[32 + number], 2.0 + number, "n")
+        read_on_peer(planner, REFS[number], 2.0 + number)
+        read_on_peer(planner, REFS[32 + number], 2.0 + number, "n")
     read = {ref.key.encode().ljust(16) for ref in [*REFS[:23], *REFS[32:55]]}
     victims = list(dict.fromkeys(block.version_id for block in planner.victims()))
     assert set(victims[: len(read)]) == read
@@ -194,18 +194,18 @@ def test_what_was_read_of_orders_that_are_told_anew_goes_before_what_is_left() -
 def test_before_the_first_read_of_orders_that_several_tell_only_their_first_objects_displace_others() -> None:
     planner = told_elsewhere()
     for number in range(32):
-        read_elsewhere(planner, REFS[number], 2.0 + number)
-        read_elsewhere(planner, REFS[32 + number], 2.0 + number, "n")
+        read_on_peer(planner, REFS[number], 2.0 + number)
+        read_on_peer(planner, REFS[32 + number], 2.0 + number, "n")
     for ref in REFS[16:]:
         land(planner, ref, 0, 1)
-    planner.told("m/a", REFS[:32], 40.0, total=32, elsewhere=True)
-    planner.told("n/a", REFS[32:], 40.0, total=32, elsewhere=True)
+    planner.told("m/a", REFS[:32], 40.0, total=32, on_peer=True)
+    planner.told("n/a", REFS[32:], 40.0, total=32, on_peer=True)
     assert set(wanted(planner, 40.0, free_bytes=0)) == {REFS[0]}
 
 
 def test_objects_of_an_unknown_order_are_guesses() -> None:
     member, alone, told = planner_of(), Planner(1_000_000, BLOCK), planner_of()
-    alone.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    alone.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
     told.told("a", REFS, 0.0, total=COUNT)
     for planner in (member, alone, told):
         for number, place in enumerate((5, 60, 17)):
@@ -217,7 +217,7 @@ def test_objects_of_an_unknown_order_are_guesses() -> None:
 def test_a_job_that_was_seen_to_read_all_is_fetched_ahead_of_without_guessing() -> None:
     """Its order is new in each epoch. Its objects are known, and not when each is read."""
     planner = Planner(COUNT // 2 * SIZE, BLOCK)
-    planner.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
     orders = [Random(seed).sample(REFS, COUNT) for seed in (1, 2)]
     for at, ref in enumerate([*orders[0], *orders[1][:20]]):
         read_here(planner, ref, float(at))
@@ -230,7 +230,7 @@ def test_prefetch_of_a_known_order_does_not_wait_for_guesses() -> None:
     planner = planner_of(0b11)
     planner.join(lambda client, ref, size: None, lambda ref, count: (1 << count) - 1, lambda: 1_000_000, guessed_max=8)
     told = [ObjectRef("b", f"e/{number:06d}.tar") for number in range(COUNT)]
-    planner.listed("b", [(ref.key, SIZE) for ref in told], 0.0)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in told])
     for at, number in enumerate((40, 3, 22, 61, 9, 30, 17, 55, 1, 48, 35, 12)):
         read_here(planner, REFS[number], 1.0 + at)
     guesses = planner.wants(12.5, 1_000_000, 16)
@@ -249,10 +249,10 @@ def pacing(room_blocks: int) -> Planner:
     which is here."""
     planner = Planner(room_blocks * BLOCK, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b01010101 & ((1 << blocks) - 1), lambda: 0)
-    planner.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS], 0.0)
-    planner.told("m/a", REFS, 0.0, total=COUNT, elsewhere=True)
+    planner.discovery.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS])
+    planner.told("m/a", REFS, 0.0, total=COUNT, on_peer=True)
     for number in range(9):
-        planner.opened_elsewhere("m", "m/a", REFS[number], 8 * BLOCK, 1, 8.0 * number)
+        planner.opened_on_peer("m", "m/a", REFS[number], 8 * BLOCK, 1, 8.0 * number)
     for ref in [REFS[8], *REFS[-room_blocks // 4 :]]:
         land_of_eight(planner, ref, 0, 2, 4, 6)
     return planner
@@ -269,7 +269,7 @@ def test_blocks_for_which_others_must_go_are_fetched_as_their_reader_comes_to_th
     for tenth in range(160):
         now = began_s + tenth / 10
         if tenth == 80:
-            planner.opened_elsewhere("m", "m/a", REFS[9], 8 * BLOCK, 1, now)
+            planner.opened_on_peer("m", "m/a", REFS[9], 8 * BLOCK, 1, now)
         for want in planner.wants(now, 0, 1000):
             land_of_eight(planner, want.ref, *want.blocks)
             if want.ref == REFS[9]:
@@ -288,7 +288,7 @@ def test_a_part_of_an_object_that_does_not_come_is_wanted_again() -> None:
     assert more.ref == REFS[9]
     assert 0 not in more.blocks
     planner.dropped(want.ref, want.blocks)
-    assert planner.blocks_coming == len(more.blocks), "those are on their way"
+    assert planner.outstanding.blocks == len(more.blocks), "those are on their way"
     (again,) = planner.wants(70.0, 0, 1000)
     assert (again.ref, again.blocks) == (REFS[9], (0,))
 
@@ -297,7 +297,7 @@ def test_blocks_of_others_are_fetched_ahead_only_where_there_is_room_for_them() 
     near_bytes = 0
     planner = Planner(40 * BLOCK, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b01, lambda: near_bytes)
-    planner.listed("b", [(ref.key, SIZE) for ref in REFS], 0.0)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
     planner.told("a", REFS, 1.0, total=COUNT)
     assert set(wanted(planner, 1.0, free_bytes=SIZE - 1).values()) == {(0,)}
     near_bytes = 1_000_000
@@ -315,16 +315,16 @@ def test_an_object_whose_near_block_went_is_kept_as_others() -> None:
 
 def test_readers_of_all_members_count_until_they_are_silent() -> None:
     planner = planner_of()
-    planner.opened_elsewhere("m", "m/a", REFS[0], SIZE, 7, 1.0)
-    planner.opened_elsewhere("n", "n/a", REFS[1], SIZE, 4, 2.0)
-    assert planner.readers_elsewhere == 11
-    planner.opened_elsewhere("n", "n/a", REFS[2], SIZE, 5, 70.0)
-    assert planner.readers_elsewhere == 5
+    planner.opened_on_peer("m", "m/a", REFS[0], SIZE, 7, 1.0)
+    planner.opened_on_peer("n", "n/a", REFS[1], SIZE, 4, 2.0)
+    assert planner.readers_on_peers == 11
+    planner.opened_on_peer("n", "n/a", REFS[2], SIZE, 5, 70.0)
+    assert planner.readers_on_peers == 5
 
 
 def test_an_order_that_was_told_elsewhere_is_fetched_by_owners() -> None:
     planner = planner_of(0b10)
-    planner.told("m/a", REFS, 1.0, total=COUNT, elsewhere=True)
+    planner.told("m/a", REFS, 1.0, total=COUNT, on_peer=True)
     assert set(wanted(planner, 1.0).values()) == {(1,)}
 
 
@@ -334,8 +334,8 @@ def test_reads_of_several_nodes_before_the_names_are_known_are_of_the_first_epoc
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 1, lambda: 1_000_000)
     for number, ref in enumerate(Random(1).sample(REFS, COUNT)):
         if number == 5:
-            planner.listed("b", [(ref.key, SIZE) for ref in REFS], 6.0)
-        read_elsewhere(planner, ref, 1.0 + number, f"m{number % 4}")
+            planner.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
+        read_on_peer(planner, ref, 1.0 + number, f"m{number % 4}")
     (epoch,) = planner.registry.item(REFS[0])[0].epochs()
     assert (epoch.number, len(epoch.log), epoch.left) == (1, 0, COUNT)
 
@@ -345,21 +345,21 @@ def test_a_member_leaves_room_for_misses_of_all_readers() -> None:
     room = 40 * BLOCK
     planner = planner_of(0b01, capacity_bytes=room)
     for at, ref in enumerate(Random(1).sample(REFS, 12)):
-        read_elsewhere(planner, ref, 1.0 + at)
+        read_on_peer(planner, ref, 1.0 + at)
     found = wanted(planner, 13.0, free_bytes=room)
-    assert len(found) == 40 - 3, "blocks of one and a half objects"
+    assert len(found) == 40 - 2, "blocks of one object"
 
 
 def test_of_an_object_of_unknown_size_only_owned_blocks_are_on_their_way() -> None:
     planner = Planner(1_000_000, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b0101 & ((1 << blocks) - 1), lambda: 1_000_000)
-    planner.told("m/a", REFS, 1.0, total=COUNT, elsewhere=True)
+    planner.told("m/a", REFS, 1.0, total=COUNT, on_peer=True)
     (want,) = planner.wants(1.0, 1_000_000, 1)
     planner.found(want.ref, 4 * BLOCK)
     assert list(planner.blocks(want, 4)) == [0, 2]
-    assert planner.blocks_coming == 2
+    assert planner.outstanding.blocks == 2
     land(planner, want.ref, 0, 2)
-    assert planner.blocks_coming == 0
+    assert planner.outstanding.blocks == 0
 
 
 def test_as_all_is_read_the_epoch_of_each_node_ends() -> None:
@@ -367,7 +367,7 @@ def test_as_all_is_read_the_epoch_of_each_node_ends() -> None:
     planner = planner_of()
     order = Random(1).sample(REFS, COUNT)
     for number, ref in enumerate(order):
-        read_elsewhere(planner, ref, 1.0 + number, f"m{number % 4}")
+        read_on_peer(planner, ref, 1.0 + number, f"m{number % 4}")
     jobs = planner.registry.item(REFS[0])[0].jobs
     for client, job in jobs.items():
         (epoch,) = job.epochs
@@ -381,7 +381,7 @@ def test_an_object_is_fetched_near_as_a_whole_just_before_it_is_read() -> None:
     planner.join(
         lambda client, ref, size: None, lambda ref, blocks: 0b01010101 & ((1 << blocks) - 1), lambda: 16 * BLOCK
     )
-    planner.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS], 0.0)
+    planner.discovery.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS])
     planner.told("a", REFS, 0.0, total=COUNT)
     for number in range(9):
         planner.asked("a", REFS[number], 8 * BLOCK, Extent(0, 8 * BLOCK), 8.0 * number)

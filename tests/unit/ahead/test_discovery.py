@@ -35,23 +35,23 @@ class Reader:
     def counted(self, numbering: NumberedNames | None = None, *, stop: int = COUNT, step: int = 50) -> int:
         """Answers a numbering in pages. Returns how many names the planner took."""
         if numbering is None:
-            [(_, numbering)] = self.planner.please_count()
+            [(_, numbering)] = self.planner.discovery.please_count()
         for first in range(0, stop, step):
             names = [f"s/{number:06d}.bin" for number in range(first, min(stop, first + step))]
-            if not self.planner.counted(numbering, names, self.now, before=first, more=True):
+            if not self.planner.discovery.counted(numbering, names, before=first, more=True):
                 return first
-        self.planner.counted(numbering, (), self.now, before=stop)
+        self.planner.discovery.counted(numbering, (), before=stop)
         return stop
 
     def not_counted(self) -> None:
         """The first reads of a dataset, after which the probe of its numbering failed."""
         self.read(*READ)
-        [(bucket, numbering)] = self.planner.please_count()
-        self.planner.not_counted(bucket, numbering, self.now)
-        assert self.planner.please_list() == [PREFIX]
+        [(_, numbering)] = self.planner.discovery.please_count()
+        self.planner.discovery.not_counted(numbering, self.now)
+        assert self.planner.discovery.please_list() == [PREFIX]
 
     def listed(self, keys: list[str]) -> None:
-        self.planner.listed("b", [(key, self.size) for key in keys], self.now)
+        self.planner.discovery.listed("b", [(key, self.size) for key in keys])
 
     def wanted(self, *, there: set[str] | None = None) -> set[str]:
         """All objects that the planner wants now. It is told which of them do not exist."""
@@ -72,14 +72,14 @@ READ = [KEYS[number] for number in (200, 17, 130, 4)]
 def test_small_objects_with_numbered_names_are_probed_and_not_listed() -> None:
     reader = Reader()
     reader.read(*READ)
-    [(bucket, numbering)] = reader.planner.please_count()
+    [(bucket, numbering)] = reader.planner.discovery.please_count()
     assert (bucket, numbering) == ("b", NumberedNames("s/", 6, ".bin", (17, 130, 200)))
-    assert reader.planner.please_list() == []
+    assert reader.planner.discovery.please_list() == []
     reader.counted(numbering)
     assert reader.wanted() == set(KEYS) - set(READ)
     reader.read(*KEYS[20:40])
-    assert reader.planner.please_count() == []
-    assert reader.planner.please_list() == []
+    assert reader.planner.discovery.please_count() == []
+    assert reader.planner.discovery.please_list() == []
 
 
 @pytest.mark.parametrize(("keys", "size"), [
@@ -89,38 +89,38 @@ def test_small_objects_with_numbered_names_are_probed_and_not_listed() -> None:
 def test_large_objects_and_names_without_numbers_are_listed(keys: list[str], size: int) -> None:
     reader = Reader(size)
     reader.read(*keys)
-    assert reader.planner.please_count() == []
-    assert reader.planner.please_list() == [PREFIX]
+    assert reader.planner.discovery.please_count() == []
+    assert reader.planner.discovery.please_list() == [PREFIX]
 
 
 def test_names_with_gaps_are_listed() -> None:
     reader = Reader()
     reader.not_counted()
-    reader.planner.list_failed("b", "s/", reader.now)
+    reader.planner.discovery.list_failed("b", "s/", reader.now)
     reader.now += 100.0
     reader.read(KEYS[9])
-    assert reader.planner.please_list() == [PREFIX], "a LIST is due again, and no probe"
-    assert reader.planner.please_count() == []
+    assert reader.planner.discovery.please_list() == [PREFIX], "a LIST is due again, and no probe"
+    assert reader.planner.discovery.please_count() == []
 
 
 def test_numbered_names_are_probed_if_a_list_is_refused() -> None:
     reader = Reader(1_000_000)
     reader.read(*READ)
-    assert reader.planner.please_list() == [PREFIX]
-    reader.planner.list_refused("b", "s/", reader.now)
+    assert reader.planner.discovery.please_list() == [PREFIX]
+    reader.planner.discovery.list_refused("b", "s/", reader.now)
     reader.counted()
     assert reader.wanted() == set(KEYS) - set(READ)
     reader.read("s/000900.bin")
-    assert reader.planner.please_list() == [], "another LIST would be refused, too"
+    assert reader.planner.discovery.please_list() == [], "another LIST would be refused, too"
 
 
 def test_without_a_list_and_without_numbers_only_reads_are_known() -> None:
     reader = Reader()
     reader.not_counted()
-    reader.planner.list_refused("b", "s/", reader.now)
+    reader.planner.discovery.list_refused("b", "s/", reader.now)
     reader.read(*KEYS[20:60])
-    assert reader.planner.please_count() == []
-    assert reader.planner.please_list() == []
+    assert reader.planner.discovery.please_count() == []
+    assert reader.planner.discovery.please_list() == []
     assert reader.wanted() == set()
 
 
@@ -134,15 +134,15 @@ def test_a_wrong_numbering_is_replaced_by_a_list(how: str) -> None:
         assert KEYS[100] in reader.wanted(there=set(there))
     else:
         reader.read("s/000900.bin")
-    assert reader.planner.please_list() == [PREFIX]
+    assert reader.planner.discovery.please_list() == [PREFIX]
     reader.read("s/000901.bin")
     reader.wanted(there=set(there))
-    assert reader.planner.please_list() == [], "one LIST is enough"
+    assert reader.planner.discovery.please_list() == [], "one LIST is enough"
     reader.listed(there)
     assert reader.wanted(there=set(there)) == set(there) - set(READ) - {"s/000901.bin"} - (
         {"s/000900.bin"} if how == "beyond the end" else set()
     )
-    assert reader.planner.please_list() == []
+    assert reader.planner.discovery.please_list() == []
 
 
 def test_a_numbering_that_comes_after_a_list_changes_nothing() -> None:
@@ -156,8 +156,8 @@ def test_a_numbering_that_comes_after_a_list_changes_nothing() -> None:
 def test_a_numbering_with_many_missing_objects_is_given_up() -> None:
     reader, there = Reader(1_000_000), {*KEYS[::2], KEYS[17]}
     reader.read(*(KEYS[number] for number in (200, 17, 130, 4, 290)))
-    reader.planner.please_list()
-    reader.planner.list_refused("b", "s/", reader.now)
+    reader.planner.discovery.please_list()
+    reader.planner.discovery.list_refused("b", "s/", reader.now)
     reader.counted()
     tried = reader.wanted(there=there)
     assert 8 + COUNT // 8 < len(tried - there) <= 16 + COUNT // 8
@@ -187,15 +187,15 @@ def test_names_that_become_stale_are_listed_again_unless_refused() -> None:
     for refused in (False, True):
         reader = Reader(1_000_000 if refused else SMALL, believed_s=60.0)
         reader.read(*READ)
-        reader.planner.please_list()
+        reader.planner.discovery.please_list()
         if refused:
-            reader.planner.list_refused("b", "s/", reader.now)
+            reader.planner.discovery.list_refused("b", "s/", reader.now)
         reader.counted()
         asked = []
         for key in KEYS:
             reader.now += 1.0
             reader.read(key)
-            asked += reader.planner.please_list()
+            asked += reader.planner.discovery.please_list()
         assert bool(asked) is not refused
 
 
@@ -206,12 +206,12 @@ def test_a_numbering_is_remembered_over_a_restart() -> None:
     after.planner.registry.restore(reader.planner.registry.export())
     after.read(*READ)
     assert KEYS[100] in after.wanted(there=set(KEYS) - {KEYS[100]})
-    assert after.planner.please_list() == [PREFIX]
-    after.planner.list_failed("b", "s/", after.now)
+    assert after.planner.discovery.please_list() == [PREFIX]
+    after.planner.discovery.list_failed("b", "s/", after.now)
     after.now += 100.0
     after.read(KEYS[7])
-    assert after.planner.please_count() == []
-    assert after.planner.please_list() == [PREFIX]
+    assert after.planner.discovery.please_count() == []
+    assert after.planner.discovery.please_list() == [PREFIX]
 
 
 def test_a_list_that_was_refused_during_a_hint_is_not_asked_for_again() -> None:
@@ -222,9 +222,9 @@ def test_a_list_that_was_refused_during_a_hint_is_not_asked_for_again() -> None:
     for key in KEYS:
         reader.now += 1.0
         reader.read(key)
-        for bucket, prefix in reader.planner.please_list():
+        for bucket, prefix in reader.planner.discovery.please_list():
             asked.append(prefix)
-            reader.planner.list_refused(bucket, prefix, reader.now)
+            reader.planner.discovery.list_refused(bucket, prefix, reader.now)
     assert asked == ["s/"]
 
 
@@ -234,10 +234,10 @@ def test_a_refused_list_is_tried_again_after_an_hour() -> None:
     reader.counted()
     reader.read("s/000900.bin")
     for _ in range(3):
-        assert reader.planner.please_list() == [PREFIX]
-        reader.planner.list_refused("b", "s/", reader.now)
+        assert reader.planner.discovery.please_list() == [PREFIX]
+        reader.planner.discovery.list_refused("b", "s/", reader.now)
         reader.read("s/000901.bin")
-        assert reader.planner.please_list() == []
+        assert reader.planner.discovery.please_list() == []
         reader.now += 3601.0
         reader.read("s/000902.bin")
 
@@ -251,21 +251,21 @@ def test_a_refused_list_is_tried_again_if_no_names_are_numbered(told: bool) -> N
     for name in names[:50]:
         reader.now += 2.0
         reader.read(name)
-        for bucket, prefix in reader.planner.please_list():
-            reader.planner.list_refused(bucket, prefix, reader.now)
+        for bucket, prefix in reader.planner.discovery.please_list():
+            reader.planner.discovery.list_refused(bucket, prefix, reader.now)
     reader.read(*names[50:80])
-    assert reader.planner.please_list() == []
+    assert reader.planner.discovery.please_list() == []
     reader.now += 3601.0
     reader.read(*names[80:])
-    assert reader.planner.please_list() == [PREFIX]
+    assert reader.planner.discovery.please_list() == [PREFIX]
 
 
 def test_missing_objects_are_asked_for_once_and_a_few_of_them_change_nothing() -> None:
     reader, holes = Reader(1_000_000), {KEYS[number] for number in (31, 77, 140, 222, 280)}
     order = [key for key in Random(3).sample(KEYS, COUNT) if key not in holes]
     reader.read(*order[:4])
-    reader.planner.please_list()
-    reader.planner.list_refused("b", "s/", reader.now)
+    reader.planner.discovery.please_list()
+    reader.planner.discovery.list_refused("b", "s/", reader.now)
     reader.counted()
     asked = []
     for _ in range(6):
@@ -282,21 +282,21 @@ def test_numbered_names_stay_until_the_list_in_their_place_is_complete() -> None
     reader.read(*READ)
     reader.counted()
     reader.read("s/000900.bin")
-    assert reader.planner.please_list() == [PREFIX]
+    assert reader.planner.discovery.please_list() == [PREFIX]
     for fails in (True, False):
         page = [(key, SMALL) for key in KEYS[:100]]
-        reader.planner.listed("b", page, reader.now, more=True)
+        reader.planner.discovery.listed("b", page, more=True)
         if fails:
-            reader.planner.list_failed("b", "s/", reader.now)
-            reader.planner.listed("b", (), reader.now, before=100)
+            reader.planner.discovery.list_failed("b", "s/", reader.now)
+            reader.planner.discovery.listed("b", (), before=100)
             assert KEYS[250] in reader.wanted()
             reader.now += 100.0
             reader.read("s/000901.bin")
-            assert reader.planner.please_list() == [PREFIX], "a LIST is due, and no probe"
-            assert reader.planner.please_count() == []
+            assert reader.planner.discovery.please_list() == [PREFIX], "a LIST is due, and no probe"
+            assert reader.planner.discovery.please_count() == []
         else:
-            reader.planner.listed("b", [(key, SMALL) for key in KEYS[100:200]], reader.now, before=100, more=True)
-            reader.planner.listed("b", (), reader.now, before=200)
+            reader.planner.discovery.listed("b", [(key, SMALL) for key in KEYS[100:200]], before=100, more=True)
+            reader.planner.discovery.listed("b", (), before=200)
     [dataset] = reader.planner.registry.datasets()
     assert [dataset.names.keys[key] for key in dataset.names.listed] == KEYS[:200]
     assert not dataset.discovery.is_numbered
@@ -308,10 +308,10 @@ def test_a_failed_list_leaves_the_numbered_names() -> None:
     reader.counted()
     reader.read("s/000900.bin")
     for _ in range(2):
-        assert reader.planner.please_list() == [PREFIX]
-        reader.planner.listed("b", [(key, SMALL) for key in KEYS[:100]], reader.now, more=True)
-        reader.planner.list_failed("b", "s/", reader.now)
-        reader.planner.listed("b", (), reader.now, before=100)
+        assert reader.planner.discovery.please_list() == [PREFIX]
+        reader.planner.discovery.listed("b", [(key, SMALL) for key in KEYS[:100]], more=True)
+        reader.planner.discovery.list_failed("b", "s/", reader.now)
+        reader.planner.discovery.listed("b", (), before=100)
         [dataset] = reader.planner.registry.datasets()
         assert len(dataset.names.listed) == COUNT
         reader.now += 50.0
@@ -324,25 +324,25 @@ def test_a_failed_list_leaves_the_numbered_names() -> None:
 def test_only_the_list_of_a_datasets_own_prefix_replaces_its_numbered_names(what: str) -> None:
     reader = Reader()
     reader.read(*READ)
-    [(_, numbering)] = reader.planner.please_count()
+    [(_, numbering)] = reader.planner.discovery.please_count()
     reader.counted(numbering)
     reader.read("s/000900.bin")
-    assert reader.planner.please_list() == [PREFIX]
+    assert reader.planner.discovery.please_list() == [PREFIX]
     [dataset] = reader.planner.registry.datasets()
-    reader.planner.listed("b", [(key, SMALL) for key in KEYS[:100]], reader.now, prefix="s/", more=True)
+    reader.planner.discovery.listed("b", [(key, SMALL) for key in KEYS[:100]], prefix="s/", more=True)
     if what == "of another bucket":
-        reader.planner.listed("other", (), reader.now, prefix="s/", before=7)
+        reader.planner.discovery.listed("other", (), prefix="s/", before=7)
     elif what == "of other names":
-        reader.planner.listed("b", [("t/000001.bin", SMALL)], reader.now, prefix="t/")
+        reader.planner.discovery.listed("b", [("t/000001.bin", SMALL)], prefix="t/")
     elif what == "a count":
-        reader.planner.counted(numbering, (), reader.now, before=COUNT)
+        reader.planner.discovery.counted(numbering, (), before=COUNT)
     else:
-        reader.planner.listed("b", [(key, SMALL) for key in KEYS[150:200]], reader.now, prefix="", more=True)
+        reader.planner.discovery.listed("b", [(key, SMALL) for key in KEYS[150:200]], prefix="", more=True)
         if what.endswith("which fails"):
-            reader.planner.list_failed("b", "", reader.now)
-        reader.planner.listed("b", (), reader.now, prefix="", before=50)
+            reader.planner.discovery.list_failed("b", "", reader.now)
+        reader.planner.discovery.listed("b", (), prefix="", before=50)
     assert [dataset.names.keys[key] for key in dataset.names.listed] == KEYS
-    reader.planner.listed("b", [(KEYS[100], SMALL)], reader.now, prefix="s/", before=100)
+    reader.planner.discovery.listed("b", [(KEYS[100], SMALL)], prefix="s/", before=100)
     assert [dataset.names.keys[key] for key in dataset.names.listed] == KEYS[:101]
 
 
@@ -351,8 +351,8 @@ def test_names_that_the_list_of_another_prefix_shows_are_known_when_it_ends() ->
     reader.read(*READ)
     for first, stop in ((0, 200), (200, COUNT)):
         page = [(key, 1_000_000) for key in KEYS[first:stop]]
-        reader.planner.listed("b", page, reader.now, prefix="", before=first, more=True)
-    reader.planner.listed("b", (), reader.now, prefix="", before=COUNT)
+        reader.planner.discovery.listed("b", page, prefix="", before=first, more=True)
+    reader.planner.discovery.listed("b", (), prefix="", before=COUNT)
     assert reader.wanted() == set(KEYS) - set(READ)
 
 
@@ -360,23 +360,23 @@ def test_one_list_serves_all_datasets_under_its_prefix() -> None:
     reader = Reader(1_000_000)
     labels = [key.replace(".bin", ".json") for key in KEYS]
     reader.read(*KEYS[:4], *labels[:4])
-    assert reader.planner.please_list() == [PREFIX]
-    reader.planner.list_failed("b", "s/", reader.now)
+    assert reader.planner.discovery.please_list() == [PREFIX]
+    reader.planner.discovery.list_failed("b", "s/", reader.now)
     reader.now += 100.0
     reader.read(KEYS[4], labels[4])
-    assert reader.planner.please_list() == [PREFIX]
-    reader.planner.listed("b", [(key, 1_000_000) for key in sorted(KEYS + labels)], reader.now, prefix="s/")
+    assert reader.planner.discovery.please_list() == [PREFIX]
+    reader.planner.discovery.listed("b", [(key, 1_000_000) for key in sorted(KEYS + labels)], prefix="s/")
     assert {len(dataset.names.listed) for dataset in reader.planner.registry.datasets()} == {COUNT}
     reader.read(KEYS[5], labels[5])
-    assert reader.planner.please_list() == []
+    assert reader.planner.discovery.please_list() == []
 
 
 @pytest.mark.parametrize("what", ["given up", "forgotten", "too many"])
 def test_an_answer_that_is_not_needed_any_more_is_stopped(what: str) -> None:
     reader = Reader(keys_max=2000)
     reader.read(*READ)
-    [(_, numbering)] = reader.planner.please_count()
-    assert reader.planner.counted(numbering, KEYS[:100], reader.now)
+    [(_, numbering)] = reader.planner.discovery.please_count()
+    assert reader.planner.discovery.counted(numbering, KEYS[:100])
     [dataset] = reader.planner.registry.datasets()
     if what == "given up":
         reader.read(KEYS[90], KEYS[55])
@@ -384,39 +384,14 @@ def test_an_answer_that_is_not_needed_any_more_is_stopped(what: str) -> None:
     elif what == "forgotten":
         reader.planner.registry._forget_oldest(dataset)
     else:
-        assert not reader.planner.counted(numbering, [f"s/{n:06d}.bin" for n in range(100, 5000)], reader.now)
-        reader.planner.please_list()
+        assert not reader.planner.discovery.counted(numbering, [f"s/{n:06d}.bin" for n in range(100, 5000)])
+        reader.planner.discovery.please_list()
         reader.read("s/090000.bin")
-        assert reader.planner.please_list() == []
+        assert reader.planner.discovery.please_list() == []
         return
     before = len(dataset.names.listed)
-    assert not reader.planner.counted(numbering, KEYS[100:200], reader.now, before=100)
+    assert not reader.planner.discovery.counted(numbering, KEYS[100:200], before=100)
     assert len(dataset.names.listed) == before
-
-
-def test_after_several_failed_numberings_the_others_are_listed_at_once() -> None:
-    reader, counts = Reader(), 0
-    for folder in ("cat", "dog", "emu", "fox", "gnu", "hen"):
-        reader.read(*(f"{folder}/{number:06d}.bin" for number in (200, 17, 130)))
-        for bucket, numbering in reader.planner.please_count():
-            counts += 1
-            reader.planner.not_counted(bucket, numbering, reader.now)
-        assert reader.planner.please_list() == [("b", f"{folder}/")]
-    assert counts == 4
-
-
-@pytest.mark.parametrize("names", [127, 128])
-def test_after_several_small_numberings_the_others_are_listed_at_once(names: int) -> None:
-    reader, counts = Reader(), 0
-    for folder in ("cat", "dog", "emu", "fox", "gnu", "hen"):
-        reader.read(*(f"{folder}/{number:06d}.bin" for number in (2, 17, 13)))
-        for _, numbering in reader.planner.please_count():
-            counts += 1
-            keys = [f"{folder}/{number:06d}.bin" for number in range(names)]
-            reader.planner.counted(numbering, keys[:100], reader.now, more=True)
-            reader.planner.counted(numbering, keys[100:], reader.now, before=100)
-    assert counts == (4 if names < 128 else 6)
-    assert len(reader.planner.please_list()) == 6 - counts
 
 
 @pytest.mark.parametrize("listing", [True, False])

@@ -30,9 +30,9 @@ def read(planner: Planner, ref: ObjectRef, now: float, client: str = "a") -> Non
 
 def lists_of(planner: Planner, now: float) -> list[tuple[str, str]]:
     """The prefixes that it wants to be listed, where names are not numbered."""
-    for bucket, numbering in planner.please_count():
-        planner.not_counted(bucket, numbering, now)
-    return planner.please_list()
+    for _, numbering in planner.discovery.please_count():
+        planner.discovery.not_counted(numbering, now)
+    return planner.discovery.please_list()
 
 
 def test_an_object_that_is_overwritten_while_it_is_open_may_be_evicted() -> None:
@@ -90,7 +90,7 @@ def test_a_follower_that_left_does_not_hear_of_names_that_it_has_no_room_for() -
 def test_a_job_that_ended_in_its_first_epoch_is_forgotten() -> None:
     planner = Planner(10_000, SIZE)
     refs = refs_of(1000)
-    planner.listed("b", [(ref.key, SIZE) for ref in refs], 0.0)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in refs])
     for job in range(10):
         for i, ref in enumerate(refs[:50]):
             read(planner, ref, 3600.0 * job + 0.1 * i, f"10.0.0.{job}")
@@ -101,7 +101,7 @@ def test_a_job_that_ended_in_its_first_epoch_is_forgotten() -> None:
 def test_one_object_too_large_for_the_cache_does_not_hold_up_the_others() -> None:
     planner = Planner(100, SIZE)
     refs = refs_of(100)
-    planner.listed("b", [(ref.key, 80 if i == 3 else SIZE) for i, ref in enumerate(refs)], 0.0)
+    planner.discovery.listed("b", [(ref.key, 80 if i == 3 else SIZE) for i, ref in enumerate(refs)])
     wanted = set()
     for i, ref in enumerate(Random(2).sample(refs[4:], 60)):
         read(planner, ref, 0.05 * i)
@@ -125,10 +125,10 @@ def test_a_list_that_failed_is_tried_again_after_rests_that_double(came: int) ->
             asked.append(i)
             came_now = came if len(asked) < 4 else len(refs)
             if came_now:
-                planner.listed(bucket, [(ref.key, SIZE) for ref in refs[:came_now]], float(i), more=True)
+                planner.discovery.listed(bucket, [(ref.key, SIZE) for ref in refs[:came_now]], more=True)
             if len(asked) < 4:
-                planner.list_failed(bucket, prefix, float(i))
-            planner.listed(bucket, (), float(i), before=came_now)
+                planner.discovery.list_failed(bucket, prefix, float(i))
+            planner.discovery.listed(bucket, (), before=came_now)
     assert asked == [2, 62, 182, 422], "and not again once the LIST was complete"
 
 
@@ -140,7 +140,7 @@ def test_a_dataset_of_more_names_than_may_be_known_is_not_listed_over_and_over()
         read(planner, ref, 0.01 * i)
         for bucket, _ in lists_of(planner, 0.01 * i):
             lists += 1
-            planner.listed(bucket, [(ref.key, SIZE) for ref in refs[:290]], 0.01 * i)
+            planner.discovery.listed(bucket, [(ref.key, SIZE) for ref in refs[:290]])
     assert lists == 1
 
 
@@ -213,7 +213,7 @@ def test_objects_that_may_not_be_prefetched_are_passed_by() -> None:
     refs = refs_of(20)
     planner = Planner(10_000, SIZE, fetches=lambda ref: ref in refs[::2])
     planner.told("a", refs, 0.0)
-    planner.listed("b", [(ref.key, SIZE) for ref in refs], 0.0)
+    planner.discovery.listed("b", [(ref.key, SIZE) for ref in refs])
     wanted = []
     for number, ref in enumerate(refs):
         read(planner, ref, 1.0 + number)
@@ -225,6 +225,6 @@ def test_a_dataset_that_may_not_be_prefetched_is_not_listed() -> None:
     planner = Planner(10_000, SIZE, fetches=lambda ref: False)
     for number, ref in enumerate(refs_of(20)):
         read(planner, ref, 1.0 + number)
-    assert not planner.please_count()
-    assert not planner.please_list()
+    assert not planner.discovery.please_count()
+    assert not planner.discovery.please_list()
     assert not planner.wants(21.0, 10_000, 100)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, Epoch
+from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, JobEpoch
+from outrider.core.ahead.order.epoch_announcements import announce
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from tests.support.counted_work import calls_of
@@ -32,12 +33,12 @@ def test_pieces_of_several_workers_are_merged_into_one_order_however_they_come(
     order = random.sample(range(60), 60)
     shares = {worker: order[worker::workers] for worker in range(workers)}
     left = {worker: cut(keys, sizes) for worker, keys in shares.items()}
-    epoch, read = Epoch((), 60, 0.0, confidence=ORDER_UNLIKELY), random.sample(range(60), 9)
+    epoch, read = JobEpoch((), 60, 0.0, confidence=ORDER_UNLIKELY), random.sample(range(60), 9)
     while any(left.values()):
         worker = random.choice([worker for worker, pieces in left.items() if pieces])
         start, piece = left[worker].pop(0)
         epoch.cursor.position = len(epoch.agenda)
-        epoch.tell(piece, start, len(shares[worker]))
+        announce(epoch, piece, start, len(shares[worker]))
         assert set(piece) <= set(epoch.agenda[epoch.cursor.position :]), "the told objects are still to be prefetched"
         if read and random.random() < 0.5:
             epoch.read(read.pop(), 1.0)
@@ -49,9 +50,9 @@ def test_pieces_of_several_workers_are_merged_into_one_order_however_they_come(
 
 @pytest.mark.parametrize("turns", [[(0, 3), (0, 1), (1, 2), (1, 0)], [(0, 1), (0, 3), (1, 0), (1, 2)]])
 def test_workers_that_are_equally_far_have_one_order_whichever_tells_first(turns: list[tuple[int, int]]) -> None:
-    epoch = Epoch((), 4, 0.0, confidence=ORDER_UNLIKELY)
+    epoch = JobEpoch((), 4, 0.0, confidence=ORDER_UNLIKELY)
     for start, key in turns:
-        epoch.tell([key], start, 2)
+        announce(epoch, [key], start, 2)
     assert list(epoch.agenda) == [1, 3, 0, 2]
 
 
@@ -59,17 +60,17 @@ def test_a_piece_costs_as_much_as_it_brings_where_workers_are_about_equally_far(
     """Eight ranks of a node tell their orders in turn. To merge all of them each time would hold all readers up."""
     placed = 0
 
-    class Counted(Epoch):
-        def _append(self, key: int) -> None:
+    class Counted(JobEpoch):
+        def append(self, key: int) -> None:
             nonlocal placed
             placed += 1
-            super()._append(key)
+            super().append(key)
 
     epoch = Counted((), 8000, 0.0, confidence=ORDER_UNLIKELY)
     for start in range(0, 1000, 50):
         for worker in range(8):
             keys = range(worker * 1000 + start, worker * 1000 + start + 50)
-            epoch.tell(keys, start, 1000)
+            announce(epoch, keys, start, 1000)
     assert len(epoch.agenda) == 8000
     assert placed < 8 * 8000, "each object is placed once, and again for some pieces beside it"
 
@@ -119,7 +120,7 @@ def test_ranks_whose_sampler_pads_the_last_batch_are_predicted_in_the_next_epoch
     """DistributedSampler gives each rank the same number of objects: some of the first are read again at the end of an
     epoch. These reads begin the next epoch, not a follower."""
     store, random = PlannedStore(count, 1, count // 4), Random(0)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     order, ratios = shuffled(store, 1), []
     for epoch in range(4):
         if kind != "repeated":
@@ -142,7 +143,7 @@ def test_a_dataset_that_was_evicted_since_is_prefetched_from_its_first_object_on
         store.versions[name], store.ids[name] = ObjectVersion(name, '"e"', store.size, ()), store.ids[ref]
         store.refs[store.refs.index(ref)] = name
     for its in (train, list(names.values())):
-        store.planner.listed("bucket", [(ref.key, store.size) for ref in its], 0.0)
+        store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in its])
     drive(store, train)
     drive(store, list(names.values()))
     drive(store, train)
@@ -155,7 +156,7 @@ def test_for_a_run_that_is_resumed_from_a_checkpoint_the_rest_of_its_epoch_is_pr
 ) -> None:
     """Some of the objects that it had read are read again, in the same order; the rest comes after them."""
     store = PlannedStore(400, 1, 100)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     drive(store, shuffled(store, 1))
     order = shuffled(store, 2 if fresh else 1)
     drive(store, order[:200])
@@ -166,7 +167,7 @@ def test_for_a_run_that_is_resumed_from_a_checkpoint_the_rest_of_its_epoch_is_pr
 
 def test_objects_that_a_resumed_run_has_skipped_are_prefetched_at_the_end_of_the_epoch() -> None:
     store = PlannedStore(400, 1, 100)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     order = shuffled(store, 1)
     drive(store, order)
     drive(store, order[:200])
@@ -180,7 +181,7 @@ def test_for_a_node_that_reads_another_part_in_each_epoch_nothing_is_prefetched(
     """DistributedSampler over several nodes, of which this is one. Objects that it has not read in this epoch are
     kept."""
     store = PlannedStore(1000, 1, 250)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     for epoch in range(2):
         drive(store, shuffled(store, epoch)[::nodes])
     fetched_bytes = store.planner.fetched_bytes
@@ -197,7 +198,7 @@ def test_for_a_node_that_reads_another_part_in_each_epoch_nothing_is_prefetched(
 @pytest.mark.parametrize("part", [500, 700])
 def test_a_run_that_is_started_again_in_a_new_order_is_an_epoch(part: int) -> None:
     store = PlannedStore(1000, 1, 250)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     drive(store, shuffled(store, 1)[:part])
     for epoch in range(2, 4):
         assert ratio(drive(store, shuffled(store, epoch))) > 0.45
@@ -230,7 +231,7 @@ def drive_beside(store: PlannedStore, parts: list[list[ObjectRef]], random: Rand
 
 def test_objects_that_a_run_resumed_within_a_told_order_has_skipped_do_not_stop_prefetch() -> None:
     store = PlannedStore(1000, 1, 250)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     order = shuffled(store, 1)
     store.planner.told("a", order, 0.0)
     for _ in range(40):
@@ -273,7 +274,7 @@ def test_a_hint_in_another_order_replaces_the_told_order_under_way() -> None:
 def test_draws_with_replacement_that_were_told_are_predicted() -> None:
     store = PlannedStore(400, 1, 120)
     draws = Random(1).choices(store.refs, k=400)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     tell(store, draws, 400)
     assert ratio(drive(store, draws)) > 0.8
 

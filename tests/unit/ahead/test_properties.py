@@ -102,7 +102,7 @@ def follow_a_trace(chance: Random, store: PlannedStore, page: int, in_epochs: bo
         elif act == "P" and to_list:
             come, to_list = to_list[:page], to_list[page:]
             before = objects - len(come) - len(to_list)
-            store.planner.listed("bucket", come, store.now, before=before, more=bool(to_list))
+            store.planner.discovery.listed("bucket", come, before=before, more=bool(to_list))
         elif act == "T":
             told = hints.setdefault(client, Hint())
             store.planner.told(client, chance.sample(store.refs, objects // 2), store.now, hint=told)
@@ -140,7 +140,7 @@ def test_the_budget_holds_and_the_hit_ratio_never_falls_below_that_of_lru_by_mor
 def work_per_event(objects: int) -> dict[str, float]:
     """The median work of each kind of event in the second epoch, in function calls."""
     store = PlannedStore(objects, 1, objects // 4)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     work: dict[str, list[int]] = {"asked": [], "wants": [], "victims": []}
     for epoch in range(2):
         for ref in Random(epoch).sample(store.refs, objects):

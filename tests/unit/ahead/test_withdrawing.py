@@ -101,7 +101,7 @@ def test_objects_that_the_next_epoch_took_over_from_a_told_one_are_withdrawn_too
     hint = tell(store, order)
     read(store, [*order[:-2], *order[:8]])
     [job] = [job for dataset in store.planner.registry.datasets() for job in dataset.jobs.values()]
-    assert [epoch.told for epoch in job.epochs] == [True, False]
+    assert [epoch.announced for epoch in job.epochs] == [True, False]
     assert [epoch.left for epoch in job.epochs] == [2, 4]
     assert store.planner.withdraw(hint, (), store.now) == 2
     assert wanted(store) == []
@@ -111,14 +111,14 @@ def test_objects_on_their_way_land_and_are_not_asked_for_twice(store: PlannedSto
     order = in_chance_order(store, 3)
     hint = tell(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 3))
-    outstanding = store.planner.blocks_coming
+    outstanding = store.planner.outstanding.blocks
     store.planner.withdraw(hint, (), store.now)
-    assert store.planner.blocks_coming == outstanding == 3
+    assert store.planner.outstanding.blocks == outstanding == 3
     tell(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 6))
     for block in sorted(store.outstanding):
         store.land(block)
-    assert store.planner.blocks_coming == 0
+    assert store.planner.outstanding.blocks == 0
 
 
 def test_objects_of_another_hint_of_the_same_client_are_still_expected(store: PlannedStore) -> None:
@@ -202,7 +202,7 @@ def test_objects_on_their_way_when_their_hint_is_withdrawn_are_no_wasted_prefetc
 
 def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_listed_dataset_is_expected(store: PlannedStore) -> None:
     """So it is for any job that sends no hint."""
-    store.planner.listed("bucket", [(ref.key, BLOCK) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, BLOCK) for ref in store.refs])
     order = in_chance_order(store, 11)
     read(store, order[:30])
     hint = tell(store, order)
@@ -312,7 +312,7 @@ def test_a_hint_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, 
     stores = PlannedStore(24, 1, 48), PlannedStore(24, 1, 48)
     epochs = [ref for _ in range(6) for ref in in_chance_order(stores[0], seed if seed % 2 else chance.randint(0, 9))]
     for store in stores:
-        store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+        store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
         read(store, epochs[:before])
     hint = tell(stores[0], in_chance_order(stores[0], seed + 1))
     stores[0].planner.withdraw(hint, (), stores[0].now)

@@ -28,7 +28,7 @@ def block(number: int, index: int) -> BlockKey:
 
 def a_planner(objects: int) -> Planner:
     planner = Planner(10**9, BLOCK)
-    planner.listed("bucket", [(ref(number).key, SIZE) for number in range(objects)], 1.0)
+    planner.discovery.listed("bucket", [(ref(number).key, SIZE) for number in range(objects)])
     return planner
 
 

@@ -319,7 +319,7 @@ def test_a_told_order_reaches_all_members_and_nothing_stays_on_its_way() -> None
     assert told_s < 0.6 * unknown_s
     for node in sims[1].members.values():
         assert node.planner is not None
-        assert node.planner.blocks_coming == 0
+        assert node.planner.outstanding.blocks == 0
 
 
 def test_a_node_keeps_what_it_reads_again_soonest_of_others_blocks() -> None:

@@ -15,15 +15,16 @@ out its decisions. The mechanism, from the ground up:
    that a search finds. So for each object of a dataset there is an expected time until its next read.
 5. Candidates. After each event `Planner.wants` asks each active epoch for its next object that is not on disk, and
    takes those due soonest (`prefetch_candidates`): within a window where the order is known, and at the readers' pace
-   where only the set is known. An object is wanted only if there is room for it, or victims that are needed later.
+   where only the set is known. An object is wanted only if there is room for it, or victims that are needed later
+   (`prefetch_window`).
 6. Outstanding prefetches. The engine fills the wanted blocks at the lowest priority. `outstanding` counts them until
    they have landed (`Planner.added`) or will not come (`dropped`), and measures how long that takes. A prefetch that is
    evicted unread is waste; for a dataset with much waste, prefetch pauses.
-7. Victims. The planner is the cache policy `epoch`, too. `Planner.victims` yields the blocks of outdated versions, and
-   then of the objects whose next read is farthest away (`dataset.next_use`). For a block that no client waits for, only
+7. Victims. The planner is the cache policy `epoch`, too. `Victims` yields the objects of outdated versions, and then
+   those whose next read is farthest away (`dataset.next_use`). For a block that no client waits for, only
    blocks that are needed later may go.
 
-In a cluster, the planner hears of reads at the other members (`Planner.opened_elsewhere`), and takes them for reads of
+In a cluster, the planner hears of reads at the other members (`Planner.opened_on_peer`), and takes them for reads of
 further clients, which may share an epoch with those here. It fetches the blocks that its node owns. A node that knows
 the order of its own reader fetches all blocks of the next objects, where there is room for those of other members
 (`Planner.join`). Where others must go for them, the blocks of an object are fetched one by one, just before its reader

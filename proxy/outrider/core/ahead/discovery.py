@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.registry import DatasetRegistry
@@ -19,15 +18,12 @@ _SMALL_BYTES = 30_000
 _LOOKED_AT = 64
 # The numbering is given up when more names than this have no object: so many, and one in so many of the listed names.
 _MISSING_MAX, _MISSING_PART = 8, 8
-# After so many numberings in a row of one bucket that failed, or had fewer names than the second number, its other
-# datasets are listed at once: a small dataset takes some 15 HEADs, as much as one page of a LIST.
-_NUMBERINGS_IN_VAIN_MAX, _WORTH_NUMBERING = 4, 128
 # The rest after a LIST that was refused: rights may change, and tokens expire.
 _REFUSED_S = 3600.0
 # A page of a LIST costs as much as a dozen HEADs (S3's price list), and one round trip. A LIST pays off where more
 # names than that would have to be revalidated.
 _READS_PER_PAGE = 16
-NAMES_PER_PAGE = 1000
+_NAMES_PER_PAGE = 1000
 # Names are listed again after this part of the time for which they are believed, so that they never become stale.
 _LIST_AGAIN = 0.75
 # An object below `_TINY_BYTES` is hardly larger than its line in a LIST, so its LIST must spare as many HEADs as above.
@@ -40,8 +36,8 @@ FAREST = float("inf")
 
 
 class Discovery:
-    """Called from one thread. Hands out each question to the origin once (see `Planner.please_list`, `please_count`),
-    and keeps the `DiscoveryState` of each dataset."""
+    """Called from one thread. Hands out each question to the origin once (`please_list`, `please_count`), takes the
+    answers, and keeps the `DiscoveryState` of each dataset."""
 
     def __init__(self, registry: DatasetRegistry, believed_s: Callable[[ObjectRef], float]) -> None:
         """`believed_s`: for how long a name is believed without asking the origin again."""
@@ -51,14 +47,17 @@ class Discovery:
         self._numberings: list[tuple[str, NumberedNames]] = []
         # The buckets and prefixes whose LIST was asked for and has not ended. One LIST serves all datasets under it.
         self._lists_under_way: set[tuple[str, str]] = set()
-        # How many numberings in a row were in vain, by bucket.
-        self._in_vain: Counter[str] = Counter()
 
     def please_list(self) -> list[tuple[str, str]]:
+        """Buckets and prefixes that are worth a LIST: to learn which objects there are, or that what is believed of
+        many names still holds. Answer by `listed`, and before that by `list_failed` or `list_refused`. A prefix without
+        an answer is not returned again."""
         lists, self._lists = self._lists, []
         return lists
 
     def please_count(self) -> list[tuple[str, NumberedNames]]:
+        """Buckets and numbered names whose highest number is worth finding out. Answer by `counted` or by
+        `not_counted`."""
         numberings, self._numberings = self._numberings, []
         return numberings
 
@@ -69,15 +68,13 @@ class Discovery:
         if (
             not state.requested
             and (not dataset.names.listed or state.list_failed)
-            and not dataset.is_hinted
+            and not dataset.job_table.is_hinted
             and not state.too_many_names
             and now >= state.list_not_before
             and len(dataset.names.keys) >= _KEYS_MIN
         ):
             state.requested = True
-            is_small = (
-                0 <= dataset.usual_bytes < _SMALL_BYTES and self._in_vain[dataset.bucket] < _NUMBERINGS_IN_VAIN_MAX
-            )
+            is_small = 0 <= dataset.usual_bytes < _SMALL_BYTES
             if not ((is_small or now < state.refused_until) and self._ask_numbering(dataset, now)):
                 self._ask_list(dataset, now)
         elif state.is_numbered and dataset.names.place_of(index) < 0:
@@ -86,7 +83,7 @@ class Discovery:
 
     def _list_again_if_due(self, dataset: Dataset, index: int, ref: ObjectRef, now: float) -> None:
         state = dataset.discovery
-        if state.too_many_names or (not dataset.names.listed and (state.requested or not dataset.is_hinted)):
+        if state.too_many_names or (not dataset.names.listed and (state.requested or not dataset.job_table.is_hinted)):
             return
         believed_s, reads_min = self._believed_s(ref), _READS_PER_PAGE * state.pages
         since_s, pause_s = now - state.asked_at, _LIST_AGAIN * believed_s
@@ -119,6 +116,14 @@ class Discovery:
             state.is_doubted = state.requested = True
             self._ask_list(dataset, now)
 
+    def announced(self, dataset: Dataset, now: float) -> None:
+        """A client has announced the order of its reads. A LIST now would cost the first reads bandwidth: a name in it
+        may be a good part of a small sample."""
+        state = dataset.discovery
+        if not state.requested and not dataset.names.listed:
+            state.asked_at = state.asked_at or now
+            state.pages = _pages_of(len(dataset.names.keys))
+
     # -- questions to the origin --------------------------------------------------------------------------------
 
     def _ask_list(self, dataset: Dataset, now: float) -> None:
@@ -149,21 +154,44 @@ class Discovery:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def list_ended(self, bucket: str, prefix: str | None) -> None:
+    def listed(
+        self, bucket: str, entries: Iterable[tuple[str, int]], *, prefix: str | None = None, before: int = 0,
+        more: bool = False,
+    ) -> None:  # fmt: skip
+        """Keys and sizes under `prefix` (None: of any datasets) in the order of the LIST, after `before` others.
+        `more`: others will follow. Prefetch may begin with the first part."""
+        entries = list(entries)
+        for dataset in self._registry.list(bucket, entries, prefix=prefix):
+            dataset.discovery.pages = _pages_of(before + len(entries))
+            dataset.listed(more=True)
+        if more:
+            return
+        self._list_ended(bucket, prefix)
+        for dataset in self._registry.datasets():
+            if dataset.bucket != bucket:
+                continue
+            if prefix is None or dataset.prefix == prefix:
+                dataset.list_ended()
+            elif dataset.prefix.startswith(prefix):
+                dataset.listed(more=False)
+
+    def _list_ended(self, bucket: str, prefix: str | None) -> None:
         """A LIST is complete, or has failed. `prefix` None: all LISTs of the bucket."""
         self._lists_under_way = {
             under for under in self._lists_under_way if under[0] != bucket or prefix not in (None, under[1])
         }  # fmt: skip
 
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
-        self.list_ended(bucket, prefix)
+        """A LIST has failed, and may succeed later: it will be asked for again, after a rest."""
+        self._list_ended(bucket, prefix)
         for dataset in self._datasets_under(bucket, prefix):
             dataset.names.discard_staged()
             if dataset.discovery.requested:
                 dataset.discovery.failed(now)
 
     def list_refused(self, bucket: str, prefix: str, now: float) -> None:
-        self.list_ended(bucket, prefix)
+        """The origin refuses a LIST."""
+        self._list_ended(bucket, prefix)
         for dataset in self._datasets_under(bucket, prefix):
             state = dataset.discovery
             state.refused_until, state.is_doubted = now + _REFUSED_S, False
@@ -175,23 +203,38 @@ class Discovery:
             dataset for dataset in self._registry.datasets() if dataset.prefix == prefix and dataset.bucket == bucket
         ]
 
-    def counting(self, numbering: NumberedNames) -> Dataset | None:
+    def _counting(self, numbering: NumberedNames) -> Dataset | None:
         """The dataset whose names were asked about as `numbering`; None: it does not need the answer any more."""
         return next(
             (dataset for dataset in self._registry.datasets() if dataset.discovery.numbering is numbering), None
         )
 
-    def counted(self, dataset: Dataset, count: int) -> None:
-        """The numbering is confirmed, and has `count` names in all."""
-        if count < _WORTH_NUMBERING:
-            self._in_vain[dataset.bucket] += 1
-        else:
-            del self._in_vain[dataset.bucket]
+    def counted(
+        self, numbering: NumberedNames, names: Iterable[str], *, before: int = 0, more: bool = False
+    ) -> bool:  # fmt: skip
+        """These numbered names exist, as far as the samples show: some of them may not, and there may be others. They
+        come in the order of a LIST, after `before` others. `more`: others will follow. Returns False if no more are
+        wanted."""
+        dataset = self._counting(numbering)
+        if dataset is None or (dataset.names.listed and not dataset.discovery.is_numbered):
+            return False
+        entries = [(name, -1) for name in names]
+        for other in self._registry.list(dataset.bucket, entries, numbered=True):
+            other.discovery.pages = _pages_of(before + len(entries))
+            other.listed(more=True)
+        if not more:
+            dataset.listed(more=False)
+        return not dataset.discovery.too_many_names
 
-    def not_counted(self, bucket: str, numbering: NumberedNames, now: float) -> None:
-        self._in_vain[bucket] += 1
-        dataset = self.counting(numbering)
+    def not_counted(self, numbering: NumberedNames, now: float) -> None:
+        """These names do not count one by one, or the origin refuses to tell."""
+        dataset = self._counting(numbering)
         if dataset is not None:
             dataset.discovery.numbering = None
             if not dataset.names.listed:
                 self._ask_list(dataset, now)
+
+
+def _pages_of(names_count: int) -> int:
+    """The pages of a LIST of so many names."""
+    return 1 + names_count // _NAMES_PER_PAGE

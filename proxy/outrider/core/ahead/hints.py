@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch import JobEpoch
 from outrider.core.ahead.order.epoch_handle import EpochHandle
 from outrider.core.model import ObjectRef
 
@@ -36,7 +36,7 @@ class Hint:
     def bytes(self) -> int:
         return sum(indexes.itemsize * len(indexes) for indexes in self._indexes.values())
 
-    def add(self, dataset: Dataset, epoch: Epoch, indexes: Sequence[int]) -> None:
+    def add(self, dataset: Dataset, epoch: JobEpoch, indexes: Sequence[int]) -> None:
         at = dataset, epoch.handle
         hinted = self._indexes.setdefault(at, array("i"))
         hinted.extend(indexes)
@@ -49,15 +49,15 @@ class Hint:
         self.ignored = 0
         self._indexes = {at: hinted for at, hinted in self._indexes.items() if at[0].epoch_of(at[1]) is not None}
 
-    def indexes_of(self, epoch: Epoch) -> array[int]:
+    def indexes_of(self, epoch: JobEpoch) -> array[int]:
         hinted = (hinted for (_, handle), hinted in self._indexes.items() if handle is epoch.handle)
         return next(hinted, array("i"))
 
-    def unread(self) -> Iterator[tuple[Dataset, Epoch, set[int]]]:
+    def unread(self) -> Iterator[tuple[Dataset, JobEpoch, set[int]]]:
         """The objects that are still expected, by epoch."""
         for (dataset, handle), hinted in self._indexes.items():
             epoch = dataset.epoch_of(handle)
-            if epoch is not None and epoch.told:
+            if epoch is not None and epoch.announced:
                 yield dataset, epoch, {index for index in hinted if epoch.to_come(index)}
 
     def told(self, at_once: int) -> Iterator[HintedObjects]:
@@ -76,7 +76,7 @@ def _progress_of(dataset: Dataset, handle: EpochHandle, indexes: Sequence[int]) 
     for index in indexes:
         if handle.ended or (epoch is not None and not epoch.unread(index)):
             read += 1
-        elif epoch is not None and epoch.told and epoch.to_come(index):
+        elif epoch is not None and epoch.announced and epoch.to_come(index):
             unread.append(ObjectRef(dataset.bucket, dataset.names.keys[index]))
         else:
             unknown += 1

@@ -15,7 +15,7 @@ from outrider.core.rows import RowIndex
 _LIST_REST_S, _LIST_REST_MAX_S = 60.0, 3600.0
 
 
-class Keys(Sequence[str]):
+class ObjectKeys(Sequence[str]):
     """Keys one behind the other in UTF-8: 16 bytes for each beside its letters. A list and a dictionary of strings
     would take 150 more. Keys are added, and never removed."""
 
@@ -63,7 +63,7 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self.keys = Keys()
+        self.keys = ObjectKeys()
         self.sizes: array[int] = array("q")
         self.listed: array[int] = array("i")
         # By index: the place in `listed`, -1: not listed.

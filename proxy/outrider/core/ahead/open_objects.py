@@ -40,7 +40,7 @@ class OpenObjects:
         self._readers = count if count > faded else faded
         self.readers = round(self._readers)
 
-    def heard_of(self, item: Item, now: float) -> None:
+    def touched(self, item: Item, now: float) -> None:
         """A client has read some of the object."""
         if item in self._open:
             self._open[item] = (self._open[item][0], now)

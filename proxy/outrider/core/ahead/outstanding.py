@@ -1,4 +1,4 @@
-"""Outstanding prefetches: objects that were handed out to be prefetched and are not all on disk yet."""
+"""Outstanding prefetches, which are not all on disk yet, and those that came in vain."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.registry import Item
 from outrider.core.model import ObjectRef
 
+# Prefetch for a dataset pauses once so much of the cache was prefetched for it in vain lately.
+_WASTE = 0.02
+# With each object that is opened, so much of that waste is forgiven.
+_FORGIVEN = 1 / 16
+
 
 @dataclass(slots=True)
-class Part:
+class PendingPart:
     """Blocks that were handed out at one time. `missing`: those that have not landed, as bits."""
 
     missing: int
@@ -19,14 +24,14 @@ class Part:
 
 
 @dataclass(slots=True)
-class Prefetch:
+class PendingPrefetch:
     """One object on its way. `block_bytes` is what each of its blocks will take on disk."""
 
     ref: ObjectRef
     # The blocks that have not landed, as bits.
     missing: int
     block_bytes: int
-    parts: list[Part] = field(default_factory=list)
+    parts: list[PendingPart] = field(default_factory=list)
     # More of its blocks are to be handed out.
     goes_on: bool = False
     # A client has asked for the object since.
@@ -44,7 +49,7 @@ class Outstanding:
     and `bytes` is what these will take on disk."""
 
     def __init__(self) -> None:
-        self._prefetches: dict[Item, Prefetch] = {}
+        self._prefetches: dict[Item, PendingPrefetch] = {}
         self._items: dict[ObjectRef, Item] = {}
         self.blocks = self.guessed = self.bytes = 0
         self.fill_s = self.spread_s = 0.0
@@ -56,10 +61,10 @@ class Outstanding:
     def __contains__(self, item: Item) -> bool:
         return item in self._prefetches
 
-    def get(self, item: Item) -> Prefetch | None:
+    def get(self, item: Item) -> PendingPrefetch | None:
         return self._prefetches.get(item)
 
-    def of(self, ref: ObjectRef) -> Prefetch | None:
+    def of(self, ref: ObjectRef) -> PendingPrefetch | None:
         """Unlike `get`, this finds an object that was handed out as part of another dataset."""
         item = self._items.get(ref)
         return None if item is None else self._prefetches.get(item)
@@ -74,21 +79,21 @@ class Outstanding:
         """These blocks, as bits, are to be fetched, none of which is on its way. `goes_on`: and later more of them."""
         prefetch = self._prefetches.get(item)
         if prefetch is None:
-            prefetch = self._prefetches[item] = Prefetch(
+            prefetch = self._prefetches[item] = PendingPrefetch(
                 ref, 0, block_bytes, is_shared=is_shared, is_guess=is_guess
             )  # fmt: skip
             self._items[ref] = item
         prefetch.missing |= missing
-        prefetch.parts.append(Part(missing, now))
+        prefetch.parts.append(PendingPart(missing, now))
         prefetch.goes_on = goes_on
         prefetch.asked_for |= asked_for
         self._count(prefetch, missing.bit_count())
 
-    def found(self, prefetch: Prefetch, missing: int, block_bytes: int) -> None:
+    def found(self, prefetch: PendingPrefetch, missing: int, block_bytes: int) -> None:
         """These blocks of the object, as bits, are wanted; they have this size. Until now its size was a guess."""
         self._count(prefetch, -prefetch.missing.bit_count())
         prefetch.missing, prefetch.block_bytes = missing, block_bytes
-        prefetch.parts = [Part(missing, prefetch.parts[0].began_at)]
+        prefetch.parts = [PendingPart(missing, prefetch.parts[0].began_at)]
         self._count(prefetch, missing.bit_count())
 
     def landed(self, ref: ObjectRef, bits: int, now: float) -> None:
@@ -127,8 +132,37 @@ class Outstanding:
         for ref in [prefetch.ref for (other, _), prefetch in self._prefetches.items() if other is dataset]:
             self.drop(ref)
 
-    def _count(self, prefetch: Prefetch, blocks: int) -> None:
+    def _count(self, prefetch: PendingPrefetch, blocks: int) -> None:
         self.blocks += blocks
         self.bytes += blocks * prefetch.block_bytes
         if prefetch.is_guess:
             self.guessed += blocks
+
+
+class PrefetchWaste:
+    """Bytes prefetched in vain and not forgiven yet, by dataset."""
+
+    def __init__(self, capacity_bytes: int, block_bytes: int) -> None:
+        self._max_bytes = _WASTE * capacity_bytes + 2 * block_bytes
+        self._bytes: dict[Dataset, float] = {}
+
+    def add(self, dataset: Dataset, wasted_bytes: float) -> None:
+        self._bytes[dataset] = self._bytes.get(dataset, 0.0) + wasted_bytes
+
+    def opened(self, dataset: Dataset) -> None:
+        """A client begins to read an object of the dataset."""
+        if dataset in self._bytes:
+            self._bytes[dataset] *= 1 - _FORGIVEN
+
+    def pauses(self, dataset: Dataset) -> bool:
+        """So much was in vain that nothing more is to be prefetched for the dataset."""
+        return self._bytes.get(dataset, 0.0) > self._max_bytes
+
+    def move(self, items: Mapping[Item, Item]) -> None:
+        """Objects belong to other datasets now."""
+        for (old, _), (new, _) in items.items():
+            if wasted_bytes := self._bytes.pop(old, 0.0):
+                self.add(new, wasted_bytes)
+
+    def forget(self, dataset: Dataset) -> None:
+        self._bytes.pop(dataset, None)

@@ -11,27 +11,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from outrider.core.ahead.dataset.cached_objects import CachedObject, CachedObjects
 from outrider.core.ahead.dataset.dataset import Dataset, blocks_of
-from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
+from outrider.core.ahead.dataset.registry import DatasetRegistry, Item, Victims
 from outrider.core.ahead.dataset.templates import Templates
-from outrider.core.ahead.discovery import FAREST, NAMES_PER_PAGE, Discovery
+from outrider.core.ahead.discovery import FAREST, Discovery
 from outrider.core.ahead.hint_messages import COUNT_MAX
 from outrider.core.ahead.hints import Hint
-from outrider.core.ahead.numbered_names_search import NumberedNames
 from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.order_search import OrderSearch
-from outrider.core.ahead.outstanding import Outstanding
-from outrider.core.ahead.prefetch_candidates import SOONER, CacheSpace, Candidates, Want
-from outrider.core.ahead.readers_elsewhere import ReadersElsewhere
+from outrider.core.ahead.outstanding import Outstanding, PrefetchWaste
+from outrider.core.ahead.peer_readers import PeerReaders
+from outrider.core.ahead.prefetch_candidates import Candidates, Want
+from outrider.core.ahead.prefetch_window import SOONER, BlockOwnership, CacheSpace, ClusterShare, PrefetchWindow
 from outrider.core.ahead.sequential_reads import Readers
 from outrider.core.block_layout import block_count
 from outrider.core.cache.pins import Pins
 from outrider.core.cache.tenants import Tenants
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
-
-# Prefetch for a dataset pauses once so much of the cache was prefetched for it in vain lately.
-_WASTE = 0.02
-# With each object that is opened, so much of that waste is forgiven.
-_FORGIVEN = 1 / 16
 
 
 class Planner:
@@ -57,28 +52,30 @@ class Planner:
         only the planner does.
         """
         self._on_opened = opened
-        self._pins = Pins(int, lambda version: b"") if pins is None else pins
-        self._pins_released = 0
         self._space = CacheSpace(capacity_bytes, block_bytes, disk_bytes)
         self._fetches = fetches
         self._now = 0.0
         self.registry = DatasetRegistry(
             keys_max, self._forget, self._move, Templates() if templates is None else templates,
         )  # fmt: skip
-        self._discovery = Discovery(self.registry, believed_s)
+        self.discovery = Discovery(self.registry, believed_s)
         self._cached = CachedObjects()
-        # Versions that another version has replaced. No client will ask for them.
-        self._outdated: dict[bytes, CachedObject] = {}
+        self._victims = Victims(self.registry, Pins(int, lambda version: b"") if pins is None else pins)
         self._readers = Readers()
         self._open_objects = OpenObjects()
-        self._elsewhere = ReadersElsewhere()
+        self._peer_readers = PeerReaders()
         self._tell: Callable[[str, ObjectRef, int], None] = lambda client, ref, size: None
-        self._outstanding = Outstanding()
-        # Bytes prefetched in vain and not forgiven yet.
-        self._waste_bytes: dict[Dataset, float] = {}
+        self.outstanding = Outstanding()
+        """Wanted objects that are not on disk yet."""
+        self._waste = PrefetchWaste(capacity_bytes, block_bytes)
+        self._ownership = BlockOwnership()
+        window = PrefetchWindow(
+            self._open_objects, self._peer_readers, self.outstanding, self._space, self._ownership,
+            lambda later_than_s: self._victims.farthest(later_than_s, self._now),
+        )  # fmt: skip
         self._candidates = Candidates(
-            self.registry, self._open_objects, self._outstanding, self._space, self._may_fetch, fetches,
-            self._farthest,
+            self.registry, self._open_objects, self.outstanding, self._space, self._ownership, window,
+            self._may_fetch, fetches,
         )  # fmt: skip
         self._order_search = OrderSearch()
         self.fetched_bytes = 0
@@ -95,33 +92,20 @@ class Planner:
         near_bytes: Callable[[], int], *, guessed_max: float = FAREST,
     ) -> None:  # fmt: skip
         """This node belongs to a cluster. `tell` is called when a client of this node begins to read an object: client,
-        object and size. `mine`: the blocks that this node owns of an object of so many, as bits. `near_bytes`: what the
-        blocks take here that others own, which may go for other such blocks. `guessed_max`: so many blocks of guesses
-        may be on their way. They wait for all demand of the cluster, and prefetch of known orders must not wait for
-        them."""
+        object and size. See `ClusterShare` for the others."""
         self._tell = tell
-        self._candidates.mine = mine
-        self._candidates.near_bytes = near_bytes
-        self._candidates.guessed_max = guessed_max
-        self._candidates.readers_elsewhere = lambda: self.readers_elsewhere
+        self._ownership.cluster = ClusterShare(mine, near_bytes, guessed_max)
 
     def _forget(self, dataset: Dataset) -> None:
-        self._outstanding.forget(dataset)
-        self._open_objects.forget(dataset)
-        self._elsewhere.forget(dataset)
-        self._waste_bytes.pop(dataset, None)
-        self._candidates.forget(dataset)
+        for part in (self.outstanding, self._open_objects, self._peer_readers, self._waste, self._candidates):
+            part.forget(dataset)
 
     def _move(self, items: Mapping[Item, Item]) -> None:
         """These objects belong to another dataset now, and have other indexes."""
-        self._outstanding.move(items)
-        self._open_objects.move(items)
-        self._elsewhere.move(items)
-        self._readers.move(items)
-        for (old, _), (new, _) in items.items():
-            if waste_bytes := self._waste_bytes.pop(old, 0.0):
-                self._waste_bytes[new] = self._waste_bytes.get(new, 0.0) + waste_bytes
-            self._candidates.forget(old)
+        for part in (self.outstanding, self._open_objects, self._peer_readers, self._readers, self._waste):
+            part.move(items)
+        for dataset, _ in items:
+            self._candidates.forget(dataset)
 
     # -- facts: requests ----------------------------------------------------------------------------------------
 
@@ -135,14 +119,15 @@ class Planner:
         dataset.active_at = now
         asked = self._readers.asked(client, item, size, extent, now)
         if asked.opened:
-            self._opened(client, ref, item)
+            self._open_objects.opened(item, now)
+            self._expect(client, ref, item)
             self._on_opened(ref, size)
             self._tell(client, ref, size)
-        if (prefetch := self._outstanding.of(ref)) is not None:
+        if (prefetch := self.outstanding.of(ref)) is not None:
             prefetch.asked_for = True
         return asked.ahead
 
-    def opened_elsewhere(self, member: str, client: str, ref: ObjectRef, size: int, readers: int, now: float) -> None:
+    def opened_on_peer(self, member: str, client: str, ref: ObjectRef, size: int, readers: int, now: float) -> None:
         """A client of another member of the cluster began to read an object, of which some blocks may be here.
         `client`: its name in the whole cluster. `readers`: how many clients read at that member."""
         self._now = now
@@ -151,7 +136,7 @@ class Planner:
         dataset.names.sizes[index] = dataset.usual_bytes = size
         cached = dataset.cached.get(index)
         served = 0 if cached is None or item not in self._open_objects else cached.served
-        ended = self._elsewhere.heard(member, item, readers, now)
+        ended = self._peer_readers.began(member, item, readers, now)
         self._expect(client, ref, item)
         if cached is not None:
             # Blocks that a client here has read of it stay read.
@@ -160,19 +145,19 @@ class Planner:
             # Where the next reads are not known, room is kept free for the readers' misses, and is missed elsewhere.
             ended.append(item)
         else:
-            self._candidates.begun_elsewhere(item)
-        self._close_elsewhere(ended)
+            self._candidates.begun_on_peer(item)
+        self._close_on_peers(ended)
         if (job := dataset.job_table.jobs.get(client)) is not None:
-            job.is_elsewhere = True
+            job.is_on_peer = True
         if (shared := dataset.job_table.shared_epoch) is not None:
             shared.spans_nodes = True
-        if (prefetch := self._outstanding.of(ref)) is not None:
+        if (prefetch := self.outstanding.of(ref)) is not None:
             prefetch.asked_for = True
 
-    def _close_elsewhere(self, items: Iterable[Item]) -> None:
+    def _close_on_peers(self, items: Iterable[Item]) -> None:
         """No client of another member reads these objects any more."""
         for item in items:
-            self._candidates.ended_elsewhere(item)
+            self._candidates.ended_on_peer(item)
             dataset, index = item
             cached = dataset.cached.get(index)
             if cached is not None and item not in self._open_objects:
@@ -180,17 +165,12 @@ class Planner:
                 if cached.broken:
                     dataset.next_use.lost_block(cached, self._now)
 
-    def _opened(self, client: str, ref: ObjectRef, item: Item) -> None:
-        self._open_objects.opened(item, self._now)
-        self._expect(client, ref, item)
-
     def _expect(self, client: str, ref: ObjectRef, item: Item) -> None:
         """Expects other reads than before, since a client began to read this object."""
         dataset, index = item
-        self._close_elsewhere(self._elsewhere.silent(self._now))
-        if dataset in self._waste_bytes:
-            self._waste_bytes[dataset] *= 1 - _FORGIVEN
-        dataset.opened(client, index, self.readers + self.readers_elsewhere, self._now)
+        self._close_on_peers(self._peer_readers.silent(self._now))
+        self._waste.opened(dataset)
+        dataset.opened(client, index, self.readers + self.readers_on_peers, self._now)
         dataset.is_fetched = self._fetches(ref)
         if not dataset.is_fetched:
             # Without prefetch, the share of hits that eviction can reach is the same for a known and an unknown order.
@@ -199,16 +179,16 @@ class Planner:
         if dataset.to_search:
             self._order_search.begin(dataset)
         self._candidates.opened(dataset)
-        self._discovery.opened(dataset, index, ref, self._now)
+        self.discovery.opened(dataset, index, ref, self._now)
 
     @property
     def readers(self) -> int:
         return self._open_objects.readers
 
     @property
-    def readers_elsewhere(self) -> int:
+    def readers_on_peers(self) -> int:
         """The readers at the other members of the cluster."""
-        return self._elsewhere.count(self._now)
+        return self._peer_readers.count(self._now)
 
     def sent(self, client: str, ref: ObjectRef, now: float) -> None:
         """A request for the object has ended, answered in full or cut."""
@@ -221,94 +201,23 @@ class Planner:
             if cached is not None and cached.broken:
                 item[0].next_use.lost_block(cached, now)
 
-    # -- facts: names -------------------------------------------------------------------------------------------
-
-    def please_list(self) -> list[tuple[str, str]]:
-        """Buckets and prefixes that are worth a LIST, each returned once: to learn which objects there are, or that
-        what is believed of many names still holds. Answer by `listed`, and before that by `list_failed` or
-        `list_refused`. A prefix without an answer is not returned again."""
-        return self._discovery.please_list()
-
-    def please_count(self) -> list[tuple[str, NumberedNames]]:
-        """Buckets and numbered names whose highest number is worth finding out, each returned once. Answer by `counted`
-        or by `not_counted`."""
-        return self._discovery.please_count()
-
-    def list_failed(self, bucket: str, prefix: str, now: float) -> None:
-        """A LIST has failed, and may succeed later: it will be asked for again, after a rest."""
-        self._discovery.list_failed(bucket, prefix, now)
-
-    def list_refused(self, bucket: str, prefix: str, now: float) -> None:
-        """The origin refuses a LIST."""
-        self._discovery.list_refused(bucket, prefix, now)
-
-    def not_counted(self, bucket: str, numbering: NumberedNames, now: float) -> None:
-        """These names do not count one by one, or the origin refuses to tell."""
-        self._discovery.not_counted(bucket, numbering, now)
-
-    def counted(
-        self, numbering: NumberedNames, names: Iterable[str], now: float, *, before: int = 0, more: bool = False
-    ) -> bool:
-        """These numbered names exist, as far as the samples show: some of them may not, and there may be others. They
-        come in the order of a LIST, after `before` others. `more`: others will follow. Returns False if no more are
-        wanted."""
-        self._now = now
-        dataset = self._discovery.counting(numbering)
-        if dataset is None or (dataset.names.listed and not dataset.discovery.is_numbered):
-            return False
-        entries = [(name, -1) for name in names]
-        if not more:
-            self._discovery.counted(dataset, before + len(entries))
-        for told in self.registry.list(dataset.bucket, entries, numbered=True):
-            told.discovery.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
-            told.listed(more=True)
-        if not more:
-            dataset.listed(more=False)
-        return not dataset.discovery.too_many_names
-
-    def listed(
-        self, bucket: str, entries: Iterable[tuple[str, int]], now: float, *, prefix: str | None = None,
-        before: int = 0, more: bool = False,
-    ) -> None:  # fmt: skip
-        """Keys and sizes under `prefix` (None: of any datasets) in the order of the LIST, after `before` others.
-        `more`: others will follow. Prefetch may begin with the first part."""
-        self._now = now
-        entries = list(entries)
-        told = self.registry.list(bucket, entries, prefix=prefix)
-        for dataset in told:
-            dataset.discovery.pages = 1 + (before + len(entries)) // NAMES_PER_PAGE
-            dataset.listed(more=True)
-        if more:
-            return
-        self._discovery.list_ended(bucket, prefix)
-        for dataset in self.registry.datasets():
-            if dataset.bucket != bucket:
-                continue
-            if prefix is None or dataset.prefix == prefix:
-                dataset.list_ended()
-            elif dataset.prefix.startswith(prefix):
-                dataset.listed(more=False)
-
     # -- facts: hints -------------------------------------------------------------------------------------------
 
     def told(
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,
-        hint: Hint | None = None, elsewhere: bool = False,
+        hint: Hint | None = None, on_peer: bool = False,
     ) -> None:  # fmt: skip
         """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may follow.
-        `hint` remembers the objects, so that it can be asked about or withdrawn. `elsewhere`: the client reads at
+        `hint` remembers the objects, so that it can be asked about or withdrawn. `on_peer`: the client reads at
         another member of the cluster, so that only blocks that this node owns are fetched for it."""
         self._now = now
         for dataset, indexes in self.registry.items_of(refs, now).items():
             epoch = dataset.told(client, indexes, start, total or COUNT_MAX, now)
-            if elsewhere:
-                dataset.jobs[client].is_elsewhere = True
+            if on_peer:
+                dataset.jobs[client].is_on_peer = True
             if hint is not None:
                 hint.add(dataset, epoch, indexes)
-            if not dataset.discovery.requested and not dataset.names.listed:
-                # A LIST now would cost the first reads bandwidth: a name in it may be a good part of a small sample.
-                dataset.discovery.asked_at = dataset.discovery.asked_at or now
-                dataset.discovery.pages = 1 + len(dataset.names.keys) // NAMES_PER_PAGE
+            self.discovery.announced(dataset, now)
 
     def withdraw(self, hint: Hint, others: Iterable[Hint], now: float) -> int:
         """Expect the unread objects of a hint no longer, except for those that `others` have told as well. Returns how
@@ -326,7 +235,7 @@ class Planner:
             for index in indexes:
                 # A prefetch in vain for a withdrawn hint is no wrong prediction, and no reason to prefetch less for a
                 # later hint.
-                for here in (dataset.cached.get(index), self._outstanding.get((dataset, index))):
+                for here in (dataset.cached.get(index), self.outstanding.get((dataset, index))):
                     if here is not None:
                         here.excused = True
         return count
@@ -338,12 +247,12 @@ class Planner:
         dataset, index = self.registry.item(ref)
         unknown = dataset.names.sizes[index] < 0
         dataset.names.sizes[index] = dataset.usual_bytes = size
-        prefetch = self._outstanding.of(ref)
+        prefetch = self.outstanding.of(ref)
         if prefetch is None or not unknown:
             return ()
         count = max(1, block_count(size, self._space.block_bytes))
-        mine = self._candidates.mine_of(dataset, index, count) if prefetch.is_shared else (1 << count) - 1
-        self._outstanding.found(prefetch, mine, self._space.disk_bytes(-(-size // count)))
+        mine = self._ownership.bits_of(dataset, index, count) if prefetch.is_shared else (1 << count) - 1
+        self.outstanding.found(prefetch, mine, self._space.disk_bytes(-(-size // count)))
         return tuple(range(1, count))
 
     def added(self, block: BlockKey, version: ObjectVersion) -> None:
@@ -359,25 +268,25 @@ class Planner:
         dataset.kept_bytes += cached.block_bytes
         if cached.ahead:
             self.fetched_bytes += cached.block_bytes
-        self._outstanding.landed(version.ref, 1 << block.index, self._now)
+        self.outstanding.landed(version.ref, 1 << block.index, self._now)
 
     def _begin_cached(self, item: Item, block: BlockKey, version: ObjectVersion) -> CachedObject:
         dataset, index = item
         dataset.names.sizes[index] = dataset.usual_bytes = version.size
-        prefetch = self._outstanding.of(version.ref)
+        prefetch = self.outstanding.of(version.ref)
         count = block_count(version.size, self._space.block_bytes)
         block_bytes = self._space.disk_bytes(-(-version.size // count))
         cached = self._cached.add(
             dataset, index, block.version_id, count, block_bytes, self._now,
             ahead=prefetch is not None and not prefetch.asked_for,
             excused=prefetch is not None and prefetch.excused,
-            reading=item in self._open_objects or item in self._elsewhere,
+            reading=item in self._open_objects or item in self._peer_readers,
         )  # fmt: skip
         if (old := dataset.cached.get(index)) is not None:
             dataset.next_use.drop(old)
             # When its readers end, `reading` of the new version is reset instead.
             old.reading = False
-            self._outdated[old.version_id] = old
+            self._victims.outdated[old.version_id] = old
         dataset.next_use.add(cached, self._now)
         return cached
 
@@ -388,13 +297,13 @@ class Planner:
         will. `again`: a later try may bring them. `missing`: there is no such object, or the origin refuses it."""
         dataset, index = self.registry.item(ref)
         bits = -1 if blocks is None else sum(1 << block for block in blocks)
-        prefetch = self._outstanding.of(ref)
+        prefetch = self.outstanding.of(ref)
         if prefetch is not None and prefetch.missing & bits:
-            self._outstanding.drop(ref, bits)
+            self.outstanding.drop(ref, bits)
             if again:
                 self._fetch_again(dataset, index)
             elif missing:
-                self._discovery.missed(dataset, index, self._now)
+                self.discovery.missed(dataset, index, self._now)
 
     def _fetch_again(self, dataset: Dataset, index: int) -> None:
         for epoch in dataset.epochs():
@@ -406,7 +315,7 @@ class Planner:
         if cached is not None:
             cached.served |= 1 << block.index
             cached.used_at = cached.dataset.active_at = self._now
-            self._open_objects.heard_of((cached.dataset, cached.index), self._now)
+            self._open_objects.touched((cached.dataset, cached.index), self._now)
 
     def proved(self, version_id: bytes, index: int | None) -> None:
         """A block on disk is the one that the bucket has; None: all blocks of the version are."""
@@ -431,18 +340,18 @@ class Planner:
         if cached.ahead:
             self.wasted_bytes += cached.block_bytes
             if not cached.excused:
-                self._waste_bytes[dataset] = self._waste_bytes.get(dataset, 0.0) + cached.block_bytes
+                self._waste.add(dataset, cached.block_bytes)
         if dataset.cached.get(cached.index) == cached:
             # The index of an outdated version may be from before the dataset was forgotten.
             self._fetch_again(dataset, cached.index)
         if not cached.present:
-            self._outdated.pop(block.version_id, None)
+            self._victims.outdated.pop(block.version_id, None)
             dataset.next_use.drop(cached)
             self._cached.remove(cached)
         elif (
             not cached.broken
             and dataset.cached.get(cached.index) == cached
-            and self._candidates.is_mine(cached, block.index)
+            and self._ownership.owns(cached, block.index)
         ):
             dataset.next_use.lost_block(cached, self._now)
 
@@ -453,41 +362,14 @@ class Planner:
         later_than_s = -1.0
         if incoming is not None and version is not None:
             dataset, index = self.registry.item(version.ref)
-            prefetch = self._outstanding.of(version.ref)
+            prefetch = self.outstanding.of(version.ref)
             if prefetch is not None and not prefetch.asked_for and prefetch.missing >> incoming.index & 1:
                 # No client waits for this block, so only those may go that are needed later.
-                later_than_s = self._victims_later_than_s(dataset, index)
-        return (block for cached in self._farthest(later_than_s) for block in blocks_of(cached))
-
-    def _victims_later_than_s(self, dataset: Dataset, index: int) -> float:
-        """A block may be evicted for this object if its next use is later than in so many seconds."""
-        return min(
-            (epoch.seconds(self._now) * (epoch.until(index) + SOONER) for epoch in dataset.epochs()), default=FAREST
-        )
-
-    def _farthest(self, later_than_s: float) -> Iterator[CachedObject]:
-        """The outdated versions, and then the objects that are needed later than that, about the farthest first."""
-        if self._pins_released != self._pins.released:
-            self._pins_released = self._pins.released
-            for dataset in self.registry.datasets():
-                dataset.next_use.put_back(self._now)
-        holds = self._pins.holds
-        if self._outdated:
-            yield from (cached for cached in self._outdated.values() if not holds(cached.version_id))
-        pinned: list[CachedObject] = []
-        try:
-            for seconds, cached in self.registry.farthest(self._now):
-                if seconds <= later_than_s:
-                    if cached.broken:
-                        continue
-                    return
-                if holds(cached.version_id):
-                    pinned.append(cached)
-                else:
-                    yield cached
-        finally:
-            for cached in pinned:
-                cached.dataset.next_use.set_aside(cached)
+                later_than_s = min(
+                    (epoch.seconds(self._now) * (epoch.until(index) + SOONER) for epoch in dataset.epochs()),
+                    default=FAREST,
+                )
+        return (block for cached in self._victims.farthest(later_than_s, self._now) for block in blocks_of(cached))
 
     # -- decisions: which objects to prefetch -------------------------------------------------------------------
 
@@ -500,27 +382,12 @@ class Planner:
 
     def blocks(self, want: Want, count: int) -> Sequence[int]:
         """The wanted blocks of an object that turned out to have `count` of them."""
-        return self._candidates.blocks(want, count)
+        return self._ownership.blocks_of(want.ref, count) if want.is_shared else range(count)
 
     def step(self) -> bool:
         """One step, of about 0.1 ms, of computations that take longer, such as the seed search. Returns whether there
         is more to do. After the last step there may be more to want."""
         return self._candidates.go_on() or self._order_search.step()
 
-    @property
-    def blocks_coming(self) -> int:
-        """The blocks of wanted objects that are not on disk yet."""
-        return self._outstanding.blocks
-
-    @property
-    def bytes_coming(self) -> int:
-        return self._outstanding.bytes
-
-    def is_coming(self, dataset: Dataset, index: int) -> bool:
-        return (dataset, index) in self._outstanding
-
     def _may_fetch(self, dataset: Dataset) -> bool:
-        if not dataset.is_fetched:
-            return False
-        waste_max_bytes = _WASTE * self._space.capacity_bytes + 2 * self._space.block_bytes
-        return self._waste_bytes.get(dataset, 0.0) <= waste_max_bytes
+        return dataset.is_fetched and not self._waste.pauses(dataset)

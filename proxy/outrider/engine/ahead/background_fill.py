@@ -25,7 +25,7 @@ from outrider.ports import BlockStore
 _FOLDERS_MAX = 4096
 
 
-class BlocksHere(NamedTuple):
+class CachedBlocks(NamedTuple):
     """The blocks of a version that are in the store: bit `i` of `blocks` stands for block `i` of `total`."""
 
     version_id: bytes
@@ -86,16 +86,16 @@ class BackgroundFill:
 
     def is_here(self, ref: ObjectRef) -> bool:
         """Whether all blocks of the version last heard of are in the store."""
-        here = self.blocks_here(ref)
+        here = self.cached_blocks(ref)
         return here is not None and here.is_whole
 
-    def blocks_here(self, ref: ObjectRef) -> BlocksHere | None:
+    def cached_blocks(self, ref: ObjectRef) -> CachedBlocks | None:
         """The blocks in the store of the version last heard of; None: no version is known."""
         version = self._versions.stale(ref)
         if version is None:
             return None
         vid, count = self.layout.version_id(version), self.layout.count(version.size)
-        return BlocksHere(
+        return CachedBlocks(
             vid, count, sum(1 << index for index in range(count) if self._store.has(BlockKey(vid, index)))
         )
 

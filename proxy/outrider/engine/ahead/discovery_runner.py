@@ -44,9 +44,9 @@ class DiscoveryRunner:
 
     def begin(self) -> None:
         """Begins all questions that the planner has now."""
-        for bucket, prefix in self._planner.please_list():
+        for bucket, prefix in self._planner.discovery.please_list():
             self._spawn(self._list(bucket, prefix), f"list s3://{bucket}/{prefix}")
-        for bucket, numbering in self._planner.please_count():
+        for bucket, numbering in self._planner.discovery.please_count():
             self._spawn(self._count(bucket, numbering), f"count s3://{bucket}/{numbering.head}")
 
     async def _list(self, bucket: str, prefix: str) -> None:
@@ -57,18 +57,18 @@ class DiscoveryRunner:
             async with aclosing(self._enumerator.pages(bucket, prefix)) as pages:
                 async for page in pages:
                     entries = [(listed.key, listed.size) for listed in page]
-                    self._planner.listed(bucket, entries, self._clock(), prefix=prefix, before=count, more=True)
+                    self._planner.discovery.listed(bucket, entries, prefix=prefix, before=count, more=True)
                     count += len(entries)
                     self._think()
         except (Signal, S3Error) as error:
             now = self._clock()
             if isinstance(error, OriginRefused) and error.status in UNAVAILABLE_STATUSES and count == 0:
-                self._planner.list_refused(bucket, prefix, now)
+                self._planner.discovery.list_refused(bucket, prefix, now)
             else:
-                self._planner.list_failed(bucket, prefix, now)
+                self._planner.discovery.list_failed(bucket, prefix, now)
             log.info("list refused", extra={"bucket": bucket, "prefix": prefix, "error": str(error)})
         self._scheduler.alone_again()
-        self._planner.listed(bucket, (), self._clock(), prefix=prefix, before=count)
+        self._planner.discovery.listed(bucket, (), prefix=prefix, before=count)
         self._think()
 
     async def _count(self, bucket: str, numbering: NumberedNames) -> None:
@@ -79,16 +79,16 @@ class DiscoveryRunner:
         except (Signal, S3Error) as error:
             log.info("not counted", extra={"bucket": bucket, "key": numbering.name(0), "error": str(error)})
         if found is None:
-            self._planner.not_counted(bucket, numbering, self._clock())
+            self._planner.discovery.not_counted(numbering, self._clock())
             self._think()
             return
         names, count = found.names(), 0
         while page := list(islice(names, _NAMES_AT_ONCE)):
-            if not self._planner.counted(numbering, page, self._clock(), before=count, more=True):
+            if not self._planner.discovery.counted(numbering, page, before=count, more=True):
                 break
             count += len(page)
             self._think()
             await asyncio.sleep(0)
         self._scheduler.alone_again()
-        self._planner.counted(numbering, (), self._clock(), before=count)
+        self._planner.discovery.counted(numbering, (), before=count)
         self._think()

@@ -59,14 +59,14 @@ _STEPS_S = 0.0005
 
 
 # Reads at other members that wait to be told.
-_ELSEWHERE_MAX = 16_384
+_PEER_READS_MAX = 16_384
 
 
 def _purpose_of(want: Want) -> Purpose:
     return Purpose.GUESS if want.is_guess else Purpose.READER
 
 
-class _ReadElsewhere(NamedTuple):
+class _PeerRead(NamedTuple):
     """`reader`: its name in the whole cluster; one of `readers` at `member`."""
 
     member: str
@@ -140,7 +140,7 @@ class Prefetch:
         # Hits taken from the log of which the planner has not been told.
         self._untold: deque[ClientRead] = deque()
         # Reads at other members of which the planner has not been told; the oldest are dropped.
-        self._elsewhere: deque[_ReadElsewhere] = deque(maxlen=_ELSEWHERE_MAX)
+        self._peer_reads: deque[_PeerRead] = deque(maxlen=_PEER_READS_MAX)
         self._pause = PrefetchPause()
         self._log_after = self._took_s = self._rested_at = 0.0
         self._is_stepping = self._will_hear = self._will_think = False
@@ -198,20 +198,20 @@ class Prefetch:
         for read in message.reads:
             if self._evicts or self._mode_of(read.ref) is Mode.EPOCH:
                 at, reader = now - read.age_s, message.reader_name(read)
-                self._elsewhere.append(_ReadElsewhere(message.sender, message.readers, reader, read, at))
+                self._peer_reads.append(_PeerRead(message.sender, message.readers, reader, read, at))
 
     def told(
         self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint | None = None,
-        elsewhere: bool = False,
+        on_peer: bool = False,
     ) -> None:  # fmt: skip
-        """The order in which one worker of `client` will read; see `http.control.control_bucket.Plans`. `elsewhere`:
+        """The order in which one worker of `client` will read; see `http.control.control_bucket.Plans`. `on_peer`:
         see `Planner.told`."""
         wanted = [ref for ref in refs if self._mode_of(ref) is Mode.EPOCH]
         if hint is not None:
             hint.ignored += len(refs) - len(wanted)
         if wanted:
             self._planner.told(
-                client, wanted, self._clock(), start=start, total=total, hint=hint, elsewhere=elsewhere
+                client, wanted, self._clock(), start=start, total=total, hint=hint, on_peer=on_peer
             )  # fmt: skip
         self.think()
 
@@ -239,11 +239,11 @@ class Prefetch:
         if not self._untold:
             self._untold.extend(self._hits.take())
         told_s, begun = 0.0, self._clock()
-        while (self._untold or self._elsewhere) and told_s < _TELLING_S:
+        while (self._untold or self._peer_reads) and told_s < _TELLING_S:
             if self._untold:
                 self._tell_hit(self._untold.popleft())
             else:
-                self._tell_elsewhere(self._elsewhere.popleft())
+                self._report_peer_read(self._peer_reads.popleft())
             if (took_s := self._clock() - begun) >= _AT_ONCE_S:
                 told_s += took_s
                 await asyncio.sleep(0)
@@ -251,12 +251,12 @@ class Prefetch:
         with self._harmless():
             self._scheduler.tick()
             self.think()
-        return not (self._untold or self._hits or self._elsewhere)
+        return not (self._untold or self._hits or self._peer_reads)
 
-    def _tell_elsewhere(self, heard: _ReadElsewhere) -> None:
+    def _report_peer_read(self, heard: _PeerRead) -> None:
         with self._harmless():
             self.on_read(heard.reader, heard.read.ref, None)
-            self._planner.opened_elsewhere(
+            self._planner.opened_on_peer(
                 heard.member, heard.reader, heard.read.ref, heard.read.size, heard.readers, heard.at
             )
 
@@ -332,7 +332,7 @@ class Prefetch:
             return
         block_bytes = self._fills.layout.block_bytes
         while allowance.may_spend(now):
-            wants = self._planner.wants(now, room_bytes, min(self._blocks, self._planner.blocks_coming + 1))
+            wants = self._planner.wants(now, room_bytes, min(self._blocks, self._planner.outstanding.blocks + 1))
             if not wants:
                 return
             for want in wants:

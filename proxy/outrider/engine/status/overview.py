@@ -227,7 +227,7 @@ class Overview:
             "epoch_objects": None if newest is None else newest.size,
             "order_known": newest is not None and newest.order_known,
             "order_of_a_seed": newest is not None and newest.order_known and newest.seed_state.draw is not None,
-            "shards": map_of(dataset, lambda index: self._planner.is_coming(dataset, index)),
+            "shards": map_of(dataset, lambda index: (dataset, index) in self._planner.outstanding),
         }
 
     def _verified(self, dataset: Dataset) -> dict[str, Any]:
@@ -300,7 +300,7 @@ class Overview:
 
 def _is_all_known(dataset: Dataset) -> bool:
     """Whether all names of the dataset are known; else more may come to light with each read."""
-    is_announced = any(epoch.told for epoch in dataset.epochs())
+    is_announced = any(epoch.announced for epoch in dataset.epochs())
     return is_announced or (dataset.discovery.is_whole and not dataset.discovery.too_many_names)
 
 

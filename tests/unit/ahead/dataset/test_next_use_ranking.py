@@ -6,8 +6,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -16,8 +14,8 @@ from hypothesis import strategies as st
 from outrider.core.ahead.dataset.job_table import JobTable
 from outrider.core.ahead.dataset.next_use_ranking import NextUse, silence
 from outrider.core.ahead.dataset.rank_index import RankIndex
-from outrider.core.ahead.order.epoch import ORDER_LIKELY, Epoch
-from outrider.core.ahead.order.job import Job
+from outrider.core.ahead.order.epoch import ORDER_LIKELY, JobEpoch
+from outrider.core.ahead.order.epoch_detector import EpochDetector
 
 COUNT = 40
 
@@ -37,15 +35,14 @@ class Reading:
 
     def __init__(self, *, in_epochs: bool = True) -> None:
         self.jobs = JobTable()
-        self.epoch = Epoch(array("i", range(COUNT)), COUNT, 0.0, confidence=ORDER_LIKELY)
+        self.epoch = JobEpoch(array("i", range(COUNT)), COUNT, 0.0, confidence=ORDER_LIKELY)
         self.epoch.period_s = 100.0
         if in_epochs:
             self.add_job("a").epochs = [self.epoch]
         self.next_use: NextUse[Cached] = NextUse(self.jobs, {})
 
-    def add_job(self, client: str, *, free: bool = False) -> Job:
-        job = self.jobs.jobs[client] = Job(client, 0.0)
-        job.is_by_chance = free
+    def add_job(self, client: str) -> EpochDetector:
+        job = self.jobs.jobs[client] = EpochDetector(client, 0.0)
         self.jobs.forget_epochs()
         return job
 
@@ -249,13 +246,13 @@ def test_objects_that_a_silent_job_would_read_become_farther(reading: Reading) -
     assert reading.next_use.seconds_until(cached, 3.0) == pytest.approx(4.0 * 2)
     reading.next_use.rank(cached, 3.0)
     assert cached.rank == pytest.approx(4.0 * 2 / 100)
-    reading.epoch.pause_s = 5.0
+    reading.epoch.pace.pause_s = 5.0
     assert silence(reading.epoch, 9.0) == 0.0, "the job has paused for so long before"
     assert silence(reading.epoch, 11.0) == 1.0
 
 
 def test_the_job_that_reads_an_object_first_determines_its_rank(reading: Reading) -> None:
-    other = Epoch(array("i", reversed(range(COUNT))), COUNT, 0.0, confidence=ORDER_LIKELY)
+    other = JobEpoch(array("i", reversed(range(COUNT))), COUNT, 0.0, confidence=ORDER_LIKELY)
     other.period_s = 50.0
     reading.add_job("b").epochs = [other]
     objects = reading.cache(0, 20, 39)
@@ -265,40 +262,6 @@ def test_the_job_that_reads_an_object_first_determines_its_rank(reading: Reading
     assert [cached.rank for cached in objects] == pytest.approx([1.0, 1.0 + 19 / COUNT, 1.0])
     seconds = [reading.next_use.seconds_until(cached, 0.0) for cached in objects]
     assert seconds == pytest.approx([0.0, 50 * 19 / COUNT, 0.0])
-
-
-def test_beside_a_job_that_reads_at_random_the_last_use_counts_too(reading: Reading) -> None:
-    """The next read of an object is as far as its epoch or its last use says, whichever is nearer."""
-    reading.add_job("b", free=True)
-    used = [COUNT - index for index in range(COUNT)]
-    Random(1).shuffle(used)
-    for index in range(COUNT):
-        reading.cache(index, now=0.0)
-        reading.next_use.objects[index].used_at = -float(used[index])
-    for index in sorted(range(COUNT), key=lambda index: -used[index]):
-        reading.next_use.recent.move_to_end(index)
-    found = list(reading.next_use.farthest(0.0))
-    assert Counter(cached.index for _, cached in found) == Counter(range(COUNT)), "each object comes once"
-    for seconds, cached in found:
-        assert seconds == pytest.approx(min(used[cached.index], 100 * cached.index / COUNT))
-    assert max(seconds for seconds, _ in islice(found, 3)) == max(seconds for seconds, _ in found)
-
-
-def test_beside_a_job_that_reads_at_random_few_candidates_are_compared(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading.add_job("b", free=True)
-    reading.cache(*range(COUNT))
-    compared: list[int] = []
-
-    def seconds_until(next_use: NextUse[Cached], cached: Cached, now: float) -> float:
-        compared.append(cached.index)
-        return 0.0
-
-    monkeypatch.setattr(NextUse, "seconds_until", seconds_until)
-    found = reading.next_use.farthest(0.0)
-    counts = [len(compared) for _ in islice(found, 4)]
-    assert counts == [32, 34, 36, 38]
 
 
 def test_after_all_jobs_are_forgotten_the_clock_goes_on(reading: Reading) -> None:

@@ -97,7 +97,7 @@ def test_a_list_of_many_datasets_does_not_displace_a_dataset_that_is_read() -> N
     """Objects of the datasets without room are known only by their reads."""
     planner = Planner(MIB, MIB)
     asked(planner, "train/000000", 0.0)
-    planner.listed("b", [(f"only.{_word(number)}", 1) for number in range(DATASETS_MAX + 500)], 1.0)
+    planner.discovery.listed("b", [(f"only.{_word(number)}", 1) for number in range(DATASETS_MAX + 500)])
     assert len(planner.registry.datasets()) == DATASETS_MAX
     assert "train" in folders(planner)
 
@@ -111,7 +111,7 @@ def test_a_list_of_too_many_names_leaves_no_empty_dataset_behind() -> None:
 def test_the_state_of_an_earlier_run_is_cut_to_the_bounds_of_this_one() -> None:
     large, small = Planner(MIB, MIB), Planner(MIB, MIB, keys_max=1000)
     for folder, count in (("fits", 900), ("huge", 2000), ("one-more", 101)):
-        large.listed("b", [(f"{folder}/{number:06d}", 1) for number in range(count)], 0.0)
+        large.discovery.listed("b", [(f"{folder}/{number:06d}", 1) for number in range(count)])
     small.registry.restore(large.registry.export())
     assert (len(small.registry), folders(small)) == (900, {"fits"})
 
@@ -121,7 +121,7 @@ def test_an_earlier_run_may_have_known_more_datasets() -> None:
     for number in range(2):
         before = Planner(MIB, MIB)
         names = range(number * DATASETS_MAX, (number + 1) * DATASETS_MAX - 10)
-        before.listed("b", [(f"only.{_word(name)}", 1) for name in names], 0.0)
+        before.discovery.listed("b", [(f"only.{_word(name)}", 1) for name in names])
         registry.restore(before.registry.export())
     assert len(registry.datasets()) == DATASETS_MAX
 
@@ -186,7 +186,7 @@ def of_folders(count: int) -> Planner:
     """Folders of four objects each, of which one was read just now and is cached."""
     planner = Planner(10**6 * MIB, MIB)
     names = [f"{_word(number)}/{index}" for number in range(count) for index in range(4)]
-    planner.listed("b", [(name, MIB) for name in names], 0.0)
+    planner.discovery.listed("b", [(name, MIB) for name in names])
     for number in range(count):
         cached(planner, names[4 * number], 0.001 * number)
     return planner
@@ -205,7 +205,7 @@ def large_set(count: int) -> Planner:
     """A dataset of which all objects but the last are cached. The order of its reads is not known."""
     planner = Planner(10**6 * MIB, MIB)
     names = [f"train/{number:06d}" for number in range(count)]
-    planner.listed("b", [(name, MIB) for name in names], 0.0)
+    planner.discovery.listed("b", [(name, MIB) for name in names])
     for name in names[:-1]:
         block = BlockKey(name.encode().ljust(16)[:16], 0)
         planner.added(block, ObjectVersion(ObjectRef("b", name), '"e"', MIB))
@@ -249,14 +249,14 @@ def test_a_dataset_that_was_forgotten_between_two_steps_is_not_searched() -> Non
 
 def test_if_one_candidate_has_no_room_those_due_later_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, searched = of_folders(16), 0
-    search = planner._candidates._farthest
+    search = planner._victims.farthest
 
-    def counted(later_than_s: float) -> Iterator[CachedObject]:
+    def counted(later_than_s: float, now: float) -> Iterator[CachedObject]:
         nonlocal searched
         searched += 1
-        return search(later_than_s)
+        return search(later_than_s, now)
 
-    monkeypatch.setattr(planner._candidates, "_farthest", counted)
+    monkeypatch.setattr(planner._victims, "farthest", counted)
     assert planner.wants(1.0, -100 * MIB, 16) == []
     assert searched == 1
 
@@ -287,14 +287,14 @@ def test_a_dataset_of_too_many_names_is_not_listed_again_and_again() -> None:
     lists, told = 0, names_max
     for now, key in enumerate(Random(1).sample(keys, count)):
         asked(planner, key, 0.01 * now)
-        if planner.please_list():
+        if planner.discovery.please_list():
             lists, told = lists + 1, 0
         for _ in range(4):
             if told < names_max:
-                planner.listed("b", [(key, 10) for key in keys[told : told + page]], 0.01 * now, before=told, more=True)
+                planner.discovery.listed("b", [(key, 10) for key in keys[told : told + page]], before=told, more=True)
                 told += page
                 if told == names_max:
-                    planner.listed("b", (), 0.01 * now, before=told)
+                    planner.discovery.listed("b", (), before=told)
     assert lists == 1
 
 

@@ -236,10 +236,10 @@ def test_a_merged_dataset_is_listed_after_the_merger() -> None:
     planner = Planner(1000 * MIB, MIB)
     for number in range(ODD_NAMES_MAX):
         read(planner, f"clips/{clip(number)}", 0.1 * number)
-    assert planner.please_list() == []
+    assert planner.discovery.please_list() == []
     read(planner, f"clips/{clip(ODD_NAMES_MAX)}", 4.0)
-    assert planner.please_list() == [("b", "clips/")]
-    planner.listed("b", sorted((f"clips/{clip(number)}", MIB) for number in range(300)), 4.1)
+    assert planner.discovery.please_list() == [("b", "clips/")]
+    planner.discovery.listed("b", sorted((f"clips/{clip(number)}", MIB) for number in range(300)))
     (dataset,) = planner.registry.datasets()
     assert len(dataset.names.keys) == len(planner.registry) == 300
     unread = {f"clips/{clip(number)}" for number in range(ODD_NAMES_MAX + 1, 300)}
@@ -265,7 +265,7 @@ def test_cached_objects_move_into_the_merged_dataset() -> None:
 
 def test_a_list_of_single_names_shows_one_dataset() -> None:
     planner = Planner(1000 * MIB, MIB)
-    planner.listed("b", [(f"clips/{clip(number)}", MIB) for number in range(ODD_NAMES_MAX + 10)], 0.0)
+    planner.discovery.listed("b", [(f"clips/{clip(number)}", MIB) for number in range(ODD_NAMES_MAX + 10)])
     (dataset,) = planner.registry.datasets()
     assert len(dataset.names.listed) == ODD_NAMES_MAX + 10
 
@@ -283,13 +283,13 @@ def test_outstanding_objects_move_into_the_merged_dataset() -> None:
     outstanding = [want.ref for want in planner.wants(0.0, 1000 * MIB, 16)]
     assert sorted(outstanding) == sorted(told)
     become_one(planner, 0.1)
-    planner.listed("b", [(ref.key, MIB) for ref in told], 0.2)
+    planner.discovery.listed("b", [(ref.key, MIB) for ref in told])
     planner.told("a", told, 0.2)
-    assert planner.blocks_coming == 8
+    assert planner.outstanding.blocks == 8
     assert planner.wants(0.3, 1000 * MIB, 16) == []
     for number, ref in enumerate(told):
         planner.added(BlockKey(number.to_bytes(16, "big"), 0), ObjectVersion(ref, '"e"', MIB))
-    assert planner.blocks_coming == 0
+    assert planner.outstanding.blocks == 0
 
 
 def test_a_reader_amid_an_object_stays_its_reader_after_a_merger() -> None:
@@ -359,14 +359,14 @@ def test_a_dataset_in_use_is_not_merged_whatever_comes_beside_it() -> None:
     for key in [*train, *(f"data/{digest(number).hex()[:8]}x.tar" for number in range(40)), *train, *train[:50]]:
         now += 0.01
         read(planner, key, now)
-    planner.listed("b", [(key, MIB) for key in train], now)
+    planner.discovery.listed("b", [(key, MIB) for key in train])
     outstanding = planner.wants(now, 10**12, 16)
     frames = [(f"frames/{digest(number).hex()[:9]}x/img_{n:05d}.jpg", MIB) for number in range(5000) for n in range(2)]
     for begin in range(0, len(frames), 1000):
-        planner.listed("b", frames[begin : begin + 1000], now, more=True)
+        planner.discovery.listed("b", frames[begin : begin + 1000], more=True)
     for want in outstanding:
         planner.added(BlockKey(want.ref.key.encode()[-16:].rjust(16), 0), ObjectVersion(want.ref, '"e"', MIB))
-    assert planner.blocks_coming == 0
+    assert planner.outstanding.blocks == 0
     assert {want.ref.key for want in planner.wants(now, 10**12, 4)} <= set(train[50:60])
     assert len(
         next(dataset for dataset in planner.registry.datasets() if "train" in dataset.template).names.keys
@@ -397,7 +397,7 @@ def test_an_object_handed_out_before_a_merger_lands_as_handed_out(monkeypatch: p
                     planner.added(block, ObjectVersion(want.ref, '"e"', MIB))
                 else:
                     planner.dropped(want.ref)
-        assert planner.blocks_coming == 0
+        assert planner.outstanding.blocks == 0
 
 
 def test_single_names_are_merged_at_the_bound_of_datasets_too() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.templates import prefix_of, template_of
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order.job import Job
+from outrider.core.ahead.order.epoch_detector import EpochDetector
 from outrider.core.ahead.planner import Planner
 from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 
@@ -59,7 +59,7 @@ class Jobs:
         self.now = 0.0
         self.size = size
         if listed:
-            self.planner.listed("b", [(key, size) for key in KEYS], 0.0)
+            self.planner.discovery.listed("b", [(key, size) for key in KEYS])
 
     def read(self, order: list[int], client: str = "a") -> None:
         for i in order:
@@ -118,11 +118,11 @@ def test_without_a_list_an_epoch_is_known_by_its_repetition() -> None:
 def test_a_template_is_listed_once_after_its_first_keys() -> None:
     jobs = Jobs(listed=False)
     jobs.read([0, 1])
-    assert jobs.planner.please_list() == []
+    assert jobs.planner.discovery.please_list() == []
     jobs.read([2, 3])
-    assert jobs.planner.please_list() == [("b", "train/part-")]
+    assert jobs.planner.discovery.please_list() == [("b", "train/part-")]
     jobs.read(list(range(4, 20)))
-    assert jobs.planner.please_list() == []
+    assert jobs.planner.discovery.please_list() == []
 
 
 def test_a_prefix_that_was_listed_a_moment_ago_is_not_listed_again() -> None:
@@ -131,9 +131,9 @@ def test_a_prefix_that_was_listed_a_moment_ago_is_not_listed_again() -> None:
     for _ in range(100):
         jobs.now += 1.0
         jobs.read([0, 1, 2])
-        if jobs.planner.please_list():
+        if jobs.planner.discovery.please_list():
             asked.append(jobs.now)
-            jobs.planner.listed("b", [(key, MIB) for key in KEYS], jobs.now)
+            jobs.planner.discovery.listed("b", [(key, MIB) for key in KEYS])
     assert len(asked) == 3
     assert all(45.0 <= later - sooner <= 46.1 for sooner, later in pairwise(asked))
 
@@ -142,13 +142,13 @@ def test_prefetch_begins_with_the_first_page_of_a_list_and_the_agenda_is_renewed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs, updates = Jobs(listed=False), list[object]()
-    monkeypatch.setattr(Job, "listed", spied(Job.listed, updates))
+    monkeypatch.setattr(EpochDetector, "listed", spied(EpochDetector.listed, updates))
     jobs.read([5, 0, 8, 3])
     for before in range(0, COUNT, 10):
         page = [(key, MIB) for key in KEYS[before : before + 10]]
-        jobs.planner.listed("b", page, jobs.now, before=before, more=True)
+        jobs.planner.discovery.listed("b", page, before=before, more=True)
         assert jobs.wanted(), "prefetch uses the names known so far"
-    jobs.planner.listed("b", (), jobs.now, before=COUNT)
+    jobs.planner.discovery.listed("b", (), before=COUNT)
     assert updates == [10, 30, 70, 150, COUNT]
     jobs.read(SHUFFLED[:50])
     assert set(jobs.wanted(150)) == set(range(COUNT)) - set(SHUFFLED[:50]) - {5, 0, 8, 3}
@@ -160,7 +160,7 @@ def test_names_of_a_page_may_be_read_and_cached_before_the_list_is_complete() ->
     jobs.read([5, 0, 8, 3], client="b")
     for before in range(0, COUNT, 10):
         page = [(key, MIB) for key in KEYS[before : before + 10]]
-        jobs.planner.listed("b", page, jobs.now, before=before, more=True)
+        jobs.planner.discovery.listed("b", page, before=before, more=True)
         jobs.came(before + 9)
         jobs.read([before + 7])
         jobs.read([before + 6], client="b")
@@ -173,12 +173,12 @@ def test_a_dataset_that_was_forgotten_except_for_cached_objects_is_learned_anew_
     jobs.came(150)
     jobs.planner.registry._forget_oldest(Dataset("b", "another"))
     jobs.read([5, 0, 8, 3])
-    jobs.planner.listed("b", [(key, MIB) for key in KEYS[:100]], jobs.now)
+    jobs.planner.discovery.listed("b", [(key, MIB) for key in KEYS[:100]])
     assert jobs.wanted()
 
 
 def spied(method: Callable[..., None], calls: list[object]) -> Callable[..., None]:
-    def spy(job: Job, names: Names) -> None:
+    def spy(job: EpochDetector, names: Names) -> None:
         calls.append(len(names.listed))
         method(job, names)
 
@@ -196,9 +196,9 @@ def lists_asked(jobs: Jobs, each_second: Callable[[], None], seconds: int = 100)
     for _ in range(seconds):
         jobs.now += 1.0
         each_second()
-        for bucket, prefix in jobs.planner.please_list():
+        for bucket, prefix in jobs.planner.discovery.please_list():
             asked += 1
-            jobs.planner.listed(bucket, (), jobs.now, prefix=prefix)
+            jobs.planner.discovery.listed(bucket, (), prefix=prefix)
     return asked
 
 
@@ -229,25 +229,25 @@ def test_reads_of_tiny_objects_that_were_cached_for_a_while_make_a_list_worthwhi
         jobs.planner.read(BlockKey(b"%016d" % number, 0))
     jobs.now += 45.0
     jobs.read(ahead[:15])
-    assert jobs.planner.please_list() == []
+    assert jobs.planner.discovery.please_list() == []
     jobs.read(ahead[15:])
-    assert jobs.planner.please_list() == [("b", "train/part-")]
-    jobs.planner.listed("b", (), jobs.now, prefix="train/part-")
+    assert jobs.planner.discovery.please_list() == [("b", "train/part-")]
+    jobs.planner.discovery.listed("b", (), prefix="train/part-")
     jobs.now += 45.0
     jobs.read([number for number in SHUFFLED if number not in ahead][:50])
-    assert jobs.planner.please_list() == [], "reads that spared a question before the last LIST do not count"
+    assert jobs.planner.discovery.please_list() == [], "reads that spared a question before the last LIST do not count"
 
 
 def test_a_dataset_that_is_read_slowly_or_is_a_small_part_of_a_long_list_is_not_listed_again() -> None:
     slowly, beside = Jobs(believed_s=60.0), Jobs(believed_s=60.0)
-    beside.planner.listed("b", [(f"other/{i}", 1) for i in range(20_000)] + [(key, MIB) for key in KEYS], 0.0)
+    beside.planner.discovery.listed("b", [(f"other/{i}", 1) for i in range(20_000)] + [(key, MIB) for key in KEYS])
     for i in range(20):
         slowly.now += 10.0
         beside.now += 10.0
         slowly.read([i])
         beside.read(list(range(20)))
-        assert slowly.planner.please_list() == []
-        assert ("b", "train/part-") not in beside.planner.please_list()
+        assert slowly.planner.discovery.please_list() == []
+        assert ("b", "train/part-") not in beside.planner.discovery.please_list()
 
 
 def test_sampling_with_replacement_is_noticed_and_ends_prefetch() -> None:
@@ -280,7 +280,7 @@ def test_a_read_of_an_unlisted_name_does_not_change_the_guess_of_the_part() -> N
     jobs.read(reads[:12])
     jobs.planner.asked("a", ObjectRef("b", "train/part-99999.tar"), MIB, Extent(0, MIB), jobs.now)
     jobs.read(reads[12:])
-    jobs.planner.listed("b", [(key, MIB) for key in KEYS], jobs.now)
+    jobs.planner.discovery.listed("b", [(key, MIB) for key in KEYS])
     assert len(set(jobs.wanted(60)) - set(own)) <= 10
 
 
@@ -290,7 +290,7 @@ def test_a_dataset_that_several_readers_read_in_order_is_prefetched_to_its_end(s
     jobs, chance = Jobs(listed=False), Random(seed)
     overtaking = sorted(range(COUNT), key=lambda i: i + chance.random() * chance.choice((2, 4, 8)))
     jobs.read(overtaking[:read_before])
-    jobs.planner.listed("b", [(key, MIB) for key in KEYS], jobs.now)
+    jobs.planner.discovery.listed("b", [(key, MIB) for key in KEYS])
     idle = 0
     for number in range(read_before, COUNT - 32):
         jobs.read([overtaking[number]])
@@ -312,11 +312,11 @@ def test_a_told_order_is_not_listed_before_its_names_grow_stale() -> None:
     for _ in range(2):
         jobs.tell(SHUFFLED)
         jobs.read(SHUFFLED)
-        assert jobs.planner.please_list() == []
+        assert jobs.planner.discovery.please_list() == []
     jobs.now += 45.0
     jobs.tell(SHUFFLED)
     jobs.read(SHUFFLED)
-    assert jobs.planner.please_list() == [("b", "train/part-")]
+    assert jobs.planner.discovery.please_list() == [("b", "train/part-")]
 
 
 def test_the_first_reads_of_a_told_epoch_may_arrive_before_its_order() -> None:
@@ -328,11 +328,13 @@ def test_the_first_reads_of_a_told_epoch_may_arrive_before_its_order() -> None:
     jobs.read(other[:3])
     jobs.tell(other[3:])
     jobs.read(other[3:])
-    assert jobs.planner.please_list() == []
+    assert jobs.planner.discovery.please_list() == []
     jobs.read(SHUFFLED[:15])
-    assert jobs.planner.please_list() == []
+    assert jobs.planner.discovery.please_list() == []
     jobs.read(SHUFFLED[15:17])
-    assert jobs.planner.please_list() == [("b", "train/part-")], "no worker will tell this epoch's order any more"
+    assert jobs.planner.discovery.please_list() == [("b", "train/part-")], (
+        "no worker will tell this epoch's order any more"
+    )
 
 
 def test_a_told_order_is_prefetched_from_its_first_moment() -> None:
@@ -393,7 +395,7 @@ def test_room_is_counted_in_bytes_on_disk() -> None:
     wanted again for ever."""
     planner = Planner(80 * 8192, MIB, disk_bytes=lambda length: 4096 + -(-length // 4096) * 4096)
     refs = [ObjectRef("b", key) for key in KEYS]
-    planner.listed("b", [(key, 1024) for key in KEYS], 0.0)
+    planner.discovery.listed("b", [(key, 1024) for key in KEYS])
     planner.told("a", refs, 0.0)
     planner.asked("a", refs[0], 1024, Extent(0, 1024), 0.0)
     assert planner.wants(0.0, 8191, 4) == []
@@ -474,7 +476,7 @@ def test_names_are_remembered_up_to_a_bound() -> None:
         planner.asked("a", ref, MIB, Extent(0, MIB), i * 0.01)
         planner.sent("a", ref, i * 0.01)
         assert len(planner.registry) <= 1000
-    planner.listed("b", [(f"huge/{i:06d}", 1) for i in range(2000)], 60.0)
+    planner.discovery.listed("b", [(f"huge/{i:06d}", 1) for i in range(2000)])
     assert len(planner.registry) <= 1000
 
 
@@ -483,7 +485,7 @@ def test_a_hundred_thousand_names_that_are_read_take_bounded_memory() -> None:
     tracemalloc.start()
     try:
         planner = Planner(MIB, MIB)
-        planner.listed("b", ((f"train/part-{i:08d}.tar", MIB) for i in range(100_000)), 0.0)
+        planner.discovery.listed("b", ((f"train/part-{i:08d}.tar", MIB) for i in range(100_000)))
         for i in range(0, 100_000, 7):
             ref = ObjectRef("b", f"train/part-{i:08d}.tar")
             planner.asked("a", ref, MIB, Extent(0, MIB), i * 0.01)

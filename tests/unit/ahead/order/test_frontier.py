@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, Epoch
+from outrider.core.ahead.order.epoch import ORDER_UNLIKELY, JobEpoch
 from outrider.core.ahead.order.frontier import Frontier
 
 COUNT = 64
@@ -32,7 +32,7 @@ def test_how_far_readers_drift_apart_is_forgotten_with_an_order_that_they_did_no
 
 
 def test_an_epoch_in_another_order_does_not_tell_how_far_the_readers_of_the_next_one_drift_apart() -> None:
-    epoch = Epoch(range(COUNT), COUNT, 0.0, confidence=ORDER_UNLIKELY)
+    epoch = JobEpoch(range(COUNT), COUNT, 0.0, confidence=ORDER_UNLIKELY)
     for at, index in enumerate(Random(1).sample(range(COUNT), COUNT)):
         epoch.read(index, float(at))
     assert epoch.frontier.drift > 0

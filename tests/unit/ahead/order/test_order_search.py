@@ -456,7 +456,7 @@ def test_no_seed_is_searched_where_the_listed_names_are_not_sorted_any_more() ->
     """Names that a second LIST has found come after the known ones, and the numbers of a sampler stand for sorted
     names."""
     read = Sampled(600)
-    read.planner.listed("bucket", [("train/0000001.jpg", SIZE)], 1.0)
+    read.planner.discovery.listed("bucket", [("train/0000001.jpg", SIZE)])
     assert len(read.planner.registry) == 601
     read.read(drawn_order(Draw(5), 600)[:16])
     for _ in read.steps():

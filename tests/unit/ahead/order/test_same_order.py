@@ -76,7 +76,7 @@ def test_a_follower_goes_on_by_itself_after_its_leader_ended_early(clients: int)
 def test_the_followers_of_a_job_that_has_ended_read_names_that_are_new_since() -> None:
     store = PlannedStore(60, 1, 20)
     known, new = store.refs[:40], store.refs[40:]
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in known], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in known])
     order = known[::3] + known[1::3] + known[2::3]
     drive(store, order[:20], "first")
     drive(store, order[:10], "second")
@@ -88,13 +88,16 @@ def test_the_followers_of_a_job_that_has_ended_read_names_that_are_new_since() -
 
 def test_the_order_that_a_follower_tells_holds_beyond_the_reads_of_its_leader() -> None:
     store = PlannedStore(60, 1, 20)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     order = shuffled(store, 1)
     drive(store, order[:20], "a")
     drive(store, order[:1], "a")
     store.planner.told("a", order, store.now, start=0, total=60)
     told = [
-        epoch for (dataset,) in [store.planner.registry.datasets()] for epoch in dataset.jobs["a"].epochs if epoch.told
+        epoch
+        for (dataset,) in [store.planner.registry.datasets()]
+        for epoch in dataset.jobs["a"].epochs
+        if epoch.announced
     ]
     assert [epoch.leader for epoch in told] == [None]
     for _ in range(2):

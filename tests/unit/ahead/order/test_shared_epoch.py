@@ -9,7 +9,7 @@ import pytest
 
 from outrider.core.ahead.dataset import job_table as job_table_module
 from outrider.core.ahead.dataset.dataset import Dataset
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch import JobEpoch
 from outrider.core.ahead.prefetch_candidates import Candidates, Want
 from outrider.core.model import ObjectRef
 from tests.support.planner import PlannedStore, drive, ratio, shuffled
@@ -17,7 +17,7 @@ from tests.support.planner import PlannedStore, drive, ratio, shuffled
 
 def listed(count: int) -> PlannedStore:
     store = PlannedStore(count, 1, count // 4)
-    store.planner.listed("bucket", [(ref.key, store.size) for ref in store.refs], 0.0)
+    store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     return store
 
 
@@ -141,7 +141,7 @@ def test_each_call_of_wants_asks_some_of_many_jobs_and_all_have_their_turn(monke
     offered: list[int] = []
     wants, offer = Candidates.wants, Candidates._candidate
 
-    def counted(self: Candidates, dataset: Dataset, epoch: Epoch) -> object:
+    def counted(self: Candidates, dataset: Dataset, epoch: JobEpoch) -> object:
         offered[-1] += 1
         return offer(self, dataset, epoch)
 

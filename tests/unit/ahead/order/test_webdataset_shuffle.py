@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.order import order_search, seed_state, shuffle_search, webdataset_shuffle
-from outrider.core.ahead.order.shuffle_search import SearchResult
+from outrider.core.ahead.order import order_search, seed_state, webdataset_search, webdataset_shuffle
 from outrider.core.ahead.order.torch_sampler import at_once
+from outrider.core.ahead.order.webdataset_search import SearchResult
 from outrider.core.ahead.order.webdataset_shuffle import (
     ALL_SEEDS,
     Shuffle,
@@ -71,8 +71,8 @@ def first_reads(order: Order, rounds: int, epoch: int = 0, chance: int = 1) -> l
 
 
 def found(reads: list[int], count: int = COUNT, tried: int = 0) -> SearchResult:
-    workers = at_once(shuffle_search.workers_of(reads, count))
-    return at_once(shuffle_search.found(reads, count, workers, tried))
+    workers = at_once(webdataset_search.workers_of(reads, count))
+    return at_once(webdataset_search.found(reads, count, workers, tried))
 
 
 def steps_of(work: Generator[None, None, T]) -> tuple[T, int]:
@@ -88,7 +88,7 @@ def steps_of(work: Generator[None, None, T]) -> tuple[T, int]:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """WebDataset draws its own seed from `SEEDS`."""
-    monkeypatch.setattr(shuffle_search, "ALL_SEEDS", SEEDS)
+    monkeypatch.setattr(webdataset_search, "ALL_SEEDS", SEEDS)
     monkeypatch.setattr(order_search, "SHUFFLE_SEEDS_MAX", 2 * SEEDS)
     monkeypatch.setattr(seed_state, "SHUFFLE_SEEDS_MAX", 2 * SEEDS)
 
@@ -112,7 +112,7 @@ def test_a_small_seed_is_found_by_a_few_shards_of_each_worker(
 
 def test_webdatasets_own_seed_is_found_among_a_million() -> None:
     reads = first_reads(shuffled(seed=FAR), 6)
-    (search, steps), last = steps_of(shuffle_search.found(reads, COUNT, WORKERS)), FAR
+    (search, steps), last = steps_of(webdataset_search.found(reads, COUNT, WORKERS)), FAR
     assert search.shuffle is not None
     assert set(dict(search.shuffle.seeds).values()) == {last}
     # The search runs in steps of 0.1 ms.
@@ -182,7 +182,7 @@ def test_the_seeds_of_several_ranks_are_found_all_or_none() -> None:
 @given(st.integers(2**32, 2**64), st.sampled_from([100, 1000, 5000]), st.integers(16, 96))
 def test_random_reads_have_neither_workers_nor_a_seed(chance: int, count: int, reads: int) -> None:
     read = Random(chance).sample(range(count), min(reads, count - 1))
-    assert at_once(shuffle_search.workers_of(read, count)) == 1
+    assert at_once(webdataset_search.workers_of(read, count)) == 1
     search = found(read, count)
     assert search.shuffle is None
     # A million seeds are not tried for them.
@@ -193,14 +193,14 @@ def test_random_reads_have_neither_workers_nor_a_seed(chance: int, count: int, r
 def test_shards_that_are_read_in_their_order_do_not_look_like_several_workers(reads: int) -> None:
     about = beside_each_other([list(range(worker, COUNT, WORKERS)) for worker in range(WORKERS)], Random(1))
     for order in (range(COUNT), about):
-        assert at_once(shuffle_search.workers_of(order[:reads], COUNT)) == 1
+        assert at_once(webdataset_search.workers_of(order[:reads], COUNT)) == 1
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8, 16, 48])
 @pytest.mark.parametrize("rounds", [3, 6, 30] if SCALE > 1 else [3, 30])
 def test_the_number_of_workers_is_neither_halved_nor_doubled(workers: int, rounds: int) -> None:
     reads = first_reads(shuffled(6000, workers, seed=99_999), max(rounds, 16 // workers))
-    assert at_once(shuffle_search.workers_of(reads, 6000)) == workers
+    assert at_once(webdataset_search.workers_of(reads, 6000)) == workers
 
 
 def test_the_next_epoch_has_the_same_seeds_or_the_next_ones() -> None:
@@ -338,7 +338,7 @@ def test_the_search_changes_nothing_for_random_reads(monkeypatch: pytest.MonkeyP
         return [(epoch.hit_ratio, epoch.traffic) for epoch in simulated(order, epochs=2)]
 
     with_it = fresh()
-    monkeypatch.setattr(shuffle_search, "_SMALL_SEEDS", 0)
+    monkeypatch.setattr(webdataset_search, "_SMALL_SEEDS", 0)
     assert fresh() == with_it
 
 
@@ -359,13 +359,13 @@ def test_a_seed_that_is_found_after_its_epoch_tells_the_seed_of_the_next_one() -
 @few_seeds
 def test_a_search_among_all_seeds_goes_on_during_reads_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
-    search = shuffle_search.found
+    search = webdataset_search.found
 
     def counted(*args: Any) -> Generator[None, None, SearchResult]:
         begun.append(len(args[0]))
         return (yield from search(*args))
 
-    monkeypatch.setattr(shuffle_search, "found", counted)
+    monkeypatch.setattr(webdataset_search, "found", counted)
     proxy = Sampled(COUNT)
     [*reads] = beside_each_other(shuffled(seed=2**40)(0), Random(1))
     steps = proxy.steps()
@@ -421,10 +421,10 @@ def test_an_order_that_was_drawn_from_the_first_pages_of_a_list_is_drawn_anew_wh
     refs = Sampled(3000).refs
     proxy.refs = refs
     entries = [(ref.key, 110_000) for ref in refs]
-    proxy.planner.listed("bucket", entries[:1000], 0.0, more=True)
+    proxy.planner.discovery.listed("bucket", entries[:1000], more=True)
     reads = beside_each_other(shuffled(3000, 2)(0), Random(1))
     proxy.foreseen(reads[:30], 12)
-    proxy.planner.listed("bucket", entries[1000:], proxy.now)
+    proxy.planner.discovery.listed("bucket", entries[1000:])
     proxy.foreseen(reads[30:200], 12)
     assert proxy.foreseen(reads[200:1000], 12) > 0.95
 

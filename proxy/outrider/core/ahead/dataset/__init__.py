@@ -10,7 +10,7 @@
 4. `next_use_ranking` ranks the cached objects by their next read: eviction takes the one that is needed last.
 5. `Dataset` holds these parts together and tells them of each event.
 6. `registry` finds the dataset of a key, and bounds the number of datasets and of names. It compares the farthest
-   objects of all datasets. Over a restart, names and orders are kept (`learned_state`); jobs are not.
+   objects of all datasets. Over a restart, names and orders are kept (`saved_datasets`); jobs are not.
 
 The entry points are `registry.DatasetRegistry`, `dataset.Dataset` and `templates.Templates`.
 """

@@ -9,10 +9,9 @@ from outrider.core.ahead.dataset.job_table import JobTable
 from outrider.core.ahead.dataset.next_use_ranking import NEVER, NextUse
 from outrider.core.ahead.dataset.templates import prefix_of
 from outrider.core.ahead.object_names import DiscoveryState, Names
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch import JobEpoch
+from outrider.core.ahead.order.epoch_detector import EpochDetector
 from outrider.core.ahead.order.epoch_handle import EpochHandle
-from outrider.core.ahead.order.job import Job
-from outrider.core.ahead.order.learned_order import LearnedOrder
 from outrider.core.model import BlockKey
 
 
@@ -40,18 +39,14 @@ class Dataset:
         """The settings allow to prefetch the object that was read last."""
         self.usual_bytes = -1
         """The size learned last: an object of unknown size is taken to be as large. -1: no size is known."""
-        self.to_search: list[Epoch] = []
+        self.to_search: list[JobEpoch] = []
         """Epochs whose reads so far may tell by which seed their order is drawn (see `order_search`)."""
         # The number of listed names when the jobs last heard of them.
         self._names_heard = 0
 
     @property
-    def jobs(self) -> dict[str, Job]:
+    def jobs(self) -> dict[str, EpochDetector]:
         return self.job_table.jobs
-
-    @property
-    def learned(self) -> list[LearnedOrder]:
-        return self.job_table.learned
 
     # -- names --------------------------------------------------------------------------------------------------
 
@@ -99,16 +94,11 @@ class Dataset:
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
-    def epochs(self) -> list[Epoch]:
+    def epochs(self) -> list[JobEpoch]:
         """See `JobTable.epochs`."""
         return self.job_table.epochs()
 
-    @property
-    def is_hinted(self) -> bool:
-        """See `JobTable.is_hinted`."""
-        return self.job_table.is_hinted
-
-    def epoch_of(self, handle: EpochHandle) -> Epoch | None:
+    def epoch_of(self, handle: EpochHandle) -> JobEpoch | None:
         """See `JobTable.epoch_of`."""
         return self.job_table.epoch_of(handle)
 
@@ -127,7 +117,7 @@ class Dataset:
             cached.opened(now)
             self.next_use.opened(cached, now)
 
-    def told(self, client: str, indexes: Sequence[int], start: int, total: int, now: float) -> Epoch:
+    def told(self, client: str, indexes: Sequence[int], start: int, total: int, now: float) -> JobEpoch:
         """A hint: `client` reads these objects, numbers `start` and on of `total` in its epoch."""
         epoch = self.job_table.told(client, indexes, start, total, len(self.names.keys), now)
         self.active_at = now
@@ -142,8 +132,8 @@ class Dataset:
         self.next_use.rerank_some(now, len(indexes))
         return epoch
 
-    def withdraw(self, epoch: Epoch, indexes: Set[int], now: float) -> None:
-        """See `Job.withdraw`."""
+    def withdraw(self, epoch: JobEpoch, indexes: Set[int], now: float) -> None:
+        """See `EpochDetector.withdraw`."""
         self.job_table.withdraw(epoch, indexes, self.names)
         self.job_table.forget_epochs()
         self.next_use.rerank_all(now)
@@ -152,10 +142,6 @@ class Dataset:
         """More is known of the next reads of an epoch; see `NextUse.rerank_in_steps`."""
         self.job_table.forget_epochs()
         yield from self.next_use.rerank_in_steps(lambda: self.active_at)
-
-    def remembered(self) -> list[LearnedOrder]:
-        """See `JobTable.remembered`."""
-        return self.job_table.remembered()
 
     # -- cached objects -----------------------------------------------------------------------------------------
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order.epoch import ORDER_LIKELY, Epoch
+from outrider.core.ahead.order.epoch import ORDER_LIKELY, JobEpoch
+from outrider.core.ahead.order.epoch_detector import EpochDetector
 from outrider.core.ahead.order.epoch_handle import EpochHandle
-from outrider.core.ahead.order.job import Job, ReadOrder
-from outrider.core.ahead.order.learned_order import LearnedOrder
+from outrider.core.ahead.order.saved_order import ReadOrder, SavedOrder
 from outrider.core.ahead.order.shared_epoch import SharedEpoch
 
 # A job that has been silent for so long, and for twice the duration of each of its epochs, is over.
@@ -32,27 +32,25 @@ class JobTable:
     """
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, EpochDetector] = {}
         # Orders of jobs that are over, the latest first.
-        self.learned: list[LearnedOrder] = []
+        self.learned: list[SavedOrder] = []
         # None: the dataset has one client.
         self.shared_epoch: SharedEpoch | None = None
         # The result of `epochs`; None: its next call computes it.
-        self.computed: list[Epoch] | None = None
+        self.computed: list[JobEpoch] | None = None
         # Whether `computed` are the epochs of all clients together.
         self._is_shared = False
-        self.is_by_chance = False
-        """As of the last call of `epochs`: a client reads at random, beside the epochs of the others."""
 
     # -- predictions --------------------------------------------------------------------------------------------
 
-    def epochs(self) -> list[Epoch]:
+    def epochs(self) -> list[JobEpoch]:
         """The epochs that predict the next reads; empty: nothing predicts them."""
         if self.computed is None:
             if self.shared_epoch is None and len(self.jobs) == 1:
                 # The usual case: one client that shares its epochs with nobody.
                 (job,) = self.jobs.values()
-                self._is_shared, self.is_by_chance = False, job.is_by_chance
+                self._is_shared = False
                 self.computed = job.predicting.copy()
                 return self.computed
             own = self._own_epochs()
@@ -62,9 +60,8 @@ class JobTable:
             # That the clients of a cluster repeat their orders is first to be shown by reads.
             likely = ORDER_LIKELY if self.shared_epoch is not None and self.shared_epoch.spans_nodes else 0.0
             self._is_shared = bool(shared) and not any(
-                epoch.trusted and epoch.order_known and (epoch.told or epoch.confidence > likely) for epoch in own
+                epoch.trusted and epoch.order_known and (epoch.announced or epoch.confidence > likely) for epoch in own
             )
-            self.is_by_chance = not self._is_shared and any(job.is_by_chance for job in self.jobs.values())
             self.computed = shared if self._is_shared else own
         return self.computed
 
@@ -72,8 +69,8 @@ class JobTable:
         """The jobs expect other reads than before: `epochs` is computed anew."""
         self.computed = None
 
-    def _own_epochs(self) -> list[Epoch]:
-        epochs: list[Epoch] = []
+    def _own_epochs(self) -> list[JobEpoch]:
+        epochs: list[JobEpoch] = []
         for job in self.jobs.values():
             epochs += job.predicting
         return epochs
@@ -83,12 +80,12 @@ class JobTable:
         """Whether a job has sent a hint of its reads, or sent one for its last epoch and may still send the next one.
         The first reads of an epoch come beside its hint, and may arrive before it."""
         return any(
-            epoch.told or (epoch.was_told and len(epoch.log) < _HINT_LATE) for epoch in self._own_epochs()
+            epoch.announced or (epoch.was_announced and len(epoch.log) < _HINT_LATE) for epoch in self._own_epochs()
         )  # fmt: skip
 
-    def is_read_here(self, epoch: Epoch) -> bool:
+    def is_read_locally(self, epoch: JobEpoch) -> bool:
         """Whether the epoch is that of one client, which reads at this node."""
-        return any(epoch in job.epochs for job in self.jobs.values() if not job.is_elsewhere)
+        return any(epoch in job.epochs for job in self.jobs.values() if not job.is_on_peer)
 
     def orders(self) -> list[ReadOrder]:
         """The orders in which the dataset is being read, and was read before."""
@@ -97,14 +94,16 @@ class JobTable:
 
     # -- reads and hints ----------------------------------------------------------------------------------------
 
-    def job_of(self, client: str, names_count: int, now: float) -> Job | None:
+    def job_of(self, client: str, names_count: int, now: float) -> EpochDetector | None:
         """None: there is no room for another job. Then the client's reads count in the shared epoch alone."""
         job = self.jobs.get(client)
         if job is None and self._has_room(names_count, now):
             job = self._begin(client, names_count, now)
         return job
 
-    def opened(self, client: str, job: Job | None, index: int, names: Names, readers: int, now: float) -> float:
+    def opened(
+        self, client: str, job: EpochDetector | None, index: int, names: Names, readers: int, now: float
+    ) -> float:
         """A client begins to read an object. Returns the part of an epoch that the dataset's clock moves on by."""
         if len(self.jobs) > 1 and self.shared_epoch is None:
             self.shared_epoch = SharedEpoch(self.jobs.values(), names, now)
@@ -122,18 +121,18 @@ class JobTable:
 
     def told(
         self, client: str, indexes: Sequence[int], start: int, total: int, names_count: int, now: float
-    ) -> Epoch:  # fmt: skip
+    ) -> JobEpoch:  # fmt: skip
         """See `Dataset.told`."""
         job = self.jobs.get(client) or self._begin(client, names_count, now)
         return job.told(indexes, start, total, names_count, now)
 
-    def withdraw(self, epoch: Epoch, indexes: Set[int], names: Names) -> None:
-        """See `Job.withdraw`."""
+    def withdraw(self, epoch: JobEpoch, indexes: Set[int], names: Names) -> None:
+        """See `EpochDetector.withdraw`."""
         for job in self.jobs.values():
             if epoch in job.epochs:
                 job.withdraw(epoch, indexes, names)
 
-    def epoch_of(self, handle: EpochHandle) -> Epoch | None:
+    def epoch_of(self, handle: EpochHandle) -> JobEpoch | None:
         """The epoch that is in this round; None: the round is over, or was given up."""
         return next((epoch for job in self.jobs.values() for epoch in job.epochs if epoch.handle is handle), None)
 
@@ -157,14 +156,14 @@ class JobTable:
         return len(self.jobs) < _jobs_max(names_count) or now - self._most_silent.last > _MAKES_ROOM_S
 
     @property
-    def _most_silent(self) -> Job:
+    def _most_silent(self) -> EpochDetector:
         return min(self.jobs.values(), key=lambda job: job.last)
 
-    def _begin(self, client: str, names_count: int, now: float) -> Job:
+    def _begin(self, client: str, names_count: int, now: float) -> EpochDetector:
         self._end_old(now)
         while len(self.jobs) >= _jobs_max(names_count):
             self._end(self._most_silent)
-        job = self.jobs[client] = Job(client, now)
+        job = self.jobs[client] = EpochDetector(client, now)
         return job
 
     def _end_old(self, now: float) -> None:
@@ -174,12 +173,12 @@ class JobTable:
         if len(self.jobs) < 2:
             self.shared_epoch = None
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: EpochDetector) -> None:
         del self.jobs[job.client]
         self.forget_epochs()
         self.learned = [*_learned_of(job), *self.learned][:_ORDERS_MAX]
 
-    def remembered(self) -> list[LearnedOrder]:
+    def remembered(self) -> list[SavedOrder]:
         """The orders that will be worth knowing after the current jobs have ended."""
         current = [order for job in self.jobs.values() for order in _learned_of(job)]
         return [*current, *self.learned][:_ORDERS_MAX]
@@ -200,8 +199,13 @@ def _jobs_max(names_count: int) -> int:
     return max(2, min(_JOBS_MAX, _JOBS_NAMES_MAX // max(1, names_count)))
 
 
-def _learned_of(job: Job) -> list[LearnedOrder]:
+def _learned_of(job: EpochDetector) -> list[SavedOrder]:
     learned = (
-        epoch.learned() for epoch in job.predicting if epoch.number > 0 and epoch.trusted and len(epoch.agenda) > 1
+        _saved(epoch) for epoch in job.predicting if epoch.number > 0 and epoch.trusted and len(epoch.agenda) > 1
     )
     return list(learned)[:1]
+
+
+def _saved(epoch: JobEpoch) -> SavedOrder:
+    place = epoch.place if epoch.number > 0 else None
+    return SavedOrder(epoch.sequence(), place, len(epoch.place), epoch.seconds(epoch.last))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Generator, Iterator, MutableMapping
-from heapq import heappop, heappush
-from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from outrider.core.ahead.dataset.job_table import JobTable
 from outrider.core.ahead.dataset.rank_index import RankIndex
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch import JobEpoch
 from outrider.core.rows import RowOrder
 
 # A silent job may have ended: each second of silence moves the next read of its objects four seconds away.
@@ -22,8 +20,6 @@ _SILENCE_S, _PAUSES = 1.0, 2.0
 _RERANKED = 2
 # Objects ranked anew in one step of `rerank_in_steps`, before other work has its turn.
 _RERANKED_A_STEP = 8
-# Candidates for eviction of either kind that are compared where some jobs read in epochs and others at random.
-_COMPARED = 16
 # An object that was evicted in part goes before whole objects that are needed later by up to this part of an epoch.
 # Otherwise each eviction takes blocks of those objects that can spare some at that moment, and many objects are kept in
 # part: of 200 shards of two blocks, read in a new order by 8 readers, a cache of 25 % had 28 whole ones and 44 halves.
@@ -201,7 +197,7 @@ class NextUse(Generic[T]):
     def seconds_until(self, cached: T, now: float) -> float:
         """Expected seconds until the next read. Where no epoch predicts it, as many as since the last use."""
         epochs = self._jobs.epochs()
-        soonest = NEVER if epochs and not self._jobs.is_by_chance else now - cached.used_at
+        soonest = NEVER if epochs else now - cached.used_at
         for epoch in epochs:
             seconds = epoch.until(cached.index) * epoch.seconds(now)
             if now - epoch.last > _SILENCE_S:
@@ -215,33 +211,10 @@ class NextUse(Generic[T]):
 
         The order is that of the ranks, so it is as true as they are. The seconds are computed for `now`.
         """
-        if not self._jobs.epochs():
-            indexes = iter(self.recent)
-        elif self._jobs.is_by_chance:
-            return self._farthest_of_both(now)
-        else:
-            indexes = reversed(self._ranked)
+        indexes = reversed(self._ranked) if self._jobs.epochs() else iter(self.recent)
         return ((self.seconds_until(self.objects[index], now), self.objects[index]) for index in indexes)
 
-    def _farthest_of_both(self, now: float) -> Iterator[tuple[float, T]]:
-        """Some jobs read in epochs and others at random: the farthest of the next candidates by rank and by LRU."""
-        streams = [reversed(self._ranked), iter(self.recent)]
-        seen: set[int] = set()
-        heap: list[tuple[float, int]] = []
-        take = _COMPARED
-        while True:
-            for stream in streams:
-                for index in islice(stream, take):
-                    if index not in seen:
-                        seen.add(index)
-                        heappush(heap, (-self.seconds_until(self.objects[index], now), index))
-            if not heap:
-                return
-            take = 1
-            seconds, index = heappop(heap)
-            yield -seconds, self.objects[index]
 
-
-def silence(epoch: Epoch, now: float) -> float:
+def silence(epoch: JobEpoch, now: float) -> float:
     """Seconds for which the epoch has been silent beyond its usual pauses."""
-    return max(0.0, now - epoch.last - max(_SILENCE_S, _PAUSES * epoch.pause_s))
+    return max(0.0, now - epoch.last - max(_SILENCE_S, _PAUSES * epoch.pace.pause_s))

@@ -7,16 +7,14 @@ stands in arrays: a million objects take some twenty megabytes.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence, Set
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
 
+from outrider.core.ahead.order.announced_order import END, AnnouncedOrder
 from outrider.core.ahead.order.epoch_handle import EpochHandle
 from outrider.core.ahead.order.fetch_cursor import FetchCursor
-from outrider.core.ahead.order.frontier import RECENT, Frontier, tolerance
-from outrider.core.ahead.order.learned_order import LearnedOrder, blanks
+from outrider.core.ahead.order.frontier import RECENT, Frontier, LateReads, ReadingPace, tolerance
+from outrider.core.ahead.order.saved_order import blanks
 from outrider.core.ahead.order.seed_state import DrawnOrder, SeedState
-from outrider.core.ahead.order.told_order import END, Expectation, ToldOrder
-from outrider.core.ahead.order.torch_sampler import at_once, out_of_batches
 
 # The weight of the newest read in `confidence`, an exponentially weighted mean.
 _NEWEST = 1 / 8
@@ -25,17 +23,11 @@ _NEWEST = 1 / 8
 ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY = 0.65, 0.5, 0.2
 # The confidence in a drawn order: a dozen reads have proven it, and the next reads may still refute it.
 ORDER_DRAWN = 0.8
-# Reads of an epoch whose times are kept.
-FIRST_READS = 512
 # A follower that reads so many objects in a row that its leader has not read does not follow it any more.
 _OVERTAKEN = 16
-# A pause that came once comes again (a batch, a validation): it is remembered over some 500 reads.
-_PAUSE_KEPT = 0.998
-# A read that is heard of late is one of the last of its epoch, and heard of among the first reads of the next one.
-_OVERDUE_MAX, _LATE_MAX = 1024, 64
 
 
-class Epoch:
+class JobEpoch:
     """One epoch of one job, which becomes the job's next epoch by `begin_next`.
 
     `agenda` holds the objects that it is expected to read, in the likely order; `log` holds those that it has read.
@@ -51,8 +43,6 @@ class Epoch:
         self.handle = EpochHandle()
         self.agenda: array[int] = array("i")
         self.log: array[int] = array("i")
-        # The times of the first reads, in the order of `log`.
-        self._times: array[float] = array("d")
         self.place = blanks(index_count)
         self.done = blanks(index_count)
         # How many objects of the agenda have been read.
@@ -65,9 +55,9 @@ class Epoch:
         self.repeats = True
         # False: it began with an object that was read twice, and may be no epoch at all. Nothing is fetched for it.
         self.trusted = trusted
-        # None: nobody has told this epoch's order. `was_told`: the last epoch's order was told.
-        self.told_order: ToldOrder | None = None
-        self.was_told = False
+        # None: nobody has told this epoch's order. `was_announced`: the last epoch's order was told.
+        self.announced_order: AnnouncedOrder | None = None
+        self.was_announced = False
         self.seed_state = SeedState()
         # Objects are dealt to workers by their rank, and the agenda holds only the shares of workers that were seen.
         self.is_dealt = False
@@ -77,28 +67,26 @@ class Epoch:
         # Where the readers are in the agenda.
         self.frontier = Frontier()
         self.began = self.last = now
-        # How long the last epoch took, 0: not known; the mean time between two reads; the longest pause of late.
-        self.period_s = self.gap_s = self.pause_s = 0.0
-        self._gaps = 0
+        # How long the last epoch took; 0: not known.
+        self.period_s = 0.0
+        self.pace = ReadingPace()
         # Reads of the same job that were counted to its other epochs since the last read of this one.
         self.passed_over = 0
         # Epochs that read the same objects in the same order later; and the epoch that this one follows.
-        self.followers: list[Epoch] = []
-        self.leader: Epoch | None = None
-        # How many reads the leader had when this epoch joined it.
-        self.joined = 0
-        # Objects that the epoch before this one had left when this one began, which may have been read meanwhile.
-        self._overdue: set[int] = set()
-        # How many of this epoch's last reads were of objects that the leader has not read.
-        self._beyond_leader = 0
+        self.followers: list[JobEpoch] = []
+        self.leader: JobEpoch | None = None
+        # How many reads the leader had when this epoch joined it, and how many of this epoch's last reads were of
+        # objects that the leader has not read.
+        self.joined = self._beyond_leader = 0
+        self.late_reads = LateReads()
         self._set_agenda(agenda)
 
     # -- what is known ------------------------------------------------------------------------------------------
 
     @property
-    def told(self) -> bool:
-        """The job has told the order of this epoch."""
-        return self.told_order is not None
+    def announced(self) -> bool:
+        """The job has announced the order of this epoch."""
+        return self.announced_order is not None
 
     @property
     def left(self) -> int:
@@ -126,7 +114,7 @@ class Epoch:
 
     @property
     def order_known(self) -> bool:
-        return self.told_order is not None or (self.confidence > ORDER_OPEN and len(self.agenda) > 0)
+        return self.announced_order is not None or (self.confidence > ORDER_OPEN and len(self.agenda) > 0)
 
     @property
     def tolerance(self) -> int:
@@ -135,7 +123,7 @@ class Epoch:
     @property
     def next_confidence(self) -> float:
         """How likely the next epoch has the order of this one."""
-        if (self.told_order is not None or self.seed_state.draw is not None) and not self.repeats:
+        if (self.announced_order is not None or self.seed_state.draw is not None) and not self.repeats:
             # The next order will be told or drawn as well, and will be another one.
             return ORDER_UNLIKELY
         return self.confidence if self.number > 0 else max(self.confidence, ORDER_LIKELY)
@@ -159,16 +147,6 @@ class Epoch:
         """The object is neither read nor expected."""
         return self.done[index] < 0 and self.place[index] < 0
 
-    def was_overdue(self, index: int) -> bool:
-        """A read of this object that is heard of now belongs to the epoch before this one. Reads of cached objects are
-        heard of later than others. So the first reads of an epoch may come before the last ones of the epoch before."""
-        if index not in self._overdue:
-            return False
-        if len(self.log) > _LATE_MAX or (self.seed_state.draw is not None and self.is_near(index)):
-            return False
-        self._overdue.discard(index)
-        return True
-
     def distance_of(self, index: int) -> int:
         """How many places lie between this object and the frontier. More than all: it is not expected."""
         return abs(self.place[index] - self.frontier.place) if self.place[index] >= 0 else len(self.place)
@@ -176,11 +154,6 @@ class Epoch:
     def is_near(self, index: int) -> bool:
         """The object stands in the agenda about where the readers are."""
         return self.distance_of(index) <= self.tolerance
-
-    def is_in_order(self, index: int) -> bool:
-        """A read of this object agrees with the agenda's order: see `Frontier.agrees`."""
-        place = self.place[index]
-        return place >= 0 and self.frontier.agrees(place, len(self.agenda))
 
     def _continues_batch(self, place: int) -> bool:
         """The object before this one in the same batch was read a moment ago. In a drawn order that is evidence as
@@ -210,7 +183,7 @@ class Epoch:
             if upcoming is not None and self.order_known:
                 again = upcoming.place[index] if index < len(upcoming.place) else -1
                 return (self.left + again) / size if again >= 0 else 1.0
-            if self.told_order is not None and not self.repeats:
+            if self.announced_order is not None and not self.repeats:
                 # The next order is another one: half of it on average, after all that is left of this one.
                 return self.left / size + 0.5
             return 1.0 + (done - len(self.log)) / size
@@ -218,7 +191,7 @@ class Epoch:
         if place < 0 and len(self.agenda) > 0:
             # The set of objects is known and this one is not in it: hardly in this epoch.
             return 1.0
-        if not (self.told_order is not None or (place >= 0 and self.confidence > ORDER_OPEN)):
+        if not (self.announced_order is not None or (place >= 0 and self.confidence > ORDER_OPEN)):
             # The order is not known: half of what is left, on average. `progress` spelled out, for each rank asks this.
             return (1.0 - len(self.log) / size) / 2 if self.agenda else 0.25
         if self.leader is not None and place >= (known := len(self.leader.log)):
@@ -244,16 +217,6 @@ class Epoch:
             return self.agenda
         return self.log + array("i", (index for index in self.agenda if self.unread(index)))
 
-    def first_reads(self) -> list[int]:
-        """The first reads by their times. The log may have them in another order: a hit that needs no other task is
-        heard of later than a miss that was asked for at the same time."""
-        return [index for _, index in sorted(zip(self._times, self.log, strict=False), key=itemgetter(0))]
-
-    def learned(self) -> LearnedOrder:
-        return LearnedOrder(
-            self.sequence(), self.place if self.number > 0 else None, len(self.place), self.seconds(self.last)
-        )
-
     # -- reads --------------------------------------------------------------------------------------------------
 
     def read(self, index: int, now: float) -> None:
@@ -267,18 +230,12 @@ class Epoch:
             self.confidence -= _NEWEST * self.confidence
         self.done[index] = len(self.log)
         self.log.append(index)
-        if len(self._times) < FIRST_READS:
-            self._times.append(now)
         if self.leader is not None:
             self._compare_with_leader(self.leader, index)
         for follower in self.followers:
             follower.grow(len(self.place))
             follower.follow_read(index, len(self.log) - 1)
-        gap = now - self.last
-        self._gaps += 1
-        self.gap_s += (gap - self.gap_s) * (1.0 if self._gaps <= 2 else 0.1)
-        kept_s = self.pause_s * _PAUSE_KEPT
-        self.pause_s = gap if gap > kept_s else kept_s
+        self.pace.read(now - self.last, now)
         self.last = now
         self.passed_over = 0
 
@@ -293,19 +250,19 @@ class Epoch:
             evidence = -chance / (1 - chance)
         self.confidence += _NEWEST * (evidence - self.confidence)
 
-    def _compare_with_leader(self, leader: Epoch, index: int) -> None:
+    def _compare_with_leader(self, leader: JobEpoch, index: int) -> None:
         # A leader that its job has dropped hears of no new names.
         leader.grow(len(self.done))
         self._beyond_leader = 0 if leader.done[index] >= 0 else self._beyond_leader + 1
         if self._beyond_leader > _OVERTAKEN:
             self.leader = None
 
-    def take_pace_of(self, other: Epoch) -> None:
+    def take_pace_of(self, other: JobEpoch) -> None:
         """Both are of the same job, so the readers are most likely as fast."""
-        self.gap_s, self.pause_s, self._gaps = other.gap_s, other.pause_s, other._gaps
+        self.pace = other.pace.copy()
         self.batch, self.workers = other.batch, other.workers
 
-    def lead(self, follower: Epoch) -> None:
+    def lead(self, follower: JobEpoch) -> None:
         follower.leader, follower.joined = self, len(self.log)
         self.followers.append(follower)
 
@@ -316,7 +273,7 @@ class Epoch:
 
     def follow_read(self, index: int, place: int) -> None:
         """The leader has read the object as its `place`-th, so this epoch will do the same."""
-        if self.told_order is not None or self.seed_state.draw is not None:
+        if self.announced_order is not None or self.seed_state.draw is not None:
             return
         self.expect((index,))
         if place >= len(self.agenda):
@@ -327,10 +284,10 @@ class Epoch:
 
     def begin_next(self, now: float) -> None:
         """All was read: this becomes the next epoch, which is most likely like the one that ends."""
-        is_certain = self.seed_state.is_sampled and self.left > 0
-        self._overdue = {i for i in self.agenda[-_OVERDUE_MAX:] if self.done[i] < 0} if is_certain else set()
+        self.late_reads.begin(self.agenda if self.seed_state.is_sampled and self.left > 0 else (), self.done)
+        self.pace.begin_epoch()
         ahead = self.cursor.past_end(self.agenda)
-        self.agenda, self.log, self._times = self.log, array("i"), array("d")
+        self.agenda, self.log = self.log, array("i")
         self.place, self.done = self.done, blanks(len(self.done))
         self._expected_read = 0
         self.period_s, self.began = now - self.began, now
@@ -339,7 +296,7 @@ class Epoch:
         self.confidence = self.next_confidence
         self.number += 1
         self.handle.ended, self.handle = True, EpochHandle(self.handle.number + 1)
-        self.was_told, self.told_order, self.repeats = self.told, None, True
+        self.was_announced, self.announced_order, self.repeats = self.announced, None, True
         self.draw_after(self)
         self.cursor.restart(ahead)
 
@@ -355,11 +312,12 @@ class Epoch:
         """Add those objects that are not in the agenda to its end."""
         for index in indexes:
             if self.place[index] < 0:
-                if self.told_order is not None:
-                    self.told_order.append(END)
-                self._append(index)
+                if self.announced_order is not None:
+                    self.announced_order.append(END)
+                self.append(index)
 
-    def _append(self, index: int) -> None:
+    def append(self, index: int) -> None:
+        """The object, which is not in the agenda, is expected after all others."""
         self.place[index] = len(self.agenda)
         # Fetching may have begun with the next epoch, as the agenda seemed to end before this object.
         self.cursor.rewind(len(self.agenda))
@@ -367,13 +325,23 @@ class Epoch:
         self.agenda.append(index)
         self._expected_read += self.done[index] >= 0
 
+    def cut(self, first: int) -> array[int]:
+        """Take out the agenda from this place on, and return it."""
+        tail = self.agenda[first:]
+        for index in tail:
+            self._expected_read -= self.done[index] >= 0
+            self.place[index] = -1
+        del self.agenda[first:]
+        self.cursor.rewind(first)
+        return tail
+
     def replan(self, indexes: Iterable[int], *, confidence: float) -> None:
         """This very epoch gets a new agenda: `indexes`, none of them twice."""
         self.changes += 1
         self._set_agenda(indexes)
         self.confidence = confidence
         self.cursor.restart()
-        self._relocate()
+        self.relocate()
 
     def _set_agenda(self, indexes: Iterable[int]) -> None:
         # A client that reads an unknown part of a million names has this done some twenty times in an epoch.
@@ -389,14 +357,14 @@ class Epoch:
         self.grow(len(self.done))
         self._expected_read = sum(place[index] >= 0 for index in self.log)
         self.cursor.restart()
-        self._relocate()
+        self.relocate()
 
     def fetch_again(self, index: int) -> None:
         """The object is not here any more, and is not on its way."""
         if self.to_come(index):
             self.cursor.fetch_again(self.place[index], index)
 
-    def _relocate(self) -> None:
+    def relocate(self) -> None:
         """Places have changed: find the frontier by the new places of the last reads."""
         places = (self.place[index] for index in self.log[-RECENT:])
         self.frontier.relocate((place for place in places if place >= 0), len(self.agenda))
@@ -410,7 +378,7 @@ class Epoch:
         self.repeats = self.seed_state.is_shuffled and self.seed_state.successor <= 0
         self.reorder(drawn.agenda, drawn.place)
 
-    def draw_after(self, other: Epoch) -> None:
+    def draw_after(self, other: JobEpoch) -> None:
         """This is the epoch after `other`, of the same job."""
         upcoming = self.seed_state.begin_after(other.seed_state)
         if upcoming is not None:
@@ -423,62 +391,7 @@ class Epoch:
 
     def read_in_batches(self, agenda: array[int], place: array[int], batch: int, workers: int) -> None:
         """The same order is read by `workers` workers, a batch of `batch` objects each in turn."""
-        if self.told_order is not None:
-            self.told_order.deal_anew(self.batch * self.workers, batch, workers)
+        if self.announced_order is not None:
+            self.announced_order.deal_anew(self.batch * self.workers, batch, workers)
         self.batch, self.workers = batch, workers
         self.reorder(agenda, place)
-
-    # -- an order that is told ----------------------------------------------------------------------------------
-
-    def tell(self, indexes: Sequence[int], start: int, total: int) -> None:
-        """The order of this epoch for certain: `indexes` are numbers `start`, `start` + 1, ... of the `total` that one
-        worker reads. The orders of several workers are merged by how far each is through its own part."""
-        told = self.told_order
-        if told is None:
-            told = ToldOrder(Expectation(self.agenda, self.confidence, self.number))
-            self.replan((), confidence=1.0)
-            self.told_order, self.number, self.leader = told, max(1, self.number), None
-        if not told.continues_at(start):
-            told.several = True
-            self._read_without_batches()
-        piece = told.piece(indexes, start, total, self.batch, self.workers, self.place)
-        if piece and told.overlaps(piece[0][0]):
-            # Workers that tell a piece each, in turn, are about equally far: most of what was told keeps its place.
-            first, shares = told.cut(piece[0][0])
-            piece = sorted([*zip(shares, self._cut(first), strict=True), *piece])
-        for share, index in piece:
-            if self.place[index] < 0:
-                told.append(share)
-                self._append(index)
-        self._relocate()
-
-    def _read_without_batches(self) -> None:
-        """Each worker tells what it reads itself: its order is not dealt to several workers."""
-        if self.workers > 1:
-            self.agenda = at_once(out_of_batches(self.agenda, self.batch, self.workers))
-            self.batch = self.workers = 1
-            for place, index in enumerate(self.agenda):
-                self.place[index] = place
-            self.cursor.rewind(0)
-
-    def _cut(self, first: int) -> array[int]:
-        """Take out the agenda from this place on, and return it."""
-        tail = self.agenda[first:]
-        for index in tail:
-            self._expected_read -= self.done[index] >= 0
-            self.place[index] = -1
-        del self.agenda[first:]
-        self.cursor.rewind(first)
-        return tail
-
-    def withdraw(self, indexes: Set[int]) -> None:
-        """Expect none of these any more. Once all told objects are read or withdrawn, expect what was expected before
-        the order was told."""
-        told = self.told_order
-        rest = [place for place, index in enumerate(self.agenda) if index not in indexes]
-        if told is not None:
-            told.keep(rest)
-        self.replan([self.agenda[place] for place in rest], confidence=self.confidence)
-        if told is not None and self.left == 0:
-            self.told_order, self.repeats, self.number = None, True, told.before.number
-            self.replan(told.before.agenda, confidence=told.before.confidence)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 class EpochHandle:
-    """A hint holds this instead of the `Epoch`, which goes on to the job's next epoch by itself.
+    """A hint holds this instead of the `JobEpoch`, which goes on to the job's next epoch by itself.
 
-    `number` counts the epochs of one `Epoch`. `ended` is True once all objects that it was expected to read were read.
+    `number` counts the epochs of one `JobEpoch`. `ended` is True once all objects that it was expected to read were
+    read.
     """
 
     __slots__ = ("ended", "number")

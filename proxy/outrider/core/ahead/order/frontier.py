@@ -1,14 +1,22 @@
-"""The frontier of an epoch: where in its agenda the readers are, by the places of the last reads."""
+"""The readers of an epoch: where in its agenda they are (the frontier), how fast they are, and which reads are late."""
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 # How many of the last reads tell the frontier of an epoch. An odd number, for the median.
 RECENT = 9
 # Places by which parallel readers drift apart in an order that is neither short nor long.
 _DRIFT = 24
+# Reads of an epoch whose times are kept.
+FIRST_READS = 512
+# A pause that came once comes again (a batch, a validation): it is remembered over some 500 reads.
+_PAUSE_KEPT = 0.998
+# A late read is one of the last of its epoch, and is reported among the first reads of the next one.
+_LAST_MAX, _FIRST_MAX = 1024, 64
 
 
 def tolerance(count: int) -> int:
@@ -76,3 +84,55 @@ class Frontier:
         epoch."""
         behind = self.place - place
         return behind > 0 and 2 * len(self._recent) > RECENT and behind > 4 * tolerance(count)
+
+
+class ReadingPace:
+    """`gap_s` is the mean time between two reads, `pause_s` the longest pause of late; 0: no read tells."""
+
+    def __init__(self) -> None:
+        self.gap_s = self.pause_s = 0.0
+        self._gaps = 0
+        # The times of the first reads of the epoch.
+        self._times = array("d")
+
+    def copy(self) -> ReadingPace:
+        """For another epoch of the same job."""
+        other = ReadingPace()
+        other.gap_s, other.pause_s, other._gaps = self.gap_s, self.pause_s, self._gaps
+        return other
+
+    def read(self, gap_s: float, now: float) -> None:
+        """An object was opened `gap_s` after the one before it."""
+        if len(self._times) < FIRST_READS:
+            self._times.append(now)
+        self._gaps += 1
+        self.gap_s += (gap_s - self.gap_s) * (1.0 if self._gaps <= 2 else 0.1)
+        kept_s = self.pause_s * _PAUSE_KEPT
+        self.pause_s = gap_s if gap_s > kept_s else kept_s
+
+    def begin_epoch(self) -> None:
+        self._times = array("d")
+
+    def first_reads(self, log: Sequence[int]) -> list[int]:
+        """The first reads of the epoch by their times. The log may have them in another order: a hit that needs no
+        other task is heard of later than a miss that was asked for at the same time."""
+        return [index for _, index in sorted(zip(self._times, log, strict=False), key=itemgetter(0))]
+
+
+class LateReads:
+    """Objects that the epoch before had left when this one began, which may have been read meanwhile."""
+
+    def __init__(self) -> None:
+        self._left: set[int] = set()
+
+    def begin(self, agenda: Sequence[int], done: Sequence[int]) -> None:
+        """An epoch begins. `agenda` is that of the epoch before, where it is certain; `done` as in `JobEpoch`."""
+        self._left = {index for index in agenda[-_LAST_MAX:] if done[index] < 0}
+
+    def take(self, index: int, reads: int, *, is_near: bool) -> bool:
+        """Whether a read of this object, after `reads` others, belongs to the epoch before. `is_near`: this epoch's
+        known order has it about now."""
+        if index not in self._left or reads > _FIRST_MAX or is_near:
+            return False
+        self._left.discard(index)
+        return True

@@ -1,7 +1,7 @@
 """The seed search: finds epochs whose order is drawn by a seed, and the workers that read an order beside each other.
 
 A search is a generator whose steps take about 0.1 ms, so that it never holds up the event loop. The draws themselves
-are worked out in `torch_sampler`, `webdataset_shuffle` and `shuffle_search`.
+are worked out in `torch_sampler`, `webdataset_shuffle` and `webdataset_search`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import Protocol
 
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order import shuffle_search, webdataset_shuffle
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order import webdataset_search, webdataset_shuffle
+from outrider.core.ahead.order.epoch import JobEpoch
 from outrider.core.ahead.order.epoch_handle import EpochHandle
-from outrider.core.ahead.order.learned_order import blanks
+from outrider.core.ahead.order.saved_order import blanks
 from outrider.core.ahead.order.seed_state import SEARCH_FIRST, SEARCH_KNOWN, SHUFFLE_SEEDS_MAX, DrawnOrder, Seeded
 from outrider.core.ahead.order.torch_sampler import (
     Draw,
@@ -56,10 +56,10 @@ _AT_ONCE = 1024
 class SearchedDataset(Protocol):
     """A dataset as far as a search needs it. A Protocol, as datasets stand above orders."""
 
-    to_search: list[Epoch]
+    to_search: list[JobEpoch]
     names: Names
 
-    def epoch_of(self, handle: EpochHandle) -> Epoch | None:
+    def epoch_of(self, handle: EpochHandle) -> JobEpoch | None:
         """The epoch of `handle`; None: it has ended, or was given up."""
         ...
 
@@ -104,7 +104,7 @@ class _EpochSearch:
     was told or drawn. `steps` does the work.
     """
 
-    def __init__(self, dataset: SearchedDataset, epoch: Epoch, seeds: Seeds) -> None:
+    def __init__(self, dataset: SearchedDataset, epoch: JobEpoch, seeds: Seeds) -> None:
         self.epoch = epoch
         # The search tries a million seeds, which takes so long that it is not begun anew with more reads.
         self.is_among_all_seeds = False
@@ -113,12 +113,12 @@ class _EpochSearch:
         self._names = dataset.names
         seed_state = self._seed_state = epoch.seed_state
         self._count = seed_state.drawn_from or len(dataset.names.listed)
-        self._known = epoch.told, seed_state.draw, epoch.handle
-        if seed_state.draw is None and not epoch.told:
+        self._known = epoch.announced, seed_state.draw, epoch.handle
+        if seed_state.draw is None and not epoch.announced:
             steps = self._find_seed()
-        elif seed_state.successor >= 0 and seed_state.upcoming is None and not epoch.told:
+        elif seed_state.successor >= 0 and seed_state.upcoming is None and not epoch.announced:
             steps = self._draw_next_epoch()
-        elif isinstance(seed_state.draw, Shuffle) and not epoch.told:
+        elif isinstance(seed_state.draw, Shuffle) and not epoch.announced:
             steps = self._find_buffer(seed_state.draw)
         else:
             steps = self._find_batches()
@@ -129,7 +129,7 @@ class _EpochSearch:
         """The epoch is still the one that the search began with. Since then it may have ended, its order may have been
         told, or the dataset may have been forgotten."""
         epoch = self.epoch
-        return (epoch.told, epoch.seed_state.draw, epoch.handle) == self._known and self._is_there
+        return (epoch.announced, epoch.seed_state.draw, epoch.handle) == self._known and self._is_there
 
     @property
     def _is_there(self) -> bool:
@@ -148,7 +148,7 @@ class _EpochSearch:
         same seeds, the order is known in any case."""
         epoch, seed_state, (_, _, before) = self.epoch, self._seed_state, self._known
         epochs = epoch.handle.number - before.number
-        is_open = not epoch.told and seed_state.draw is None and not epoch.order_known
+        is_open = not epoch.announced and seed_state.draw is None and not epoch.order_known
         if epochs > 0 and is_open and self._is_there:
             seed_state.last_draw = webdataset_shuffle.later(shuffle, epochs - 1)
             seed_state.successor, seed_state.drawn_from = -1, self._count
@@ -225,10 +225,10 @@ class _EpochSearch:
         tried = seed_state.seeds_tried
         if not SEARCH_FIRST <= len(reads) < self._count or sum(tried.values()) >= SHUFFLE_SEEDS_MAX:
             return None
-        workers = yield from shuffle_search.workers_of(reads, self._count)
+        workers = yield from webdataset_search.workers_of(reads, self._count)
         yield from self._drop_unseen_workers(workers, reads)
         self.is_among_all_seeds = True
-        result = yield from shuffle_search.found(reads, self._count, workers, seed_state.seeds_tried.get(workers, 0))
+        result = yield from webdataset_search.found(reads, self._count, workers, seed_state.seeds_tried.get(workers, 0))
         self.is_among_all_seeds = False
         seed_state.seeds_tried[workers] = result.tried
         if result.search_at:
@@ -267,7 +267,9 @@ class _EpochSearch:
     @property
     def _first_reads(self) -> list[int]:
         """The ranks of the first reads."""
-        return [rank for index in self.epoch.first_reads() if (rank := self._names.place_of(index)) >= 0]
+        return [
+            rank for index in self.epoch.pace.first_reads(self.epoch.log) if (rank := self._names.place_of(index)) >= 0
+        ]
 
     def _reads(self) -> Generator[None, None, list[int]]:
         """The ranks of all reads."""
@@ -316,7 +318,7 @@ class _EpochSearch:
         for begin in range(0, min(len(order), _PLACES_MAX), _AT_ONCE):
             place.update(zip(order[begin : begin + _AT_ONCE], range(begin, begin + _AT_ONCE), strict=False))
             yield
-        return [place[index] for index in self.epoch.first_reads() if index in place]
+        return [place[index] for index in self.epoch.pace.first_reads(self.epoch.log) if index in place]
 
     def _agenda(self, draw: Seeded, *, later: bool = False) -> Generator[None, None, array[int]]:
         """The objects in drawn order. `later`: for an epoch that has not begun."""
@@ -353,7 +355,7 @@ def _next_of(draw: Seeded, count: int) -> Sequence[Seeded]:
     return webdataset_shuffle.next_shuffles(draw) if isinstance(draw, Shuffle) else next_draws(draw, count)
 
 
-def _soon(epoch: Epoch) -> int:
+def _soon(epoch: JobEpoch) -> int:
     """The number of reads at which an epoch is searched again: workers are not always so far apart that their batches
     can be seen."""
     reads = len(epoch.log)

@@ -18,7 +18,7 @@ Seeded = Draw | Shuffle
 
 
 class DrawnOrder(NamedTuple):
-    """An order that is worked out from its seed. `agenda` and `place` are as in `Epoch`."""
+    """An order that is worked out from its seed. `agenda` and `place` are as in `JobEpoch`."""
 
     draw: Seeded
     agenda: array[int]

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order.epoch import ORDER_OPEN, Epoch
-from outrider.core.ahead.order.job import Job
+from outrider.core.ahead.order.epoch import ORDER_OPEN, JobEpoch
+from outrider.core.ahead.order.epoch_detector import EpochDetector
 
 # Clients that read independently would have repeated so many reads of each other by now, and they repeated none:
 # e**-7 is the probability of that.
@@ -25,7 +25,7 @@ class SharedEpoch:
     """Takes the reads of all clients of a dataset for those of one job. They share epochs once the reads have had no
     repeat for long enough."""
 
-    def __init__(self, jobs: Iterable[Job], names: Names, now: float) -> None:
+    def __init__(self, jobs: Iterable[EpochDetector], names: Names, now: float) -> None:
         """`jobs`: what each client has read so far, by itself."""
         self.spans_nodes = False
         """Some of the clients read at other members of the cluster."""
@@ -43,14 +43,14 @@ class SharedEpoch:
             shared.began = min(epoch.began for _, epoch in begun)
 
     def _begin(self, now: float) -> None:
-        self._job = Job("", now)
+        self._job = EpochDetector("", now)
         # How many objects each client has read, and how many of all reads chance would have made repeats of another
         # client's.
         self._reads: Counter[str] = Counter()
         self._by_chance = 0.0
 
     @property
-    def epochs(self) -> list[Epoch]:
+    def epochs(self) -> list[JobEpoch]:
         """Empty: the clients share no epoch, or that is not clear yet."""
         enough = _LITTLE_CHANCE if self.spans_nodes and not self._is_refuted else _NO_CHANCE
         return self._job.predicting if self._by_chance >= enough else []
@@ -82,7 +82,7 @@ class SharedEpoch:
         self._job.opened(index, names, readers, list, now)
         if self.spans_nodes:
             for epoch in self._job.epochs:
-                if len(epoch.log) <= 1 and epoch.number > 0 and not epoch.told:
+                if len(epoch.log) <= 1 and epoch.number > 0 and not epoch.announced:
                     # Reads of many nodes seldom come in the same order again: it is first to be shown.
                     epoch.confidence = min(epoch.confidence, ORDER_OPEN)
         if self._by_chance < _NO_CHANCE and not all(epoch.trusted for epoch in self._job.epochs):

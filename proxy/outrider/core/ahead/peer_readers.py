@@ -13,7 +13,7 @@ from outrider.core.ahead.dataset.registry import Item
 from outrider.core.ahead.sequential_reads import ABANDONED_S
 
 
-class ReadersElsewhere:
+class PeerReaders:
     """A member that has told nothing for a minute has no readers."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class ReadersElsewhere:
         """Whether a client of another member reads it."""
         return any(item in items for items in self._open.values())
 
-    def heard(self, member: str, item: Item, readers: int, now: float) -> list[Item]:
+    def began(self, member: str, item: Item, readers: int, now: float) -> list[Item]:
         """A client of `member`, which has so many, begins to read the object. Returns those that nobody reads any
         more."""
         self._told[member] = readers, now

@@ -7,17 +7,17 @@ epoch begins; in mid-epoch another job follows; and where it happens as often as
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence, Set
-from itertools import chain, pairwise
-from typing import Protocol
+from itertools import chain
 
 from outrider.core.ahead.object_names import Names
-from outrider.core.ahead.order.epoch import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, Epoch
+from outrider.core.ahead.order.epoch import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, JobEpoch
+from outrider.core.ahead.order.epoch_announcements import announce, begun_after, is_another_order, withdraw
 from outrider.core.ahead.order.part_guess import PartGuess
 from outrider.core.ahead.order.repeat_evidence import RepeatEvidence
+from outrider.core.ahead.order.saved_order import ReadOrder, is_alike
+from outrider.core.ahead.order.search_schedule import LEANS, is_worth_a_search
 from outrider.core.ahead.order.seed_state import SEARCH_FIRST
-from outrider.core.ahead.order.webdataset_shuffle import Shuffle
 
 # Epochs of one client at the same time: a job, its followers, and the tail of an epoch that is ending. Each has tables
 # of eight bytes an object, so there are fewer where a dataset has many objects.
@@ -25,13 +25,6 @@ _EPOCHS_MAX, _EPOCHS_MAX_OF_MANY = 9, 3
 _OBJECTS_MANY = 100_000
 # A follower of a known order is trusted at this confidence: after nine reads in order.
 _FOLLOWS = 0.8
-# An order is refuted at this confidence: after some twenty reads elsewhere. Fewer of them may be one worker that was
-# held up, and then reads its batch in one go.
-_REFUTED = 0.1
-# A little more reads in order than elsewhere: the order may yet be proven.
-_LEANS = 0.6
-# An order that is about to be refuted is searched again after so many reads each.
-_SEARCH_AGAIN = 4
 # Reads of an epoch that may arrive before the epoch's order is told.
 _HARDLY_BEGUN = 16
 # So many reads in the order of an earlier epoch prove that this epoch has that order.
@@ -45,17 +38,7 @@ _BATCH = 256
 _NEARLY_ALL = 0.6
 
 
-class ReadOrder(Protocol):
-    """An order in which a dataset was read before, or is being read."""
-
-    period_s: float
-
-    def place_of(self, index: int) -> int: ...
-
-    def sequence(self) -> array[int]: ...
-
-
-class Job:
+class EpochDetector:
     """The epochs of one client over one dataset, oldest first: mostly one, or several jobs behind one address.
 
     `is_by_chance`: it reads at random, so no epoch is to be seen. Then `epochs` has at most one, which watches for the
@@ -65,19 +48,19 @@ class Job:
     def __init__(self, client: str, now: float) -> None:
         self.client = client
         self.is_by_chance = False
-        self.is_elsewhere = False
+        self.is_on_peer = False
         """It reads at another member of the cluster."""
-        self.epochs: list[Epoch] = []
+        self.epochs: list[JobEpoch] = []
         self.last = now
         self._evidence = RepeatEvidence()
         # How many objects the last epoch read, where each epoch reads another part of the dataset. 0: epochs read all.
         self._part_size = 0
         self._part = PartGuess()
         # An epoch whose order may be found by its reads so far: the seed search (`order_search`) is to look at it.
-        self.to_search: Epoch | None = None
+        self.to_search: JobEpoch | None = None
 
     @property
-    def predicting(self) -> list[Epoch]:
+    def predicting(self) -> list[JobEpoch]:
         return [] if self.is_by_chance else self.epochs
 
     def grow(self, index_count: int) -> None:
@@ -93,8 +76,10 @@ class Job:
         self.last = now
         index_count = len(names.keys)
         if not self.epochs:
-            self.epochs = [Epoch(names.listed, index_count, now, confidence=ORDER_UNLIKELY)]
-        if self.epochs[-1].was_overdue(index):
+            self.epochs = [JobEpoch(names.listed, index_count, now, confidence=ORDER_UNLIKELY)]
+        newest = self.epochs[-1]
+        is_near = newest.seed_state.draw is not None and newest.is_near(index)
+        if newest.late_reads.take(index, len(newest.log), is_near=is_near):
             return
         if len(self.epochs) > 1:
             self._drop_silent(max(16, 4 * readers))
@@ -112,7 +97,8 @@ class Job:
             each.passed_over += 1
         epoch.read(index, now)
         self._conclude(epoch, readers, names, orders, now)
-        self._plan_search(epoch, names)
+        if is_worth_a_search(epoch, names) and not self.is_by_chance:
+            self.to_search = epoch
 
     def _count(self, index: int, names: Names, index_count: int) -> None:
         oldest, by_chance = self.epochs[0], 0.0
@@ -127,13 +113,13 @@ class Job:
 
     def _judge_epochs(self, names: Names, now: float) -> None:
         """Whether the reads are still epochs, or random, or epochs over another part of the dataset each."""
-        later_agree = any(epoch.confidence > _LEANS for epoch in self.epochs[1:])
+        later_agree = any(epoch.confidence > LEANS for epoch in self.epochs[1:])
         if not later_agree and self._evidence.is_chance():
             self.is_by_chance = True
             self._restart(len(names.keys), now)
             return
         oldest = self.epochs[0]
-        agree = later_agree or oldest.confidence > _LEANS
+        agree = later_agree or oldest.confidence > LEANS
         if not agree and self._evidence.is_another_part(oldest.size, had_parts=self._part_size > 0):
             self._begin_another_part(names, now)
 
@@ -150,7 +136,9 @@ class Job:
         """The epoch that it shares with other clients is over. So is its own, which may have read a part of the objects
         that it seemed to expect."""
         newest = self.epochs[-1] if self.epochs else None
-        if newest is None or not newest.log or newest.told or newest.seed_state.draw is not None or self.is_by_chance:
+        if newest is None or not newest.log or self.is_by_chance:
+            return
+        if newest.announced or newest.seed_state.draw is not None:
             return
         for epoch in self.epochs:
             epoch.release_followers()
@@ -171,7 +159,7 @@ class Job:
                     if epoch in leader.followers:
                         leader.followers.remove(epoch)
 
-    def _epoch_of(self, index: int) -> Epoch | None:
+    def _epoch_of(self, index: int) -> JobEpoch | None:
         """Which epoch this read belongs to. None: all of them have read the object."""
         if len(self.epochs) == 1:
             return self.epochs[0] if self.epochs[0].unread(index) else None
@@ -181,11 +169,13 @@ class Job:
         # The epoch whose frontier is nearest to the object; else the oldest that expects it.
         ordered = [epoch for epoch in unread if epoch.trusted and epoch.order_known]
         nearest = min(ordered, key=lambda epoch: epoch.distance_of(index), default=None)
-        if nearest is not None and (nearest.is_near(index) or (nearest is unread[0] and nearest.is_in_order(index))):
-            return nearest
+        if nearest is not None and nearest.place[index] >= 0:
+            agrees = nearest.frontier.agrees(nearest.place[index], len(nearest.agenda))
+            if nearest.is_near(index) or (nearest is unread[0] and agrees):
+                return nearest
         return next((epoch for epoch in unread if epoch.to_come(index)), unread[0])
 
-    def _epoch_of_repeat(self, index: int, index_count: int, readers: int, now: float) -> Epoch | None:
+    def _epoch_of_repeat(self, index: int, index_count: int, readers: int, now: float) -> JobEpoch | None:
         """Which epoch this read begins, since all epochs have read the object. None: none, and it is ignored."""
         newest = self.epochs[-1]
         is_sampled = newest.seed_state.is_sampled
@@ -196,33 +186,27 @@ class Job:
             newest.begin_next(now)
             self._evidence = RepeatEvidence()
             return newest
-        if (
-            newest.trusted
-            and newest.agenda
-            and newest.left <= tail_max
-            and newest.leader is None
-            and not self.is_by_chance
-        ):
-            return self._follow(newest, index_count, now, trusted=True)
         if self.is_by_chance:
             # The reads are still random: watch anew.
             self._restart(index_count, now)
             return self.epochs[0]
+        if newest.trusted and newest.agenda and newest.left <= tail_max and newest.leader is None:
+            return self._follow(newest, index_count, now, trusted=True)
         if len(self.epochs) >= 2 and not (newest.trusted and len(self.epochs) < _epochs_max(index_count)):
             return None
         return self._follow(newest.leader or newest, index_count, now, trusted=False)
 
-    def _follow(self, leader: Epoch, index_count: int, now: float, *, trusted: bool) -> Epoch:
+    def _follow(self, leader: JobEpoch, index_count: int, now: float, *, trusted: bool) -> JobEpoch:
         """A new epoch over the objects that `leader` has read. `trusted`: also over those that it has left."""
         indexes: Iterator[int] = iter(leader.log)
         if trusted:
             indexes = chain(indexes, (index for index in leader.agenda if leader.unread(index)))
         confidence = leader.next_confidence if trusted else ORDER_OPEN
-        epoch = Epoch(indexes, index_count, now, confidence=confidence, trusted=trusted)
+        epoch = JobEpoch(indexes, index_count, now, confidence=confidence, trusted=trusted)
         epoch.number = leader.number + 1
         epoch.period_s = now - leader.began if trusted else 0.0
         epoch.take_pace_of(leader)
-        epoch.was_told = trusted and leader.told
+        epoch.was_announced = trusted and leader.announced
         if trusted:
             epoch.draw_after(leader)
         else:
@@ -235,12 +219,12 @@ class Job:
     @property
     def _is_told(self) -> bool:
         """The next reads are told. They may look random."""
-        return any(epoch.told and epoch.left > 0 for epoch in self.epochs)
+        return any(epoch.announced and epoch.left > 0 for epoch in self.epochs)
 
     def _begin_another_part(self, names: Names, now: float) -> None:
         oldest, log_before = self.epochs[0], self._evidence.log_before
         self._part_size = log_before if log_before < _NEARLY_ALL * oldest.size else 0
-        epoch = Epoch(oldest.agenda, len(names.keys), now, confidence=ORDER_UNLIKELY, trusted=not self._part_size)
+        epoch = JobEpoch(oldest.agenda, len(names.keys), now, confidence=ORDER_UNLIKELY, trusted=not self._part_size)
         for index in chain(oldest.log[log_before:], *(later.log for later in self.epochs[1:])):
             if epoch.unread(index):
                 epoch.read(index, now)
@@ -250,13 +234,13 @@ class Job:
         self._evidence = RepeatEvidence(reads, reads**2 / (2 * epoch.size))
 
     def _restart(self, index_count: int, now: float) -> None:
-        self.epochs = [Epoch((), index_count, now, confidence=ORDER_UNLIKELY, trusted=not self._part_size)]
+        self.epochs = [JobEpoch((), index_count, now, confidence=ORDER_UNLIKELY, trusted=not self._part_size)]
         self._evidence = RepeatEvidence()
 
     # -- conclusions from a read --------------------------------------------------------------------------------
 
     def _conclude(
-        self, epoch: Epoch, readers: int, names: Names, orders: Callable[[], Sequence[ReadOrder]], now: float
+        self, epoch: JobEpoch, readers: int, names: Names, orders: Callable[[], Sequence[ReadOrder]], now: float
     ) -> None:
         if self.is_by_chance:
             if self._evidence.is_epoch:
@@ -275,10 +259,10 @@ class Job:
             else:
                 epoch.begin_next(now)
             self._evidence = RepeatEvidence()
-        elif epoch.number == 0 and not epoch.told and epoch.seed_state.draw is None:
+        elif epoch.number == 0 and not epoch.announced and epoch.seed_state.draw is None:
             self._learn_agenda(epoch, names, orders)
 
-    def _trust_if_proven(self, epoch: Epoch, readers: int) -> None:
+    def _trust_if_proven(self, epoch: JobEpoch, readers: int) -> None:
         is_oldest = epoch is self.epochs[0]
         if self._part_size and is_oldest and len(epoch.log) > max(1.25 * self._part_size, epoch.size / 2):
             # This is more than a part.
@@ -288,11 +272,11 @@ class Job:
             epoch.trusted = True
             epoch.number = max(1, epoch.number)
 
-    def _drop_oldest(self, epoch: Epoch) -> None:
+    def _drop_oldest(self, epoch: JobEpoch) -> None:
         """The oldest epoch goes on no more; `epoch` does."""
         oldest = self.epochs.pop(0)
         oldest.release_followers()
-        if not epoch.told and all(4 * epoch.place[index] > len(epoch.agenda) for index in epoch.log):
+        if not epoch.announced and all(4 * epoch.place[index] > len(epoch.agenda) for index in epoch.log):
             # It began late in the objects that were read: a resumed run reads those that were left.
             epoch.expect(index for index in oldest.agenda if oldest.unread(index))
         if not epoch.trusted:
@@ -300,70 +284,29 @@ class Job:
             epoch.period_s = max(epoch.began - oldest.began, 0.0)
         self._evidence = RepeatEvidence()
 
-    def _may_go_on(self, epoch: Epoch, names: Names) -> bool:
+    def _may_go_on(self, epoch: JobEpoch, names: Names) -> bool:
         """All expected objects were read, but they were a guess, and there are more names. The epoch then ends with its
         first repeat."""
-        is_guess = epoch.number == 0 and not epoch.told and epoch.seed_state.draw is None
+        is_guess = epoch.number == 0 and not epoch.announced and epoch.seed_state.draw is None
         return is_guess and len(epoch.agenda) < len(names.listed)
 
-    def _has_successor(self, epoch: Epoch) -> bool:
+    def _has_successor(self, epoch: JobEpoch) -> bool:
         """The next epoch has begun already, and is no job that has followed this epoch from its beginning."""
         successor = self.epochs[1]
         is_follower = successor.leader is epoch and successor.joined <= epoch.size / 2
         return successor.number == epoch.number + 1 and not is_follower
 
-    # -- the seed search ----------------------------------------------------------------------------------------
-
-    def _plan_search(self, epoch: Epoch, names: Names) -> None:
-        """Has the epoch searched, when it is time and its reads may tell more."""
-        seed_state = epoch.seed_state
-        if seed_state.draw is not None:
-            self._doubt_draw(epoch, names)
-        if len(epoch.log) < seed_state.search_at or self.is_by_chance:
-            return
-        told = epoch.told_order
-        if told is not None or seed_state.draw is not None:
-            is_open = seed_state.successor >= 0 and seed_state.upcoming is None
-            may_tell = is_open or not (told is not None and told.several)
-        else:
-            # An epoch that begins in the order of the names may be drawn from a buffer that holds the first of them.
-            is_known = epoch.order_known and epoch.number > 0 and seed_state.last_draw is None
-            may_tell = not is_known and len(names.listed) > 0
-        if may_tell:
-            self.to_search = epoch
-
-    def _doubt_draw(self, epoch: Epoch, names: Names) -> None:
-        if epoch.confidence < _REFUTED:
-            self._give_up_draw(epoch, names)
-        draw = epoch.seed_state.draw
-        if not isinstance(draw, Shuffle):
-            return
-        if epoch.log and epoch.place[epoch.log[-1]] < 0:
-            rank = names.place_of(epoch.log[-1])
-            if rank >= 0:
-                # A worker, or all workers of a rank, began late.
-                epoch.expect(names.listed[rank % draw.workers :: draw.workers])
-        if epoch.confidence < _LEANS and len(epoch.log) % _SEARCH_AGAIN == 0:
-            # The reads may differ from the draw only from where the buffer was full.
-            epoch.seed_state.search_at = len(epoch.log)
-
-    def _give_up_draw(self, epoch: Epoch, names: Names) -> None:
-        was_share = len(epoch.agenda) < len(names.listed)
-        epoch.give_up_draw()
-        if was_share:
-            epoch.replan(names.listed, confidence=ORDER_UNLIKELY)
-
     # -- the first epoch ----------------------------------------------------------------------------------------
 
-    def _learn_agenda(self, epoch: Epoch, names: Names, orders: Callable[[], Sequence[ReadOrder]]) -> None:
+    def _learn_agenda(self, epoch: JobEpoch, names: Names, orders: Callable[[], Sequence[ReadOrder]]) -> None:
         """Expect the order of an earlier epoch, or the part of the dataset that the reads suggest."""
         if _ALIKE <= len(epoch.log) <= 8 * _ALIKE and epoch.confidence <= ORDER_LIKELY:
             for order in orders():
-                leader = order.leader or order if isinstance(order, Epoch) else order
-                if leader is not epoch and _is_alike(epoch.log[-_ALIKE:], order, len(names.keys)):
+                leader = order.leader or order if isinstance(order, JobEpoch) else order
+                if leader is not epoch and is_alike(epoch.log[-_ALIKE:], order, len(names.keys)):
                     epoch.replan(order.sequence(), confidence=ORDER_LIKELY)
                     epoch.number, epoch.period_s = 1, order.period_s
-                    if isinstance(leader, Epoch) and leader.number == 0:
+                    if isinstance(leader, JobEpoch) and leader.number == 0:
                         leader.lead(epoch)
                     return
         rank = names.place_of(epoch.log[-1])
@@ -384,7 +327,7 @@ class Job:
                 # The draw was from another number of names.
                 epoch.give_up_draw(refuted=False)
             seed_state.seeds_tried = {}
-            if epoch.number == 0 and not epoch.told and seed_state.draw is None and not self.is_by_chance:
+            if epoch.number == 0 and not epoch.announced and seed_state.draw is None and not self.is_by_chance:
                 seed_state.search_at = min(seed_state.search_at, max(SEARCH_FIRST, len(epoch.log)))
                 epoch.is_dealt = False
                 self._part = PartGuess()
@@ -395,7 +338,7 @@ class Job:
 
     # -- an order that is told ----------------------------------------------------------------------------------
 
-    def told(self, indexes: Sequence[int], start: int, total: int, index_count: int, now: float) -> Epoch:
+    def told(self, indexes: Sequence[int], start: int, total: int, index_count: int, now: float) -> JobEpoch:
         """One worker tells its next reads. They are of the epoch that is under way; where that has read most of them,
         they are of the next one. Returns that epoch."""
         self.last, self.is_by_chance = now, False
@@ -406,31 +349,31 @@ class Job:
         epoch = self.epochs[-1] if self.epochs else None
         if epoch is None or 2 * sum(epoch.unread(index) for index in indexes) < len(indexes):
             self.epochs = self.epochs[1 - _epochs_max(index_count) :]
-            epoch = _begun_after(epoch, index_count, now)
+            epoch = begun_after(epoch, index_count, now)
             self.epochs.append(epoch)
-        elif start == 0 and epoch.told and epoch.log and _is_another_order(indexes, epoch):
+        elif start == 0 and epoch.announced and epoch.log and is_another_order(indexes, epoch):
             # The run was begun anew, or its epoch was cut short.
             number = epoch.number
-            epoch = self.epochs[-1] = _begun_after(epoch, index_count, now)
+            epoch = self.epochs[-1] = begun_after(epoch, index_count, now)
             epoch.number = number
         if start == 0:
             # An order that is told again is likely in the next epoch as well, as one that was learned.
             epoch.repeats = len(indexes) > 0 and all(
                 0 <= epoch.place[index] <= 2 * epoch.tolerance for index in indexes[:_ALIKE]
             )
-        epoch.tell(indexes, start, total)
+        announce(epoch, indexes, start, total)
         epoch.trusted = True
         epoch.last = now
         return epoch
 
-    def withdraw(self, epoch: Epoch, indexes: Set[int], names: Names) -> None:
+    def withdraw(self, epoch: JobEpoch, indexes: Set[int], names: Names) -> None:
         """`epoch` was told to expect these objects, which are unread, and is not to expect them any more."""
-        epoch.withdraw(indexes)
+        withdraw(epoch, indexes)
         for later in self.epochs[self.epochs.index(epoch) + 1 :]:
-            if not later.told:
+            if not later.announced:
                 # It began as a follower, and took over the objects that `epoch` had still to read.
-                later.withdraw(indexes)
-        if epoch.told:
+                withdraw(later, indexes)
+        if epoch.announced:
             return
         if not epoch.log and not epoch.agenda:
             self.epochs.remove(epoch)
@@ -438,37 +381,14 @@ class Job:
             self.listed(names)
 
 
-def _begun_after(before: Epoch | None, index_count: int, now: float) -> Epoch:
-    """An epoch whose order is about to be told."""
-    epoch = Epoch((), index_count, now, confidence=ORDER_UNLIKELY)
-    if before is not None:
-        epoch.period_s = before.seconds(now) if before.log else 0.0
-        epoch.take_pace_of(before)
-    return epoch
-
-
 def _epochs_max(index_count: int) -> int:
     return _EPOCHS_MAX if index_count <= _OBJECTS_MANY else _EPOCHS_MAX_OF_MANY
 
 
-def _tail_max(epoch: Epoch, readers: int) -> int:
+def _tail_max(epoch: JobEpoch, readers: int) -> int:
     """How many objects the epoch may have left when the next one begins."""
     tail = min(2 * readers + epoch.size // 50, epoch.size // 2)
     if not epoch.seed_state.is_sampled:
         return tail
     # It is certain which objects these are, and a loader leaves out those that do not fill its last batch.
     return max(tail, min(epoch.size // 8, max(_BATCH, epoch.batch * epoch.workers)))
-
-
-def _is_another_order(indexes: Sequence[int], epoch: Epoch) -> bool:
-    """These objects were told to `epoch` before, and not in this order."""
-    places = [epoch.place[index] for index in dict.fromkeys(indexes) if epoch.place[index] >= 0]
-    ascents = sum(sooner < later for sooner, later in pairwise(places))
-    return 2 * len(places) > len(indexes) and 4 * ascents < 3 * (len(places) - 1)
-
-
-def _is_alike(reads: array[int], order: ReadOrder, index_count: int) -> bool:
-    """These reads stand close together in `order`, as only reads in the same order do."""
-    near = max(12, index_count // 32)
-    places = [order.place_of(index) for index in reads]
-    return 3 * near < index_count and min(places) >= 0 and max(places) - min(places) <= near

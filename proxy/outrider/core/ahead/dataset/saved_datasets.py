@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.templates import template_of
-from outrider.core.ahead.order.learned_order import LearnedOrder
+from outrider.core.ahead.order.saved_order import SavedOrder
 
 _FORMAT = 1
 # The most that one of our own files unpacks to: a million keys of 200 bytes.
@@ -20,7 +20,7 @@ def packed(datasets: list[Dataset]) -> bytes:
     """The names, sizes and orders of the datasets that were listed, or were read in epochs."""
     records = []
     for dataset in datasets:
-        orders = dataset.remembered()
+        orders = dataset.job_table.remembered()
         if orders or dataset.names.listed:
             names = dataset.names
             # In the file an object's index is called its key, and a numbered dataset a counted one: that stays, or
@@ -77,5 +77,5 @@ def _dataset(record: dict[str, Any]) -> Dataset:
             raise ValueError("an order of unknown keys")
         if len(set(sequence)) < len(sequence):
             raise ValueError("an order that has a key twice")
-        dataset.learned.append(LearnedOrder(sequence, None, count, float(order["period_s"])))
+        dataset.job_table.learned.append(SavedOrder(sequence, None, count, float(order["period_s"])))
     return dataset

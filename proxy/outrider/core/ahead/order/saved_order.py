@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Protocol
 
 
 def blanks(count: int) -> array[int]:
@@ -10,7 +11,17 @@ def blanks(count: int) -> array[int]:
     return array("i", b"\xff\xff\xff\xff" * count)
 
 
-class LearnedOrder:
+class ReadOrder(Protocol):
+    """An order in which a dataset was read before, or is being read."""
+
+    period_s: float
+
+    def place_of(self, index: int) -> int: ...
+
+    def sequence(self) -> array[int]: ...
+
+
+class SavedOrder:
     """The indexes of a dataset's objects in the order in which one epoch read them; `period_s` is how long it took."""
 
     def __init__(self, indexes: array[int], place: array[int] | None, index_count: int, period_s: float) -> None:
@@ -29,3 +40,10 @@ class LearnedOrder:
 
     def sequence(self) -> array[int]:
         return self._indexes
+
+
+def is_alike(reads: array[int], order: ReadOrder, index_count: int) -> bool:
+    """These reads stand close together in `order`, as only reads in the same order do."""
+    near = max(12, index_count // 32)
+    places = [order.place_of(index) for index in reads]
+    return 3 * near < index_count and min(places) >= 0 and max(places) - min(places) <= near

@@ -13,7 +13,7 @@ from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.cluster.wire_forms import WireError, decode, encode, fields_of, of_fields
 from outrider.core.model import ObjectRef
-from outrider.engine.ahead.background_fill import BackgroundFill, BlocksHere
+from outrider.engine.ahead.background_fill import BackgroundFill, CachedBlocks
 from outrider.ports import PeerTransport
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 100
 
 
-class HereOfAll:
+class CachedAcrossMembers:
     """Called on the engine's thread."""
 
     def __init__(self, fills: BackgroundFill, view: Callable[[], View], transport: PeerTransport) -> None:
@@ -69,9 +69,9 @@ class HereOfAll:
             return CommandAnswer(error=str(error))
         return CommandAnswer(fields_of(BlocksTold(await self._look(refs))))
 
-    async def _look(self, refs: Sequence[ObjectRef]) -> list[BlocksHere | None]:
-        found: list[BlocksHere | None] = []
+    async def _look(self, refs: Sequence[ObjectRef]) -> list[CachedBlocks | None]:
+        found: list[CachedBlocks | None] = []
         for first in range(0, len(refs), _AT_ONCE):
-            found += map(self._fills.blocks_here, refs[first : first + _AT_ONCE])
+            found += map(self._fills.cached_blocks, refs[first : first + _AT_ONCE])
             await asyncio.sleep(0)
         return found

@@ -21,7 +21,7 @@ from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.cluster.wire_forms import WireError, encode
 from outrider.core.model import ObjectRef
-from outrider.engine.ahead.here_of_all import HereOfAll
+from outrider.engine.ahead.cached_across_members import CachedAcrossMembers
 from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import PeerTransport
@@ -42,16 +42,16 @@ class _Kept:
     body: bytes
 
 
-class OrdersOfAll:
+class PlansAcrossMembers:
     """Implements `http.control.control_bucket.Plans`. All on the engine's loop."""
 
     def __init__(
-        self, prefetch: Prefetch, here: HereOfAll, view: Callable[[], View], transport: PeerTransport, runtime: Runtime,
-        *, boot: int,
+        self, prefetch: Prefetch, cached: CachedAcrossMembers, view: Callable[[], View], transport: PeerTransport,
+        runtime: Runtime, *, boot: int,
     ) -> None:  # fmt: skip
         """`boot`: see `Hello`."""
         self._prefetch = prefetch
-        self._here = here
+        self._cached = cached
         self._view = view
         self._transport = transport
         self._runtime = runtime
@@ -66,7 +66,7 @@ class OrdersOfAll:
         self._acknowledged: dict[tuple[str, int], int] = {}
         self._sending: set[str] = set()
         # Orders of clients of other members, by member and order; and the last message of each member: boot and number.
-        self._elsewhere: OrderedDict[tuple[str, int], Hint] = OrderedDict()
+        self._peer_orders: OrderedDict[tuple[str, int], Hint] = OrderedDict()
         self._heard: dict[str, tuple[int, int]] = {}
 
     # -- clients of this node -----------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class OrdersOfAll:
         return self._prefetch.withdraw(hint, others)
 
     async def progress(self, hint: Hint, /) -> PlanProgress:
-        return await self._prefetch.progress(hint, self._here.count)
+        return await self._prefetch.progress(hint, self._cached.count)
 
     def _drop(self, order: int) -> None:
         """Its messages need not be sent any more."""
@@ -164,25 +164,25 @@ class OrdersOfAll:
         self._heard[message.sender] = came
         if message.boot != before[0]:
             # That process has ended, and with it its plans.
-            for old in [old for old in self._elsewhere if old[0] == message.sender]:
-                del self._elsewhere[old]
+            for old in [old for old in self._peer_orders if old[0] == message.sender]:
+                del self._peer_orders[old]
         key = message.sender, message.order
         if message.is_withdrawn:
-            hint = self._elsewhere.pop(key, None)
+            hint = self._peer_orders.pop(key, None)
             if hint is not None:
                 self._prefetch.withdraw(hint, ())
             return
-        hint = self._elsewhere.get(key)
+        hint = self._peer_orders.get(key)
         if hint is None:
-            hint = self._elsewhere[key] = Hint()
+            hint = self._peer_orders[key] = Hint()
             self._bound()
         elif message.start == 0:
             hint.go_on()
         self._prefetch.told(
-            message.reader_name, message.refs, start=message.start, total=message.total, hint=hint, elsewhere=True
+            message.reader_name, message.refs, start=message.start, total=message.total, hint=hint, on_peer=True
         )
 
     def _bound(self) -> None:
-        count = sum(hint.bytes for hint in self._elsewhere.values())
-        while len(self._elsewhere) > _ORDERS_MAX or (count > _ORDERS_BYTES_MAX and len(self._elsewhere) > 1):
-            count -= self._elsewhere.popitem(last=False)[1].bytes
+        count = sum(hint.bytes for hint in self._peer_orders.values())
+        while len(self._peer_orders) > _ORDERS_MAX or (count > _ORDERS_BYTES_MAX and len(self._peer_orders) > 1):
+            count -= self._peer_orders.popitem(last=False)[1].bytes

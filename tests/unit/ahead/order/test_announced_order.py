@@ -5,35 +5,36 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.order.epoch import Epoch
+from outrider.core.ahead.order.epoch import JobEpoch
+from outrider.core.ahead.order.epoch_announcements import announce, withdraw
 
 COUNT = 24
 
 
-def epoch() -> Epoch:
-    return Epoch((), COUNT, 0.0, confidence=0.5)
+def epoch() -> JobEpoch:
+    return JobEpoch((), COUNT, 0.0, confidence=0.5)
 
 
 def test_an_object_that_is_expected_beside_a_told_order_follows_all_that_was_told() -> None:
     told = epoch()
-    told.tell([0, 1, 2, 3], 0, 4)
+    announce(told, [0, 1, 2, 3], 0, 4)
     told.expect([8, 9])
-    told.tell([4, 5, 6, 7], 0, 4)
+    announce(told, [4, 5, 6, 7], 0, 4)
     assert list(told.agenda) == [0, 4, 1, 5, 2, 6, 3, 7, 8, 9]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["tell", "expect", "withdraw"]), st.sets(st.integers(0, COUNT - 1)))))
 def test_each_place_of_a_told_agenda_has_a_share(steps: list[tuple[str, set[int]]]) -> None:
     told = epoch()
-    told.tell([0], 0, 1)
+    announce(told, [0], 0, 1)
     for step, indexes in steps:
         if step == "tell":
-            told.tell(sorted(indexes), 0, max(1, len(indexes)))
+            announce(told, sorted(indexes), 0, max(1, len(indexes)))
         elif step == "expect":
             told.expect(indexes)
         else:
-            told.withdraw(indexes)
-        shares = [] if told.told_order is None else list(told.told_order._shares)
+            withdraw(told, indexes)
+        shares = [] if told.announced_order is None else list(told.announced_order._shares)
         assert shares == sorted(shares)
-        assert told.told_order is None or len(shares) == len(told.agenda)
+        assert told.announced_order is None or len(shares) == len(told.agenda)
         assert [told.place[index] for index in told.agenda] == list(range(len(told.agenda)))

@@ -14,14 +14,14 @@ END = 1.0
 
 
 class Expectation(NamedTuple):
-    """The expectation of an epoch before its order was told: see the same names in `Epoch`."""
+    """The expectation of an epoch before its order was told: see the same names in `JobEpoch`."""
 
     agenda: array[int]
     confidence: float
     number: int
 
 
-class ToldOrder:
+class AnnouncedOrder:
     """Ranks what several workers tell by the *share* of its own part that a worker has done when it reads the object.
 
     Invariant: `_shares[place]` is the share of the object at that place of the epoch's agenda, and shares never
