@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,8 @@ from outrider.adapters.disk.disk_threads import DiskThreads
 from outrider.adapters.disk.written_names import WrittenNamesFile, WrittenNamesFiles
 from outrider.core.model import ObjectRef
 from outrider.metrics import Metrics
-from tests.support.fakes import FakeClock
+from tests.support.engine import REF, engine
+from tests.support.fakes import FakeClock, Fault
 from tests.support.faulty_disk import SickDisk
 
 if TYPE_CHECKING:
@@ -215,6 +217,22 @@ async def test_only_names_that_may_have_blocks_are_noted(directory: BlockDir) ->
     assert told(directory) == NONE
     await files.note([A, B, "other", ObjectRef("tenant:bkt", "\udcff\n")])
     assert told(directory) == [False, True, True, True], "of a tenant's bucket nobody knows the blocks"
+
+
+async def test_an_object_whose_version_is_being_looked_up_is_about_to_have_blocks(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    with engine(tmp_path / "cache") as room:
+        room.origin.put(REF, b"some")
+        room.origin.faults = [Fault(gate=gate)]
+        assert not room.version_lookup.is_asking(REF)
+        reading = asyncio.create_task(room.reads.head(REF, {}))
+        while not room.version_lookup.is_asking(REF):
+            await asyncio.sleep(0)
+        assert not room.versions.may_have(REF)
+        gate.set()
+        await reading
+        assert not room.version_lookup.is_asking(REF)
+        assert room.versions.may_have(REF)
 
 
 async def test_a_cache_in_memory_notes_nothing() -> None:
