@@ -25,7 +25,8 @@ _SLOW = 0.5
 # A member that sends so many times as much to all as one body of it brings is not shared by that many: the way to it is
 # broken. Fifty nodes that each read a few blocks of it at once are below that.
 _SHARED_MAX = 256
-_WAITS_MAX = 500
+# The status sorts those of each member, of hundreds.
+_WAITS_MAX = 100
 # Half of what is remembered is younger than this.
 _HALF_LIFE_S = 2.0
 # The usual rate of the bucket changes slowly.
@@ -195,7 +196,7 @@ class PeerHealth:
         return now - self._served_at < _SERVES_S
 
     def first_byte_s(self, part: float) -> float | None:
-        """The quantile of the last 500 waits for a first byte, in seconds; None: no reply was received yet."""
+        """The quantile of the last 100 waits for a first byte, in seconds; None: no reply was received yet."""
         return sorted(self._waits_s)[int(part * (len(self._waits_s) - 1))] if self._waits_s else None
 
     def replied(self, wait_s: float, sending: Sending | None = None) -> None:
