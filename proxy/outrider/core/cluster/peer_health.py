@@ -151,11 +151,10 @@ class Pause:
 
 @dataclass(slots=True)
 class PeerHealth:
-    """One member. `failures`: by the `why` of `PeerFailed`. `bytes_in`: of bodies. `sending`: as it reported last."""
+    """One member. `failures`: by the `why` of `PeerFailed`. `sending`: as it reported last."""
 
     pace: BodyPace = field(default_factory=BodyPace)
     failures: Counter[str] = field(default_factory=Counter)
-    bytes_in: int = 0
     sending: Sending = NOT_TOLD
     boot: int = 0
     # The last waits for the first byte of a reply, in seconds.
@@ -208,7 +207,6 @@ class PeerHealth:
         """`count` bytes of a body were received, for which a reader waited `waited_s`. 0: it waited in vain."""
         self.pace.flowed(count, waited_s, now)
         if count:
-            self.bytes_in += count
             self._failed_in_a_row, self._served_at = 0, now
 
     def failed(self, why: str, now: float) -> None:
