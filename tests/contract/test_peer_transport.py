@@ -143,21 +143,6 @@ async def test_a_version_is_asked_for_alone(wire: Wire) -> None:
     assert await wire.read(PeerRead(REF, None)) == (Confirmed(version, 0.0, is_settled=True), None, "", b"")
 
 
-async def test_a_known_version_is_confirmed_without_bytes(wire: Wire) -> None:
-    version = wire.service.put(REF, ramp(SMALL))
-    wire.service.age_s = 4.0
-    confirmed, extent, _, _ = await wire.read(PeerRead(REF, None, known=Confirmed(version, 9.0)))
-    assert (confirmed, extent) == (Confirmed(version, 4.0, is_settled=True), None)
-
-
-async def test_a_question_about_an_old_version_is_answered_with_the_new_one(wire: Wire) -> None:
-    version = wire.service.put(REF, ramp(SMALL), headers=HEADERS)
-    old = Confirmed(ObjectVersion(REF, '"old"', SMALL), 9.0)
-    confirmed, _, _, _ = await wire.read(PeerRead(REF, None, known=old))
-    assert confirmed.version == version
-    assert confirmed.version.headers == HEADERS
-
-
 @pytest.mark.parametrize("change", [{"etag": '"other"'}, {"size": LARGE + 1}])
 async def test_another_version_than_the_known_one_is_told(wire: Wire, change: dict[str, object]) -> None:
     version = wire.service.put(REF, ramp(LARGE))

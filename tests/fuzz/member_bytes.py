@@ -40,7 +40,6 @@ _READS = (
     PeerRead(_REF, Extent(0, 10), 0, _CONFIRMED, ReadClass.AHEAD, only_if_here=True),
     PeerRead(_REF, Extent(10, 20), 1),
     PeerRead(_REF, None, whole_headers=True),
-    PeerRead(_REF, None, known=_CONFIRMED),
 )
 _OBJECTS = ((ObjectRef("b", "k"), VersionIdentity('"e"', 5, "Thu, 01 Jan 2026 00:00:00 GMT")),)
 
@@ -99,7 +98,6 @@ def read_of_a_member(data: bytes) -> None:
             (0, 206, 10, AnswerHead(_CONFIRMED, Extent(0, 10), "xxh3:" + "0" * 32)),
             (1, 206, 10, AnswerHead(_CONFIRMED, Extent(10, 20), "")),
             (2, 200, 0, AnswerHead(_CONFIRMED, None, "")),
-            (3, 304, 0, AnswerHead(_CONFIRMED, None, "")),
             (0, 412, 0, AnswerHead(None, None, "")),
         )
     )

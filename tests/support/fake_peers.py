@@ -250,7 +250,7 @@ def _reply(
         raise PeerChanged
     if answer.status in (404, 503):
         raise PeerFailed("absent" if answer.status == 404 else "busy")
-    assert answer.status in (200, 206, 304), answer.status
+    assert answer.status in (200, 206), answer.status
     confirmed = answer.confirmed
     assert confirmed is not None
     known = read.known
@@ -317,10 +317,8 @@ class FakeMember:
         confirmed = Confirmed(version, self.age_s, is_settled=True)
         known = read.known
         is_known = known is not None and (known.version.etag, known.version.size) == (version.etag, version.size)
-        if known is not None and not is_known and read.extent is not None:
+        if known is not None and not is_known:
             return PeerReadAnswer(412)
-        if is_known and read.extent is None:
-            return PeerReadAnswer(304, confirmed)
         if read.extent is None or read.extent.start >= version.size:
             return PeerReadAnswer(200, confirmed)
         extent = Extent(read.extent.start, min(read.extent.stop, version.size))

@@ -43,6 +43,22 @@ async def test_an_owner_that_hangs_is_left_within_a_second_and_not_asked_again(t
         assert not edge.membership.view.alive.keys() & {owner.name}
 
 
+async def test_a_member_that_was_only_late_is_back_after_a_second_or_two(tmp_path: Path) -> None:
+    time = Time()
+    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+        owner, edge = await time.run(begun(nodes))
+        greeting = asyncio.ensure_future(edge.members._greet_all())
+        await time.until(time() + 1.5)  # all were greeted, and are again after five seconds
+        edge.wire.silent.add(owner.address)
+        assert await time.run(edge.get()) == DATA[:1000]
+        assert owner.name not in edge.membership.view.alive
+        edge.wire.silent.clear()
+        await time.until(time() + 2.1)
+        assert owner.name in edge.membership.view.alive
+        greeting.cancel()
+        await asyncio.wait([greeting])
+
+
 async def test_an_owner_that_hangs_amid_a_body_costs_one_pause(tmp_path: Path) -> None:
     time = Time()
     with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
@@ -103,6 +119,7 @@ async def test_the_bucket_is_measured_by_first_bytes_that_waited_for_it_alone(tm
     with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
         owner, edge = await time.run(begun(nodes))
         bucket = edge.members.health.bucket
+        await time.run(edge.engine.reads.head(REF, {}))
         edge.wire.silent.add(owner.address)
         assert await time.run(edge.get()) == DATA[:1000]
         assert bucket.first_byte_s(time()) == 1.0, "the wait for the owner is none for the bucket"

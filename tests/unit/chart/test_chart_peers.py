@@ -52,7 +52,7 @@ def test_the_proxy_is_a_member_by_the_name_of_its_node(chart: helm.Chart, case: 
     assert own_name(settings, environ, "fast-outrider-x7k2p") == "gpu-7"
     assert own_address(settings, 9482, environ) == "10.1.0.7:9482"
     assert settings.peer_key_file is not None
-    assert PeerKey(settings.peer_key_file).signing == "k" * 64
+    assert PeerKey(settings.peer_key_file).accepted[0] == "k" * 64
     assert settings.peer_domain == ("cluster" if case == "peers" else "zone")
 
 
@@ -89,7 +89,7 @@ def test_the_key_is_made_once(tmp_path: Path) -> None:
     with in_cluster(tmp_path / "another") as chart:
         assert key_of(chart, {}) != first, "no key is the same in two clusters"
     (tmp_path / "key").write_bytes(first)
-    assert PeerKey(tmp_path / "key").signing == first.decode()
+    assert PeerKey(tmp_path / "key").accepted[0] == first.decode()
     assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     with in_cluster(tmp_path / "upgraded", objects={KEY_SECRET: made}) as chart:
         assert of_peers(chart, {})["Secret"]["data"] == made["data"]

@@ -56,7 +56,6 @@ def test_bytes_keep_a_member_that_fails_now_and_then() -> None:
     assert peer.may_request(20.4), "bytes came within a second"
     peer.failed("broke", 20.5)
     assert not peer.may_request(20.5)
-    assert peer.bytes_in == 1000
 
 
 def test_a_wait_in_vain_is_nothing_served() -> None:
@@ -394,13 +393,12 @@ def test_a_member_that_was_slow_is_measured_anew() -> None:
 def test_the_waits_for_the_last_heads_are_reported() -> None:
     peer = PeerHealth()
     assert peer.first_byte_s(0.5) is None
-    for _ in range(500):
+    for _ in range(100):
         peer.replied(2.0)
-    for number in range(100):
-        peer.replied((number * 37 % 100) / 100)
+    for number in range(99):
+        peer.replied((number * 37 % 99) / 100)
     assert (peer.first_byte_s(0.0), peer.first_byte_s(1.0)) == (0.0, 2.0)
-    for number in range(500):
-        peer.replied((number * 37 % 100) / 100)
+    peer.replied(0.99)
     assert (peer.first_byte_s(0.5), peer.first_byte_s(0.99)) == (0.49, 0.98)
 
 

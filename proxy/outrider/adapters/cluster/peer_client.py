@@ -268,7 +268,7 @@ def _believed(reply: ReceivedReply, member: Member, read: PeerRead, is_proved: b
     """Raises PeerFailed, WireError: the answer is not to be believed."""
     if reply.status in _STATUS and dict(reply.headers).get(peer_wire.FROM) != member.name:
         raise PeerFailed("garbage", "another member answers")
-    if reply.status not in (200, 206, 304, 412, *_STATUS):
+    if reply.status not in (200, 206, 412, *_STATUS):
         raise _not_believed(reply.status)
     if not is_proved:
         raise PeerFailed("garbage", "the answer has no proof of the key")

@@ -36,12 +36,8 @@ class PeerKey:
         self._read()
 
     @property
-    def signing(self) -> str:
-        return self._keys[0]
-
-    @property
     def accepted(self) -> tuple[str, ...]:
-        """The keys that a request may be signed with, `signing` first."""
+        """The keys that a request may be signed with. The first one signs."""
         return self._keys
 
     async def follow(self, sleep: Sleep = asyncio.sleep) -> None:

@@ -25,7 +25,8 @@ _SLOW = 0.5
 # A member that sends so many times as much to all as one body of it brings is not shared by that many: the way to it is
 # broken. Fifty nodes that each read a few blocks of it at once are below that.
 _SHARED_MAX = 256
-_WAITS_MAX = 500
+# The status sorts those of each member, of hundreds.
+_WAITS_MAX = 100
 # Half of what is remembered is younger than this.
 _HALF_LIFE_S = 2.0
 # The usual rate of the bucket changes slowly.
@@ -150,11 +151,10 @@ class Pause:
 
 @dataclass(slots=True)
 class PeerHealth:
-    """One member. `failures`: by the `why` of `PeerFailed`. `bytes_in`: of bodies. `sending`: as it reported last."""
+    """One member. `failures`: by the `why` of `PeerFailed`. `sending`: as it reported last."""
 
     pace: BodyPace = field(default_factory=BodyPace)
     failures: Counter[str] = field(default_factory=Counter)
-    bytes_in: int = 0
     sending: Sending = NOT_TOLD
     boot: int = 0
     # The last waits for the first byte of a reply, in seconds.
@@ -195,7 +195,7 @@ class PeerHealth:
         return now - self._served_at < _SERVES_S
 
     def first_byte_s(self, part: float) -> float | None:
-        """The quantile of the last 500 waits for a first byte, in seconds; None: no reply was received yet."""
+        """The quantile of the last 100 waits for a first byte, in seconds; None: no reply was received yet."""
         return sorted(self._waits_s)[int(part * (len(self._waits_s) - 1))] if self._waits_s else None
 
     def replied(self, wait_s: float, sending: Sending | None = None) -> None:
@@ -207,7 +207,6 @@ class PeerHealth:
         """`count` bytes of a body were received, for which a reader waited `waited_s`. 0: it waited in vain."""
         self.pace.flowed(count, waited_s, now)
         if count:
-            self.bytes_in += count
             self._failed_in_a_row, self._served_at = 0, now
 
     def failed(self, why: str, now: float) -> None:

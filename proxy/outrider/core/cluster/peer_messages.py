@@ -43,10 +43,10 @@ class PeerRead:
     """A question about an object. `extent`: the bytes that are asked for, all of one block; None: the version alone.
     `index`: the block of `extent`.
 
-    `known`: the version of which the bytes must be; None: the peer tells which version it has, and its bytes end where
-    the object does. An extent past that end is answered with the version alone. `only_if_here`: the peer must not ask
-    the bucket; without the bytes on its disk it may tell the version alone. `whole_headers`: the checksums of the whole
-    object are wanted.
+    `known`: the version of which the bytes of `extent` must be; None: the peer tells which version it has, and its
+    bytes end where the object does. An extent past that end is answered with the version alone. `only_if_here`: the
+    peer must not ask the bucket; without the bytes on its disk it may tell the version alone. `whole_headers`: the
+    checksums of the whole object are wanted.
     """
 
     ref: ObjectRef

@@ -5,9 +5,9 @@ A read is a GET, or a HEAD for the version alone, of `/BUCKET/KEY`. Its headers:
 range              the bytes, as `bytes=FIRST-LAST`
 x-outrider-peer    `v=1;from=NAME;ring=DIGEST;cluster=ID;hops=1;to=NAME;class=demand;only-if-here=0;checksums=0;
                    block=INDEX`
-x-outrider-known   the known version, in base64 of JSON; absent: none is
+x-outrider-known   with a range: the known version, in base64 of JSON; absent: none is
 
-An answer of status 200, 206, 304 or 412 has `x-outrider-from`, the name of the member that gives it. It has
+An answer of status 200, 206 or 412 has `x-outrider-from`, the name of the member that gives it. It has
 `x-outrider-known`, but not with 412: without headers, if the version was known to the one that asked. A 206 has
 `content-range`, `x-outrider-digest` if the block has one, and `x-outrider-sends`: the bytes a second and the bodies
 that the member sends to all others (`BYTES/BODIES`). The proof of an answer is `core.auth.peer_signature`'s.
@@ -158,8 +158,8 @@ def parse_read(method: str, raw_path: str, headers: Mapping[str, str]) -> PeerRe
     known = None
     if (value := headers.get(KNOWN)) is not None:
         known = _confirmed(_known_json(value), ref)
-        if extent is not None and extent.stop > known.version.size:
-            raise WireError("the range ends past the known size")
+        if extent is None or extent.stop > known.version.size:
+            raise WireError("no range of the known version")
     return PeerRead(
         ref, extent, number(fields.get("block", ""), "block"), known, read_class,
         only_if_here=_flag(fields, "only-if-here"), whole_headers=_flag(fields, "checksums"),
@@ -214,16 +214,13 @@ def parse_answer(read: PeerRead, status: int, headers: Headers, length: int | No
         bytes_s, _, bodies = values.get(SENDS, "0/0").partition("/")
         sending = Sending(number(bytes_s, "sends"), number(bodies, "sends"))
         return AnswerHead(confirmed, extent, _digest_of(values), sending)
-    if status == 304:
-        if read.known is None or read.extent is not None:
-            raise WireError("nobody asked whether a version is current")
-    elif status != 200:
+    if status != 200:
         raise WireError("the status is not one of an answer")
-    elif read.extent is not None and (
+    if read.extent is not None and (
         read.known is not None or (not read.only_if_here and read.extent.start < confirmed.version.size)
     ):
         raise WireError("the answer has no bytes")
-    elif read.extent is not None and length != 0:
+    if read.extent is not None and length != 0:
         raise WireError("the answer has bytes that nobody asked for")
     return AnswerHead(confirmed, None, "")
 

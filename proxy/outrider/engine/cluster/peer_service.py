@@ -60,12 +60,11 @@ class PeerReadAnswer:
 
     200  the version alone: nothing else was asked for, the extent lies past its end, or it is not the known one
     206  the bytes of `extent`, in `body`
-    304  the known version is the bucket's; no bytes were asked for
     404  not here, with `only_if_here`; or nothing that a peer may be told
     412  the bucket has another version than the known one
     503  too busy
 
-    `confirmed` goes with 200, 206 and 304. `digest`, `sending`: as those of `PeerReply`. The port closes `body`.
+    `confirmed` goes with 200 and 206. `digest`, `sending`: as those of `PeerReply`. The port closes `body`.
     """
 
     status: int
@@ -145,8 +144,7 @@ class PeerService:
         # believed for too long.
         if self._versions.was_written(read.ref, self._clock() - known.age_s):
             return PeerReadAnswer(412)
-        if read.extent is None:
-            return PeerReadAnswer(304, known)
+        assert read.extent is not None, "the wire sees to it"
         if read.extent.stop > version.size or self._layout.indexes(read.extent) != range(read.index, read.index + 1):
             return PeerReadAnswer(404)
         return await self._with_body(read, known, read.extent)

@@ -193,7 +193,7 @@ class PeerHandler:
         """The reply, at whose end the read ends. `asked`: the headers of the request."""
         confirmed = answer.confirmed
         try:
-            told = confirmed if answer.status in (200, 206, 304) else None
+            told = confirmed if answer.status in (200, 206) else None
             head = AnswerHead(told, answer.extent, answer.digest, answer.sending)
             headers = peer_wire.answer_headers(read, head, name)
         except WireError:
