@@ -199,6 +199,13 @@ def test_the_line_at_the_end(summary: Summary, text: str) -> None:
     assert summary.text() == text
 
 
+def test_the_summary_has_the_verdict_on_all_of_the_run() -> None:
+    said = {"slow": "bucket", "level": "slower", "text": "bucket-bound: 60 %", "next": "Warm."}
+    early = {"slow": "unknown", "level": "none", "text": "too early to say", "next": ""}
+    for verdict, text in ((said, "bucket-bound: 60 %. Warm."), (early, None), ({}, None)):
+        assert Summary(2, 100, 0, 100, 1, verdict).verdict_text() == text
+
+
 @pytest.mark.parametrize(
     ("size", "words"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_999, "1.0 MB"), (99_400, "99.4 kB"), (123_456_789, "123 MB")],
