@@ -22,9 +22,9 @@ from outrider.http.access import Who
 from outrider.http.s3 import connection as connection_module
 from outrider.http.s3 import fast_path
 from outrider.http.s3.slow_path_handoff import ColdHit, Recognised
-from tests.server.test_fast_path import NAME, OBJECTS, Watched, watched_proxy
 from tests.support.damage import block_files
 from tests.support.rawhttp import ask, request
+from tests.support.watched import NAME, OBJECTS, Watched, watched_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 from collections import Counter
-from contextlib import contextmanager
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -22,28 +21,20 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from outrider.http.s3.connection import Connection
-from outrider.http.s3.slow_path_handoff import Begun, ColdHit, Recognised
 from outrider.http.wire.sender import SocketSender
 from tests.support.odd_origin import OddOrigin
 from tests.support.proxy import Keys, Proxy, ServedProxy
-from tests.support.rawhttp import Answer, RawConnection, ask, request
+from tests.support.rawhttp import Answer, ask, request
+from tests.support.watched import BLOCK, LARGE, NAME, OBJECTS, Watched, watched_proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from outrider.core.model import Headers
     from tests.support.bucket import Bucket
 
-NAME, OTHER = "fastpath", "fastpath-other"
-BLOCK = 1024 * 1024
-RAMP = (bytes(range(251)) * (5 * BLOCK // 251 + 1))[: 5 * BLOCK]
-# Far more than the sockets of both sides take at once.
-LARGE = RAMP * 8
-OBJECTS = {
-    "a": RAMP[:100_000], "b": RAMP[7 : 7 + 1000], "empty": b"", "two": RAMP[: BLOCK + BLOCK // 2], "large": LARGE,
-    "many": RAMP[:BLOCK] * 70, "folder/": b"a folder's own", "a b+%?é\"\\\n": b"odd",
-}  # fmt: skip
+OTHER = "fastpath-other"
 # A header that changes nothing, and that the fast path does not know.
 UNUSUAL = ("accept-language", "de")
 READER: Keys = ("PATHREADER", "reader/secret")
@@ -67,77 +58,6 @@ grants = [{{bucket = "{NAME}", prefix = "b", access = "read"}}]
 def objects(bucket: Bucket) -> None:
     bucket.store(NAME, OBJECTS, ContentType="application/x-tar", Metadata={"note": "kept"})
     bucket.store(OTHER, {"a": b"another's"})
-
-
-class Watched:
-    """A proxy that has all objects, with a record of the fast path's result for each request since `seen.clear()`.
-
-    True: it answered. False: it left the request to the slow path. Else "begun" or "cold".
-    """
-
-    def __init__(self, proxy: Proxy) -> None:
-        self.proxy = proxy
-        self.results: list[object] = []
-        path = proxy.outrider.server.fast_path
-        answer = path.answer
-
-        def spied(data: bytes, wire: SocketSender, cold: ColdHit | None = None) -> Any:
-            answered = answer(data, wire, cold)
-            kinds: dict[type, object] = {Begun: "begun", ColdHit: "cold", Recognised: False}
-            self.results.append(answered if isinstance(answered, bool) else kinds[type(answered)])
-            return answered
-
-        path.answer = spied  # type: ignore[method-assign]
-
-    @property
-    def seen(self) -> list[object]:
-        async def copy_of_seen() -> list[object]:
-            return list(self.results)
-
-        return list(self.proxy.on_loop(copy_of_seen))  # a reply is sent before the loop has recorded it
-
-    def connect(self) -> RawConnection:
-        """A connection whose server side waits for its first request."""
-        connection = RawConnection(self.proxy.address)
-        self.wait(connection)
-        self.results.clear()
-        return connection
-
-    def wait(self, connection: RawConnection) -> None:
-        """Wait until the server expects the connection's next request or the rest of one: the server does some steps
-        after a reply."""
-        own = connection.sock.getsockname()
-
-        async def waiting() -> None:
-            async with asyncio.timeout(60):
-                while True:
-                    for connection in self.proxy.outrider.server.connections:
-                        assert isinstance(connection, Connection)
-                        if connection.peername == own and not connection.has_work:
-                            return
-                    await asyncio.sleep(0.001)
-
-        self.proxy.on_loop(waiting)
-
-    def connection_of(self, client: RawConnection) -> Connection:
-        """The server's side of it."""
-        own = client.sock.getsockname()
-        (found,) = (each for each in self.proxy.outrider.server.connections if each.peername == own)
-        assert isinstance(found, Connection)
-        return found
-
-    def ask(self, method: str, target: str, headers: Headers = ()) -> tuple[Answer, object]:
-        with self.connect() as connection:
-            answer = connection.ask(method, target, headers)
-        return answer, self.seen[0] if self.seen else None
-
-    def next(
-        self, connection: RawConnection, method: str, target: str, headers: Iterable[tuple[str, str]] = ()
-    ) -> Answer:
-        """Like `RawConnection.ask`, with an idle server before it."""
-        self.wait(connection)
-        self.results.clear()
-        return connection.ask(method, target, headers)
 
 
 def _warm(proxy: Proxy, keys: Keys) -> None:
@@ -165,15 +85,6 @@ def strict(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     clients.write_text(CLIENTS)
     with Proxy(bucket, block_size="1MiB", freshness="immutable", auth="sigv4", clients=clients) as proxy:
         _warm(proxy, READER)
-        yield Watched(proxy)
-
-
-@contextmanager
-def watched_proxy(bucket: Bucket, origin: str | None = None, **settings: Any) -> Iterator[Watched]:
-    with Proxy(bucket, origin, **{"block_size": "1MiB", "freshness": "immutable", **settings}) as proxy:
-        ask(proxy.address, "GET", f"/{NAME}/a")
-        proxy.settle()
-        ask(proxy.address, "GET", f"/{NAME}/a")
         yield Watched(proxy)
 
 
@@ -441,16 +352,6 @@ def test_a_full_proxy_answers_503_until_a_request_ends(bucket: Bucket) -> None:
 # -- freshness -------------------------------------------------------------------------------------------------------
 
 
-def test_unknown_checksums_are_requested_from_the_origin(bucket: Bucket) -> None:
-    asked = (("x-amz-checksum-mode", "ENABLED"),)
-    with watched_proxy(bucket) as watched:
-        assert watched.ask("GET", f"/{NAME}/a")[1] is True
-        first, seen = watched.ask("GET", f"/{NAME}/a", asked)
-        assert ("x-amz-checksum-crc32" in first.headers, seen) == (True, False)
-        second, seen = watched.ask("GET", f"/{NAME}/a", asked)
-        assert (same(second), seen) == (same(first), True)
-
-
 def test_a_connection_with_hits_alone_does_not_count_as_idle(watched: Watched) -> None:
     with watched.connect() as client:
         connection = watched.connection_of(client)
@@ -580,9 +481,12 @@ def test_a_signed_hit_takes_few_function_calls(
         assert calls_per_request(watched, target, headers) < CALLS_PER_SIGNED_HIT
 
 
-def test_no_byte_of_a_hit_is_copied_by_python(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_byte_of_a_hit_is_copied_and_a_head_goes_with_a_body_that_fits(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by_sendfile: list[int] = []
     by_python: list[int] = []
+    waits: list[bool] = []
     read_into: list[memoryview] = []
     in_one_call: list[memoryview] = []
     sendfile, preadv, send_now, send_parts = os.sendfile, os.preadv, SocketSender.send_now, SocketSender.send_parts_now
@@ -597,6 +501,7 @@ def test_no_byte_of_a_hit_is_copied_by_python(watched: Watched, monkeypatch: pyt
 
     def counted_send(self: SocketSender, data: Any, *, more: bool = False) -> int:
         by_python.append(len(data))
+        waits.append(more)
         return send_now(self, data, more=more)
 
     def counted_parts(self: SocketSender, head: Any, body: Any) -> int:
@@ -623,21 +528,7 @@ def test_no_byte_of_a_hit_is_copied_by_python(watched: Watched, monkeypatch: pyt
     assert len({id(view.obj) for view in (*read_into, *in_one_call)}) == 1
     assert len(by_python) == 4
     assert sum(by_python) < 4 * 1024, "the heads"
-
-
-def test_a_head_is_sent_together_with_a_body_that_fits_beside_it(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more_flags: list[bool] = []
-    send_now = SocketSender.send_now
-
-    def noted(self: SocketSender, data: Any, *, more: bool = False) -> int:
-        more_flags.append(more)
-        return send_now(self, data, more=more)
-
-    monkeypatch.setattr(SocketSender, "send_now", noted)
-    for first, last, waits in ((4096, 4096 + 131071, True), (4096, 4096 + 131072, False), (1, 65536, False)):
-        more_flags.clear()
+    for first, last, with_body in ((4096, 4096 + 131071, True), (4096, 4096 + 131072, False), (1, 65536, False)):
+        waits.clear()
         answer, seen = watched.ask("GET", f"/{NAME}/large", (("range", f"bytes={first}-{last}"),))
-        assert (answer.body, seen) == (LARGE[first : last + 1], True)
-        assert more_flags == [waits], (first, last)
+        assert (answer.body, seen, waits) == (LARGE[first : last + 1], True, [with_body])

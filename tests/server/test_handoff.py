@@ -16,9 +16,10 @@ from outrider.http import access as access_module
 from outrider.http.access import Who
 from outrider.http.s3.connection import Connection
 from outrider.http.s3.slow_path_handoff import Recognised
-from tests.server.test_fast_path import CLIENTS, NAME, OBJECTS, READER, signed
+from tests.server.test_fast_path import CLIENTS, READER, signed
 from tests.support.proxy import Proxy, s3_client
 from tests.support.rawhttp import RawConnection, ask, request
+from tests.support.watched import NAME, OBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
