@@ -24,7 +24,7 @@ from tests.support.tenants import NAME as SHARED
 from tests.support.weather import Fault, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from outrider.core.cache.memory_budget import MemoryBudget
@@ -84,6 +84,11 @@ def drop_pages(path: Path) -> None:
         os.close(file)
 
 
+def send(connection: RawConnection, keys: Iterable[str]) -> None:
+    body = body_of([url(key) for key in keys])
+    connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+
+
 def gets_of(proxy: Proxy, cache: str) -> float:
     return proxy.metric("outrider_requests_total", op="get", cache=cache)
 
@@ -132,9 +137,7 @@ def test_an_object_that_comes_late_holds_up_its_place_alone(proxy: Proxy, simula
     keys = list(SAMPLES)[:20]
     simulator.weather.faults = [Fault(FaultKind.LATE, path_contains=keys[5])]
     with RawConnection(proxy.address) as connection:
-        connection.send(
-            request("POST", TARGET, (("content-length", str(len(body := body_of(list(map(url, keys)))))),), body)
-        )
+        send(connection, keys)
         head = connection.read_head()
         # Those before it are sent, and those behind it are fetched, while it is held back.
         before = head.read(5 * (3 * 512 + 10_240))
@@ -339,14 +342,13 @@ def test_blocks_that_a_start_found_are_verified_and_are_hits(proxy: Proxy) -> No
 
 
 def test_hits_whose_pages_are_not_in_memory_are_read_together(proxy: Proxy) -> None:
-    body = body_of([url(key) for key in SAMPLES])
-    post(proxy, body)
+    batch(proxy, [url(key) for key in SAMPLES])
     proxy.settle()
     for path in (proxy.cache_dir / "v2").glob("*/*"):
         drop_pages(path)
     before = set(threading.enumerate())
     with RawConnection(proxy.address) as connection:
-        connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+        send(connection, SAMPLES)
         while connection.read_line().strip():
             pass
         sizes = []
@@ -364,8 +366,7 @@ def test_hits_whose_pages_are_not_in_memory_are_read_together(proxy: Proxy) -> N
 def test_a_client_that_hangs_up_ends_its_fetches(proxy: Proxy, simulator: Simulator) -> None:
     simulator.weather.faults = [Fault(FaultKind.LATE, times=None)]
     with RawConnection(proxy.address) as connection:
-        body = body_of([url(key) for key in SAMPLES])
-        connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+        send(connection, SAMPLES)
         wait_until(lambda: len(simulator.log()) == _AHEAD_MAX, "the look-ahead asks for objects")
         assert memory_of(proxy).used_bytes >= _BATCH_BYTES
     wait_until(lambda: proxy.outrider.server.in_flight == 0, "the request ends")
@@ -384,8 +385,7 @@ def test_a_client_that_hangs_up_ends_its_fetches(proxy: Proxy, simulator: Simula
 def test_a_client_that_hangs_up_in_the_middle_is_counted_for_no_more_than_it_took(proxy: Proxy) -> None:
     keys = [key for key in OBJECTS if key.startswith("mib/")]
     with RawConnection(proxy.address) as connection:
-        body = body_of([url(key) for key in keys])
-        connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+        send(connection, keys)
         head = connection.read_head()
         assert len(head.read(MIB)) == MIB
     proxy.settle()
@@ -402,8 +402,7 @@ def test_a_slow_reader_holds_bounded_memory(bucket: Bucket, simulator: Simulator
         memory = memory_of(proxy)
         capacity = free_bytes(memory)
         with RawConnection(proxy.address) as connection:
-            body = body_of([url(key) for key in keys])
-            connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+            send(connection, keys)
             head = connection.read_head()
             assert memory.used_bytes >= _BATCH_BYTES
             peaks = Peaks(memory)
@@ -431,8 +430,7 @@ def test_objects_that_wait_for_a_slow_reader_hold_no_connection_to_the_bucket(
         proxy.settle()
         simulator.reset()
         with RawConnection(proxy.address) as connection:
-            body = body_of([url(key) for key in keys])
-            connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+            send(connection, keys)
             connection.read_head()
             wait_until(lambda: len(simulator.log()) > 8, "objects are asked for before their turn")
             assert ask(proxy.address, "GET", f"/{NAME}/{FIRST}").body == OBJECTS[FIRST]
@@ -444,8 +442,7 @@ def test_a_write_before_the_turn_of_an_object_is_seen(proxy: Proxy, simulator: S
     proxy.settle()
     simulator.weather.faults = [Fault(FaultKind.LATE, path_contains="samples/0001")]
     with RawConnection(proxy.address) as connection:
-        body = body_of([url("samples/0001"), url(FIRST), url("samples/0002")])
-        connection.send(request("POST", TARGET, (("content-length", str(len(body))),), body))
+        send(connection, ("samples/0001", FIRST, "samples/0002"))
         # The look-ahead has come past the hit.
         wait_until(lambda: len(simulator.log()) == 3, "the others are asked for")
         assert ask(proxy.address, "PUT", f"/{NAME}/{FIRST}", (("content-length", "3"),), b"new").status == 200
