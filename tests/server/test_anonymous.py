@@ -15,7 +15,6 @@ from tests.support.forms import encoded, post
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import TIMEOUT_S, Answer, RawConnection, ask
 from tests.support.recorder import Received, Recorder
-from tests.support.tenants import wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,19 +116,6 @@ def test_an_unsigned_read_leaves_nothing_in_the_cache(proxy: Proxy, bucket: Buck
     assert first["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "MISS"
 
 
-def test_the_fast_path_gives_no_unsigned_request_a_hit(proxy: Proxy, tenant: Any) -> None:
-    cached(proxy, tenant, OPEN, "fast", b"public")
-    cached(proxy, tenant, SHUT, "fast", b"secret")
-    with RawConnection(proxy.address) as connection:
-        for name, status in ((OPEN, 200), (SHUT, 403)) * 2:
-            connection.send(wire(proxy, TENANT, "GET", f"/{SHUT}/fast"))
-            hit = connection.read_answer("GET")
-            assert (hit.body, hit.headers["x-cache"]) == (b"secret", "HIT")
-            connection.send(f"GET /{name}/fast HTTP/1.1\r\nHost: {proxy.address[0]}\r\n\r\n".encode())
-            given = connection.read_answer("GET")
-            assert (given.status, given.headers["x-cache"]) == (status, "BYPASS")
-
-
 def test_the_grants_hold_for_unsigned_requests_too(proxy: Proxy, bucket: Bucket, tenant: Any) -> None:
     tenant.put_object(Bucket=SHUT, Key="in/a", Body=b"1")
     bucket.make_bucket("open-not-granted")
@@ -191,7 +177,8 @@ def put_copy(proxy: Proxy, body: bytes) -> Answer:
 @pytest.mark.parametrize("put", [put_plain, put_chunked, put_chunked_as_stated, put_parts, put_copy])
 def test_after_an_unsigned_write_the_next_read_gets_the_new_object(proxy: Proxy, tenant: Any, put: Any) -> None:
     body = f"written by {put.__name__}".encode()
-    cached(proxy, tenant, OPEN, "in/w", b"old")
+    # The same bytes each time would look like an origin that changes its dates.
+    cached(proxy, tenant, OPEN, "in/w", b"before " + body)
     answer = put(proxy, body)
     assert answer.status in (200, 204), answer
     assert answer.headers["x-cache"] == "BYPASS"
@@ -206,7 +193,7 @@ def test_after_an_unsigned_deletion_the_next_read_finds_nothing(proxy: Proxy, te
         ("POST", f"/{OPEN}?delete", body, 200),
         ("DELETE", f"/{OPEN}/in/d", b"", 204),
     ):
-        cached(proxy, tenant, OPEN, "in/d", b"old")
+        cached(proxy, tenant, OPEN, "in/d", f"before a {method}".encode())
         assert ask(proxy.address, method, target, [("content-length", str(len(given)))], given).status == status
         with pytest.raises(tenant.exceptions.NoSuchKey):
             tenant.get_object(Bucket=OPEN, Key="in/d")

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import random
-import signal
 import time
 from contextlib import closing
 from datetime import timedelta
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.bucket import GETTER
-from tests.support.proxy import START_DEADLINE_S, Proxy, ServedProxy, s3_client
+from tests.support.proxy import START_DEADLINE_S, Proxy
 from tests.support.rawhttp import ask
 from tests.support.sickdisk import SickDisk
 
@@ -251,35 +250,6 @@ def test_tags_put_through_the_proxy_show_after_restarts_however_often_the_datase
         assert any("list-type" in request.query for request in simulator.log())
         assert heads(simulator) < SHARDS / 2, "the list confirms the others"
     assert tags_told(proxy.address) == "1"
-
-
-@pytest.mark.usefixtures("untagged")
-def test_acknowledged_tags_show_after_a_sigkill(bucket: Bucket, simulator: Simulator, tmp_path: Path) -> None:
-    flags = {"origin": simulator.endpoint, "freshness": "ttl:60", "block_size": "64KiB"}
-    served = ServedProxy(bucket, tmp_path, **flags)
-    served.environment["OUTRIDER_VERIFY_ORIGIN"] = "off"  # as above
-    with served as proxy:
-
-        def read(keys: list[str]) -> None:
-            for key in keys:
-                ask(proxy.address, "GET", f"/{NAME}/{key}")
-                proxy.settle()
-
-        read(KEYS)
-        aged(proxy.cache_dir)
-        client = s3_client(proxy.endpoint)
-        client.put_object_tagging(Bucket=NAME, Key=KEYS[-1], Tagging=TAGS)
-        client.close()
-        for _ in range(2):
-            proxy.send(signal.SIGKILL)
-            assert proxy.wait() == -signal.SIGKILL
-            proxy.start()
-            simulator.reset()
-            read(KEYS[:20])
-            proxy.wait_until(lambda: any("list-type" in request.query for request in simulator.log()), "a LIST")
-            read(KEYS[20:-1])
-            assert heads(simulator) < SHARDS - 5, "the list confirms others"
-        assert tags_told(proxy.address) == "1"
 
 
 @pytest.mark.usefixtures("untagged")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -102,7 +102,7 @@ def test_a_connection_is_kept_as_its_client_asks(proxy: Proxy) -> None:
 
 def test_an_outage_of_the_bucket_is_an_s3_error_for_what_is_not_cached(bucket: Bucket, simulator: Simulator) -> None:
     for settings, stale in (({"stale_if_error": True, "origin_patience_s": "60"}, 200), ({}, 503)):
-        given = {"freshness": "always", "origin_patience_s": "0.5", **settings}
+        given: dict[str, Any] = {"freshness": "always", "origin_patience_s": "0.5", **settings}
         with Proxy(bucket, simulator.endpoint, **given) as proxy:
             assert ask(proxy.address, "GET", f"/{NAME}/five").status == 200
             with simulator.outage():
