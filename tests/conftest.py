@@ -41,7 +41,7 @@ USUAL_SECONDS = {
     "tests/server/test_areas.py": 25.0,
     "tests/trust/test_histories.py": 25.0,
     "tests/server/test_maintenance_commands.py": 25.0,
-    "tests/server/test_reads.py": 25.0,
+    "tests/server/test_shuffled_shards.py": 25.0,
     "tests/server/test_image.py": 25.0,
     "tests/trust/test_origin_faults.py": 25.0,
     "tests/server/test_sdk_announcing.py": 25.0,

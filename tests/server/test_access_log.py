@@ -24,11 +24,7 @@ KEYS = [f"train/{number:03d}.tar" for number in range(3)]
 
 @pytest.fixture(scope="module", autouse=True)
 def objects(bucket: Bucket) -> None:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    for key in KEYS:
-        client.put_object(Bucket=NAME, Key=key, Body=key.encode())
-    client.close()
+    bucket.store(NAME, {key: key.encode() for key in KEYS})
 
 
 def read(proxy: ServedProxy, reader: str, key: str) -> str:

@@ -14,8 +14,6 @@ from tests.support.forms import encoded, post
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import TIMEOUT_S, Answer, RawConnection, ask
 from tests.support.recorder import Received, Recorder
-from tests.support.signed_requests import checksum
-from tests.support.tenants import wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,49 +87,32 @@ def cached(proxy: Proxy, tenant: Any, name: str, key: str, body: bytes) -> None:
     assert answer["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "HIT"
 
 
-@pytest.mark.parametrize(("method", "headers", "status"), [
-    ("GET", (), 200), ("HEAD", (), 200), ("GET", (("range", "bytes=1-3"),), 206),
-    ("GET", (("range", "bytes=1-3"), ("x-custom", "past the fast path")), 206),
-])  # fmt: skip
-def test_the_origin_answers_each_unsigned_read_though_a_tenant_has_the_object_cached(
-    proxy: Proxy, tenant: Any, method: str, headers: tuple[tuple[str, str], ...], status: int
-) -> None:
+def test_the_origin_answers_each_unsigned_read_though_a_tenant_has_the_object_cached(proxy: Proxy, tenant: Any) -> None:
     cached(proxy, tenant, OPEN, "read", b"public")
     cached(proxy, tenant, SHUT, "read", b"secret")
-    asked = proxy.metric("outrider_origin_requests_total", method=method)
-    for time in (1, 2):
-        given = ask(proxy.address, method, f"/{OPEN}/read", headers)
-        assert (given.status, given.headers["x-cache"]) == (status, "BYPASS")
-        assert given.body == (b"" if method == "HEAD" else b"public"[1:4] if status == 206 else b"public")
-        # The clients file lets anybody ask for this one. The origin does not give it.
-        refused = ask(proxy.address, method, f"/{SHUT}/read", headers)
-        assert (refused.status, refused.headers["x-cache"]) == (403, "BYPASS")
-        assert b"secret" not in refused.body
-        assert proxy.metric("outrider_origin_requests_total", method=method) == asked + 2 * time
+    span = ("range", "bytes=1-3")
+    for method, headers, status, body in (
+        ("GET", [], 200, b"public"), ("HEAD", [], 200, b""), ("GET", [span], 206, b"ubl"),
+        ("GET", [span, ("x-custom", "past the fast path")], 206, b"ubl"),
+    ):  # fmt: skip
+        asked = proxy.metric("outrider_origin_requests_total", method=method)
+        for time in (1, 2):
+            given = ask(proxy.address, method, f"/{OPEN}/read", headers)
+            assert (given.status, given.headers["x-cache"], given.body) == (status, "BYPASS", body)
+            # The clients file lets anybody ask for this one. The origin does not give it.
+            refused = ask(proxy.address, method, f"/{SHUT}/read", headers)
+            assert (refused.status, refused.headers["x-cache"]) == (403, "BYPASS")
+            assert b"secret" not in refused.body
+            assert proxy.metric("outrider_origin_requests_total", method=method) == asked + 2 * time
 
 
 def test_an_unsigned_read_leaves_nothing_in_the_cache(proxy: Proxy, bucket: Bucket, tenant: Any) -> None:
-    direct = bucket.client()
-    direct.put_object(Bucket=OPEN, Key="uncached", Body=b"1")
-    direct.close()
+    bucket.store(OPEN, {"uncached": b"1"})
     for _ in range(2):
         assert ask(proxy.address, "GET", f"/{OPEN}/uncached").body == b"1"
     proxy.settle()
     first = tenant.get_object(Bucket=OPEN, Key="uncached")
     assert first["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "MISS"
-
-
-def test_the_fast_path_gives_no_unsigned_request_a_hit(proxy: Proxy, tenant: Any) -> None:
-    cached(proxy, tenant, OPEN, "fast", b"public")
-    cached(proxy, tenant, SHUT, "fast", b"secret")
-    with RawConnection(proxy.address) as connection:
-        for name, status in ((OPEN, 200), (SHUT, 403)) * 2:
-            connection.send(wire(proxy, TENANT, "GET", f"/{SHUT}/fast"))
-            hit = connection.read_answer("GET")
-            assert (hit.body, hit.headers["x-cache"]) == (b"secret", "HIT")
-            connection.send(f"GET /{name}/fast HTTP/1.1\r\nHost: {proxy.address[0]}\r\n\r\n".encode())
-            given = connection.read_answer("GET")
-            assert (given.status, given.headers["x-cache"]) == (status, "BYPASS")
 
 
 def test_the_grants_hold_for_unsigned_requests_too(proxy: Proxy, bucket: Bucket, tenant: Any) -> None:
@@ -192,13 +173,11 @@ def put_copy(proxy: Proxy, body: bytes) -> Answer:
     ])  # fmt: skip
 
 
-PUTS = [put_plain, put_chunked, put_chunked_as_stated, put_parts, put_copy]
-
-
-@pytest.mark.parametrize("put", PUTS)
+@pytest.mark.parametrize("put", [put_plain, put_chunked, put_chunked_as_stated, put_parts, put_copy])
 def test_after_an_unsigned_write_the_next_read_gets_the_new_object(proxy: Proxy, tenant: Any, put: Any) -> None:
     body = f"written by {put.__name__}".encode()
-    cached(proxy, tenant, OPEN, "in/w", b"old")
+    # The same bytes each time would look like an origin that changes its dates.
+    cached(proxy, tenant, OPEN, "in/w", b"before " + body)
     answer = put(proxy, body)
     assert answer.status in (200, 204), answer
     assert answer.headers["x-cache"] == "BYPASS"
@@ -207,17 +186,16 @@ def test_after_an_unsigned_write_the_next_read_gets_the_new_object(proxy: Proxy,
     assert "aws-chunked" not in read.get("ContentEncoding", "")
 
 
-@pytest.mark.parametrize("many", [False, True])
-def test_after_an_unsigned_deletion_the_next_read_finds_nothing(proxy: Proxy, tenant: Any, many: bool) -> None:
-    cached(proxy, tenant, OPEN, "in/d", b"old")
+def test_after_an_unsigned_deletion_the_next_read_finds_nothing(proxy: Proxy, tenant: Any) -> None:
     body = b"<Delete><Object><Key>in/d</Key></Object></Delete>"
-    length = [("content-length", str(len(body)))]
-    if many:
-        assert ask(proxy.address, "POST", f"/{OPEN}?delete", length, body).status == 200
-    else:
-        assert ask(proxy.address, "DELETE", f"/{OPEN}/in/d").status == 204
-    with pytest.raises(tenant.exceptions.NoSuchKey):
-        tenant.get_object(Bucket=OPEN, Key="in/d")
+    for method, target, given, status in (
+        ("POST", f"/{OPEN}?delete", body, 200),
+        ("DELETE", f"/{OPEN}/in/d", b"", 204),
+    ):
+        cached(proxy, tenant, OPEN, "in/d", f"before a {method}".encode())
+        assert ask(proxy.address, method, target, [("content-length", str(len(given)))], given).status == status
+        with pytest.raises(tenant.exceptions.NoSuchKey):
+            tenant.get_object(Bucket=OPEN, Key="in/d")
 
 
 def test_a_write_that_the_origin_refuses_is_not_done(proxy: Proxy, tenant: Any, clients: Path, bucket: Bucket) -> None:
@@ -288,25 +266,20 @@ def test_an_unsigned_list_is_neither_taken_from_the_list_cache_nor_kept(proxy: P
     assert ask(proxy.address, "GET", f"/{SHUT}?prefix=in%2F&encoding-type=url").code == "AccessDenied"
 
 
-@pytest.mark.parametrize(("method", "target", "headers"), [
-    ("GET", f"/{OPEN}/k", ()),
-    ("GET", f"/{OPEN}/k?x-id=GetObject", ()),
-    ("HEAD", f"/{OPEN}/k", (("range", "bytes=0-0"),)),
-    ("GET", f"/{OPEN}?list-type=2", ()),
-    ("PUT", f"/{OPEN}/in/k", (("x-amz-date", "20261127T000000Z"), ("x-amz-content-sha256", "UNSIGNED-PAYLOAD"))),
-])  # fmt: skip
-def test_the_proxy_lends_an_unsigned_request_no_signature(
-    recorded: Proxy, recorder: Recorder, method: str, target: str, headers: tuple[tuple[str, str], ...]
-) -> None:
-    body = b"body" if method == "PUT" else b""
-    length = (("content-length", "4"),) if body else ()
-    assert ask(recorded.address, method, target, (*headers, *length), body).status == 200
-    (request,) = recorder.received
-    assert request.line == f"{method} {target} HTTP/1.1".replace("?list-type=2", "/?list-type=2") or (
-        request.line == f"{method} {target} HTTP/1.1"
-    )
-    assert request.body == body
-    assert_unsigned(request)
+def test_the_proxy_lends_an_unsigned_request_no_signature(recorded: Proxy, recorder: Recorder) -> None:
+    dated = (("x-amz-date", "20261127T000000Z"), ("x-amz-content-sha256", "UNSIGNED-PAYLOAD"), ("content-length", "4"))
+    cases: list[tuple[str, str, tuple[tuple[str, str], ...], bytes]] = [
+        ("GET", f"/{OPEN}/k", (), b""), ("GET", f"/{OPEN}/k?x-id=GetObject", (), b""),
+        ("HEAD", f"/{OPEN}/k", (("range", "bytes=0-0"),), b""), ("GET", f"/{OPEN}?list-type=2", (), b""),
+        ("PUT", f"/{OPEN}/in/k", dated, b"body"),
+    ]  # fmt: skip
+    for method, target, headers, body in cases:
+        recorder.received.clear()
+        assert ask(recorded.address, method, target, headers, body).status == 200
+        (request,) = recorder.received
+        assert request.line.replace("/?", "?") == f"{method} {target} HTTP/1.1"
+        assert request.body == body
+        assert_unsigned(request)
 
 
 def test_a_form_without_a_policy_gets_none(recorded: Proxy, recorder: Recorder) -> None:
@@ -343,21 +316,15 @@ HALF_SIGNED: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", HALF_SIGNED)
-def test_a_request_with_a_part_of_a_signature_is_not_anonymous(recorded: Proxy, recorder: Recorder, case: str) -> None:
-    query, headers = HALF_SIGNED[case]
-    for method in ("GET", "PUT"):
-        length = (("content-length", "0"),) if method == "PUT" else ()
-        answer = ask(recorded.address, method, f"/{OPEN}/in/k{query}", (*headers, *length))
-        assert answer.status in (400, 403), answer
-    assert recorder.received == []
-
-
-@pytest.mark.parametrize("field", ["policy", "x-amz-signature", "x-amz-credential", "AWSAccessKeyId", "signature",
-                                   "x-amz-security-token", "x-amz-date"])  # fmt: skip
-def test_a_form_with_a_part_of_a_signature_is_not_anonymous(recorded: Proxy, recorder: Recorder, field: str) -> None:
-    answer = post(recorded.address, OPEN, encoded([("key", "in/f"), (field, "x")], b"file"))
-    assert answer.status in (400, 403), answer
+def test_a_request_with_a_part_of_a_signature_is_not_anonymous(recorded: Proxy, recorder: Recorder) -> None:
+    for case, (query, headers) in HALF_SIGNED.items():
+        for method, length in (("GET", ()), ("PUT", (("content-length", "0"),))):
+            answer = ask(recorded.address, method, f"/{OPEN}/in/k{query}", (*headers, *length))
+            assert answer.status in (400, 403), case
+    for field in ("policy", "x-amz-signature", "x-amz-credential", "AWSAccessKeyId", "signature",
+                  "x-amz-security-token", "x-amz-date"):  # fmt: skip
+        answer = post(recorded.address, OPEN, encoded([("key", "in/f"), (field, "x")], b"file"))
+        assert answer.status in (400, 403), field
     assert recorder.received == []
 
 

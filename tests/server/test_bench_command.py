@@ -20,11 +20,7 @@ NAME = "benched"
 
 @pytest.fixture(scope="module", autouse=True)
 def objects(bucket: Bucket) -> None:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    for number in range(4):
-        client.put_object(Bucket=NAME, Key=f"train/{number}", Body=bytes(200_000))
-    client.close()
+    bucket.store(NAME, {f"train/{number}": bytes(200_000) for number in range(4)})
 
 
 @pytest.fixture
@@ -64,10 +60,7 @@ def test_the_command_prints_its_progress_and_results_for_people(command: Command
 
 
 def test_a_question_mark_is_a_letter_of_a_key(command: Command, bucket: Bucket) -> None:
-    client = bucket.client()
-    for key in ("odd?1/0", "oddly/0"):
-        client.put_object(Bucket=NAME, Key=key, Body=bytes(1000))
-    client.close()
+    bucket.store(NAME, {key: bytes(1000) for key in ("odd?1/0", "oddly/0")})
     done = command.run("bench", f"s3://{NAME}/odd?1/", "--rounds", "1")
     assert "1 objects, 0.0 MB" in done.stderr
 

@@ -67,9 +67,7 @@ def test_the_image_tells_its_version_as_its_own_user(buildah: Buildah, container
 def test_the_image_serves_and_its_health_check_passes(
     buildah: Buildah, container: str, bucket: Bucket, tmp_path: Path
 ) -> None:
-    client = bucket.client()
-    client.put_object(Bucket=bucket.make_bucket("built"), Key="object", Body=BODY)
-    client.close()
+    bucket.store("built", {"object": BODY})
     config = buildah.config_of(IMAGE)
     listen, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
     environ = {

@@ -10,9 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from tests.support.child import Child, free_ports, scratch_directory
+from tests.support.child import Child, free_ports
 
 REPOSITORY = Path(__file__).parents[2]
 GONE_S = 60.0
@@ -63,24 +61,6 @@ def test_stop_ends_the_whole_session_and_gives_the_status(tmp_path: Path) -> Non
     grandchild = os.pidfd_open(int(child.log.read_text()))
     assert child.stop() == 7
     wait_until_gone(grandchild)
-
-
-def test_a_start_that_fails_shows_the_log(tmp_path: Path) -> None:
-    child = Child(["/bin/sh", "-c", "echo no such luck; exit 3"], log=tmp_path / "log")
-    with pytest.raises(RuntimeError, match=r"the shell ended with status 3:\nno such luck"):
-        child.wait_until(lambda: False, what="the shell", deadline_s=60)
-    assert child.stop() == 3
-
-
-def test_a_scratch_directory_is_gone_afterwards() -> None:
-    with scratch_directory("outrider-test-") as directory:
-        (directory / "file").write_text("x")
-    assert not directory.exists()
-
-
-def test_free_ports_are_all_different() -> None:
-    ports = free_ports(50)
-    assert len(set(ports)) == 50
 
 
 def test_a_program_that_a_test_starts_draws_other_ports_than_the_test() -> None:

@@ -27,10 +27,7 @@ BLOCK, BLOCKS = 64 * 1024, 16
 @pytest.fixture(scope="module")
 def nodes(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Two members, of which the first one has read an object that both own blocks of."""
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    client.put_object(Bucket=NAME, Key=KEY, Body=bytes(BLOCK * BLOCKS))
-    client.close()
+    bucket.store(NAME, {KEY: bytes(BLOCK * BLOCKS)})
     with Nodes(bucket, tmp_path_factory.mktemp("nodes"), 2, block_size=str(BLOCK)) as running:
         assert ask(running[0].address, "GET", f"/{NAME}/{KEY}").status == 200
         # The bytes that were sent are counted at the end of the reply.

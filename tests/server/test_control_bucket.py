@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -11,11 +10,12 @@ from botocore.exceptions import ClientError
 
 from outrider.http.control.control_bucket import BODY_BYTES_MAX, NAMES_MAX
 from outrider.metrics import SOURCES
-from tests.support.client_access import Access
-from tests.support.fakes import Piece, RecordedPlans
-from tests.support.proxy import ANY_KEYS, Keys, Proxy, s3_client
-from tests.support.rawhttp import Answer, RawConnection, ask
-from tests.support.s3_clients import aws
+from tests.support.door import Door
+from tests.support.plans import Piece, RecordedPlans
+from tests.support.proxy import ANY_KEYS, Proxy, s3_client
+from tests.support.rawhttp import Answer, RawConnection, ask, request
+from tests.support.tenants import CLIENTS, TEAM
+from tests.support.tools import aws
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,21 +24,7 @@ if TYPE_CHECKING:
     from outrider.core.ahead.hints import Hint
     from outrider.core.model import ObjectRef
     from tests.support.bucket import Bucket
-    from tests.support.tls import Certificate
-
-ONE: Keys = ("CONTROLONE", "one/secret")
-TWO: Keys = ("CONTROLTWO", "two/secret")
-CLIENTS = f"""
-[[client]]
-access_key = "{ONE[0]}"
-secret_key = "{ONE[1]}"
-grants = [{{bucket = "train-*", prefix = "a/"}}, {{bucket = "other", access = "write"}}]
-
-[[client]]
-access_key = "{TWO[0]}"
-secret_key = "{TWO[1]}"
-grants = [{{bucket = "*", access = "write"}}]
-"""
+    from tests.support.certificate import Certificate
 READS = [f"s3://train-1/a/{number:04}.tar" for number in range(2500)]
 PLAN = {"reads": READS, "start": 7, "total": 9000}
 
@@ -70,14 +56,6 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def guarded(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    clients = tmp_path_factory.mktemp("control") / "clients.toml"
-    clients.write_text(CLIENTS)
-    with Proxy(bucket, auth="sigv4", clients=clients) as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
 def nothing_reaches_the_origin(proxy: Proxy) -> Iterator[None]:
     before = proxy.metric("outrider_origin_requests_total")
@@ -90,13 +68,8 @@ def test_status_is_an_object_like_any_other(proxy: Proxy) -> None:
     status = json.loads(s3.get_object(Bucket="_outrider", Key="status.json")["Body"].read())
     assert status["ready"] is True
     assert status["served_bytes"].keys() == set(SOURCES)
+    assert "origin_bytes" in status
     assert s3.head_object(Bucket="_outrider", Key="status.json")["ContentType"] == "application/json"
-
-
-def test_status_does_not_show_clients_the_origins_address(proxy: Proxy, bucket: Bucket) -> None:
-    body = ask(proxy.address, "GET", "/_outrider/status.json").body.decode()
-    assert bucket.address not in body
-    assert "origin_bytes" in body
 
 
 def test_a_plan_reaches_the_planner_in_its_order_and_with_its_indexes(proxy: Proxy) -> None:
@@ -114,6 +87,37 @@ def test_a_plan_without_indexes_is_from_the_start_and_of_an_unknown_length(proxy
     assert plans.pieces == [Piece("127.0.0.1", ("s3://b-1/ä %20#?.tar",), 0, None)]
 
 
+def test_a_plan_is_not_withdrawn_before_all_of_it_has_reached_the_planner(proxy: Proxy) -> None:
+    """Otherwise the parts that arrive after the withdrawal would stay."""
+    seen: list[str] = []
+
+    with RawConnection(proxy.address) as withdrawing:
+
+        class Seeing(RecordedPlans):
+            def told(
+                self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint
+            ) -> None:
+                if not seen:
+                    withdrawing.send(request("DELETE", "/_outrider/plan/w"))
+                seen.append("told")
+
+            def withdraw(self, hint: Hint, others: Iterable[Hint]) -> int:
+                seen.append("withdrawn")
+                return 7
+
+        proxy.outrider.control.plans = Seeing()
+        assert put(proxy, "plan/w", json.dumps(PLAN).encode()).status == 200
+        assert withdrawing.read_answer("DELETE").headers["x-outrider-withdrawn"] == "7"
+    assert seen == ["told"] * 3 + ["withdrawn"]
+
+
+def test_a_plan_in_another_encoding_of_json_can_be_read_back(proxy: Proxy) -> None:
+    record_plans_of(proxy)
+    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
+        assert put(proxy, "plan/other", ' {"reads": ["s3://bkt/ä"]} \n'.encode(encoding)).status == 200
+        assert json.loads(ask(proxy.address, "GET", "/_outrider/plan/other").body)["reads"] == ["s3://bkt/ä"]
+
+
 def test_a_plan_can_be_read_back_replaced_and_forgotten(proxy: Proxy) -> None:
     s3 = proxy.client()
     body = json.dumps(PLAN).encode()
@@ -129,38 +133,6 @@ def test_a_plan_can_be_read_back_replaced_and_forgotten(proxy: Proxy) -> None:
         s3.get_object(Bucket="_outrider", Key="plan/mine")
     assert code_of(error)[:2] == (404, "NoSuchKey")
     s3.delete_object(Bucket="_outrider", Key="plan/mine")
-
-
-def test_a_plan_is_not_withdrawn_before_all_of_it_has_reached_the_planner(proxy: Proxy) -> None:
-    """Otherwise the parts that arrive after the withdrawal would stay."""
-    seen: list[str] = []
-    control = proxy.outrider.control
-
-    class Seeing(RecordedPlans):
-        def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
-            if not seen:
-                self.withdrawal = asyncio.ensure_future(control._withdraw("", "w"))
-            seen.append("told")
-
-        def withdraw(self, hint: Hint, others: Iterable[Hint]) -> int:
-            seen.append("withdrawn")
-            return 7
-
-    plans = control.plans = Seeing()
-    assert put(proxy, "plan/w", json.dumps(PLAN).encode()).status == 200
-
-    async def withdrawn() -> int:
-        return await plans.withdrawal
-
-    assert proxy.on_loop(withdrawn) == 7
-    assert seen == ["told"] * 3 + ["withdrawn"]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
-def test_a_plan_in_another_encoding_of_json_can_be_read_back(proxy: Proxy, encoding: str) -> None:
-    record_plans_of(proxy)
-    assert put(proxy, "plan/other", ' {"reads": ["s3://bkt/ä"]} \n'.encode(encoding)).status == 200
-    assert json.loads(ask(proxy.address, "GET", "/_outrider/plan/other").body)["reads"] == ["s3://bkt/ä"]
 
 
 def test_the_aws_command_reads_and_writes_the_control_bucket(proxy: Proxy, tmp_path: Path) -> None:
@@ -223,24 +195,18 @@ BAD_PLANS = {
 }
 
 
-@pytest.mark.parametrize("body", BAD_PLANS, ids=lambda body: body[:40].decode())
-def test_a_malformed_plan_is_refused_with_the_reason(proxy: Proxy, body: bytes) -> None:
+def test_a_malformed_body_is_refused_with_the_reason(proxy: Proxy) -> None:
     plans = record_plans_of(proxy)
-    answer = put(proxy, "plan/bad", body)
-    assert (answer.status, answer.code) == (400, "InvalidArgument")
-    assert BAD_PLANS[body] in answer.error["Message"]
-    assert ask(proxy.address, "GET", "/_outrider/plan/bad").status == 404
+    for body, why in BAD_PLANS.items():
+        answer = put(proxy, "plan/bad", body)
+        assert (answer.status, answer.code) == (400, "InvalidArgument")
+        assert why in answer.error["Message"]
+        assert ask(proxy.address, "GET", "/_outrider/plan/bad").status == 404
     assert not plans.pieces
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"1", b'{"steps": -1}', b'{"steps": 1.0}', b'{"wait_s": "1"}', b'{"wait_s": NaN}', b'{"compute_s": -0.1}',
-     b'{"epoch": null}', b'{"wait": 1}'],
-)  # fmt: skip
-def test_a_malformed_stall_report_is_refused(proxy: Proxy, body: bytes) -> None:
-    answer = put(proxy, "stall/bad", body)
-    assert (answer.status, answer.code) == (400, "InvalidArgument")
+    for body in (b"", b"1", b'{"steps": -1}', b'{"steps": 1.0}', b'{"wait_s": "1"}', b'{"wait_s": NaN}',
+                 b'{"compute_s": -0.1}', b'{"epoch": null}', b'{"wait": 1}'):  # fmt: skip
+        answer = put(proxy, "stall/bad", body)
+        assert (answer.status, answer.code) == (400, "InvalidArgument"), body
 
 
 def test_a_body_without_end_is_not_read(proxy: Proxy) -> None:
@@ -256,50 +222,34 @@ def test_a_body_without_end_is_not_read(proxy: Proxy) -> None:
     assert chunked.code == "EntityTooLarge"
 
 
-@pytest.mark.parametrize(
-    ("method", "target", "status"),
-    [
+def test_every_request_for_the_reserved_bucket_is_answered_by_the_proxy(proxy: Proxy) -> None:
+    for method, target, status in (
         ("GET", "/_outrider/nothing", 404), ("HEAD", "/_outrider/plan/none", 404), ("GET", "/_outrider/plan/", 400),
         ("GET", "/_outrider/plan", 404), ("PUT", "/_outrider/status.json", 405), ("DELETE", "/_outrider", 405),
         ("PUT", "/_outrider/", 405), ("POST", "/_outrider/plan/w?uploads", 405), ("GET", "/_outrider?acl", 405),
         ("GET", "/%5Foutrider/status.json", 200), ("GET", "/_outrider?uploads", 405),
         ("POST", "/_outrider/plan/w", 405), ("GET", f"/_outrider/plan/{'n' * 201}", 400),
         ("GET", "/_outriders/status.json", 400),
-    ],
-)  # fmt: skip
-def test_every_request_for_the_reserved_bucket_is_answered_by_the_proxy(
-    proxy: Proxy, method: str, target: str, status: int
-) -> None:
-    assert ask(proxy.address, method, target).status == status
+    ):  # fmt: skip
+        assert ask(proxy.address, method, target).status == status, (method, target)
 
 
 def test_a_key_of_a_virtual_host_bucket_may_begin_with_the_reserved_name(bucket: Bucket) -> None:
-    s3 = bucket.client()
-    s3.put_object(Bucket=bucket.make_bucket("control-host"), Key="_outrider/status.json", Body=b"theirs")
-    s3.close()
+    bucket.store("control-host", {"_outrider/status.json": b"theirs"})
     with Proxy(bucket, domain=("s3.test",)) as proxy, RawConnection(proxy.address) as connection:
         connection.send(b"GET /_outrider/status.json HTTP/1.1\r\nHost: control-host.s3.test\r\n\r\n")
         assert connection.read_answer().body == b"theirs"
 
 
 def test_the_oldest_stall_reports_are_forgotten_when_there_are_too_many(proxy: Proxy) -> None:
-    s3 = proxy.client()
-    for number in range(NAMES_MAX + 5):
-        s3.put_object(Bucket="_outrider", Key=f"stall/many-{number}", Body=b"{}")
-    page = s3.list_objects_v2(Bucket="_outrider", Prefix="stall/")
-    assert page["KeyCount"] == NAMES_MAX
-    with pytest.raises(ClientError):
-        s3.get_object(Bucket="_outrider", Key="stall/many-0")
-    s3.get_object(Bucket="_outrider", Key=f"stall/many-{NAMES_MAX + 4}")
-
-
-def test_the_oldest_plans_are_forgotten_when_they_are_too_large_in_total(proxy: Proxy) -> None:
-    s3 = proxy.client()
-    long = b'{"reads": []' + b" " * (BODY_BYTES_MAX - 13) + b"}"
-    for number in range(3):
-        s3.put_object(Bucket="_outrider", Key=f"plan/long-{number}", Body=long)
-    page = s3.list_objects_v2(Bucket="_outrider", Prefix="plan/")
-    assert [each["Key"] for each in page["Contents"]] == ["plan/long-1", "plan/long-2"]
+    length = (("content-length", "2"),)
+    with RawConnection(proxy.address) as connection:
+        for number in range(NAMES_MAX + 5):
+            assert connection.ask("PUT", f"/_outrider/stall/many-{number}", length, b"{}").status == 200
+        page = proxy.client().list_objects_v2(Bucket="_outrider", Prefix="stall/")
+        assert page["KeyCount"] == NAMES_MAX
+        assert connection.ask("GET", "/_outrider/stall/many-0").status == 404
+        assert connection.ask("GET", f"/_outrider/stall/many-{NAMES_MAX + 4}").status == 200
 
 
 def test_stalls_add_up_by_name_and_in_the_metrics_without_a_name(proxy: Proxy) -> None:
@@ -319,44 +269,20 @@ def test_stalls_add_up_by_name_and_in_the_metrics_without_a_name(proxy: Proxy) -
     assert ask(proxy.address, "GET", "/_outrider/stall/rank-0").status == 404
 
 
-# -- with signatures checked --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("key", ["status.json", "?list-type=2", "plan/x", "stall/x"])
-def test_without_a_signature_the_control_bucket_refuses_reads_and_writes(guarded: Proxy, key: str) -> None:
-    plans = record_plans_of(guarded)
-    assert ask(guarded.address, "GET", f"/_outrider/{key}").code == "AccessDenied"
-    assert put(guarded, key, b'{"reads": ["s3://train-1/a/k"]}').code == "AccessDenied"
-    assert not plans.pieces
-
-
-def test_a_plan_needs_a_grant_for_each_object(guarded: Proxy) -> None:
-    plans, s3 = record_plans_of(guarded), guarded.client(ONE)
-
-    def put_plan(*urls: str) -> None:
-        s3.put_object(Bucket="_outrider", Key="plan/w", Body=json.dumps({"reads": urls}).encode())
-
-    put_plan("s3://train-1/a/k", "s3://other/k")
-    assert {piece.client for piece in plans.pieces} == {f"127.0.0.1 {ONE[0]}"}
-    plans.pieces.clear()
-    for url in ("s3://train-1/b/k", "s3://train-1/a/../b", "s3://elsewhere/k"):
+def test_with_signatures_checked_a_plan_needs_one_and_a_grant_for_each_object(bucket: Bucket, tmp_path: Path) -> None:
+    """`tests/trust/test_security_tenants.py` has the plans of others."""
+    (tmp_path / "clients.toml").write_text(CLIENTS)
+    with Proxy(bucket, auth="sigv4", clients=tmp_path / "clients.toml") as guarded:
+        plans, s3 = record_plans_of(guarded), guarded.client(TEAM)
+        for key in ("status.json", "?list-type=2", "plan/x", "stall/x"):
+            assert ask(guarded.address, "GET", f"/_outrider/{key}").code == "AccessDenied"
+            assert put(guarded, key, b'{"reads": ["s3://tenants/team/k"]}').code == "AccessDenied"
+        assert not plans.pieces
+        s3.put_object(Bucket="_outrider", Key="plan/w", Body=b'{"reads": ["s3://tenants/team/k"]}')
+        assert {piece.client for piece in plans.pieces} == {f"127.0.0.1 {TEAM[0]}"}
+        plans.pieces.clear()
         with pytest.raises(ClientError) as error:
-            put_plan("s3://train-1/a/k", url)
+            s3.put_object(Bucket="_outrider", Key="plan/w", Body=b'{"reads": ["s3://tenants/team/k", "s3://other/k"]}')
         assert code_of(error)[:2] == (403, "AccessDenied")
-        assert url in code_of(error)[2]
-    assert not plans.pieces
-
-
-def test_no_client_sees_or_deletes_the_plans_of_others(guarded: Proxy) -> None:
-    owner, stranger = guarded.client(ONE), guarded.client(TWO)
-    owner.put_object(Bucket="_outrider", Key="plan/secret", Body=b'{"reads": ["s3://other/secret"]}')
-    owner.put_object(Bucket="_outrider", Key="stall/secret", Body=b"{}")
-    for kind in ("plan", "stall"):
-        with pytest.raises(ClientError) as error:
-            stranger.get_object(Bucket="_outrider", Key=f"{kind}/secret")
-        assert code_of(error)[1] == "NoSuchKey"
-        stranger.delete_object(Bucket="_outrider", Key=f"{kind}/secret")
-        owner.get_object(Bucket="_outrider", Key=f"{kind}/secret")
-    assert [each["Key"] for each in stranger.list_objects_v2(Bucket="_outrider")["Contents"]] == ["status.json"]
-    mine = {each["Key"] for each in owner.list_objects_v2(Bucket="_outrider")["Contents"]}
-    assert mine >= {"plan/secret", "stall/secret", "status.json"}
+        assert "s3://other/k" in code_of(error)[2]
+        assert not plans.pieces

@@ -82,21 +82,18 @@ def test_all_is_well_and_the_members_take_no_notice(nodes: Nodes, bucket: Bucket
         assert node.lines("writes of a member may have been missed") == []
 
 
-def test_another_key_is_named(nodes: Nodes, bucket: Bucket, tmp_path: Path) -> None:
+def test_another_key_and_another_cluster_id_are_named(nodes: Nodes, bucket: Bucket, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("x" * 40)
     other.chmod(0o600)
-    last = found(settings_of(nodes, bucket, peer_key_file=other))[-1]
-    assert last.level is Level.FAIL
-    assert "another key" in last.text
-    assert "--peer-key-file" in last.do
-
-
-def test_another_cluster_id_is_named(nodes: Nodes, bucket: Bucket) -> None:
-    last = found(settings_of(nodes, bucket, block_size="1MiB"))[-1]
-    assert last.level is Level.FAIL
-    assert "another cluster id" in last.text
-    assert "--block-size" in last.do
+    for wrong, told, flag in (
+        ({"peer_key_file": other}, "another key", "--peer-key-file"),
+        ({"block_size": "1MiB"}, "another cluster id", "--block-size"),
+    ):
+        last = found(settings_of(nodes, bucket, **wrong))[-1]
+        assert last.level is Level.FAIL
+        assert told in last.text
+        assert flag in last.do
 
 
 def test_a_node_that_is_not_listed_and_a_member_that_is_not_there(nodes: Nodes, bucket: Bucket, tmp_path: Path) -> None:
@@ -128,10 +125,7 @@ def test_a_key_file_that_is_not_there_or_that_others_can_read(nodes: Nodes, buck
     for mode, level in ((0o600, Level.OK), (0o640, Level.OK), (0o644, Level.WARN), (0o620, Level.WARN)):
         key.chmod(mode)
         assert check_key(settings, 1).level is level, oct(mode)
-
-
-def test_without_peers_nothing_is_checked(bucket: Bucket) -> None:
-    assert found(load({"origin": bucket.endpoint}, environ={})) == []
+    assert found(load({"origin": bucket.endpoint}, environ={})) == [], "without peers nothing is checked"
 
 
 # -- answers --------------------------------------------------------------------------------------------------------

@@ -31,11 +31,7 @@ BODY = os.urandom(2_000_000)
 
 @pytest.fixture(autouse=True)
 def objects(bucket: Bucket) -> None:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    for key in ("team/x", "team/y"):
-        client.put_object(Bucket=NAME, Key=key, Body=BODY)
-    client.close()
+    bucket.store(NAME, dict.fromkeys(("team/x", "team/y"), BODY))
 
 
 @contextmanager

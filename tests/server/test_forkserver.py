@@ -17,7 +17,6 @@ from tests.support.forkserver import REPOSITORY, Process, is_forkable, shell_com
 
 MODULE = "tests.server.forked_example"
 DEADLINE_S = 60.0
-BOTH = pytest.mark.parametrize("forked", [True, False])
 
 
 def started(*words: str, forked: bool, **how: Any) -> Process:
@@ -47,33 +46,31 @@ def test_a_child_has_the_arguments_streams_environment_and_path_of_a_new_interpr
     assert forked["cwd"] == str(tmp_path)
 
 
-@BOTH
-@pytest.mark.parametrize(("word", "status"), [("0", 0), ("7", 7), ("raise", 1), ("threads", 0)])
-def test_the_exit_status_is_the_childs(forked: bool, word: str, status: int) -> None:
-    with started("exit", word, forked=forked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        out, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == status
-    assert ("ValueError: on purpose" in err) == (word == "raise")
-    assert out == {"0": "at exit\n", "7": "at exit\n", "raise": "at exit\n", "threads": "a thread\nat exit\n"}[word]
+def test_the_exit_status_is_the_childs() -> None:
+    for word, status, printed in (
+        ("0", 0, "at exit\n"), ("7", 7, "at exit\n"), ("raise", 1, "at exit\n"), ("threads", 0, "a thread\nat exit\n")
+    ):  # fmt: skip
+        with started("exit", word, forked=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            out, err = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, out) == (status, printed)
+        assert ("ValueError: on purpose" in err) == (word == "raise")
 
 
-@BOTH
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_it_and_is_its_status(forked: bool, number: signal.Signals) -> None:
-    with started("wait", forked=forked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waits\n"
-        assert process.poll() is None
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.01)
-        process.send_signal(number)
-        assert process.wait(DEADLINE_S) == -number
-        assert process.poll() == -number
+def test_a_signal_ends_it_and_is_its_status() -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP):
+        with started("wait", forked=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waits\n"
+            assert process.poll() is None
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.01)
+            process.send_signal(number)
+            assert process.wait(DEADLINE_S) == -number
+            assert process.poll() == -number
 
 
-@BOTH
-def test_its_pid_is_not_reused_until_it_was_waited_for(forked: bool) -> None:
-    with started("exit", "0", forked=forked, stdout=subprocess.DEVNULL) as process:
+def test_its_pid_is_not_reused_until_it_was_waited_for() -> None:
+    with started("exit", "0", forked=True, stdout=subprocess.DEVNULL) as process:
         pidfd = os.pidfd_open(process.pid)
         readable, _, _ = select.select([pidfd], [], [], DEADLINE_S)
         os.close(pidfd)
@@ -90,39 +87,31 @@ def test_a_child_holds_no_stream_of_another() -> None:
         second.kill()
 
 
-@pytest.mark.parametrize(
-    ("words", "how"),
-    [
-        (("-c", "pass"), {}),
-        (("-X", "dev", "-m", "outrider"), {}),
-        (("-m", "json.tool"), {}),
-        (("-m", "outrider"), {"env": {**os.environ, "PYTHONMALLOC": "debug"}}),
-        (("-m", "outrider"), {"preexec_fn": os.setsid}),
-        (("-m", "outrider"), {"user": 1}),
-    ],
-)
-def test_variables_that_only_a_new_interpreter_follows_get_one(words: tuple[str, ...], how: dict[str, Any]) -> None:
+def test_variables_that_only_a_new_interpreter_follows_get_one() -> None:
     assert is_forkable([sys.executable, "-m", "outrider"])
-    assert not is_forkable([sys.executable, *words], **how)
-
-
-@pytest.mark.parametrize(("words", "status"), [(("exit", "7"), 7), (("exit", "raise"), 1)])
-def test_a_command_of_a_shell_has_the_streams_and_the_status_of_its_child(words: tuple[str, ...], status: int) -> None:
-    done = subprocess.run(
-        [*shell_command(usual_server(), MODULE), *words], capture_output=True, text=True, cwd=REPOSITORY,
-        timeout=DEADLINE_S, check=False,
+    hows: tuple[dict[str, Any], ...] = (
+        {"env": {**os.environ, "PYTHONMALLOC": "debug"}}, {"preexec_fn": os.setsid}, {"user": 1}
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (status, "at exit\n")
+    for how in hows:
+        assert not is_forkable([sys.executable, "-m", "outrider"], **how)
+    for words in (("-c", "pass"), ("-X", "dev", "-m", "outrider"), ("-m", "json.tool")):
+        assert not is_forkable([sys.executable, *words])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_a_command_of_a_shell_ends_its_child(number: signal.Signals) -> None:
-    with subprocess.Popen(
-        [*shell_command(usual_server(), MODULE), "wait"], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
-    ) as command:
-        assert command.stdout is not None
-        assert command.stdout.readline() == "waits\n"
-        command.send_signal(number)
-        # The child holds the other end.
-        assert command.stdout.read() == ""
-        assert command.wait(DEADLINE_S) == -number
+def test_a_command_of_a_shell_has_the_streams_and_the_status_of_its_child() -> None:
+    for word, status in (("7", 7), ("raise", 1)):
+        done = subprocess.run(
+            [*shell_command(usual_server(), MODULE), "exit", word], capture_output=True, text=True, cwd=REPOSITORY,
+            timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (status, "at exit\n")
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with subprocess.Popen(
+            [*shell_command(usual_server(), MODULE), "wait"], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+        ) as command:
+            assert command.stdout is not None
+            assert command.stdout.readline() == "waits\n"
+            command.send_signal(number)
+            # The child holds the other end.
+            assert command.stdout.read() == ""
+            assert command.wait(DEADLINE_S) == -number

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support import forms
 from tests.support.forms import BOUNDARY, encoded, policy, post, signed
-from tests.support.proxy import Keys, Proxy, ServedProxy
+from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import RawConnection, ask
 
 if TYPE_CHECKING:
@@ -71,58 +69,46 @@ def keys_of(direct: Any, prefix: str = "") -> list[str]:
     return [str(entry["Key"]) for entry in listed]
 
 
-@pytest.mark.parametrize("version", ["s3", "s3v4"])
 @pytest.mark.parametrize("mode", ["proxy", "strict"])
 def test_a_form_that_boto3_presigns_is_stored_and_read_as_new(
-    request: pytest.FixtureRequest, direct: Any, mode: str, version: str
+    request: pytest.FixtureRequest, direct: Any, mode: str
 ) -> None:
     running: Proxy = request.getfixturevalue(mode)
     keys: Keys = WRITER if mode == "strict" else ("any", "body")
-    client = running.client(keys, signature_version=version)
-    made = client.generate_presigned_post(
-        NAME, "up/${filename}", Fields={"Content-Type": "text/x", "x-amz-meta-note": "kept"},
-        Conditions=[{"Content-Type": "text/x"}, {"x-amz-meta-note": "kept"}, ["content-length-range", 0, 3 * MIB]],
-    )  # fmt: skip
-    key = f"up/{mode} {version} é"
     reader = running.client(keys)
-    for file in (b"one", b"", b"--", b"x" * 3 * MIB, f"a\r\n--{BOUNDARY[:-1]}".encode()):
-        answer = post(running.address, NAME, encoded(made["fields"].items(), file, key[3:], [("submit", "Upload")]))
-        assert (answer.status, answer.body) == (204, b""), answer
-        assert reader.get_object(Bucket=NAME, Key=key)["Body"].read() == file
-        told = direct.get_object(Bucket=NAME, Key=key)
-        assert told["Body"].read() == file
-        assert (told["ContentType"], told["Metadata"]) == ("text/x", {"note": "kept"})
+    for version, files in (
+        ("s3", [b"one"]),
+        ("s3v4", [b"", b"--", b"x" * 3 * MIB, f"a\r\n--{BOUNDARY[:-1]}".encode()]),
+    ):
+        made = running.client(keys, signature_version=version).generate_presigned_post(
+            NAME, "up/${filename}", Fields={"Content-Type": "text/x", "x-amz-meta-note": "kept"},
+            Conditions=[{"Content-Type": "text/x"}, {"x-amz-meta-note": "kept"}, ["content-length-range", 0, 3 * MIB]],
+        )  # fmt: skip
+        key = f"up/{mode} é"
+        for file in files:
+            answer = post(running.address, NAME, encoded(made["fields"].items(), file, key[3:], [("submit", "Upload")]))
+            assert (answer.status, answer.body) == (204, b""), answer
+            assert reader.get_object(Bucket=NAME, Key=key)["Body"].read() == file
+            told = direct.get_object(Bucket=NAME, Key=key)
+            assert told["Body"].read() == file
+            assert (told["ContentType"], told["Metadata"]) == ("text/x", {"note": "kept"})
     running.settle()
     assert reader.get_object(Bucket=NAME, Key=key)["ResponseMetadata"]["HTTPHeaders"]["x-cache"] == "HIT"
 
 
-# Fields, conditions, and the code with which S3 answers them. Source: S3 API reference, "Creating a POST policy".
-KEY = {"key": "up/refused"}
-REFUSED: dict[str, tuple[dict[str, str], list[Any], str]] = {
-    "another key": ({"key": "up/refused"}, [{"bucket": NAME}, {"key": "up/other"}], "AccessDenied"),
-    "another bucket": (KEY, [{"bucket": OTHER}, ["starts-with", "$key", ""]], "AccessDenied"),
-    "a field under no condition": ({**KEY, "x-amz-meta-a": "b"}, CONDITIONS, "AccessDenied"),
-    "too large": (KEY, [*CONDITIONS, ["content-length-range", 0, 3]], "EntityTooLarge"),
-    "too small": (KEY, [*CONDITIONS, ["content-length-range", 9, 99]], "EntityTooSmall"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_form_that_the_policy_does_not_allow_gets_the_buckets_own_code(
-    bucket: Bucket, proxy: Proxy, strict: Proxy, direct: Any, case: str
-) -> None:
-    fields, conditions, code = REFUSED[case]
-    own: Keys = (bucket.access_key, bucket.secret_key)
-    host, _, port = bucket.address.partition(":")
-    by_bucket = post((host, int(port)), NAME, encoded(signed(fields, policy(conditions), own).items(), b"12345"))
+def test_a_form_that_the_policy_does_not_allow_is_refused_by_the_proxy_itself(strict: Proxy, direct: Any) -> None:
+    """`tests/unit/auth/test_form_policy.py` has the conditions, `test_form_fields.py` the forms that are none."""
     asked = strict.metric("outrider_origin_requests_total", method="POST")
-    for answer in (by_bucket, send(proxy, fields, b"12345", conditions, ("a", "b")),
-                   send(strict, fields, b"12345", conditions)):  # fmt: skip
-        assert (answer.code, answer.status) == (code, by_bucket.status), answer
+    fields = {"key": "up/refused"}
+    for conditions in ([{"bucket": NAME}, {"key": "up/other"}], [{"bucket": OTHER}, ["starts-with", "$key", ""]]):
+        assert send(strict, fields, b"12345", conditions).code == "AccessDenied"
+    body = encoded(signed(fields, policy(CONDITIONS), WRITER).items(), b"file")
+    assert post(strict.address, NAME, b"nothing of the kind").code == "MalformedPOSTRequest"
+    head = [("content-type", f"multipart/form-data; boundary={BOUNDARY}"), ("transfer-encoding", "chunked")]
+    assert ask(strict.address, "POST", f"/{NAME}", head, b"0\r\n\r\n").code == "MissingContentLength"
+    assert strict.metric("outrider_origin_requests_total", method="POST") == asked
+    assert post(strict.address, NAME, body[:-30]).code == "MalformedPOSTRequest"
     assert keys_of(direct, "up/refused") == []
-    if code == "AccessDenied":
-        # The proxy decides this one itself, whatever the bucket would have said.
-        assert strict.metric("outrider_origin_requests_total", method="POST") == asked
 
 
 def test_a_file_that_grows_too_large_is_cut_off_before_it_is_whole(strict: Proxy, direct: Any) -> None:
@@ -181,47 +167,6 @@ def test_headers_that_no_policy_covers_are_refused(strict: Proxy, direct: Any) -
     assert keys_of(direct, "up/headers") == []
 
 
-def test_an_unsigned_form_is_taken_in_loopback_mode(proxy: Proxy, direct: Any) -> None:
-    made = {"key": "up/nobody", "x-amz-meta-a": "b", "success_action_status": "201"}
-    answer = post(proxy.address, NAME, encoded(made.items(), b"x"))
-    assert answer.status == 201
-    assert b"<Key>up/nobody</Key>" in answer.body
-    assert direct.head_object(Bucket=NAME, Key="up/nobody")["Metadata"] == {"a": "b"}
-
-
-def test_a_malformed_form_is_refused_and_one_that_ends_early_is_not_stored(
-    proxy: Proxy, strict: Proxy, direct: Any
-) -> None:
-    direct.put_object(Bucket=NAME, Key="up/early", Body=b"before")
-    for each in (proxy, strict):
-        body = encoded(signed({"key": "up/early"}, policy(CONDITIONS), WRITER).items(), b"file" * 10)
-        assert post(each.address, NAME, b"nothing of the kind").code == "MalformedPOSTRequest"
-        assert post(each.address, NAME, body, boundary="another").code == "MalformedPOSTRequest"
-        assert post(each.address, NAME, body[:-30]).code == "MalformedPOSTRequest"
-        assert post(each.address, NAME, body[:300]).code == "MalformedPOSTRequest"
-        long = encoded([("key", "k" * 30_000)], b"x")
-        assert post(each.address, NAME, long).code == "MaxPostPreDataLengthExceededError"
-        head = [("content-type", f"multipart/form-data; boundary={BOUNDARY}"), ("transfer-encoding", "chunked")]
-        assert ask(each.address, "POST", f"/{NAME}", head, b"0\r\n\r\n").code == "MissingContentLength"
-        with RawConnection(each.address) as connection:
-            lines = f"POST /{NAME} HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary={BOUNDARY}\r\n"
-            connection.send(f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body[:-20])
-        each.settle()
-    assert direct.get_object(Bucket=NAME, Key="up/early")["Body"].read() == b"before"
-
-
-def test_a_read_during_a_form_upload_does_not_outlive_it(proxy: Proxy, direct: Any) -> None:
-    direct.put_object(Bucket=NAME, Key="up/overtaken", Body=b"old")
-    body = encoded([("key", "up/overtaken")], b"new")
-    with RawConnection(proxy.address) as writer:
-        lines = f"POST /{NAME} HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary={BOUNDARY}\r\n"
-        writer.send(f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body[:-20])
-        assert ask(proxy.address, "GET", f"/{NAME}/up/overtaken").body == b"old"
-        writer.send(body[-20:])
-        assert writer.read_answer("POST").status == 204
-    assert ask(proxy.address, "GET", f"/{NAME}/up/overtaken").body == b"new"
-
-
 def test_a_browsers_cors_preflight_needs_no_signature(bucket: Bucket, strict: Proxy) -> None:
     """A CORS preflight is never signed. The request after it needs a signature as usual.
 
@@ -238,27 +183,6 @@ def test_a_browsers_cors_preflight_needs_no_signature(bucket: Bucket, strict: Pr
         assert (by_proxy.status, by_proxy.body) == (by_bucket.status, by_bucket.body)
     for method in ("GET", "PUT"):
         assert ask(strict.address, method, f"/{NAME}/up/x", [*asks, ("content-length", "0")]).code == "AccessDenied"
-
-
-def _peak_bytes(pid: int) -> int:
-    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert match is not None
-    return int(match[1]) * 1024
-
-
-def test_a_large_file_is_streamed(bucket: Bucket, direct: Any, tmp_path: Path) -> None:
-    size = 150 * MIB
-    served = ServedProxy(bucket, tmp_path)
-    served.forked = False  # its memory is measured
-    with served:
-        assert post(served.address, NAME, encoded([("key", "up/warm-up")], b"x" * MIB)).status == 204
-        before = _peak_bytes(served.pid)
-        body = encoded([("key", "up/streamed")], b"x" * size)
-        assert post(served.address, NAME, body).status == 204
-        grown = _peak_bytes(served.pid) - before
-    assert direct.head_object(Bucket=NAME, Key="up/streamed")["ContentLength"] == size
-    direct.delete_object(Bucket=NAME, Key="up/streamed")
-    assert grown < 32 * MIB, f"{grown} bytes"
 
 
 def test_a_signed_request_with_a_form_body_is_not_a_form_upload(proxy: Proxy, direct: Any) -> None:

@@ -38,11 +38,7 @@ _FAILED = 100
 
 @pytest.fixture(scope="module")
 def proxy(bucket: Bucket) -> Iterator[Proxy]:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    for number in range(2 * _TIMES + 1):
-        client.put_object(Bucket=NAME, Key=f"cold/{number}", Body=BODY)
-    client.close()
+    bucket.store(NAME, {f"cold/{number}": BODY for number in range(2 * _TIMES + 1)})
     with Proxy(bucket, freshness="immutable", prefetch="epoch") as running:
         yield running
 
@@ -141,11 +137,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fill_that_fails_leaves_no_cycle(bucket: Bucket, simulator: Simulator, fault: str) -> None:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    for number in range(2 * _FAILURES + 1):
-        client.put_object(Bucket=NAME, Key=f"failing/{number}", Body=BODY)
-    client.close()
+    bucket.store(NAME, {f"failing/{number}": BODY for number in range(2 * _FAILURES + 1)})
 
     def read(running: Proxy, number: int) -> None:
         with RawConnection(running.address) as connection:

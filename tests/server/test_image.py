@@ -116,9 +116,7 @@ def test_the_built_image_serves_an_object_as_a_user_that_writes_only_to_the_cach
     bucket: Bucket, image: tuple[Built, Path], tmp_path: Path
 ) -> None:
     container, root = image
-    client = bucket.client()
-    client.put_object(Bucket=bucket.make_bucket("image"), Key="object", Body=BODY)
-    client.close()
+    bucket.store("image", {"object": BODY})
     listen, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
     environ = {
         **container.environment,

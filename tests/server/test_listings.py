@@ -18,11 +18,7 @@ NAME = "listings"
 
 @pytest.fixture(scope="module", autouse=True)
 def objects(bucket: Bucket) -> None:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    for key in ("a/1", "a/2", "b/1"):
-        client.put_object(Bucket=NAME, Key=key, Body=b"x")
-    client.close()
+    bucket.store(NAME, dict.fromkeys(("a/1", "a/2", "b/1"), b"x"))
 
 
 def listed(client: Any, prefix: str) -> tuple[list[str], str]:

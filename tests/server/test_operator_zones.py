@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -42,19 +41,6 @@ def put(bucket: Bucket, prefix: str, count: int = OBJECTS) -> str:
         s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{number:02}.tar", Body=ramp(OBJECT_BYTES, number))
     s3.close()
     return f"s3://{BUCKET}/{prefix}/"
-
-
-async def test_data_that_was_evicted_is_warmed_again_for_the_next_pod(at: Scene, bucket: Bucket) -> None:
-    data = put(bucket, "again")
-    async with at.operator(B):
-        at.wait(data, name="first", nodeSelector={ZONE_LABEL: "b"})
-        assert await at.opened("first") == ("Warm", "100 % of 800 kB are cached")
-        client = at.caches.proxies[B].client()
-        await asyncio.to_thread(client.put_object, Bucket="_outrider", Key="evict/all", Body=data.encode())
-        assert at.caches.held_bytes("again/")[B] == 0
-        at.wait(data, name="next", nodeSelector={ZONE_LABEL: "b"})
-        assert await at.opened("next") == ("Warm", "100 % of 800 kB are cached")
-    assert at.caches.held_bytes("again/") == {A1: 0, A2: 0, B: ALL}
 
 
 async def test_each_pod_waits_for_the_caches_of_a_zone_where_it_can_run(at: Scene, bucket: Bucket) -> None:

@@ -27,11 +27,7 @@ ROOM = 10
 
 @pytest.fixture(scope="module", autouse=True)
 def objects(bucket: Bucket) -> None:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    for key in ORDER:
-        client.put_object(Bucket=NAME, Key=key, Body=SHARD)
-    client.close()
+    bucket.store(NAME, dict.fromkeys(ORDER, SHARD))
 
 
 @pytest.fixture

@@ -77,11 +77,7 @@ def until(condition: Callable[[], bool], meanwhile: Callable[[], None]) -> None:
 
 
 def test_a_real_prometheus_evaluates_the_rules_over_a_real_run(bucket: Bucket, tmp_path: Path) -> None:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    for number in range(4):
-        client.put_object(Bucket=NAME, Key=f"train-{number:06d}.tar", Body=SHARD)
-    client.close()
+    bucket.store(NAME, {f"train-{number:06d}.tar": SHARD for number in range(4)})
     (port,) = free_ports(1)
     with Proxy(bucket) as proxy:
         config = tmp_path / "prometheus.yml"

@@ -20,10 +20,7 @@ READS, READ_BYTES = 60, 4096
 def test_the_bucket_gives_at_most_twenty_times_what_is_read(bucket: Bucket, simulator: Simulator) -> None:
     chance = Random(9)
     data = chance.randbytes(SIZE)
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    client.put_object(Bucket=NAME, Key="table.parquet", Body=data)
-    client.close()
+    bucket.store(NAME, {"table.parquet": data})
     with Proxy(bucket, simulator.endpoint) as proxy, RawConnection(proxy.address) as connection:
         simulator.reset()
         for _ in range(READS):

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import os
+import pickle
 import socket
-import subprocess
-import sys
 import tarfile
 import threading
-import zlib
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import outrider_sdk
 from outrider_sdk import Client, StallMeter, announcing
 from outrider_sdk.torch import AnnouncingSampler
 from outrider_sdk.webdataset import announce, announced
 from tests.support.child import free_ports
-from tests.support.child import program as program_path
-from tests.support.client_access import HAS_TORCH
-from tests.support.fakes import RecordedPlans
+from tests.support.door import HAS_TORCH
+from tests.support.plans import RecordedPlans
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -46,11 +41,6 @@ SAMPLES = 60
 URLS = [f"s3://{NAME}/train-{number:03}.tar" for number in range(SHARDS)]
 EXIT_FLUSH_S = 60.0
 NO_PROXY = "training goes on without them"
-# The time limit of a separate process on a busy machine.
-PATIENT = (
-    f"from outrider_sdk import announcing; announcing._LOOKUP_TIMEOUT_S = announcing._EXIT_FLUSH_S = {EXIT_FLUSH_S}"
-)
-AS_A_PROGRAM = f"{PATIENT}; import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def shard(number: int) -> bytes:
@@ -62,15 +52,14 @@ def shard(number: int) -> bytes:
     return into.getvalue()
 
 
+def fill(bucket: Bucket) -> None:
+    bucket.store(NAME, {f"train-{number:03}.tar": shard(number) for number in range(SHARDS)})
+    bucket.store(NAME, {f"samples/{number:04}": str(number).encode() for number in range(SAMPLES)})
+
+
 @pytest.fixture(scope="module")
 def proxy(bucket: Bucket) -> Iterator[Proxy]:
-    client = bucket.client()
-    bucket.make_bucket(NAME)
-    for number in range(SHARDS):
-        client.put_object(Bucket=NAME, Key=f"train-{number:03}.tar", Body=shard(number))
-    for number in range(SAMPLES):
-        client.put_object(Bucket=NAME, Key=f"samples/{number:04}", Body=str(number).encode())
-    client.close()
+    fill(bucket)
     with Proxy(bucket) as running:
         yield running
 
@@ -128,13 +117,17 @@ def told_orders(plans: RecordedPlans) -> list[tuple[str, ...]]:
     return sorted(piece.urls for piece in plans.pieces)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_each_worker_announces_exactly_the_order_in_which_it_reads(plans: RecordedPlans, workers: int) -> None:
-    dataset = wds.DataPipeline(
-        wds.SimpleShardList([cat(url) for url in URLS]), wds.split_by_node, wds.split_by_worker,
-        wds.shuffle(100), announce(), wds.tarfile_to_samples(), Reading(),
-    )  # fmt: skip
-    for _ in range(2):
+def webdataset(stage: Any) -> Any:
+    urls = [cat(url) for url in URLS]
+    return wds.DataPipeline(
+        wds.SimpleShardList(urls), wds.split_by_worker, wds.shuffle(100), stage, wds.tarfile_to_samples(), Reading()
+    )
+
+
+def test_each_worker_announces_exactly_the_order_in_which_it_reads(plans: RecordedPlans) -> None:
+    # Workers that are spawned get it so.
+    dataset = webdataset(pickle.loads(pickle.dumps(announce())))
+    for workers in (0, 2, 2):
         plans.pieces.clear()
         read = loaded(dataset, workers)
         plans.wait(lambda seen: len(seen.urls) == SHARDS)
@@ -151,39 +144,16 @@ def test_a_complete_webdataset_is_announced_with_one_call(plans: RecordedPlans) 
     read = loaded(dataset.compose(Reading()), 2, persistent_workers=True)
     plans.wait(lambda seen: len(seen.urls) == SHARDS)
     assert told_orders(plans) == sorted(map(tuple, read.values()))
-
-
-def test_a_pipeline_that_opens_nothing_known_is_refused(plans: RecordedPlans) -> None:
     with pytest.raises(ValueError, match="put announce"):
         announced(wds.DataPipeline(wds.SimpleShardList(URLS)))
-
-
-def test_workers_that_are_spawned_announce_too(plans: RecordedPlans) -> None:
-    dataset = wds.DataPipeline(
-        wds.SimpleShardList([cat(url) for url in URLS]), wds.split_by_worker, announce(), wds.tarfile_to_samples(),
-        Reading(),
-    )  # fmt: skip
-    read = loaded(dataset, 1, multiprocessing_context="spawn")
-    plans.wait(lambda seen: len(seen.urls) == SHARDS)
-    assert told_orders(plans) == sorted(map(tuple, read.values()))
 
 
 def test_workers_announce_when_their_parent_has_announced_before(plans: RecordedPlans) -> None:
     teller = announcing.announcer(None)
     teller.plan("parent", URLS[:1], 0, None)
     assert teller.flush(EXIT_FLUSH_S)
-    dataset = wds.DataPipeline(
-        wds.SimpleShardList([cat(url) for url in URLS]), wds.split_by_worker, announce(), wds.tarfile_to_samples(),
-        Reading(),
-    )  # fmt: skip
-    loaded(dataset, 2)
+    loaded(webdataset(announce()), 2)
     plans.wait(lambda seen: len(seen.urls) == 1 + SHARDS)
-
-
-def test_a_program_that_ends_at_once_has_announced_before(plans: RecordedPlans, proxy: Proxy) -> None:
-    program = f"from outrider_sdk.webdataset import announce; next(announce()(['{URLS[0]}']))"
-    run(["-c", f"{PATIENT}\n{program}"], {"AWS_ENDPOINT_URL": proxy.endpoint})
-    assert plans.urls == URLS[:1]
 
 
 def test_an_endless_source_is_announced_piece_by_piece_ahead_of_its_reader(plans: RecordedPlans) -> None:
@@ -221,15 +191,6 @@ def test_a_slow_source_is_not_waited_for(plans: RecordedPlans, monkeypatch: pyte
     plans.wait(lambda seen: seen.urls == URLS)
 
 
-def test_resampled_shards_are_announced(plans: RecordedPlans) -> None:
-    dataset = wds.DataPipeline(
-        wds.ResampledShards([cat(url) for url in URLS]), announce(ahead=20), wds.tarfile_to_samples(), Reading()
-    ).with_epoch(30)
-    read = [url for _, url in dataset]
-    plans.wait(lambda seen: len(seen.urls) >= len(read))
-    assert plans.urls[: len(read)] == read
-
-
 def test_shards_that_are_no_objects_pass_silently(
     plans: RecordedPlans, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,17 +203,6 @@ def test_shards_that_are_no_objects_pass_silently(
     plans.wait(lambda seen: seen.urls == [URLS[3]])
     assert list(announce()(iter([("odd",), {"no": "url"}, 3]))) == [("odd",), {"no": "url"}, 3]
     assert not warnings(caplog)
-
-
-def test_an_error_of_the_source_is_raised_at_its_place(plans: RecordedPlans) -> None:
-    def broken() -> Iterator[str]:
-        yield from URLS[:3]
-        raise KeyError("theirs")
-
-    shards = announce()(broken())
-    assert list(itertools.islice(shards, 3)) == URLS[:3]
-    with pytest.raises(KeyError, match="theirs"):
-        next(shards)
 
 
 # -- map-style ------------------------------------------------------------------------------------------------------
@@ -270,10 +220,9 @@ def key_of(index: int) -> str:
     return f"s3://{NAME}/samples/{index:04}"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_announces_what_it_draws_in_that_order(plans: RecordedPlans, workers: int) -> None:
+def test_a_sampler_announces_what_it_draws_in_that_order(plans: RecordedPlans) -> None:
     sampler = AnnouncingSampler(RandomSampler(Samples()), key_of)
-    for _ in range(2):
+    for workers in (0, 2):
         plans.pieces.clear()
         batches = DataLoader(Samples(), batch_size=7, sampler=sampler, num_workers=workers)
         read = [key_of(int(index)) for batch in batches for index in batch]
@@ -325,6 +274,19 @@ def test_the_next_are_announced_when_fewer_than_the_threshold_are_left(plans: Re
     assert plans.urls == [key_of(number) for number in range(SAMPLES)]
 
 
+def test_an_error_of_a_source_is_raised_at_its_place(plans: RecordedPlans) -> None:
+    def broken(items: list[Any]) -> Iterator[Any]:
+        yield from items
+        raise KeyError("theirs")
+
+    for source, items in (
+        (iter(AnnouncingSampler(broken([0, 1, 2]), key_of)), [0, 1, 2]), (announce()(broken(URLS[:3])), URLS[:3])
+    ):  # fmt: skip
+        assert list(itertools.islice(source, 3)) == items
+        with pytest.raises(KeyError, match="theirs"):
+            next(source)
+
+
 def test_an_endless_sampler_is_announced_in_bounded_pieces(plans: RecordedPlans) -> None:
     indices = list(itertools.islice(AnnouncingSampler(itertools.count(), key_of), 3000))
     assert indices == list(range(3000))
@@ -332,17 +294,6 @@ def test_an_endless_sampler_is_announced_in_bounded_pieces(plans: RecordedPlans)
     assert plans.urls[:3000] == [key_of(index) for index in indices]
     assert max(len(piece.urls) for piece in plans.pieces) <= 4096
     assert {piece.total for piece in plans.pieces} == {None}
-
-
-def test_an_error_of_the_sampler_is_raised_at_its_place(plans: RecordedPlans) -> None:
-    def broken() -> Iterator[int]:
-        yield from range(5)
-        raise OSError("the index is gone")
-
-    items = iter(AnnouncingSampler(broken(), key_of))
-    assert list(itertools.islice(items, 5)) == list(range(5))
-    with pytest.raises(OSError, match="the index is gone"):
-        next(items)
 
 
 class Stateful:
@@ -457,36 +408,26 @@ def train() -> tuple[list[int], int]:
 
 def assert_unchanged(caplog: pytest.LogCaptureFixture, why: str) -> None:
     assert train() == (list(range(SAMPLES)), 10)
-    assert train() == (list(range(SAMPLES)), 10)
+    assert list(AnnouncingSampler(range(3), key_of)) == [0, 1, 2]  # once more, and no second warning
     (warning,) = warnings(caplog)
     assert why in warning
     assert NO_PROXY in warning
 
 
-def test_where_no_proxy_is_named_nothing_changes_but_for_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert_unchanged(caplog, "AWS_ENDPOINT_URL is not set")
-
-
-def test_where_no_server_listens_nothing_changes(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("endpoint", "why"),
+    [("", "AWS_ENDPOINT_URL is not set"), ("http://127.0.0.1:{free}", "nothing answers"),
+     ("127.0.0.1:9480", "is not the address of a proxy"), ("{bucket}", "an S3 server, but no Outrider")],
+)  # fmt: skip
+def test_without_a_proxy_nothing_changes_but_for_one_warning(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, endpoint: str, why: str
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
-    assert_unchanged(caplog, "nothing answers")
-
-
-def test_an_endpoint_that_is_no_address_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9480")
-    assert_unchanged(caplog, "is not the address of a proxy")
-
-
-def test_a_real_s3_at_the_endpoint_gets_no_hint(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name, value in {**bucket.environment(), "AWS_ENDPOINT_URL": bucket.endpoint}.items():
+    for name, value in bucket.environment().items():
         monkeypatch.setenv(name, value)
-    assert_unchanged(caplog, "an S3 server, but no Outrider")
+    if endpoint:
+        at = endpoint.format(free=free_ports(1)[0], bucket=bucket.endpoint)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", at)
+    assert_unchanged(caplog, why)
     client = bucket.client()
     assert "_outrider" not in [each["Name"] for each in client.list_buckets()["Buckets"]]
     client.close()
@@ -617,96 +558,21 @@ def test_a_client_argument_names_the_proxy_where_the_environment_does_not(proxy:
     recorded.wait(lambda plans: plans.urls == URLS)
 
 
-# -- as users run it ------------------------------------------------------------------------------------------------
+def test_a_machine_without_room_for_a_thread_trains(
+    plans: RecordedPlans, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_room(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
 
-ROOT = Path(outrider_sdk.__file__).parent.parent.parent
-
-
-def run(program: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT / "sdk"), os.environ.get("PYTHONPATH", "")])
-    bare = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "OUTRIDER_"))}
-    done = subprocess.run(
-        [sys.executable, *program], env={**bare, **environ, "PYTHONPATH": paths}, capture_output=True, text=True,
-        timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
-def test_a_program_whose_loader_is_a_global_ends(proxy: Proxy) -> None:
-    """Its generator is closed when the interpreter ends, and reports its first stall only then."""
-    program = "from outrider_sdk import StallMeter; batches = iter(StallMeter([1, 2])); print(next(batches))"
-    done = run(["-c", f"{PATIENT}; {program}"], {"AWS_ENDPOINT_URL": proxy.endpoint})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
-
-
-def no_room(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-def test_a_machine_without_room_for_a_thread_trains(plans: RecordedPlans, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = StallMeter([1, 2])
     sampler = AnnouncingSampler(range(SAMPLES), key_of)
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", no_room)
         assert (list(meter), list(sampler)) == ([1, 2], list(range(SAMPLES)))
-    list(sampler)
-    plans.wait(lambda seen: len(seen.urls) == SAMPLES)
-
-
-def test_where_no_thread_can_look_for_a_proxy_nothing_is_announced(
-    plans: RecordedPlans, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(threading.Thread, "start", no_room)
-    assert list(AnnouncingSampler(range(3), key_of)) == [0, 1, 2]
+        full.setattr(announcing, "_announcers", {})  # the proxy is not known yet
+        assert list(AnnouncingSampler(range(3), key_of)) == [0, 1, 2]
     (warning,) = warnings(caplog)
     assert "can't start new thread" in warning
     assert NO_PROXY in warning
-
-
-def test_the_sdk_imports_without_torch_and_webdataset() -> None:
-    names = ["outrider_sdk", *(f"outrider_sdk.{path.stem}" for path in (ROOT / "sdk/outrider_sdk").glob("[a-z]*.py"))]
-    program = (
-        f"import sys; sys.modules.update(torch=None, webdataset=None); import {', '.join(names)}\n"
-        "assert list(outrider_sdk.webdataset.announce()(['a'])) == ['a']\n"
-        "assert list(outrider_sdk.torch.AnnouncingSampler([1], str)) == [1]\n"
-        "assert list(outrider_sdk.StallMeter([1])) == [1]\n"
-    )
-    done = run(["-c", program], {})
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert NO_PROXY in done.stderr
-
-
-@pytest.mark.parametrize("through", [True, False], ids=["through the proxy", "straight from the bucket"])
-def test_the_map_style_example_trains_with_and_without_a_proxy(
-    bucket: Bucket, proxy: Proxy, through: bool, tmp_path: Path
-) -> None:
-    plans, report = RecordedPlans(), tmp_path / "report"
-    proxy.outrider.control.plans = plans
-    door = {**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint if through else bucket.endpoint}
-    words = f"--samples s3://{NAME}/samples/ --epochs 2 --workers 2 --batch 8 --step-ms 1 --report {report}".split()
-    done = run(["-c", AS_A_PROGRAM, str(ROOT / "examples/map_style_announcing.py"), *words], door)
-    assert "epoch 2: 8 steps" in done.stdout
-    assert "-bound: " in done.stdout
-    digests = {json.loads(line)["digest"] for line in report.read_text().splitlines()}
-    assert digests == {sum(zlib.crc32(str(number).encode()) for number in range(SAMPLES)) % 2**32}
-    if through:
-        assert sorted(plans.urls) == sorted([key_of(number) for number in range(SAMPLES)] * 2)
-    else:
-        assert NO_PROXY in done.stderr
-        assert not plans.pieces
-
-
-def test_the_examples_of_the_readme_run(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    plans = RecordedPlans()
-    proxy.outrider.control.plans = plans
-    blocks = (ROOT / "sdk/README.md").read_text().split("```python\n")[1:]
-    program = "\n".join(block.partition("```")[0] for block in blocks)
-    program = program.replace("s3://bucket/train-{000000..001281}.tar", f"s3://{NAME}/train-{{000..011}}.tar")
-    program = program.replace("s3://bucket/samples/", f"s3://{NAME}/samples/").replace('("bucket", ', f'("{NAME}", ')
-    path = tmp_path / "readme.py"
-    path.write_text(program)
-    door = {**bucket.environment(), "AWS_ENDPOINT_URL": proxy.endpoint, "OUTRIDER_STATUS_URL": proxy.admin}
-    done = run(["-c", AS_A_PROGRAM, str(path)], {**door, "PATH": f"{program_path('aws').parent}:{os.environ['PATH']}"})
-    assert "-bound: " in done.stdout
-    assert set(plans.urls) >= {*URLS, key_of(0)}
+    list(sampler)
+    plans.wait(lambda seen: len(seen.urls) == SAMPLES)

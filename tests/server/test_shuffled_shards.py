@@ -20,7 +20,7 @@ if not HAS_TORCH:
 
 import webdataset as wds
 
-COUNT, WORKERS, EPOCHS = 480, 4, 3
+COUNT, WORKERS, EPOCHS = 480, 4, 2
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,6 @@ def read(shards: str, epochs: int = EPOCHS, **how: Any) -> list[list[int]]:
 @pytest.mark.parametrize("how", [
     # Without a seed WebDataset draws one from 0 to a million.
     {"shardshuffle": 1000},
-    {"shardshuffle": 100, "seed": 7},
     {"shardshuffle": 1000, "seed": 7, "detshuffle": True},
 ])  # fmt: skip
 def test_the_order_of_its_workers_is_found(shards: str, how: dict[str, Any]) -> None:

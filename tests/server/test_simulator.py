@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -11,10 +10,10 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.bucket import READER
-from tests.support.conditions import SLICE_BYTES_MAX, Conditions, Fault, FaultKind, Line, Request, reserve, slice_bytes
-from tests.support.simulator import Simulator, SimulatorProcess
-from tests.support.simulator_exchange import Stream
+from tests.support.pacing import SLICE_BYTES_MAX, Line, reserve, slice_bytes
+from tests.support.simulator import Simulator
+from tests.support.simulator_process import SimulatorProcess
+from tests.support.weather import Fault, FaultKind, Request, Weather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,11 +27,7 @@ RAMP = (bytes(range(251)) * (3 * MIB // 251 + 1))[: 3 * MIB]
 
 @pytest.fixture(scope="module")
 def ramp_bucket(bucket: Bucket) -> str:
-    name = bucket.make_bucket("simulator")
-    client = bucket.client()
-    client.put_object(Bucket=name, Key="ramp", Body=RAMP)
-    client.close()
-    return name
+    return bucket.store("simulator", {"ramp": RAMP})
 
 
 @pytest.fixture
@@ -77,40 +72,6 @@ def raw(client: Any, ramp_bucket: str) -> Iterator[RawClient]:
     made.close()
 
 
-def test_signed_requests_of_every_kind_pass_untouched(client: Any, ramp_bucket: str) -> None:
-    client.put_object(Bucket=ramp_bucket, Key="dir/a b+ü", Body=b"small", Metadata={"note": "kept"})
-    assert client.get_object(Bucket=ramp_bucket, Key="dir/a b+ü")["Body"].read() == b"small"
-    assert client.head_object(Bucket=ramp_bucket, Key="dir/a b+ü")["Metadata"] == {"note": "kept"}
-    assert client.get_object(Bucket=ramp_bucket, Key="ramp")["Body"].read() == RAMP
-    part = client.get_object(Bucket=ramp_bucket, Key="ramp", Range="bytes=1000000-2000000")
-    assert part["Body"].read() == RAMP[1_000_000:2_000_001]
-    listed = client.list_objects_v2(Bucket=ramp_bucket, Prefix="dir/")["Contents"]
-    assert [entry["Key"] for entry in listed] == ["dir/a b+ü"]
-    client.delete_object(Bucket=ramp_bucket, Key="dir/a b+ü")
-    with pytest.raises(ClientError, match="404"):
-        client.head_object(Bucket=ramp_bucket, Key="dir/a b+ü")
-
-
-def test_the_bucket_behind_still_checks_signatures_and_grants(
-    bucket: Bucket, simulator: Simulator, ramp_bucket: str
-) -> None:
-    reader = bucket.client(simulator.endpoint, identity=READER)
-    assert reader.head_object(Bucket=ramp_bucket, Key="ramp")["ContentLength"] == len(RAMP)
-    with pytest.raises(ClientError, match="AccessDenied"):
-        reader.put_object(Bucket=ramp_bucket, Key="mine", Body=b"")
-    reader.close()
-
-
-def test_a_chunked_upload_passes(client: Any, ramp_bucket: str) -> None:
-    url = urlsplit(client.generate_presigned_url("put_object", Params={"Bucket": ramp_bucket, "Key": "chunked"}))
-    connection = http.client.HTTPConnection(url.netloc, timeout=60)
-    pieces = [RAMP[at : at + 100_000] for at in range(0, MIB, 100_000)]
-    connection.request("PUT", f"{url.path}?{url.query}", body=iter(pieces), encode_chunked=True)
-    assert connection.getresponse().status == 200
-    connection.close()
-    assert client.get_object(Bucket=ramp_bucket, Key="chunked")["Body"].read() == b"".join(pieces)
-
-
 def test_counts_equal_the_traffic(client: Any, simulator: Simulator, ramp_bucket: str) -> None:
     client.head_object(Bucket=ramp_bucket, Key="ramp")
     client.get_object(Bucket=ramp_bucket, Key="ramp", Range="bytes=0-999", IfMatch="*")["Body"].read()
@@ -123,45 +84,42 @@ def test_counts_equal_the_traffic(client: Any, simulator: Simulator, ramp_bucket
     assert (seen.method, seen.path, "range" in seen.headers) == ("GET", f"/{ramp_bucket}/ramp", False)
 
 
-def test_a_reset_comes_after_exactly_the_bytes_asked_for(raw: RawClient, simulator: Simulator) -> None:
-    simulator.conditions.faults = [Fault(FaultKind.RESET, after_bytes=1_000_003)]
-    answer = raw.get()
-    assert answer.read(1_000_003) == RAMP[:1_000_003]
+def test_each_fault_of_a_body_shows_on_the_wire_at_its_byte(raw: RawClient, simulator: Simulator) -> None:
+    at = 1_000_003
+
+    def meets(kind: FaultKind, after_bytes: int = at, **headers: str) -> http.client.HTTPResponse:
+        simulator.weather.faults = [Fault(kind, after_bytes=after_bytes)]
+        raw.close()
+        return raw.get(**headers)
+
+    answer = meets(FaultKind.RESET)
+    assert answer.read(at) == RAMP[:at]
     with pytest.raises(ConnectionResetError):
         answer.read(1)
-    raw.close()
-    assert raw.get().read() == RAMP, "a fault strikes once unless told otherwise"
-
-
-def test_a_truncated_body_ends_short_and_without_a_reset(raw: RawClient, simulator: Simulator) -> None:
-    simulator.conditions.faults = [Fault(FaultKind.TRUNCATE, after_bytes=1_000_003)]
-    answer = raw.get()
-    with pytest.raises(http.client.IncompleteRead) as error:
-        answer.read()
-    assert error.value.partial == RAMP[:1_000_003]
-
-
-def test_a_drop_gives_no_answer_at_all(raw: RawClient, simulator: Simulator) -> None:
-    simulator.conditions.faults = [Fault(FaultKind.DROP)]
+    for after_bytes in (at, 0):
+        with pytest.raises(http.client.IncompleteRead) as cut:
+            meets(FaultKind.TRUNCATE, after_bytes).read()
+        assert cut.value.partial == RAMP[:after_bytes]
     with pytest.raises(http.client.RemoteDisconnected):
-        raw.get()
-
-
-def test_a_cut_after_the_head_gives_a_head_and_no_body(raw: RawClient, simulator: Simulator) -> None:
-    simulator.conditions.faults = [Fault(FaultKind.TRUNCATE, after_bytes=0)]
-    answer = raw.get()
-    assert answer.status == 200
-    with pytest.raises(http.client.IncompleteRead):
-        answer.read()
-
-
-def test_a_stalled_body_goes_on_when_it_is_released(raw: RawClient, simulator: Simulator) -> None:
-    simulator.conditions.faults = [Fault(FaultKind.STALL, after_bytes=1000)]
-    answer = raw.get()
-    assert answer.read(1000) == RAMP[:1000]
-    assert simulator.counts().body_bytes == 1000
+        meets(FaultKind.DROP)
+    answer = meets(FaultKind.WRONG_RANGE, Range="bytes=100-199")
+    assert answer.headers["Content-Range"] == f"bytes 101-200/{len(RAMP)}"
+    assert answer.read() == RAMP[100:200]
+    simulator.reset()
+    answer = meets(FaultKind.STALL)
+    assert answer.read(at) == RAMP[:at]
+    assert simulator.counts().body_bytes == at
     simulator.release()
-    assert answer.read() == RAMP[1000:]
+    assert answer.read() == RAMP[at:]
+    assert raw.get().read() == RAMP, "a fault strikes once unless told otherwise"
+    with simulator.outage():
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            raw.get()
+        raw.close()
+        with pytest.raises(ConnectionRefusedError):
+            raw.get()
+    raw.close()
+    assert raw.get().read() == RAMP
 
 
 def test_a_status_is_s3_xml_and_does_not_reach_the_bucket(raw: RawClient, client: Any, simulator: Simulator) -> None:
@@ -177,36 +135,6 @@ def test_a_status_is_s3_xml_and_does_not_reach_the_bucket(raw: RawClient, client
     answer = raw.get()
     assert answer.status == 500
     assert b"<Code>InternalError</Code>" in answer.read()
-    assert raw.get().read() == RAMP
-
-
-def test_a_failed_upload_fails_with_and_without_expect(client: Any, simulator: Simulator, ramp_bucket: str) -> None:
-    simulator.conditions.faults = [Fault(FaultKind.STATUS, method=None, times=None)]
-    with pytest.raises(ClientError, match="SlowDown"):
-        client.put_object(Bucket=ramp_bucket, Key="never", Body=RAMP)
-    url = urlsplit(client.generate_presigned_url("put_object", Params={"Bucket": ramp_bucket, "Key": "never"}))
-    connection = http.client.HTTPConnection(url.netloc, timeout=60)
-    connection.request("PUT", f"{url.path}?{url.query}", body=RAMP)
-    assert connection.getresponse().status == 503
-    connection.close()
-
-
-def test_a_wrong_content_range_is_off_by_one(raw: RawClient, simulator: Simulator) -> None:
-    simulator.conditions.faults = [Fault(FaultKind.WRONG_RANGE)]
-    answer = raw.get(Range="bytes=100-199")
-    assert answer.headers["Content-Range"] == f"bytes 101-200/{len(RAMP)}"
-    assert answer.read() == RAMP[100:200]
-
-
-def test_an_outage_refuses_connections_and_passes(raw: RawClient, simulator: Simulator) -> None:
-    assert raw.get().read() == RAMP
-    with simulator.outage():
-        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
-            raw.get()
-        raw.close()
-        with pytest.raises(ConnectionRefusedError):
-            raw.get()
-    raw.close()
     assert raw.get().read() == RAMP
 
 
@@ -229,30 +157,6 @@ def test_a_fault_spares_requests_that_it_does_not_match() -> None:
     assert conditions.draw(Request("GET", "/b/train-1", "", {})) is None
     assert conditions.draw(Request("GET", "/b/train-1", "", {"range": "bytes=0-"})) is fault
     assert conditions.draw(Request("GET", "/b/train-1", "", {"range": "bytes=0-"})) is None, "spent"
-
-
-def test_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(ValueError, match="ttfb_ms"):
-        Conditions().update({"ttfb_ms": 30})
-
-
-def test_a_chunked_answer_keeps_its_framing_and_trailer() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        wire = b"3\r\nabc\r\n5;ext=1\r\ndefgh\r\n0\r\nx-trailer: 1\r\n\r\n"
-        theirs.sendall(wire + b"HTTP/1.1 200 OK\r\n\r\n")
-        data, all_bytes = bytearray(), bytearray()
-
-        def send(view: memoryview) -> None:
-            data.extend(view)
-            all_bytes.extend(view)
-
-        stream = Stream(ours)
-        stream.move_chunked(send, all_bytes.extend, lambda: 2)
-        assert (bytes(data), bytes(all_bytes)) == (b"abcdefgh", wire)
-        following = stream.read_head()
-        assert following is not None
-        assert following.status == 200
 
 
 @pytest.mark.parametrize(

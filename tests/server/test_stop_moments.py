@@ -32,10 +32,7 @@ HEADS = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def proxy(bucket: Bucket) -> Iterator[Proxy]:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    client.put_object(Bucket=NAME, Key="small", Body=SMALL)
-    client.close()
+    bucket.store(NAME, {"small": SMALL})
     with Proxy(bucket) as running:
         with RawConnection(running.address) as reader:
             assert reader.ask("GET", f"/{NAME}/small").body == SMALL

@@ -34,11 +34,7 @@ def clients(team: str = "", other: str = "") -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def objects(bucket: Bucket) -> None:
-    bucket.make_bucket(NAME)
-    client = bucket.client()
-    for name in (*GREEDY, *MODEST):
-        client.put_object(Bucket=NAME, Key=name, Body=name.encode() * (BYTES // len(name)))
-    client.close()
+    bucket.store(NAME, {name: name.encode() * (BYTES // len(name)) for name in (*GREEDY, *MODEST)})
 
 
 @pytest.fixture(params=[("lru", "off"), ("epoch", "epoch")], ids=lambda each: "-".join(each))

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -110,6 +111,16 @@ class Bucket:
             pass
         finally:
             client.close()
+        return name
+
+    def store(self, name: str, objects: Mapping[str, bytes], **headers: Any) -> str:
+        """Make a bucket that may exist already, and put objects into it, each with `headers` as boto3 names them;
+        returns the name of the bucket."""
+        self.make_bucket(name)
+        client = self.client()
+        for key, body in objects.items():
+            client.put_object(Bucket=name, Key=key, Body=body, **headers)
+        client.close()
         return name
 
     def start(self) -> None:

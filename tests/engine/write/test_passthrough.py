@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from outrider.core.errors import ContentSha256Mismatch, ServiceUnavailable
+from outrider.core.auth.sigv4 import Identity
+from outrider.core.errors import ContentSha256Mismatch, ServiceUnavailable, SignatureDoesNotMatch
 from outrider.core.model import ObjectRef
-from outrider.core.s3.body_integrity import UNSIGNED, PayloadForm, PayloadRule
+from outrider.core.s3.body_integrity import UNSIGNED, PayloadForm, PayloadRule, payload_of
 from outrider.core.s3.operation import classify
 from outrider.engine.write.passthrough import ForwardAnswer
 from outrider.engine.write.upload import Upload, upload_of
@@ -240,6 +241,16 @@ async def test_an_empty_body_with_another_signed_hash_reaches_no_origin(room: En
     payload = PayloadRule(PayloadForm.HASHED, "0" * 64)
     with pytest.raises(ContentSha256Mismatch):
         upload_of((), payload, None, source(), 0)
+
+
+async def test_an_empty_body_is_verified_before_the_origin_has_its_head(room: Engine) -> None:
+    payload = payload_of("STREAMING-AWS4-HMAC-SHA256-PAYLOAD")
+    signer = Identity("key", payload, "0" * 64, b"signing key", "scope", "20270101T000000Z")
+    body = b"0;chunk-signature=%s\r\n\r\n" % (b"0" * 64)
+    upload = upload_of((("x-amz-decoded-content-length", "0"),), payload, signer, source(body), len(body))
+    with pytest.raises(SignatureDoesNotMatch):
+        await room.passthrough.send(classify("PUT", "/train/a.tar", ()), (), upload, None)
+    assert room.origin.count("PUT") == 0
 
 
 async def test_a_body_with_a_wrong_checksum_is_the_clients_error_and_nothing_is_stored(room: Engine) -> None:

@@ -57,6 +57,28 @@ def test_a_bucket_and_a_prefix_stand_for_all_keys_under_them() -> None:
     assert told.refs == ()
 
 
+BAD_LISTS = {
+    b"": "names nothing",
+    b"# no more": "names nothing",
+    b"s3://b-1/k\n/b/k": "Line 2 is not",
+    b"http://169.254.169.254/latest/": "Line 1 is not",
+    b"s3://127.0.0.1:80/k": "Line 1 is not",
+    b"s3://_outrider/status.json": "Line 1 is not",
+    b"s3://../k": "Line 1 is not",
+    b"s3://bkt/{1..2": "a brace without its other",
+    b"s3://bkt/{x}": "neither a range",
+    b"s3://bkt/{0..9999}{0..9999}": "more than",
+    b"s3://bkt/\xff": "not UTF-8",
+    b"s3://bkt/" + b"k" * 1025: "Line 1 is not",
+}
+
+
+def test_a_malformed_list_is_refused_with_the_reason() -> None:
+    for body, why in BAD_LISTS.items():
+        with pytest.raises(InvalidArgument, match=why):
+            parse_list(body)
+
+
 def test_the_expansion_of_templates_is_bounded() -> None:
     assert len(parse_list(b"s3://bkt/{000..999}", objects_max=1000).refs) == 1000
     for body in (b"s3://bkt/{000..999}\ns3://bkt/k", b"s3://bkt/{0..999999999999999999}", b"s3://bkt/" + b"{a,b}" * 60):
