@@ -326,7 +326,7 @@ def _tenants(
     tenants = TenantsPart(blocks, metrics, senders.tenant_of)
     planner.share_line(blocks.tenants)
     prefetch.on_read = tenants.read_by
-    store.on_reserved = tenants.reserved
+    store.on_reserved = lambda meta, count: blocks.reserved(meta.key, meta.version, count)
     return tenants
 
 

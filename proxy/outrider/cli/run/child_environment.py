@@ -22,7 +22,8 @@ def for_child(
         child[IGNORE_ENDPOINTS] = "false"
     # The general variable moves every service. The services that hand out the child's role must stay where they were.
     general = environ.get("AWS_ENDPOINT_URL") or in_profile(environ, "endpoint_url")
-    child.setdefault("AWS_ENDPOINT_URL_STS", general or _sts(region))
+    sts = "https://sts.amazonaws.com" if region is None else _of_aws("sts", region)
+    child.setdefault("AWS_ENDPOINT_URL_STS", general or sts)
     # Single sign-on may be in another region than the buckets.
     sso_region = in_profile(environ, "sso_region") or region
     for name, service in (("AWS_ENDPOINT_URL_SSO", "portal.sso"), ("AWS_ENDPOINT_URL_SSO_OIDC", "oidc")):
@@ -62,12 +63,6 @@ def _for_tools(endpoint: str, region: str | None) -> dict[str, str]:
 def _hosts_without_proxy(environ: Mapping[str, str]) -> list[str]:
     listed = ",".join(environ.get(name, "") for name in _NO_PROXY)
     return [host.strip() for host in listed.split(",") if host.strip()]
-
-
-def _sts(region: str | None) -> str:
-    if region is None:
-        return "https://sts.amazonaws.com"
-    return _of_aws("sts", region)
 
 
 def _of_aws(service: str, region: str) -> str:

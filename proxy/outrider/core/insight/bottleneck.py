@@ -134,24 +134,20 @@ def is_mostly_cold(sums: Sums) -> bool:
     return sums.served_bytes > 0 and sums.disk_bytes < _MOST * sums.served_bytes
 
 
-def alerts(failed_reads: int, unreachable: int, members: int) -> list[str]:
+def alerts(
+    failed_reads: int, unreachable: int, members: int, disks: Sequence[tuple[str, str]] = ()
+) -> list[str]:  # fmt: skip
     """Faults that people should see beside any bottleneck. `failed_reads`: in the last minute. `members`: of the
-    cluster, this node among them."""
+    cluster, this node among them. `disks`: the directory of each, and why it fails; empty: it works."""
     found = []
     if failed_reads:
         found.append(f"{counted(failed_reads, 'read')} failed in the last minute")
     if unreachable:
         found.append(f"{unreachable} of {counted(members, 'member')} {'is' if unreachable == 1 else 'are'} away")
+    if failing := [f"{directory} ({error})" for directory, error in disks if error]:
+        verb = "fails" if len(failing) == 1 else "fail"
+        found.append(f"{len(failing)} of {counted(len(disks), 'cache disk')} {verb}: {', '.join(failing)}")
     return found
-
-
-def disk_alerts(disks: Sequence[tuple[str, str]]) -> list[str]:
-    """As `alerts`. `disks`: the directory of each, and why it fails; empty: it works."""
-    failing = [f"{directory} ({error})" for directory, error in disks if error]
-    if not failing:
-        return []
-    verb = "fails" if len(failing) == 1 else "fail"
-    return [f"{len(failing)} of {counted(len(disks), 'cache disk')} {verb}: {', '.join(failing)}"]
 
 
 def _waits_for_hits(sums: Sums) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from outrider.core.insight.usage import HALF_LIFE_S
@@ -63,12 +64,6 @@ class Load:
     fills: float = 0.0
 
 
-_NAMES = (
-    "loop", "queued", "process", "receivers", "receivers_in_all", "hits", "disk", "lookup", "behind", "connections",
-    "fills", "all",
-)  # fmt: skip
-
-
 class LoadMeter:
     """Older samples count less, as older requests in `usage.ReaderAccount.recent`; with `half_life_s` None all count
     alike. Idle times do not count: else a job that begins would take a minute to show that it takes all of the CPU."""
@@ -77,7 +72,7 @@ class LoadMeter:
         self._cores = cores
         self._half_life_s = half_life_s
         self._last: tuple[float, LoadSample] | None = None
-        self._sums = dict.fromkeys(_NAMES, 0.0)
+        self._sums: defaultdict[str, float] = defaultdict(float)
 
     def note(self, now: float, sample: LoadSample) -> None:
         """To be called about once a second."""
@@ -88,16 +83,17 @@ class LoadMeter:
         # A receiver that ended has taken its total along.
         received_s = max(0.0, cpu.receivers_s - before.cpu.receivers_s)
         queued_s = max(0.0, cpu.loop_queued_s - before.cpu.loop_queued_s)
-        more = (
-            cpu.loop_s - before.cpu.loop_s + queued_s, queued_s, max(0.0, cpu.process_s - before.cpu.process_s),
-            received_s, cpu.receivers * seconds, sample.hit_wait_s - before.hit_wait_s,
-            sample.disk_wait_s - before.disk_wait_s, sample.lookup_wait_s - before.lookup_wait_s,
-            sample.is_disk_behind * seconds, sample.is_short_of_connections * seconds,
-            sample.is_short_of_fills * seconds, seconds,
-        )  # fmt: skip
+        more = {
+            "loop": cpu.loop_s - before.cpu.loop_s + queued_s, "queued": queued_s,
+            "process": max(0.0, cpu.process_s - before.cpu.process_s), "receivers": received_s,
+            "receivers_in_all": cpu.receivers * seconds, "hits": sample.hit_wait_s - before.hit_wait_s,
+            "disk": sample.disk_wait_s - before.disk_wait_s, "lookup": sample.lookup_wait_s - before.lookup_wait_s,
+            "behind": sample.is_disk_behind * seconds, "connections": sample.is_short_of_connections * seconds,
+            "fills": sample.is_short_of_fills * seconds, "all": seconds,
+        }  # fmt: skip
         part = 1.0 if self._half_life_s is None else 0.5 ** (seconds / self._half_life_s)
-        counts = 0.0 if sample.is_idle else 1.0
-        self._sums = {name: part * self._sums[name] + counts * each for name, each in zip(_NAMES, more, strict=True)}
+        for name, each in more.items():
+            self._sums[name] = part * self._sums[name] + (0.0 if sample.is_idle else each)
 
     @property
     def load(self) -> Load:

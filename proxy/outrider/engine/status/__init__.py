@@ -14,6 +14,4 @@ recent errors. It records the rates about once a second, and adds its gauges to 
 `cluster_part.ClusterPart` is the part for the members of the cluster. `block_owners.BlockOwners` tells which of them
 own the blocks of an object, and `cluster_map.ClusterMap` which of them hold which share of each dataset. Without
 `--peers`, none of these is there.
-
-Entry points: `document.StatusDocument`, `overview.Overview`. Nothing is re-exported here.
 """

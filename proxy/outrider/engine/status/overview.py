@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.templates import prefix_of
 from outrider.core.ahead.planner import Planner
-from outrider.core.insight.bottleneck import LargerCache, OriginWait, alerts, disk_alerts, larger_cache
+from outrider.core.insight.bottleneck import LargerCache, OriginWait, alerts, larger_cache
 from outrider.core.insight.dataset_map import data_bytes, map_of
 from outrider.core.insight.miss_ratio import FACTORS, MissRatioCurve
 from outrider.core.insight.next_step import Data
@@ -159,10 +159,12 @@ class Overview:
         return {
             "verdict": {
                 **self._verdicts.recent(recent, larger, most, self._origin_wait()),
-                "alerts": [
-                    *alerts(self._usage.failed_reads, states.get("away", 0), sum(states.values())),
-                    *disk_alerts([(disk["directory"], disk["error"]) for disk in disks]),
-                ],
+                "alerts": alerts(
+                    self._usage.failed_reads,
+                    states.get("away", 0),
+                    sum(states.values()),
+                    [(disk["directory"], disk["error"]) for disk in disks],
+                ),
             },
             "load": self._verdicts.load,
             "larger_cache": None if larger is None else asdict(larger),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.tenant_blocks import TenantBlocks
 from outrider.core.cache.tenants import NOBODY
 from outrider.core.model import ObjectRef, ObjectVersion
@@ -48,10 +47,6 @@ class TenantsPart:
             self.tenants.read(tenant, ref)
         else:
             self._blocks.read_by(tenant, version)
-
-    def reserved(self, meta: BlockMeta, count: int) -> None:
-        """See `TenantBlocks.reserved`."""
-        self._blocks.reserved(meta.key, meta.version, count)
 
     def _served(self, reader: str, count: float) -> None:
         self._metrics.tenants.served_bytes.labels(self._tenant_of(reader) or "-").inc(count)

@@ -11,6 +11,4 @@ No S3 store allows this bucket name, so a request to it can only be meant for th
 
 `objects` has the request, the answer, and the bounded table of the objects that clients put. In sigv4 mode each client
 key sees its own objects alone, and may name only objects that a grant lets it read.
-
-Entry point: `control_bucket.ControlBucket`. Nothing is re-exported here.
 """

@@ -9,6 +9,5 @@ are under way, which a stop waits for.
 A hit of the fast path takes a shorter way: `hit_counts.HitCounts` counts it in plain numbers, which are added to the
 metrics when somebody reads them, and its line is written by `AccessLog.hit`.
 
-Entry points: `request_end.RequestRecorder`, `record.Ended`. Nothing is re-exported here: `server_spans` needs the extra
-`tracing`, and is imported only while traces are on.
+Nothing is re-exported here: `server_spans` needs the extra `tracing`, and is imported only while traces are on.
 """
