@@ -246,8 +246,7 @@ class Simulation(SimProxy):
 
 class Visit:
     """One read of an extent, block by block. Before each block, the missing blocks of the read-ahead window are asked
-    for, as the engine does. `consume` gets the length of each block that has come, and goes on with the next one.
-    Implements `RelayTarget`."""
+    for, as the engine does. `consume` gets the length of each block that has come, and goes on with the next one."""
 
     def __init__(self, sim: SimProxy, client: str, of: SimObject, extent: Extent, consume: Consume,
                  row: EpochResult, then: Act) -> None:  # fmt: skip
@@ -279,8 +278,8 @@ class Visit:
             block = blocks[index][0]
             if index not in self._relayed and not sim.store.has(block):
                 sim.origin.ask(self._of, index, (AWAITED if index == self._at else READ_AHEAD, sim.time.now))
-                if (fill := sim.origin.flight(block)) is not None and self not in fill.readers:
-                    fill.readers.append(self)
+                if (fill := sim.origin.flight(block)) is not None and self._relay not in fill.readers:
+                    fill.readers.append(self._relay)
         block = blocks[self._at][0]
         if self._at in self._relayed or sim.store.has(block):
             self._read()
@@ -289,7 +288,8 @@ class Visit:
         else:
             self._step()  # the block was evicted for this very window: ask for it again
 
-    def relay(self, index: int) -> None:
+    def _relay(self, index: int) -> None:
+        """A block has come for which the store had no room."""
         self._relayed.add(index)
 
     def _read(self) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import Protocol
 
 from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
@@ -120,14 +119,6 @@ class SimStore:
         self.policy.added(block, version)
 
 
-class RelayTarget(Protocol):
-    """A reader whose blocks may come past the store."""
-
-    def relay(self, index: int) -> None:
-        """A block has come for which the store had no room."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class PipeLoad:
     """Bytes that are to pass a pipe. `begin` is called when their turn has come, and returns whether they are to pass
@@ -188,7 +179,8 @@ class Pipe:
 
 @dataclass(slots=True, eq=False)
 class SimFill:
-    """A block that is queued at the origin, or is on its way. `relayed`: the store has no room for it."""
+    """A block that is queued at the origin, or is on its way. `relayed`: the store has no room for it; then `readers`
+    get its index."""
 
     of: SimObject
     index: int
@@ -196,7 +188,7 @@ class SimFill:
     load: PipeLoad | None = None
     relayed: bool = False
     waiters: list[Act] = field(default_factory=list)
-    readers: list[RelayTarget] = field(default_factory=list)
+    readers: list[Callable[[int], None]] = field(default_factory=list)
 
     @property
     def block(self) -> BlockKey:
@@ -274,7 +266,7 @@ class SimOrigin:
         del self._fills[fill.block]
         if fill.relayed:
             for reader in fill.readers:
-                reader.relay(fill.index)
+                reader(fill.index)
         else:
             self._store.land(fill.block, fill.of.version, fill.length)
         for then in fill.waiters:

@@ -13,7 +13,7 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +75,8 @@ async def peer_findings(
     yield ok("members", f"{settings.peers}: {counted(len(entries), 'member')}")
     endpoint, _ = await place_of(settings, AwsCredentials())
     me = Member(name, address, settings.peer_zone or "", 0, cluster_id(BlockLayout(endpoint, settings.block_size)))
-    round_ = _Round(me, key, None if tls is None else tls.client)
-    answers = await round_.greet([entry for entry in entries if is_running or entry.address != address])
+    others = [entry for entry in entries if is_running or entry.address != address]
+    answers = await _greeted(me, key, None if tls is None else tls.client, others)
     yield check_own_entry(me, entries, answers, settings.peers)
     for finding in check_names(me, answers, is_running=is_running):
         yield finding
@@ -130,49 +130,42 @@ async def _listed(settings: Settings, port: int, environ: Mapping[str, str]) -> 
     raise _NoListError(why.result() if why.done() else f"{settings.peers}: no list within {_LIST_TIMEOUT_S:.0f} s")
 
 
-class _Round:
-    """A hello to each of some members."""
+async def _greeted(me: Member, key: PeerKey, tls: ssl.SSLContext | None, entries: Sequence[Listed]) -> list[Greeted]:
+    """The results of a hello to each of some members."""
+    boot, at_once = time.time_ns(), asyncio.Semaphore(_HELLOS_AT_ONCE)
+    greeter = Member(f"doctor-{boot}", me.address, "", 0, _NO_CLUSTER, WIRE_VERSIONS)
+    own = Hello(greeter, boot, "", 0, time.time(), is_ready=False)
+    client = PeerClient(
+        lambda: Asker(greeter.name, "", _NO_CLUSTER), lambda: key.accepted, Metrics(), time.time, boot=boot,
+        tls=lambda: tls,
+    )  # fmt: skip
 
-    def __init__(self, me: Member, key: PeerKey, tls: ssl.SSLContext | None) -> None:
-        boot = time.time_ns()
-        greeter = Member(f"doctor-{boot}", me.address, "", 0, _NO_CLUSTER, WIRE_VERSIONS)
-        self._hello = Hello(greeter, boot, "", 0, time.time(), is_ready=False)
-        self._tls = tls
-        self._client = PeerClient(
-            lambda: Asker(greeter.name, "", _NO_CLUSTER), lambda: key.accepted, Metrics(), time.time, boot=boot,
-            tls=lambda: tls,
-        )  # fmt: skip
-
-    async def greet(self, entries: Sequence[Listed]) -> list[Greeted]:
-        await self._client.open()
-        at_once = asyncio.Semaphore(_HELLOS_AT_ONCE)
-        try:
-            return list(await asyncio.gather(*(self._greeted(entry, at_once) for entry in entries)))
-        finally:
-            await self._client.close()
-
-    async def _greeted(self, entry: Listed, at_once: asyncio.Semaphore) -> Greeted:
+    async def greet(entry: Listed) -> Greeted:
         async with at_once:
-            asked_at = time.time()
+            sent_at = time.time()
             try:
-                hello = await self._client.hello(entry.address, self._hello)
+                hello = await client.hello(entry.address, own)
             except PeerFailed as error:
-                skew_s = None
-                if error.why == "refused":
-                    skew_s = await asyncio.to_thread(_skew_of, entry.address, self._tls)
+                skew_s = await asyncio.to_thread(_skew_of, entry.address, tls) if error.why == "refused" else None
                 return Greeted(entry, None, error, skew_s)
-            return Greeted(entry, hello, None, hello.clock_s - (asked_at + time.time()) / 2)
+            return Greeted(entry, hello, None, hello.clock_s - (sent_at + time.time()) / 2)
+
+    await client.open()
+    try:
+        return list(await asyncio.gather(*map(greet, entries)))
+    finally:
+        await client.close()
 
 
 def _skew_of(address: str, tls: ssl.SSLContext | None) -> float | None:
     """The clock of a member by the Date of a refusal, to a second; None: it tells none."""
     host, _, port = address.rpartition(":")
-    connect: Callable[[], http.client.HTTPConnection] = (
-        (lambda: http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_DATE_TIMEOUT_S))
+    at = host.strip("[]"), int(port)
+    connection = (
+        http.client.HTTPConnection(*at, timeout=_DATE_TIMEOUT_S)
         if tls is None
-        else (lambda: http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=_DATE_TIMEOUT_S, context=tls))
+        else http.client.HTTPSConnection(*at, timeout=_DATE_TIMEOUT_S, context=tls)
     )
-    connection = connect()
     try:
         connection.request("GET", "/")
         date = parse_http_date(connection.getresponse().getheader("date"))
