@@ -257,7 +257,7 @@ async def _serve(outrider: Outrider, stack: AsyncExitStack) -> asyncio.Server | 
     admin = AdminServer(
         outrider.metrics, lambda: outrider.ready, outrider.status.whole, token, settings.client_timeout_s,
         partial(held_datasets, outrider.planner),
-        None if outrider.cluster is None else outrider.cluster.owners.document,
+        None if outrider.cluster is None else outrider.cluster.owners,
         None if outrider.cluster is None else outrider.cluster.map.document,
     )  # fmt: skip
     stack.push_async_callback(_shut_down, admin)

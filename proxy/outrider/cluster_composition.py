@@ -64,11 +64,12 @@ from outrider.engine.maintenance.warmup import Book
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
-from outrider.engine.status.block_owners import BlockOwners
+from outrider.engine.status.block_owners import owners_of
 from outrider.engine.status.cluster_map import ClusterMap, own_shares
 from outrider.engine.status.cluster_part import ClusterPart
 from outrider.engine.tasks.background import Background
 from outrider.engine.tasks.runtime import Runtime
+from outrider.http.admin.server import Owners
 from outrider.http.control.maintenance import MaintenanceCommands
 from outrider.http.peer.gatekeeper import Gatekeeper
 from outrider.http.peer.handler import PeerHandler
@@ -133,7 +134,7 @@ class Cluster:
         self.forgets: Forgets
         self.server: PeerServer
         self.part: ClusterPart
-        self.owners: BlockOwners
+        self.owners: Owners
         self.map: ClusterMap
         self._service: PeerService
         # Which blocks of an object this node owns, by object and number of blocks; and the view that it is true for.
@@ -200,8 +201,8 @@ class Cluster:
             self.members, self._metrics, self._runtime.clock,
             source=self._settings.peers or "", domain=self._settings.peer_domain, near=self._near_here,
         )  # fmt: skip
-        self.owners = BlockOwners(
-            self._layout, lambda: self._membership.view, versions.likely, version_lookup.ask, store.has
+        self.owners = partial(
+            owners_of, self._layout, lambda: self._membership.view, versions.likely, version_lookup.ask, store.has
         )
 
     def read_ahead_together(self, planner: Planner, prefetch: Prefetch, blocks_at_once: int) -> None:

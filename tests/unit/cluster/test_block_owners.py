@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from outrider.core.block_layout import BlockLayout
 from outrider.core.errors import NoSuchKey
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
-from outrider.engine.status.block_owners import BlockOwners
+from outrider.engine.status.block_owners import owners_of
 from tests.unit.cluster.nodes import Node
 
 REF = ObjectRef("b", "k")
@@ -24,7 +25,7 @@ class Here:
         self._known, self._asked = known, asked
         self.questions = 0
         self.here: set[int] = set()
-        self.owners = BlockOwners(LAYOUT, lambda: node.membership.view, self.likely, self.ask, self.has)
+        self.owners = partial(owners_of, LAYOUT, lambda: node.membership.view, self.likely, self.ask, self.has)
 
     def likely(self, ref: ObjectRef) -> ObjectVersion | None:
         return None if self._known is None else ObjectVersion(ref, '"e"', self._known)
@@ -39,7 +40,7 @@ class Here:
         return key.index in self.here
 
     def told(self) -> dict[str, Any]:
-        return asyncio.run(self.owners.document(REF))
+        return asyncio.run(self.owners(REF))
 
 
 def test_each_block_has_its_owners_in_order_and_the_one_that_is_asked_now() -> None:

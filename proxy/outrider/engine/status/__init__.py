@@ -11,7 +11,7 @@ recent errors. It records the rates about once a second, and adds its gauges to 
 
 `held_datasets` is for `outrider operator`: what this node has of each dataset.
 
-`cluster_part.ClusterPart` is the part for the members of the cluster. `block_owners.BlockOwners` tells which of them
+`cluster_part.ClusterPart` is the part for the members of the cluster. `block_owners` finds which of them
 own the blocks of an object, and `cluster_map.ClusterMap` which of them hold which share of each dataset. Without
 `--peers`, none of these is there.
 """

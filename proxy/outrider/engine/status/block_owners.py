@@ -18,56 +18,46 @@ _BLOCKS_COUNTED = 16_384
 _OWNERS_SHOWN = 3
 
 
-class BlockOwners:
-    """Called on the engine's loop. `view`: the members of now. `likely`: the version that this node knows; None: none.
-    `lookup`: see `VersionLookup.ask`. `has`: whether a block is on this node's disk."""
+async def owners_of(
+    layout: BlockLayout, view: Callable[[], View], likely: Callable[[ObjectRef], ObjectVersion | None],
+    lookup: Callable[[ObjectRef, int | None], Awaitable[ObjectVersion]], has: Callable[[BlockKey], bool],
+    ref: ObjectRef,
+) -> dict[str, Any]:  # fmt: skip
+    """The owners of each block in the order in which they are to be asked. The bucket is asked for the size of an
+    object that is not known.
 
-    def __init__(
-        self, layout: BlockLayout, view: Callable[[], View], likely: Callable[[ObjectRef], ObjectVersion | None],
-        lookup: Callable[[ObjectRef, int | None], Awaitable[ObjectVersion]], has: Callable[[BlockKey], bool],
-    ) -> None:  # fmt: skip
-        self._layout = layout
-        self._view = view
-        self._likely = likely
-        self._lookup = lookup
-        self._has = has
-
-    async def document(self, ref: ObjectRef) -> dict[str, Any]:
-        """The owners of each block in the order in which they are to be asked. The bucket is asked for the size of an
-        object that is not known.
-
-        Raises what `VersionLookup.ask` raises.
-        """
-        version = self._likely(ref) or await self._lookup(ref, None)
-        view, layout = self._view(), self._layout
-        count = layout.count(version.size)
-        counted = min(count, _BLOCKS_COUNTED)
-        # In a thread, and not by the ring of reads: its memo holds the blocks that readers are at.
-        orders = await asyncio.to_thread(_orders, Ring(view.ring.members), ref, counted)
-        shares = {member.name: {"blocks": 0, "bytes": 0} for member in view.ring.members}
-        for index, order in enumerate(orders):
-            shares[order[0]]["blocks"] += 1
-            shares[order[0]]["bytes"] += layout.extent(index, version.size).length
-        return {
-            "object": str(ref),
-            "size": version.size,
-            "block_bytes": layout.block_bytes,
-            "blocks": count,
-            "ring": view.ring.digest,
-            "authority": view.ring.authority(ref).name,
-            "alive": sorted({view.me.name, *view.alive}),
-            "shares": shares,
-            "shares_of_blocks": counted,
-            "owners": [
-                {
-                    "index": index,
-                    "owners": order[:_OWNERS_SHOWN],
-                    "asked": view.taker(ref, index).name,
-                    "here": self._has(layout.key(version, index)),
-                }
-                for index, order in enumerate(orders[:_BLOCKS_SHOWN])
-            ],
-        }
+    `view`: the members of now. `likely`: the version that this node knows; None: none. `lookup`: see
+    `VersionLookup.ask`, and raises what that raises. `has`: whether a block is on this node's disk.
+    """
+    version, now = likely(ref) or await lookup(ref, None), view()
+    count = layout.count(version.size)
+    counted = min(count, _BLOCKS_COUNTED)
+    # In a thread, and not by the ring of reads: its memo holds the blocks that readers are at.
+    orders = await asyncio.to_thread(_orders, Ring(now.ring.members), ref, counted)
+    shares = {member.name: {"blocks": 0, "bytes": 0} for member in now.ring.members}
+    for index, order in enumerate(orders):
+        shares[order[0]]["blocks"] += 1
+        shares[order[0]]["bytes"] += layout.extent(index, version.size).length
+    return {
+        "object": str(ref),
+        "size": version.size,
+        "block_bytes": layout.block_bytes,
+        "blocks": count,
+        "ring": now.ring.digest,
+        "authority": now.ring.authority(ref).name,
+        "alive": sorted({now.me.name, *now.alive}),
+        "shares": shares,
+        "shares_of_blocks": counted,
+        "owners": [
+            {
+                "index": index,
+                "owners": order[:_OWNERS_SHOWN],
+                "asked": now.taker(ref, index).name,
+                "here": has(layout.key(version, index)),
+            }
+            for index, order in enumerate(orders[:_BLOCKS_SHOWN])
+        ],
+    }
 
 
 def _orders(ring: Ring, ref: ObjectRef, count: int) -> list[list[str]]:
