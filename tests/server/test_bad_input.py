@@ -15,7 +15,6 @@ import pytest
 from tests.support.logs import logged
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import Answer, RawConnection, ask
-from tests.support.signed_requests import Chunked, checksum, signed_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

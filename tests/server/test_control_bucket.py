@@ -10,7 +10,6 @@ from botocore.exceptions import ClientError
 
 from outrider.http.control.control_bucket import BODY_BYTES_MAX, NAMES_MAX
 from outrider.metrics import SOURCES
-from tests.support.door import Door
 from tests.support.plans import Piece, RecordedPlans
 from tests.support.proxy import ANY_KEYS, Proxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request

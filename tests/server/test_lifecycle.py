@@ -15,7 +15,6 @@ import pytest
 from outrider.adapters.process.listening import bind
 from outrider.http.s3.connection import Connection
 from tests.support import forkserver
-from tests.support.conditions import Fault, FaultKind
 from tests.support.logs import logged
 from tests.support.proxy import Proxy, ServedProxy, s3_client
 from tests.support.rawhttp import RawConnection, ask

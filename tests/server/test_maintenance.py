@@ -12,7 +12,6 @@ from tests.support.fakes import ramp
 from tests.support.maintenance_commands import put, read_json, wait_for_end, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask
-from tests.support.s3_clients import aws
 from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM
 
 if TYPE_CHECKING:

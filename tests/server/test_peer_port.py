@@ -38,7 +38,6 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, PEER, SEQUENCE
 from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, ObjectRef
-from outrider.engine.cluster.peer_answer import PeerAnswer
 from outrider.engine.read.body_pieces import Body, Piece
 from outrider.http.wire import bounded_head, sender
 from tests.support.asked import pieces_of

@@ -13,7 +13,6 @@ import pytest
 
 from outrider.http.wire import sender
 from outrider.http.wire.sender import SocketSender
-from tests.support.conditions import Fault, FaultKind, Request
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import RawConnection, ask
 

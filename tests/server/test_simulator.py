@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from tests.support.pacing import SLICE_BYTES_MAX, Line, reserve, slice_bytes
 from tests.support.simulator import Simulator
 from tests.support.simulator_process import SimulatorProcess
-from tests.support.weather import Fault, FaultKind, Request, Weather
+from tests.support.weather import Fault, FaultKind, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from tests.support.bucket import Bucket
     from tests.support.simulator import Simulator
-    from tests.support.tls import Certificate
 
 NAME = "stalls"
 # Far more than the sockets of both sides take at once.
