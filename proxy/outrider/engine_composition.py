@@ -61,7 +61,7 @@ class ClusterOfEngine(Protocol):
 
     @property
     def remote_scheduler(self) -> FillScheduler:
-        """Of the fills whose bytes a peer brings."""
+        """The scheduler of the fills whose bytes a peer brings."""
         ...
 
     def near_first(self, policy: EvictionPolicy) -> EvictionPolicy: ...

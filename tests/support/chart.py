@@ -82,12 +82,12 @@ def documents(chart: helm.Chart, values: Values, release: str = RELEASE) -> list
 
 def everything(chart: helm.Chart, values: Values, release: str = RELEASE) -> list[Manifest]:
     """The manifests, and the hooks."""
-    asked = f"{release} {json.dumps(values)}"
+    memo_key = f"{release} {json.dumps(values)}"
     of_chart = _RENDERED.setdefault(chart, {})
-    if asked not in of_chart:
-        of_chart[asked] = pickle.dumps(_rendered(chart, values, release))
+    if memo_key not in of_chart:
+        of_chart[memo_key] = pickle.dumps(_rendered(chart, values, release))
     # The caller may change it.
-    found: list[Manifest] = pickle.loads(of_chart[asked])
+    found: list[Manifest] = pickle.loads(of_chart[memo_key])
     return found
 
 
@@ -200,11 +200,11 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         found = {}
         for entry in self._container.get("env", ()):
-            told = entry.get("valueFrom", {})
-            if "fieldRef" in told:
-                found[entry["name"]] = _FIELDS[told["fieldRef"]["fieldPath"]]
+            origin = entry.get("valueFrom", {})
+            if "fieldRef" in origin:
+                found[entry["name"]] = _FIELDS[origin["fieldRef"]["fieldPath"]]
                 continue
-            source = told.get("secretKeyRef")
+            source = origin.get("secretKeyRef")
             found[entry["name"]] = self.secrets[source["name"]][source["key"]] if source else entry["value"]
         # The kubelet sets these variables for a Service named `outrider`, unless the pod forbids it.
         links = {"OUTRIDER_SERVICE_HOST": "10.0.0.7", "OUTRIDER_SERVICE_PORT": "9480"}
@@ -253,10 +253,10 @@ def described() -> dict[str, str]:
 
 def rows() -> list[tuple[str, str, str]]:
     """Path, default as JSON, description: of each value that has a description."""
-    values, told = yaml.safe_load((CHART / "values.yaml").read_text()), described()
+    values, comments = yaml.safe_load((CHART / "values.yaml").read_text()), described()
     found = []
-    for path, words in told.items():
-        has_rows = any(other.startswith(f"{path}.") and told[other] for other in told)
+    for path, words in comments.items():
+        has_rows = any(other.startswith(f"{path}.") and comments[other] for other in comments)
         if words:
             found.append((path, "" if has_rows else f"`{json.dumps(_at(values, path))}`", words))
     return found

@@ -49,9 +49,9 @@ def entries_in(tar: bytes) -> list[Entry]:
     entries = []
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r|") as stream:
         for member in stream:
-            content, told = stream.extractfile(member), member.pax_headers
+            content, headers = stream.extractfile(member), member.pax_headers
             assert content is not None
-            cache, status = told.get("OUTRIDER.x-cache"), told.get("OUTRIDER.status")
+            cache, status = headers.get("OUTRIDER.x-cache"), headers.get("OUTRIDER.status")
             entries.append(Entry(member.name, content.read(), cache, status))
     return entries
 

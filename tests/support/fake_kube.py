@@ -199,8 +199,8 @@ class KubeServer(KubernetesEmulator):
             self._store(key, self._written(request, dict(self.objects[key].raw)))
             return web.json_response(dict(self.objects[key].raw))
         if of == REVIEWS:
-            asked = request.data["spec"]["resourceAttributes"]
-            is_allowed = (asked["verb"], asked["group"], asked["resource"]) not in self.refused
+            attributes = request.data["spec"]["resourceAttributes"]
+            is_allowed = (attributes["verb"], attributes["group"], attributes["resource"]) not in self.refused
             return web.json_response({**request.data, "status": {"allowed": is_allowed}}, status=201)
         if verb == "create":
             self._version += 1
@@ -212,8 +212,8 @@ class KubeServer(KubernetesEmulator):
 
     def _written(self, request: Request, found: dict[str, Any]) -> dict[str, Any]:
         if request.method.lower() == "put":
-            told = request.data["metadata"].get("resourceVersion")
-            if told is not None and told != found["metadata"]["resourceVersion"]:
+            expected = request.data["metadata"].get("resourceVersion")
+            if expected is not None and expected != found["metadata"]["resourceVersion"]:
                 raise KubernetesError(status=409, reason="Conflict")
             return dict(request.data)
         assert request.headers.get("Content-Type", "") == "application/json-patch+json"

@@ -148,8 +148,8 @@ class Fault:
             return False
         if self.times == 0 or self.method not in (None, request.method) or self.key not in (None, request.key):
             return False
-        asked = dict(request.headers).get("range", "")
-        if self.from_byte is not None and not asked.startswith(f"bytes={self.from_byte}-"):
+        extent = dict(request.headers).get("range", "")
+        if self.from_byte is not None and not extent.startswith(f"bytes={self.from_byte}-"):
             return False
         if self.times is not None:
             self.times -= 1
@@ -328,20 +328,20 @@ class FakeOrigin:
         return FakeReply(204 if request.method == "DELETE" else 200, headers, 0, b"", fault, self)
 
     def _read(self, request: OriginRequest, ref: ObjectRef, fault: Fault | None) -> FakeReply:
-        asked = dict(request.headers)
+        given = dict(request.headers)
         stored = self.objects.get(ref)
         if stored is None:
             return self._refusal(request, 404, b"<Error><Code>NoSuchKey</Code></Error>", fault)
-        wanted = asked.get("if-match")
+        wanted = given.get("if-match")
         if wanted is not None and wanted != stored.etag and not self.ignore_if_match:
             return self._refusal(request, 412, b"<Error><Code>PreconditionFailed</Code></Error>", fault)
         headers = self._headers(stored)
-        if stored.etag is not None and asked.get("if-none-match") == stored.etag:
+        if stored.etag is not None and given.get("if-none-match") == stored.etag:
             return FakeReply(304, headers, None, b"", fault, self)
         size = len(stored.data)
         status, start, stop = 200, 0, size
-        if "range" in asked and not self.ignore_range:
-            first, last = asked["range"].removeprefix("bytes=").split("-")
+        if "range" in given and not self.ignore_range:
+            first, last = given["range"].removeprefix("bytes=").split("-")
             start, stop = (
                 (int(first), min(int(last) + 1, size) if last else size) if first else (size - int(last), size)
             )

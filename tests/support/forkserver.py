@@ -250,9 +250,9 @@ def _advance(chosen: selectors.BaseSelector, key: selectors.SelectorKey) -> None
         assert ended is not None
         os.close(pidfd)
         # The status as `os.waitpid` returns it.
-        told = ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
+        code = ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
         with contextlib.suppress(OSError):
-            status.send(f"end {told}".encode())
+            status.send(f"end {code}".encode())
         return
     status.close()
     if pidfd in chosen.get_map():

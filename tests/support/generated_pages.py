@@ -246,8 +246,8 @@ def _allowed(name: str, field: FieldInfo) -> str:
     if field.annotation is bool:
         parts.append("`true` or `false`.")
     bounds = [_bound(name, one) for one in field.metadata]
-    if told := ", ".join(bound for bound in bounds if bound):
-        parts.append(f"{told[0].upper()}{told[1:]}.")
+    if limits := ", ".join(bound for bound in bounds if bound):
+        parts.append(f"{limits[0].upper()}{limits[1:]}.")
     if SecretStr in get_args(field.annotation):
         parts.append("No flag: a command line can be read by all on the machine.")
     return " ".join(parts)

@@ -33,7 +33,7 @@ class Node(ServedProxy):
         self.name = f"node-{number}"
         self.host = f"127.0.0.{number + 1}" if switch is None else "127.0.0.1"
         self.peer_address = f"{self.host if switch is None else switch.address(self.name)}:{peer_port}"
-        self.told_address = self.peer_address
+        self.advertised_address = self.peer_address
         self._switch = switch
         # The fork server lives outside of the switch.
         self.forked = switch is None
@@ -47,10 +47,10 @@ class Node(ServedProxy):
         if quick_hellos:
             self.argv[self.argv.index("outrider")] = "tests.support.quick_hellos"
 
-    def tell(self, address: str) -> None:
+    def advertise(self, address: str) -> None:
         """Others ask this member at `address`, which leads to its peer port: it stands so in its hellos, and in lists
         that are written from now on."""
-        self.told_address = address
+        self.advertised_address = address
         self.argv += ["--peer-address", address]
 
     def inside(self) -> contextlib.AbstractContextManager[None]:
@@ -109,7 +109,7 @@ class Nodes:
 
     def list_members(self, nodes: Iterable[Node], *more: str) -> None:
         """The file that all of them read: renamed whole, as a tool would write it. `more`: lines that follow."""
-        lines = [*(f"{node.told_address} name={node.name}\n" for node in nodes), *(f"{line}\n" for line in more)]
+        lines = [*(f"{node.advertised_address} name={node.name}\n" for node in nodes), *(f"{line}\n" for line in more)]
         new = self.members.with_suffix(".new")
         new.write_text("".join(lines))
         new.rename(self.members)

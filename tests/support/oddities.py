@@ -218,7 +218,7 @@ class Reply:
     status: int
     headers: list[tuple[str, str]]
     body: bytes = b""
-    told: int | None = None
+    content_length: int | None = None
     """The Content-Length, where it is not that of the body. None: it is."""
     without_length: bool = False
     chunked: bool = False
@@ -302,20 +302,20 @@ def _bodily(odd: Oddities, seen: Seen, stored: Stored, etag: str | None, extent:
 
 
 def _head_reply(odd: Oddities, headers: list[tuple[str, str]], size: int) -> Reply:
-    told = {HeadLength.ZERO: 0, HeadLength.WRONG: max(0, size - 1)}.get(odd.head_length, size)
-    return Reply(200, headers, told=told, without_length=odd.head_length is HeadLength.MISSING)
+    length = {HeadLength.ZERO: 0, HeadLength.WRONG: max(0, size - 1)}.get(odd.head_length, size)
+    return Reply(200, headers, content_length=length, without_length=odd.head_length is HeadLength.MISSING)
 
 
 def _spoil(reply: Reply, odd: Oddities) -> None:
     """Give the reply the framing and the bytes that are set."""
     half = reply.body[: len(reply.body) // 2]
-    reply.told = len(reply.body)
+    reply.content_length = len(reply.body)
     if odd.body is Body.CUT and reply.body:
         reply.body, reply.closes = half, True
     elif odd.body is Body.SHORT:
-        reply.body, reply.told = half, len(half)
+        reply.body, reply.content_length = half, len(half)
     elif odd.body is Body.LONG:
-        reply.body, reply.told = reply.body + MORE_BYTES, len(reply.body) + len(MORE_BYTES)
+        reply.body, reply.content_length = reply.body + MORE_BYTES, len(reply.body) + len(MORE_BYTES)
     elif odd.body is Body.LONGER:
         reply.more = MORE_BYTES
     # HTTP/1.0 has no chunks.
@@ -415,7 +415,9 @@ async def send(writer: asyncio.StreamWriter, odd: Oddities, seen: Seen, reply: R
     if reply.chunked:
         headers.append(("Transfer-Encoding", "chunked"))
     elif not reply.without_length:
-        headers.append(("Content-Length", str(len(reply.body) if reply.told is None else reply.told)))
+        headers.append(
+            ("Content-Length", str(len(reply.body) if reply.content_length is None else reply.content_length))
+        )
     if odd.closes:
         headers.append(("Connection", "close"))
     lines = [f"{name}: {value}" for name, value in headers if name.lower() not in odd.lacks]

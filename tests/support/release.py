@@ -39,19 +39,19 @@ def versions(root: Path = ROOT) -> dict[str, str]:
     found["CHANGELOG.md"] = re.search(
         r"^## (\d\S*) - \d{4}-\d\d-\d\d$", (root / "CHANGELOG.md").read_text(), re.MULTILINE
     )
-    told = {name: match[1] if match else "none" for name, match in found.items()}
-    told |= {"charts/outrider/Chart.yaml, version": chart["version"], "appVersion": chart["appVersion"]}
+    stated = {name: match[1] if match else "none" for name, match in found.items()}
+    stated |= {"charts/outrider/Chart.yaml, version": chart["version"], "appVersion": chart["appVersion"]}
     for pattern in _PAGES:
         for page in sorted(root.glob(pattern)):
             for number, image in enumerate(_IMAGE.findall(page.read_text())):
-                told[f"{page.relative_to(root)}, image {number + 1}"] = image
-    return told
+                stated[f"{page.relative_to(root)}, image {number + 1}"] = image
+    return stated
 
 
-def disagreements(told: dict[str, str]) -> list[str]:
+def disagreements(stated: dict[str, str]) -> list[str]:
     """The places whose version is not the package's."""
-    own = told["proxy/outrider/__init__.py"]
-    return [f"{place} has {version}, and the package {own}" for place, version in told.items() if version != own]
+    own = stated["proxy/outrider/__init__.py"]
+    return [f"{place} has {version}, and the package {own}" for place, version in stated.items() if version != own]
 
 
 def unreleased(changelog: str) -> bool:

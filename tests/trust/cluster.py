@@ -82,7 +82,7 @@ class World:
         self.nodes = Nodes(self.bucket, self.directory, self.count, origin=self.simulator.endpoint, **flags)
         for node in self.nodes.all:
             self.links[node.name] = link = Simulator(node.peer_address)
-            node.tell(link.endpoint.removeprefix("http://"))
+            node.advertise(link.endpoint.removeprefix("http://"))
         self.nodes.list_members(self.nodes.all)
         # Members of one size: the order of owners does not depend on what it is.
         self._ring = Ring(Member(node.name, node.peer_address, "", 1, "") for node in self.nodes.all)

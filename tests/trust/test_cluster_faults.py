@@ -112,7 +112,7 @@ def test_lists_that_differ(bucket: Bucket, tmp_path: Path) -> None:
     for node in world.nodes.all:
         own_list = tmp_path / f"members-of-{node.name}"
         sizes = {one: "1" if one is node else "1TiB" for one in world.nodes.all}
-        own_list.write_text("".join(f"{one.told_address} name={one.name} weight={sizes[one]}\n" for one in sizes))
+        own_list.write_text("".join(f"{one.advertised_address} name={one.name} weight={sizes[one]}\n" for one in sizes))
         node.argv[node.argv.index(f"file:{world.nodes.members}")] = f"file:{own_list}"
     with world, ThreadPoolExecutor(4) as readers:
         stored = [world.put(blocks=2) for _ in range(2)]

@@ -155,6 +155,8 @@ CASES: dict[str, tuple[History, list[Read], list[str]]] = {
     "another member than that which was killed": (killed(), [read(20, status=0, node="c")], ["failed"]),
     "a failure of the bucket that is handed on": (busy(), [read(20, status=503, is_relayed=True)], []),
     "a failure that is not the bucket's": (busy(), [read(20, status=503)], ["failed"]),
+    "a failure that is handed on, while members did not see each other":
+        (parted("a", "c"), [read(20, status=503, is_relayed=True)], ["failed"]),
     "a failure of the bucket that is over": (busy(), [read(40, status=503, is_relayed=True)], ["failed"]),
     "a body that an overwrite cut": (history(), [read(9.95, OLD, is_whole=False)], []),
     "a body that was cut before it": (history(), [read(9.8, OLD, is_whole=False)], ["failed"]),

@@ -126,7 +126,7 @@ class Bucket(OddOrigin):
         # A refusal is asked for five times in all: it must not often break off as often in a row.
         breaks = reply.status < 400 or self._chance.random() < 0.1
         if reply.body and seen.method == "GET" and breaks and self._strikes(Conditions.BROKEN):
-            reply.told, reply.closes = len(reply.body), True
+            reply.content_length, reply.closes = len(reply.body), True
             reply.body = reply.body[: self._chance.randrange(len(reply.body))]
         await super()._send(writer, odd, seen, reply)
 
