@@ -14,6 +14,7 @@ from tests.support.forms import encoded, post
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import TIMEOUT_S, Answer, RawConnection, ask
 from tests.support.recorder import Received, Recorder
+from tests.support.signed_requests import checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.awschunked import signed_head
 from tests.support.proxy import Keys, Proxy
 from tests.support.rawhttp import RawConnection
-from tests.support.tenants import asked, wire
+from tests.support.signed_requests import signed_head
+from tests.support.tenants import answer_to, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def test_a_listing_needs_a_grant_on_all_that_it_may_name(proxy: Proxy) -> None:
     assert NAME in [entry["Name"] for entry in proxy.client(ROOT).list_buckets()["Buckets"]]
     # Both prefixes of one listing must be granted.
     target = f"/{NAME}?list-type=2&prefix=team%2F&prefix="
-    assert asked(proxy, wire(proxy, TEAM, "GET", target)).code == "AccessDenied"
+    assert answer_to(proxy, wire(proxy, TEAM, "GET", target)).code == "AccessDenied"
 
 
 def test_a_copy_and_a_deletion_need_a_grant_on_each_name(proxy: Proxy) -> None:

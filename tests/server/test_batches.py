@@ -252,7 +252,7 @@ def test_a_key_that_no_grant_covers_is_denied_as_a_get_of_it(bucket: Bucket, tmp
     with Proxy(bucket, auth="sigv4", clients=tmp_path / "clients.toml") as proxy:
         assert post(proxy, body).status == 403
         changed = wire(proxy, TEAM, "POST", TARGET, (), body, payload="0" * 64)
-        assert asked(proxy, changed).code == "XAmzContentSHA256Mismatch"
+        assert answer_to(proxy, changed).code == "XAmzContentSHA256Mismatch"
         # Also once it is cached.
         assert answer_to(proxy, wire(proxy, OTHER, "GET", f"/{SHARED}/other/a")).body == b"other/a"
         for _ in ("cold", "warm"):

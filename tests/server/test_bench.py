@@ -19,7 +19,7 @@ from tests.bench import line, procs, report, upkeep
 from tests.bench.goals import NAMES, goals
 from tests.bench.loads import LOADS, Load, measured, warm_up
 from tests.bench.results import Results, Sample
-from tests.bench.targets import DIRECT, OUTRIDER, RCLONE, SIGV4, STATIC, Outrider, Target
+from tests.bench.targets import ALL, DIRECT, OUTRIDER, RCLONE, SIGV4, STATIC, NginxStatic, Outrider, Target
 from tests.bench.world import NAME, Plan, World, make_bucket
 from tests.support.bucket import Bucket
 from tests.support.client_access import HAS_TORCH

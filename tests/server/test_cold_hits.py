@@ -18,7 +18,7 @@ import pytest
 
 from outrider.adapters.disk import block_reads
 from outrider.core.s3.body_integrity import UNSIGNED
-from outrider.http.access import Who
+from outrider.http.access import Principal
 from outrider.http.s3 import connection as connection_module
 from outrider.http.s3 import fast_path
 from outrider.http.s3.slow_path_handoff import ColdHit, Recognised
@@ -246,7 +246,7 @@ def test_pages_that_come_late_do_not_affect_the_next_request(cold: Cold) -> None
         assert readers.asked.wait(60)
 
         async def late() -> None:
-            recognised = Recognised(b"", Who(None, None, UNSIGNED), None)
+            recognised = Recognised(b"", Principal(None, None, UNSIGNED), None)
             watched.connection_of(waiting)._is_ready(ColdHit(None, None, 0.0, recognised))
 
         watched.proxy.on_loop(late)

@@ -10,11 +10,12 @@ from botocore.exceptions import ClientError
 
 from outrider.http.control.control_bucket import BODY_BYTES_MAX, NAMES_MAX
 from outrider.metrics import SOURCES
-from tests.support.plans import Piece, RecordedPlans
+from tests.support.client_access import Access
+from tests.support.fakes import Piece, RecordedPlans
 from tests.support.proxy import ANY_KEYS, Proxy, s3_client
 from tests.support.rawhttp import Answer, RawConnection, ask, request
+from tests.support.s3_clients import aws
 from tests.support.tenants import CLIENTS, TEAM
-from tests.support.tools import aws
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from outrider.core.ahead.hints import Hint
     from outrider.core.model import ObjectRef
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
+    from tests.support.tls import Certificate
 READS = [f"s3://train-1/a/{number:04}.tar" for number in range(2500)]
 PLAN = {"reads": READS, "start": 7, "total": 9000}
 

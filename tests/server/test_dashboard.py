@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.server.browser import browser, needs_chromium
 from tests.server.test_cluster_seen import twins
 from tests.support.nodes import Nodes, until
 from tests.support.proxy import Proxy

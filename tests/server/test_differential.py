@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.support.differential import (
+from tests.server.differential import (
     LISTED_KEYS,
     RAMP,
     Asker,

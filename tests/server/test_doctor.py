@@ -53,7 +53,7 @@ def command(bucket: Bucket, tmp_path: Path) -> Command:
 def findings(command: Command, *flags: str) -> tuple[int, dict[str, Diagnosis]]:
     done = command.run("doctor", "--json", *flags)
     assert command.environ.get("AWS_SECRET_ACCESS_KEY", "admin-secret") not in done.stdout + done.stderr
-    told = [Finding(**{**each, "level": Level(each["level"])}) for each in json.loads(done.stdout)]
+    told = [Diagnosis(**{**each, "level": Level(each["level"])}) for each in json.loads(done.stdout)]
     return done.returncode, {finding.name: finding for finding in told}
 
 
@@ -258,7 +258,7 @@ def test_a_clock_that_is_not_the_origins(date: str | None, level: Level) -> None
     ],
     ids=str,
 )  # fmt: skip
-def test_the_machine_and_the_jobs_endpoint_are_judged(finding: Finding, level: Level) -> None:
+def test_the_machine_and_the_jobs_endpoint_are_judged(finding: Diagnosis, level: Level) -> None:
     assert finding.level is level
     assert bool(finding.do) is (level is not Level.OK)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.bucket import Bucket
-    from tests.support.certificate import Certificate
+    from tests.support.tls import Certificate
 
 MIB = 1024 * 1024
 RAMP = (bytes(range(251)) * (20 * MIB // 251 + 1))[: 20 * MIB]

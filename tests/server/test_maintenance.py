@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.support.control_bucket import put, read_json, wait_for_end, wait_until
 from tests.support.fakes import ramp
-from tests.support.maintenance_commands import put, read_json, wait_for_end, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask
 from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM

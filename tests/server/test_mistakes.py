@@ -14,7 +14,7 @@ import pytest
 from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.cli.run.own_proxy import report_if_unreachable
 from tests.support.child import clean_environment, free_ports, scratch_directory
-from tests.support.command import DEADLINE_S, Command, python
+from tests.support.proxy import DEADLINE_S, Command, python
 
 if TYPE_CHECKING:
     from pathlib import Path

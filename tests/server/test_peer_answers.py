@@ -14,15 +14,16 @@ from outrider.core.auth.peer_signature import PROOF, proof_of
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
     BODY_BYTES_MAX,
+    FORGET_PATH,
     Forget,
+    forget_body,
 )
 from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead
 from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, ObjectVersion
 from tests.server.test_peer_port import LARGE, REF, SIZES, member_with, read_whole, why
-from tests.support.asked import pieces_of
-from tests.support.fakes import ramp
-from tests.support.peer_wire import SECRET, Side, hello_of, peer_wire
+from tests.support.fake_peers import SECRET, Side, hello_of, peer_wire
+from tests.support.fakes import pieces_of, ramp
 
 
 @SIZES
@@ -34,7 +35,7 @@ async def test_another_member_at_the_address_is_not_believed(size: int) -> None:
         wire.owner.calls_itself = "third"
         assert await why(wire, size) == "garbage"
         with pytest.raises(PeerFailed, match="another member"):
-            await wire.client.forget(wire.member, Forget("edge", 1, 1, ("bucket",)))
+            await wire.client.send(wire.member, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("bucket",))))
         for service.status in (404, 503):
             assert await why(wire, size) == "garbage"
 
@@ -68,7 +69,7 @@ async def test_an_error_of_the_service_is_no_answer(size: int, caplog: pytest.Lo
     async def fails(read: PeerRead, sender: str) -> None:
         raise ZeroDivisionError
 
-    service_of: object = type("Failing", (), {"read": staticmethod(fails), "hello": service.hello, "forget": None})()
+    service_of: object = type("Failing", (), {"read": staticmethod(fails), "answer": service.answer})()
     async with peer_wire(service_of) as wire:  # type: ignore[arg-type]  # it fails before that matters
         assert await why(wire, size) == "status"
         await wire.server.idle()

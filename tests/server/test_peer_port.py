@@ -38,12 +38,11 @@ from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead
 from outrider.core.cluster.peer_wire import FIELD_BYTES_MAX, PEER, SEQUENCE
 from outrider.core.cluster.wire_forms import encode
 from outrider.core.model import Extent, ObjectRef
+from outrider.engine.cluster.peer_service import PeerReadAnswer
 from outrider.engine.read.body_pieces import Body, Piece
 from outrider.http.wire import bounded_head, sender
-from tests.support.asked import pieces_of
-from tests.support.fake_peers import FakeMember
-from tests.support.fakes import ramp
-from tests.support.peer_wire import NOW_S, SECRET, PeerWire, Side, hello_of, peer_wire
+from tests.support.fake_peers import NOW_S, SECRET, FakeMember, PeerWire, Side, hello_of, peer_wire
+from tests.support.fakes import pieces_of, ramp
 
 SMALL, LARGE = 1000, 1024 * 1024
 REF = ObjectRef("bucket", "key")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.bucket import GETTER
+from tests.support.faulty_disk import SickDisk
 from tests.support.proxy import START_DEADLINE_S, Proxy
 from tests.support.rawhttp import ask
 

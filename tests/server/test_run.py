@@ -19,8 +19,7 @@ import pytest
 
 from tests.support.bucket import REGION
 from tests.support.child import free_ports
-from tests.support.command import DEADLINE_S, Command, Process, python
-from tests.support.proxy import ServedProxy
+from tests.support.proxy import DEADLINE_S, Command, Process, ServedProxy, python
 
 if TYPE_CHECKING:
     from pathlib import Path

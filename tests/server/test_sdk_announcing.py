@@ -19,8 +19,8 @@ from outrider_sdk import Client, StallMeter, announcing
 from outrider_sdk.torch import AnnouncingSampler
 from outrider_sdk.webdataset import announce, announced
 from tests.support.child import free_ports
-from tests.support.door import HAS_TORCH
-from tests.support.plans import RecordedPlans
+from tests.support.client_access import HAS_TORCH
+from tests.support.fakes import RecordedPlans
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:

@@ -124,7 +124,7 @@ def test_a_bucket_without_a_proxy_is_asked_once_for_a_batch(line: Simulator) -> 
 
 def test_servers_that_know_no_batches_are_asked_by_gets(line: Simulator, proxy: Proxy) -> None:
     for status in (403, 404, 405, 501):
-        line.weather.faults = [Fault(FaultKind.STATUS, method="POST", status=status, times=None)]
+        line.conditions.faults = [Fault(FaultKind.STATUS, method="POST", status=status, times=None)]
         assert read(Client(line.endpoint), KEYS[:20]) == list(OBJECTS.items())[:20]
     with OddOrigin(Oddities(ignores_range=True)).on_thread() as origin:
         origin.put(NAME, "large", RAMP)

@@ -14,8 +14,8 @@ import pytest
 
 import outrider_sdk
 from tests.support.child import program as program_path
-from tests.support.door import HAS_TORCH
-from tests.support.plans import RecordedPlans
+from tests.support.client_access import HAS_TORCH
+from tests.support.fakes import RecordedPlans
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:

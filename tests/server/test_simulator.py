@@ -10,10 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.pacing import SLICE_BYTES_MAX, Line, reserve, slice_bytes
-from tests.support.simulator import Simulator
-from tests.support.simulator_process import SimulatorProcess
-from tests.support.weather import Fault, FaultKind, Request
+from tests.support.conditions import SLICE_BYTES_MAX, Conditions, Fault, FaultKind, Line, Request, reserve, slice_bytes
+from tests.support.simulator import Simulator, SimulatorProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +86,7 @@ def test_each_fault_of_a_body_shows_on_the_wire_at_its_byte(raw: RawClient, simu
     at = 1_000_003
 
     def meets(kind: FaultKind, after_bytes: int = at, **headers: str) -> http.client.HTTPResponse:
-        simulator.weather.faults = [Fault(kind, after_bytes=after_bytes)]
+        simulator.conditions.faults = [Fault(kind, after_bytes=after_bytes)]
         raw.close()
         return raw.get(**headers)
 

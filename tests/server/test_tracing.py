@@ -158,7 +158,7 @@ def test_spans_of_refusals_and_failures_name_the_error(
             connection.send(request("GET", f"/{NAME}?list-type=2"))
             with pytest.raises((OSError, HTTPException)):
                 connection.read_answer()
-        simulator.weather.faults = []
+        simulator.conditions.faults = []
         ask(proxy.address, "GET", f"/{NAME}/%ff%fe")  # no Unicode
         with RawConnection(proxy.address) as connection:
             connection.send(b"BREW /\x00 HTTP/1.1\r\n\r\n")

@@ -14,10 +14,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.support import forms
-from tests.support.awschunked import Chunked, checksum
-from tests.support.maintenance_commands import wait_until
+from tests.support.control_bucket import wait_until
 from tests.support.proxy import Proxy, ServedProxy
 from tests.support.rawhttp import RawConnection, ask
+from tests.support.signed_requests import Chunked, checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

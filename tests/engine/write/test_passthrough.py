@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outrider.core.auth.sigv4 import Identity
+from outrider.core.auth.verification import Identity
 from outrider.core.errors import ContentSha256Mismatch, ServiceUnavailable, SignatureDoesNotMatch
 from outrider.core.model import ObjectRef
 from outrider.core.s3.body_integrity import UNSIGNED, PayloadForm, PayloadRule, payload_of
