@@ -219,7 +219,7 @@ async def test_only_names_that_may_have_blocks_are_noted(tmp_path: Path) -> None
         touched = started(room.store.disks[0].directory, set())
         assert await noted(REF) == []
         room.origin.put(REF, b"some")
-        reading = room.version_lookup._asked(REF, 0, False, False, -1).answer
+        reading = room.version_lookup._question_for(REF, 0, False, False, -1).answer
         assert await noted(REF) == [REF], "the revalidation is under way"
         await reading
         await room.tasks.settle()
