@@ -25,7 +25,7 @@ from outrider.core.s3 import checksums, ranges
 from outrider.core.s3.conditions import parse_http_date
 from outrider.core.s3.headers import passed_down, replayable, varies_with_clients
 from outrider.core.s3.list_page import ListedObject, parse_page
-from outrider.engine.fill.reply_proof import brought_of
+from outrider.engine.fill.reply_proof import proved_body_of
 from outrider.mount.listed import FileVersion
 from outrider.mount.plain_gets import _is_usual
 from outrider.mount.target import Target
@@ -230,7 +230,7 @@ def proof_of_a_reply(data: bytes) -> None:
     moved(_GET, reply.status, reply.headers, _HOME)
     version, extent = ObjectVersion(ObjectRef("b", "k"), '"e"', 100), Extent(10, 15)
     try:
-        body = brought_of(reply, version, extent)
+        body = proved_body_of(reply, version, extent)
     except Signal:
         return
     assert body.size == 100

@@ -70,7 +70,7 @@ class AtOnce(ThreadPoolExecutor):
 
 
 async def no_patience_ends(seconds: float) -> None:
-    """A sleep that ends before its time, but for a wait for something that comes, as `VersionLookup.brought`."""
+    """A sleep that ends before its time, but for a wait for something that comes (`wait_for_transfer`)."""
     await (asyncio.Event().wait() if seconds == 1.0 else asyncio.sleep(0))
 
 

@@ -43,7 +43,7 @@ def room(tmp_path: Path) -> Iterator[Engine]:
 
 async def here(lead: Flight, offset: int) -> int:
     """Wait for the byte at `offset`, and return the end of the run of bytes from there on."""
-    early = await lead.arrival(offset)
+    early = await lead.bytes_at(offset)
     return lead.partial.reach(offset) if early is None else offset + len(early)
 
 
@@ -76,7 +76,7 @@ async def test_a_waiter_wakes_when_its_byte_is_here_and_not_before() -> None:
 
 async def test_bytes_on_their_way_to_disk_are_handed_out_from_memory() -> None:
     lead = flight()
-    first, inner, beyond = (asyncio.create_task(lead.arrival(at)) for at in (0, 7, 10))
+    first, inner, beyond = (asyncio.create_task(lead.bytes_at(at)) for at in (0, 7, 10))
     await asyncio.sleep(0)
     lead.hand_out(0, DATA[:10])
     assert bytes(await first or b"") == DATA[:10]
@@ -84,7 +84,7 @@ async def test_bytes_on_their_way_to_disk_are_handed_out_from_memory() -> None:
     assert not beyond.done()
     lead.advance(0, 11)
     assert await beyond is None
-    assert await lead.arrival(0) is None, "the byte is on disk"
+    assert await lead.bytes_at(0) is None, "the byte is on disk"
 
 
 async def test_a_cancelled_waiter_cancels_no_other() -> None:
@@ -453,7 +453,7 @@ async def test_bytes_in_the_write_buffer_are_readable_for_every_reader(room: Eng
     assert lead.partial.reach(0) == 0
     # The origin is silent. The bytes that have come are handed out all the same.
     for start, stop in ((0, 10_000), (5, 10_000), (10_000, 20_000), (24_999, 25_000)):
-        assert bytes(await lead.arrival(start) or b"") == DATA[start:stop]
+        assert bytes(await lead.bytes_at(start) or b"") == DATA[start:stop]
     gate.set()
     await room.tasks.settle()
     assert payload_in(room, lead.meta.key) == DATA[:BLOCK]
@@ -486,7 +486,7 @@ async def test_a_disk_that_fails_to_write_the_buffer_ends_the_fill(
     gate.set()
     for lead in flights:
         with pytest.raises(StoreUnavailable):
-            await lead.arrival(BLOCK - 1)
+            await lead.bytes_at(BLOCK - 1)
     await room.tasks.settle()
     assert (len(room.flights), room.store.used_bytes, room.origin.under_way) == (0, 0, 0)
 

@@ -929,7 +929,7 @@ async def test_a_reader_that_comes_while_a_failed_fill_is_cleaned_up_gets_its_by
     leader = asyncio.create_task(room.range(0, BLOCK))
     while not (flights := list(room.flights._flights.values())):
         await asyncio.sleep(0)
-    await flights[0].arrival(0)
+    await flights[0].bytes_at(0)
     # No other reader must hold the file open.
     leader.cancel()
     await asyncio.wait([leader])

@@ -246,8 +246,10 @@ class Receiving:
     def _came(self, count: int, now: float) -> None:
         self.received += count
         # The end is told by the future of this work.
-        due = self._sink.is_awaited and now - self._told_at >= _TELL_S
-        if self.received < self._count and self._told and (due or self.received - self._told_bytes >= _TELL_BYTES):
+        if self.received == self._count or not self._told:
+            return
+        is_due = now - self._told_at >= _TELL_S and self._sink.is_awaited
+        if is_due or self.received - self._told_bytes >= _TELL_BYTES:
             self._told, self._told_at, self._told_bytes = False, now, self.received
             self._loop.call_soon_threadsafe(self.tell)
 

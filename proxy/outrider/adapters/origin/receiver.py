@@ -39,7 +39,6 @@ HASHES = struct.Struct("<16sQ")
 _TURN_BYTES = 256 * 1024
 # The proxy is told of bytes in a file after so many, or this time.
 _TELL_BYTES, _TELL_S = 1024 * 1024, 0.005
-_REQUEST_BYTES = 64 * 1024
 # The proxy has left a line, or will ask for nothing more on it.
 _LEFT = select.EPOLLHUP | select.EPOLLRDHUP
 _MESSAGE_BYTES = 4096
@@ -206,8 +205,7 @@ class TlsLine:
                 begins_at += len(data)
         except Exception as error:  # noqa: BLE001 - the other lines go on
             self._refuse(error)
-        else:
-            self.step()
+        self.step()
 
     def step(self, *, is_left: bool = False) -> None:
         """Move what can be moved. `is_left`: the proxy has left the line."""
@@ -267,7 +265,7 @@ class TlsLine:
         while True:
             if not self._to_far:
                 try:
-                    self._to_far = self.near.recv(_REQUEST_BYTES)
+                    self._to_far = self.near.recv(PASSED_BYTES)
                 except BlockingIOError:
                     return 0
                 if not self._to_far:

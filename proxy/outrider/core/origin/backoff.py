@@ -75,15 +75,16 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float:
     if value.isascii() and value.isdecimal():
         seconds = float(value)
         return seconds if isfinite(seconds) else 0.0
-    until = _seconds(value)
+    until = seconds_of(value)
     if until is None:
         return 0.0
     # By the clock of the origin, which wrote both.
-    sent_at = _seconds(headers.get("date", ""))
+    sent_at = seconds_of(headers.get("date", ""))
     return max(0.0, until - (now if sent_at is None else sent_at))
 
 
-def _seconds(date: str) -> float | None:
+def seconds_of(date: str) -> float | None:
+    """Seconds since 1970; None: it is no date."""
     try:
         return parsedate_to_datetime(date).timestamp()
     except (ValueError, TypeError, OverflowError):

@@ -7,8 +7,9 @@ Source: S3 API reference, "List of error codes".
 from __future__ import annotations
 
 import re
-from email.utils import parsedate_to_datetime
 from html import unescape
+
+from outrider.core.origin.backoff import seconds_of
 
 STATUSES = (400, 403)
 
@@ -72,16 +73,9 @@ def clock_offset(status: int, code: str | None, date: str | None, now: float, of
     `date`: the error's Date header. `offset_s`: the seconds added until now. An error without a body counts if its date
     is so far off that every request would be refused.
     """
-    if status != 403 or code not in (None, "RequestTimeTooSkewed") or (origin_s := _seconds(date)) is None:
+    if status != 403 or code not in (None, "RequestTimeTooSkewed") or (origin_s := seconds_of(date or "")) is None:
         return None
     if abs(origin_s - now - offset_s) > _SKEW_MAX_S:
         return origin_s - now
     # The offset came from a wrong date of the origin.
     return 0.0 if code is not None and abs(offset_s) > _SKEW_MAX_S else None
-
-
-def _seconds(date: str | None) -> float | None:
-    try:
-        return None if date is None else parsedate_to_datetime(date).timestamp()
-    except (ValueError, OverflowError):
-        return None

@@ -77,7 +77,7 @@ class BackgroundFill:
     async def brought(self, version: ObjectVersion) -> ObjectVersion:
         """Wait for the flight of the block that a reader's question brings now, if there is one: `fill` would bring it
         once more. Returns the version that is known then."""
-        await self._version_lookup.brought(version, None)
+        await self._version_lookup.wait_for_transfer(version, None)
         return self._versions.fresh(version.ref) or version
 
     def forget(self, ref: ObjectRef) -> None:

@@ -188,7 +188,7 @@ class PeerService:
         """The head is promised once the first byte is in hand."""
         version, since = confirmed.version, self._clock()
         if not read.only_if_here:
-            await self._version_lookup.brought(version, extent.start, from_origin=True)
+            await self._version_lookup.wait_for_transfer(version, extent.start, from_origin=True)
         key = self._layout.key(version, read.index)
         if self._contents.relays(read.ref):
             return PeerReadAnswer(404)

@@ -290,7 +290,7 @@ class BlockFill:
         flight = buffer.flight if buffer.room else next(outstanding)
         writer, clock = await self._writer_of(flight), self._runtime.clock
         offset = body.position - flight.meta.extent.start
-        sink = await writer.receiver(offset, lambda: flight.awaited)
+        sink = await writer.receiver(offset, flight.is_awaited)
         told_at, disk_s = clock(), 0.0
 
         def received(count: int) -> None:

@@ -18,7 +18,7 @@ from outrider.ports import BlockWriter, Buffer, Lease
 
 class Flight:
     """The arrival of one block, from offset `start` to its end and then what lies before `start`. Bytes that are on
-    disk are read through `lease`; bytes that are not yet are handed out from memory by `arrival`."""
+    disk are read through `lease`; bytes that are not yet are handed out from memory by `bytes_at`."""
 
     __slots__ = (
         "_end",
@@ -76,12 +76,11 @@ class Flight:
         """The source of the bytes that come now, as `metrics.SOURCES` has it."""
         return "peer" if self.peer is not None and self.peer.gives else "flight"
 
-    @property
-    def awaited(self) -> bool:
-        """A reader waits for bytes that have not come yet."""
+    def is_awaited(self) -> bool:
+        """Whether a reader waits for bytes that have not come yet."""
         return bool(self._waiters)
 
-    async def arrival(self, offset: int, *, promotes: bool = True) -> Buffer | None:
+    async def bytes_at(self, offset: int, *, promotes: bool = True) -> Buffer | None:
         """Wait until byte `offset` of the block is here. Returns bytes from there on that are not on disk yet; None:
         they are on disk, and `partial` tells how far. `promotes`: a reader waits, so that the fill becomes demand.
 

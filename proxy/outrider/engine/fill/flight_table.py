@@ -186,7 +186,7 @@ class FlightTable:
         return self._buffer_bytes_of(self.fills)
 
     def is_awaited(self) -> bool:
-        return any(flight.awaited for flight in self._flights.values())
+        return any(flight.is_awaited() for flight in self._flights.values())
 
     def written(self, origin_s: float, disk_s: float, count: int) -> None:
         self._disk_pressure.measured(disk_s, origin_s, count, len(self._flights), self._runtime.clock())

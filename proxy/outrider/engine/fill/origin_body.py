@@ -14,7 +14,7 @@ from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Tries, Waiters
 from outrider.engine.fill.refused import OriginRefused, drain
-from outrider.engine.fill.reply_proof import Unproved, brought_of, check_version, is_odd_success
+from outrider.engine.fill.reply_proof import Unproved, check_version, is_odd_success, proved_body_of
 from outrider.ports import Buffer, ByteSink, OriginReply, OriginRequest
 
 _REFUSED_CONDITIONS = (400, 412, 501)
@@ -161,7 +161,7 @@ class OriginBody:
                 await _check_status(reply, version, reader.patience.wall_clock())
                 tries.answered()
                 try:
-                    body = brought_of(reply, version, rest)
+                    body = proved_body_of(reply, version, rest)
                 except Unproved as error:
                     tries.doubts += 1
                     if not error.may_pass(tries.doubts):
@@ -177,7 +177,7 @@ class OriginBody:
                 reply.close()
                 raise
             tries.doubts = 0
-            reader.told(body, version.ref)
+            reader.note_proved(body, version.ref)
             self._skip = rest.start - body.start
             self._left = rest.length if body.length is None else body.length - self._skip
             return reply

@@ -18,7 +18,7 @@ from outrider.core.s3 import ranges
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.patience import NOBODY, Patience, Retries, Tries, Waiters
 from outrider.engine.fill.refused import drain
-from outrider.engine.fill.reply_proof import Brought
+from outrider.engine.fill.reply_proof import ProvedBody
 from outrider.metrics import Metrics
 from outrider.origin_oddities import OriginOddities
 from outrider.ports import Origin, OriginReply, OriginRequest
@@ -126,7 +126,7 @@ class OriginReader:
         """`count` bytes of the origin came for nothing. `cause`: one of `metrics.DUPLICATE_CAUSES`."""
         self._metrics.duplicate_origin_bytes.labels(cause).inc(count)
 
-    def told(self, body: Brought, ref: ObjectRef) -> None:
+    def note_proved(self, body: ProvedBody, ref: ObjectRef) -> None:
         """A reply proved its bytes, and may be odd all the same."""
         if body.odd is Oddity.RANGE_IGNORED:
             self.learned(body.odd, ref)

@@ -49,7 +49,7 @@ class Redated(VersionChanged):
     """The origin has a version with the same ETag and another date. The bytes may be the same, or others."""
 
 
-class Brought(NamedTuple):
+class ProvedBody(NamedTuple):
     """The body of a 200 or 206. `start`: which byte of the object is its first. `length`: how many bytes it has; None:
     it ends where the origin ends it. `size`: that of the whole object; None: the reply does not tell, and the body may
     also be the part that was asked for. `odd`: what is odd, though proved."""
@@ -60,7 +60,7 @@ class Brought(NamedTuple):
     odd: Oddity | None = None
 
 
-def brought(reply: OriginReply, asked: Extent | None, size: int | None = None) -> Brought:
+def proved_body(reply: OriginReply, asked: Extent | None, size: int | None = None) -> ProvedBody:
     """`asked`: the Range of the request; None: it had none. `size`: of the object, where it is known.
 
     Raises:
@@ -77,11 +77,11 @@ def brought(reply: OriginReply, asked: Extent | None, size: int | None = None) -
     if asked is None:
         if size is not None and length not in (size, None):
             raise Unproved(Oddity.SIZES_DIFFER)
-        return Brought(0, length, length, Oddity.LENGTH_UNKNOWN if length is None else None)
+        return ProvedBody(0, length, length, Oddity.LENGTH_UNKNOWN if length is None else None)
     return _whole_or_part(length, asked, size)
 
 
-def _stated(status: int, stated: str, length: int | None, asked: Extent | None) -> Brought:
+def _stated(status: int, stated: str, length: int | None, asked: Extent | None) -> ProvedBody:
     got = parse_content_range(stated)
     if got is None:
         raise Unproved(Oddity.RANGE_UNPROVED)
@@ -94,24 +94,24 @@ def _stated(status: int, stated: str, length: int | None, asked: Extent | None) 
         odd = Oddity.RANGE_UNASKED if status == 206 or stated_length < size else None
     elif status == 200:
         odd = Oddity.RANGE_AS_200
-    return Brought(extent.start, stated_length, size, odd)
+    return ProvedBody(extent.start, stated_length, size, odd)
 
 
-def _whole_or_part(length: int | None, asked: Extent, size: int | None) -> Brought:
+def _whole_or_part(length: int | None, asked: Extent, size: int | None) -> ProvedBody:
     """A 200 to a Range, without a Content-Range: the whole object, or the part alone under the wrong status."""
     if size is not None:
         if length == size:
-            return Brought(0, length, size, Oddity.RANGE_IGNORED)
+            return ProvedBody(0, length, size, Oddity.RANGE_IGNORED)
         if length is None and asked.start == 0:
             # Both begin with the same byte. The bytes are counted as they come.
-            return Brought(0, None, size, Oddity.LENGTH_UNKNOWN)
+            return ProvedBody(0, None, size, Oddity.LENGTH_UNKNOWN)
         raise Unproved(Oddity.LENGTH_UNKNOWN if length is None else Oddity.RANGE_AS_200)
     if length is None:
-        return Brought(0, None, None, Oddity.LENGTH_UNKNOWN)
+        return ProvedBody(0, None, None, Oddity.LENGTH_UNKNOWN)
     # No part is longer than the Range. One that begins at 0 and is shorter ends with the object.
     if length > asked.length or (asked.start == 0 and length < asked.length):
-        return Brought(0, length, length, Oddity.RANGE_IGNORED)
-    return Brought(0, length, None, Oddity.RANGE_AS_200)
+        return ProvedBody(0, length, length, Oddity.RANGE_IGNORED)
+    return ProvedBody(0, length, None, Oddity.RANGE_AS_200)
 
 
 def check_version(reply: OriginReply, version: ObjectVersion) -> None:
@@ -132,11 +132,11 @@ def check_version(reply: OriginReply, version: ObjectVersion) -> None:
         raise Unproved(Oddity.ENCODED)
 
 
-def brought_of(reply: OriginReply, version: ObjectVersion, extent: Extent) -> Brought:
+def proved_body_of(reply: OriginReply, version: ObjectVersion, extent: Extent) -> ProvedBody:
     """The body of a 200 or 206 to a Range for `extent` of `version`. It begins with the first byte of `extent`, or with
-    the object. Raises what `check_version` and `brought` raise."""
+    the object. Raises what `check_version` and `proved_body` raise."""
     check_version(reply, version)
-    body = brought(reply, extent, version.size)
+    body = proved_body(reply, extent, version.size)
     if body.size != version.size:
         raise Unproved(Oddity.SIZES_DIFFER)
     if body.start != extent.start and body.odd is not Oddity.RANGE_IGNORED:
@@ -144,7 +144,7 @@ def brought_of(reply: OriginReply, version: ObjectVersion, extent: Extent) -> Br
     return body
 
 
-def brings(reply: OriginReply, body: Brought, extent: Extent) -> bool:
+def brings(reply: OriginReply, body: ProvedBody, extent: Extent) -> bool:
     """Whether the body begins with the first byte of `extent`, and has no byte that the reply does not name."""
     if body.start != extent.start:
         return False

@@ -227,7 +227,7 @@ class BodyRead:
         stop = min(self._extent.stop, meta.extent.stop)
         try:
             if self._position < stop and self._failed_index != meta.index:
-                if (early := await flight.arrival(offset, promotes=self._promotes)) is not None:
+                if (early := await flight.bytes_at(offset, promotes=self._promotes)) is not None:
                     left = stop - self._position
                     return EarlyPiece(early if len(early) <= left else early[:left], flight.source)
                 if self._lease is None and not flight.has_landed:

@@ -121,7 +121,7 @@ class ObjectReads:
                 if asked is not None:
                     asked(version, whole)
                     asked = None
-                await self._version_lookup.brought(version, whole.start)
+                await self._version_lookup.wait_for_transfer(version, whole.start)
                 body = self._body(version, whole, self._versions.changes)
                 cache = self._status_of(body.version_id, whole)
                 try:

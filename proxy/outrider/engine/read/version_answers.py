@@ -26,7 +26,7 @@ from outrider.core.s3.ranges import parse_empty_range
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.fill.refused import OriginRefused
-from outrider.engine.fill.reply_proof import Brought, Unproved, brought, is_odd_success
+from outrider.engine.fill.reply_proof import ProvedBody, Unproved, is_odd_success, proved_body
 from outrider.engine.read.version_cache import VersionCache
 from outrider.ports import Clock, OriginReply, OriginRequest
 
@@ -62,7 +62,7 @@ class VersionAnswer(NamedTuple):
     """`body`: the bytes that the reply brings with it. `settled`: see `freshness.is_settled`."""
 
     version: ObjectVersion
-    body: Brought
+    body: ProvedBody
     settled: bool
 
 
@@ -133,7 +133,7 @@ class VersionAnswers:
                 size = reply.content_length
                 if odd is None:
                     assert size is not None
-                    told = _answer(ref, reply, Brought(0, 0, size), whole=True)
+                    told = _answer(ref, reply, ProvedBody(0, 0, size), whole=True)
                     if size == 0 and not empty and not is_of_nothing(told.version.etag):
                         odd = Oddity.HEAD_SIZE_ZERO
                     elif (odd := self._judged(told, by_head=True)) is None:
@@ -180,7 +180,7 @@ class VersionAnswers:
             if empty and by_head is not None:
                 return by_head._replace(version=_sized(by_head.version, 0))
             if empty and is_strong_etag(dict(reply.headers).get("etag")):
-                return _answer(ref, reply, Brought(0, 0, 0), whole=False)
+                return _answer(ref, reply, ProvedBody(0, 0, 0), whole=False)
         # An empty object, most likely: the others of its kind are asked about.
         why = odd or Oddity.HEAD_WITHOUT_SIZE
         self._uncached.note(ref, (), why)
@@ -221,7 +221,7 @@ class VersionAnswers:
         Unproved, too."""
         if reply.status not in (200, 206):
             raise await self._refusal(ref, reply)
-        body = brought(reply, asked)
+        body = proved_body(reply, asked)
         etag = dict(reply.headers).get("etag")
         if (odd := _odd_etag(etag)) is not None:
             raise self.refuse(ref, odd)
@@ -237,10 +237,12 @@ class VersionAnswers:
             self._origin_reader.learned(odd, ref)
         elif odd is not None:
             raise self.refuse(ref, odd)
-        self._origin_reader.told(body, ref)
+        self._origin_reader.note_proved(body, ref)
         return answer
 
-    async def _body_by_head(self, ref: ObjectRef, reply: OriginReply, body: Brought, asked: Extent | None) -> Brought:
+    async def _body_by_head(
+        self, ref: ObjectRef, reply: OriginReply, body: ProvedBody, asked: Extent | None
+    ) -> ProvedBody:
         """The body of a reply that does not tell the object's size, once HEAD told it."""
         assert body.odd is not None
         try:
@@ -250,9 +252,9 @@ class VersionAnswers:
         headers, known = dict(reply.headers), dict(told.headers)
         same = all(headers.get(name) == known.get(name) for name in ("etag", "last-modified", "content-encoding"))
         if same and body.length == told.size:
-            return Brought(0, body.length, told.size, Oddity.RANGE_IGNORED)
+            return ProvedBody(0, body.length, told.size, Oddity.RANGE_IGNORED)
         if same and body.length is None and (asked is None or asked.start == 0):
-            return Brought(0, None, told.size, Oddity.LENGTH_UNKNOWN)
+            return ProvedBody(0, None, told.size, Oddity.LENGTH_UNKNOWN)
         raise self.refuse(ref, body.odd)
 
     async def _refusal(self, ref: ObjectRef, reply: OriginReply) -> Signal:
@@ -281,7 +283,7 @@ def _odd_etag(etag: str | None) -> Oddity | None:
     return Oddity.ETAG_WEAK if etag.startswith("W/") else Oddity.ETAG_MALFORMED
 
 
-def _answer(ref: ObjectRef, reply: OriginReply, body: Brought, *, whole: bool) -> VersionAnswer:
+def _answer(ref: ObjectRef, reply: OriginReply, body: ProvedBody, *, whole: bool) -> VersionAnswer:
     """`whole`: no Range was asked for."""
     assert body.size is not None
     headers = dict(reply.headers)

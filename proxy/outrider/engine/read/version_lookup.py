@@ -25,7 +25,7 @@ from outrider.engine.fill.origin_body import OriginBody
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.fill.refused import OriginRefused
-from outrider.engine.fill.reply_proof import Brought, brings
+from outrider.engine.fill.reply_proof import ProvedBody, brings
 from outrider.engine.read.checksum_heads import ChecksumHeads, same_version, wait_at_most
 from outrider.engine.read.version_answers import VersionAnswers
 from outrider.engine.read.version_cache import VersionCache
@@ -135,7 +135,7 @@ class VersionLookup:
         if whole_headers and first_byte is not None and (get := self._get_under_way(ref)) and not get.whole_headers:
             return await self._with_checksums(ref, first_byte, patient=patient)
         patient = patient and not (self._stale_if_error and self._versions.stale(ref) is not None)
-        question = self._asked(ref, first_byte, whole_headers, if_small, size, by_get, is_ahead=not patient)
+        question = self._question_for(ref, first_byte, whole_headers, if_small, size, by_get, is_ahead=not patient)
         waiters, answers = question.waiters if patient else Waiters(), [question.answer]
         # No name for the question or its answer: an error knows the frames that it came through, and would close a
         # circle.
@@ -158,7 +158,7 @@ class VersionLookup:
         """The version that the origin has now, for another member: no peer is asked. Raises what `ask` raises,
         and OriginBroke."""
         self.answers.check(ref)
-        question = self._asked(ref, first_byte, whole_headers, False, -1, from_origin=True, is_ahead=is_ahead)
+        question = self._question_for(ref, first_byte, whole_headers, False, -1, from_origin=True, is_ahead=is_ahead)
         waiters, mark, answers = question.waiters, question.mark, [question.answer]
         del question  # see `ask`
         with waiters:
@@ -183,7 +183,7 @@ class VersionLookup:
             return known.version
         return await self.ask(ref, None, whole_headers=True, patient=False)
 
-    async def brought(self, version: ObjectVersion, byte: int | None, *, from_origin: bool = False) -> None:
+    async def wait_for_transfer(self, version: ObjectVersion, byte: int | None, *, from_origin: bool = False) -> None:
         """Wait for the flight of the block that holds `byte`, if a question under way brings it, and it is not here.
         The version may be known before, by a HEAD that was answered earlier; a fill of the block would then bring it
         twice. `byte` None: whichever block is brought. `from_origin`: a question to other members is not waited for."""
@@ -208,7 +208,7 @@ class VersionLookup:
 
     # -- one question for all ---------------------------------------------------------------------------------------
 
-    def _asked(
+    def _question_for(
         self,
         ref: ObjectRef,
         first_byte: int | None,
@@ -370,7 +370,7 @@ class VersionLookup:
         self._learn(question, by_head or await self._head(question, question.waiters, empty=first_byte == 0))
         return None
 
-    def _board(self, version: ObjectVersion, index: int, asked: Extent | None, body: Brought) -> list[Flight]:
+    def _board(self, version: ObjectVersion, index: int, asked: Extent | None, body: ProvedBody) -> list[Flight]:
         """Flights for the blocks that the reply brings; none if one of them is here or on its way. `index`: the block
         that a reader waits for."""
         blocks = self._layout.count(version.size)
