@@ -185,7 +185,7 @@ class SimNode(SimProxy):
         # Reads of this node's clients that were not reported to the others: client, object, size and time.
         self._unreported: list[tuple[str, ObjectRef, int, float]] = []
         if self.planner is not None and cluster.way == "cluster":
-            self.planner.join(self._note_read, self._mine_of, lambda: self._near.bytes)
+            self.planner.join(self._note_read, self._mine_of, self._near_bytes)
 
     @property
     def received_bytes(self) -> int:
@@ -203,6 +203,9 @@ class SimNode(SimProxy):
 
     def _size_of(self, version: ObjectVersion, index: int) -> int:
         return self.layout.extent(index, version.size).length
+
+    def _near_bytes(self) -> int:
+        return self._near.bytes
 
     def _is_near(self, version: ObjectVersion, index: int) -> bool:
         return self.cluster.owner(self.cluster.objects[version.ref], index) is not self
