@@ -127,7 +127,7 @@ class PrefetchWindow:
         self._no_room = _FARTHEST, _FARTHEST
 
     def has_come(self, candidate: Candidate) -> bool:
-        """The object of a known order is within the window. Of an unknown order, any object is."""
+        """The object of a known order is within the window; any object of an unknown order is."""
         epoch = candidate.epoch
         return not epoch.order_known or candidate.until * epoch.size <= self.places(epoch, self._now - epoch.last)
 
@@ -218,13 +218,12 @@ class PrefetchWindow:
         rest_s = min(self._now - epoch.last, epoch.pace.pause_s)
         lead_s = outstanding.fill_s + _SPREADS * outstanding.spread_s + rest_s
         soon, hundredth = lead_s / epoch.pace.gap_s + _SPREADS * epoch.frontier.drift, SOONER * epoch.size
-        before = max(1.0, soon + hundredth if is_shared else max(soon + _TICK_S / epoch.pace.gap_s, hundredth))
+        owned = self._ownership.bits_of(candidate.dataset, candidate.object_index, count)
+        is_in_part = is_shared and owned != (1 << count) - 1
+        before = max(1.0, soon + hundredth if is_in_part else max(soon + _TICK_S / epoch.pace.gap_s, hundredth))
         if places > before:
             return 0
-        if (
-            not is_shared
-            or self._ownership.bits_of(candidate.dataset, candidate.object_index, count) == (1 << count) - 1
-        ):
+        if not is_in_part:
             # The whole object is to be here when a reader of this node opens it.
             return missing
         table = candidate.dataset.job_table
