@@ -347,7 +347,7 @@ def test_a_member_leaves_room_for_misses_of_all_readers() -> None:
     for at, ref in enumerate(Random(1).sample(REFS, 12)):
         read_on_peer(planner, ref, 1.0 + at)
     found = wanted(planner, 13.0, free_bytes=room)
-    assert len(found) == 40 - 2, "blocks of one object"
+    assert len(found) == 40 - 3, "blocks of one and a half objects"
 
 
 def test_of_an_object_of_unknown_size_only_owned_blocks_are_on_their_way() -> None:

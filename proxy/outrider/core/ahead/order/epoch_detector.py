@@ -97,7 +97,9 @@ class EpochDetector:
             each.passed_over += 1
         epoch.read(index, now)
         self._conclude(epoch, readers, names, orders, now)
-        if is_worth_a_search(epoch, names) and not self.is_by_chance:
+        seed_state = epoch.seed_state
+        may_tell = seed_state.draw is not None or len(epoch.log) >= seed_state.search_at
+        if may_tell and is_worth_a_search(epoch, names) and not self.is_by_chance:
             self.to_search = epoch
 
     def _count(self, index: int, names: Names, index_count: int) -> None:
