@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from outrider.adapters.disk.disk import Disk
+from outrider.adapters.disk.index_snapshot import SavedPage
 from outrider.adapters.disk.leases import OpenFile
 from outrider.adapters.disk.slots import Slot, Slots
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta
@@ -128,6 +129,22 @@ class BlockIndex:
         disk.blocks += 1
         self._policy.added(block, meta.version)
         return row
+
+    def add_all(self, disk: Disk, page: SavedPage) -> list[int]:
+        """Index the blocks of a snapshot's page, to be verified at their first use, and to be `rank`ed. Returns the
+        places in the page of those that `adopt` has to index."""
+        left = self._slots.add_all(disk, page)
+        disk.blocks += len(page.numbers) - len(left)
+        return left
+
+    def rank(self, at_once: int) -> Iterator[list[tuple[BlockMeta, bool]]]:
+        """Tell the policy of the blocks of `add_all`, so many at once. They can be read before. Yields them, and
+        whether the bucket had the same bytes at the last stop."""
+        for found in self._slots.ranked(at_once):
+            batch = list(found)
+            for meta, _ in batch:
+                self._policy.added(meta.key, meta.version)
+            yield batch
 
     def _forget(self, block: BlockKey, slot: Slot) -> None:
         if self._slots.get(block) is slot:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from weakref import ReferenceType, ref
 
 from outrider.adapters.disk.disk import Disk, Stored
+from outrider.adapters.disk.index_snapshot import SavedPage
 from outrider.adapters.disk.leases import OpenFile
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, named_block
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 _ID_BYTES = 16
 VERIFIED, _PROVED, _LENT = 1, 2, 4
+# A start found it in a snapshot: the policy has not heard of it yet; and the bucket had the same bytes.
+_UNRANKED, _WAS_PROVED = 8, 16
 
 
 class _Flag:
@@ -233,6 +236,38 @@ class Slots:
         self._indexes[row] = block.index
         self._index.add(hash(block), row)
         return row
+
+    def add_all(self, disk: Disk, page: SavedPage) -> list[int]:
+        """The blocks of a page, in the next rows: they are to be `ranked`. Returns the places of those that are left
+        for `add`: they may be here, or more is known of them."""
+        hashes = list(map(hash, zip(map(page.ids.__getitem__, page.numbers), page.indexes, strict=True)))
+        left = {place for place, number in enumerate(page.numbers) if number in page.more} if page.more else set[int]()
+        left.update(self._index.met(hashes))
+        numbers, indexes, pages = page.numbers, page.indexes, page.pages
+        if left:
+            places = [place for place in range(len(numbers)) if place not in left]
+            numbers, hashes = [numbers[place] for place in places], [hashes[place] for place in places]
+            indexes, pages = (array("I", map(column.__getitem__, places)) for column in (indexes, pages))
+        self._index.add_all(hashes, self._rows.take_many(len(numbers)))
+        self.packed += map(page.packed.__getitem__, numbers)
+        self.pages += pages
+        proved = [_WAS_PROVED * (number in page.proved) for number in numbers] if page.proved else [0] * len(numbers)
+        self.flags += bytes(map(_UNRANKED.__or__, proved))
+        its = [_number_of(layout, self.layouts) for layout in page.layouts]
+        self._layout_numbers.extend([its[page.layout_numbers[number]] for number in numbers])
+        self._disk_numbers.extend([_number_of(disk, self._disks)] * len(numbers))
+        self._ids += b"".join(map(page.ids.__getitem__, numbers))
+        self._indexes += indexes
+        return sorted(left)
+
+    def ranked(self, at_once: int) -> Iterator[Iterator[tuple[BlockMeta, bool]]]:
+        """The blocks of `add_all` that are still here, so many at once, and whether the bucket had the same bytes."""
+        for start in range(0, self._rows.count, at_once):
+            rows = [row for row in range(start, min(start + at_once, self._rows.count))
+                    if self.flags[row] & _UNRANKED and self.packed[row]]  # fmt: skip
+            for row in rows:
+                self.flags[row] &= ~_UNRANKED
+            yield zip(self.metas(rows), [self.flags[row] & _WAS_PROVED != 0 for row in rows], strict=True)
 
     def remove(self, block: BlockKey, slot: Slot) -> None:
         row = slot.leave()
