@@ -28,7 +28,7 @@ from outrider.core.block_layout import BlockLayout, shared_layout
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, named_block
 from outrider.core.model import Headers, ObjectRef, ObjectVersion, is_strong_etag, shared_headers, shared_text
-from outrider.core.packed_version import PACKING, Frame, Packing, unpack
+from outrider.core.packed_version import PACKING, Frame, Packing, pack, unpack
 from outrider.ports import Belief, Name
 
 _FORMAT = LinesFormat("outrider index", 4)
@@ -77,6 +77,19 @@ class SavedPage(NamedTuple):
         layout = self.layouts[self.layout_numbers[number]]
         meta = named_block(layout, version, self.indexes[place], self.ids[number])
         return meta, self.pages[place] * PAGE_BYTES, saved
+
+
+def page_of(blocks: Sequence[tuple[BlockMeta, int, float | None, bool]]) -> SavedPage:
+    """Blocks that a scan has found: each with the bytes of its file on disk, and `confirmed_at` and `vouched` of
+    `SavedVersion`. They are versions of their own, even where some are of one."""
+    layouts = list(dict.fromkeys(meta.layout for meta, *_ in blocks))
+    return SavedPage(
+        layouts, [layouts.index(meta.layout) for meta, *_ in blocks], [meta.version.ref for meta, *_ in blocks],
+        [pack(meta.version) for meta, *_ in blocks], [meta.key.version_id for meta, *_ in blocks],
+        [confirmed_at for _, _, confirmed_at, _ in blocks], [vouched for *_, vouched in blocks], {}, (),
+        range(len(blocks)), array("I", [meta.index for meta, *_ in blocks]),
+        array("I", [disk_bytes // PAGE_BYTES for _, disk_bytes, _, _ in blocks]),
+    )  # fmt: skip
 
 
 class Snapshot:

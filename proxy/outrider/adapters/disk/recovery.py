@@ -95,10 +95,7 @@ class Recovery:
             await asyncio.gather(*(disk.index() for disk in self._disks))
         finally:
             self._versions.recalled()
-        for found in self._store.rank(_BATCH):
-            for meta, was_proved in found:
-                if was_proved and self._store.contents is not None:
-                    self._store.contents.restore(meta, True)
+        for _ in iter(partial(rank, self._store), False):
             await asyncio.sleep(0)
         for disk in self._store.disks:
             await self._store.trim(disk)
@@ -149,6 +146,16 @@ class Recovery:
         doubts = [(name, now + left_s) for name, left_s in self._versions.doubts()]
         on_disks = self._store.metas_by_disk()
         await asyncio.gather(*(disk.save(on_disks.get(disk.disk, ()), doubts) for disk in saving))
+
+
+def rank(store: DiskBlockStore) -> bool:
+    """Tell the policy of some blocks that a start has found, and what is known of their content. Returns whether there
+    were any."""
+    found = next(store.rank(_BATCH), None)
+    for meta, was_proved in found or ():
+        if was_proved and store.contents is not None:
+            store.contents.restore(meta, True)
+    return found is not None
 
 
 class DiskRecovery:
@@ -267,6 +274,7 @@ class DiskRecovery:
         self._doubt((name, min(left_s, DOUBT_S)) for name, left_s in left if left_s > 0)
         try:
             for page in saved.pages():
+                self.disk.budget.take(PAGE_BYTES * sum(page.pages))
                 self._adopt_page(page, saved.saved_at)
                 await asyncio.sleep(0)
         except BadFile as error:
@@ -276,7 +284,6 @@ class DiskRecovery:
 
     def _adopt_page(self, page: SavedPage, saved_at: float) -> None:
         disk, now = self.disk, self._restart.wall_clock()
-        disk.budget.take(PAGE_BYTES * sum(page.pages))
         is_current = self._touched is None or self._touched.is_current
         left = self._store.add_all(disk, page)
         numbers: Iterable[int] = range(len(page.refs))
@@ -315,7 +322,8 @@ class DiskRecovery:
         ran_at = found[-1].modified_at if found else 0.0
         waiting = iter(found)
         while batch := list(islice(waiting, _BATCH)):
-            metas, now = await disk.work.run(_read_batch, batch), self._restart.wall_clock()
+            metas = await disk.work.run(_read_batch, batch)
+            blocks: list[tuple[BlockMeta, int, float | None, bool]] = []
             for file, meta in zip(batch, metas, strict=True):
                 if meta is None:
                     disk.budget.give_back(file.disk_bytes)
@@ -325,12 +333,15 @@ class DiskRecovery:
                     disk.whole = False
                 elif not recalls:
                     self._store.adopt(disk, meta, file.disk_bytes)
+                elif touched is None or touched.has(meta.version.ref):
+                    blocks.append((meta, file.disk_bytes, None, False))
                 else:
-                    belief = Belief(meta.version)
-                    if touched is not None and not touched.has(meta.version.ref):
-                        age = self._restart.age_s(file.modified_at, now, ran_at)
-                        belief = Belief(meta.version, age, was_settled(meta.version, file.modified_at))
-                    self._adopt(meta, file.disk_bytes, belief)
+                    is_settled = was_settled(meta.version, file.modified_at)
+                    blocks.append((meta, file.disk_bytes, file.modified_at, is_settled))
+            self._adopt_page(index_snapshot.page_of(blocks), ran_at)
+            if disk.budget.room_bytes <= 0:
+                # The policy has to know some victims.
+                rank(self._store)
 
     def _doubt(self, doubts: Iterable[tuple[Name, float]]) -> None:
         for name, for_s in doubts:

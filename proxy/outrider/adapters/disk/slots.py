@@ -124,6 +124,8 @@ class Slots:
         self._index = RowIndex()
         self._ids = bytearray()
         self._indexes = array("I")
+        # The rows before this one are ranked, or were added one by one.
+        self._ranked = 0
         self.live: dict[int, ReferenceType[Slot]] = {}
         """The slots that are in use. Not a WeakValueDictionary: it takes three times as long to enter one."""
 
@@ -262,9 +264,9 @@ class Slots:
 
     def ranked(self, at_once: int) -> Iterator[Iterator[tuple[BlockMeta, bool]]]:
         """The blocks of `add_all` that are still here, so many at once, and whether the bucket had the same bytes."""
-        for start in range(0, self._rows.count, at_once):
-            rows = [row for row in range(start, min(start + at_once, self._rows.count))
-                    if self.flags[row] & _UNRANKED and self.packed[row]]  # fmt: skip
+        while (start := self._ranked) < self._rows.count:
+            self._ranked = min(start + at_once, self._rows.count)
+            rows = [row for row in range(start, self._ranked) if self.flags[row] & _UNRANKED and self.packed[row]]
             for row in rows:
                 self.flags[row] &= ~_UNRANKED
             yield zip(self.metas(rows), [self.flags[row] & _WAS_PROVED != 0 for row in rows], strict=True)
