@@ -284,7 +284,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         ),
         access, metrics, time.time, lender=lender,
     )  # fmt: skip
-    services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
+    services = Services(reads, Lists(list_cache, passthrough, origin_reader), passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, senders, control, memory, readers)
     parts = Parts(resources.machine.cpu, resources.machine.is_short_of_connections, flights, scheduler)
     setup = replace(resources.machine.setup, capacity_bytes=capacity_bytes)
