@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any
 
-from outrider.mount.bucket import Away, Bucket
-from outrider.mount.nodes import Directory, Listing, Nodes
+from outrider.mount.bucket import Away, MountBucket
+from outrider.mount.nodes import Directory, DirectoryListing, MountNodes
 from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class UnderWay:
 
 class Listings:
     def __init__(
-        self, bucket: Bucket, nodes: Nodes, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        self, bucket: MountBucket, nodes: MountNodes, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         holds: Callable[[float | None], bool], clock: Clock,
     ) -> None:  # fmt: skip
         """`spawn` starts a task and keeps it. `holds`: whether what was learnt then is still believed."""
@@ -72,7 +72,7 @@ class Listings:
     async def _listed(self, directory: Directory, listed: UnderWay) -> None:
         try:
             began_at = asked_at = self._clock()
-            listing = Listing(self._nodes, directory, began_at)
+            listing = DirectoryListing(self._nodes, directory, began_at)
             async for page in self._bucket.pages(directory.prefix):
                 listing.take(page.objects, page.groups, asked_at)
                 if page.is_truncated:
