@@ -38,7 +38,7 @@ from outrider.core.cache.policies import POLICIES, Lru
 from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, Headers, ObjectRef, ObjectVersion
-from outrider.core.packed_version import unpack
+from outrider.core.packed_version import pack, unpack
 from outrider.core.s3.checksums import Kind
 from outrider.metrics import Metrics
 from outrider.ports import Belief, BlockStore, Name
@@ -1882,7 +1882,8 @@ def test_a_block_that_is_dropped_while_a_snapshot_is_written_is_not_in_it() -> N
     first, dropped, last = metas = [meta_of(index) for index in range(3)]
     sizes = {meta.key: block_file.Header(meta).disk_bytes for meta in metas} | {dropped.key: 0}
     facts = index_snapshot.SnapshotFacts(
-        lambda: 1.5e9, lambda _, version: Belief(version), disk_bytes=lambda meta: sizes[meta.key]
+        lambda: 1.5e9, lambda _, version: Belief(version),
+        on_disk=lambda meta: index_snapshot.OnDisk(sizes[meta.key], pack(meta.version)),
     )  # fmt: skip
     saved = index_snapshot.decode(b"".join(index_snapshot.encode(metas, facts)))
     assert [meta for meta, *_ in saved] == [first, last]
@@ -1944,7 +1945,7 @@ async def test_the_policy_hears_of_each_block_of_a_snapshot_that_is_still_there_
     disk = Disk(root)
     (page,) = index_snapshot.decode(disk.store.disks[0].directory.snapshot.read_bytes()).pages()
     assert disk.store.add_all(disk.store.disks[0], page) == []
-    disk.store.disks[0].budget.take(disk.store.disk_bytes_of(metas[0]) * 3)
+    disk.store.disks[0].budget.take(disk.store.on_disk(metas[0]).disk_bytes * 3)
     await disk.store.drop([metas[1].key])
     assert not list(disk.store._policy.victims())
     assert [meta for batch in disk.store.rank(2) for meta, _ in batch] == [metas[0], metas[2]]

@@ -20,7 +20,7 @@ from outrider.mount.messages import NAME_BYTES_MAX, Attributes
 ROOT = 1
 _NANOSECONDS = 1_000_000_000
 _MD5_BYTES = 16
-# Of a row. `_KNOWN`: a child of its directory, or known to the kernel; else an object of Python alone uses it.
+# Flags of a row. `_KNOWN`: a child of its directory, or known to the kernel; else an object of Python alone uses it.
 _KNOWN, _CHILD, _SETTLED, _MD5 = 1, 2, 4, 8
 # Names that have gone are dropped from the letters once they are half of these, and more than so many.
 _DEAD_BYTES_MIN = 65536
@@ -248,7 +248,7 @@ class MountNodes:
             self._gone.clear()
 
     def member(self, parent: Directory, number: int) -> Node | None:
-        """What an open directory had; another version, if that has taken its place. None: it is gone."""
+        """A member that an open directory had; another version, if that has taken its place. None: it is gone."""
         try:
             return self[number]
         except KeyError:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from outrider.adapters.disk.disk import Disk
-from outrider.adapters.disk.index_snapshot import SavedPage
+from outrider.adapters.disk.index_snapshot import OnDisk, SavedPage
 from outrider.adapters.disk.leases import OpenFile
 from outrider.adapters.disk.slots import Slot, Slots
-from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
@@ -94,10 +94,9 @@ class BlockIndex:
         row = self._slots.row(block)
         return None if row < 0 else self._slots.disk(row)
 
-    def disk_bytes_of(self, meta: BlockMeta) -> int:
-        """The bytes of the block's file on disk; 0: it is not here."""
-        row = self._slots.row(meta.key)
-        return 0 if row < 0 else self._slots.pages[row] * PAGE_BYTES
+    def on_disk(self, meta: BlockMeta) -> OnDisk:
+        """See `OnDisk`; from any thread."""
+        return self._slots.on_disk(meta.key)
 
     def is_verified(self, block: BlockKey) -> bool:
         row = self._slots.row(block)

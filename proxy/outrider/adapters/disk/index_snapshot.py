@@ -18,7 +18,7 @@ from base64 import b64encode
 from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from math import floor
 from struct import iter_unpack
 from typing import Any, NamedTuple
@@ -122,15 +122,24 @@ class Snapshot:
             yield from map(page.block, range(len(page.numbers)))
 
 
+class OnDisk(NamedTuple):
+    """A block as the index has it. `disk_bytes`: of its file; 0: it was dropped since. `packed`: its version. `proved`:
+    it was compared with what the bucket knows of it."""
+
+    disk_bytes: int
+    packed: bytes
+    proved: bool = False
+
+
 class SnapshotFacts(NamedTuple):
-    """Where a snapshot's facts come from. `belief`: see `Versions`. `content`: see `Contents.saved`. `doubts`: see
-    `Snapshot`. `disk_bytes`: of the block's file."""
+    """Where a snapshot's facts come from. `belief`: see `Versions`. `content`: see `Contents.saved`. Only of
+    versions of several blocks; of others `OnDisk.proved` says it. `doubts`: see `Snapshot`."""
 
     now: Callable[[], float]
     belief: Callable[[str, ObjectVersion], Belief]
     content: Callable[[BlockLayout, ObjectVersion], object] = lambda layout, version: None
     doubts: Iterable[tuple[Name, float]] = ()
-    disk_bytes: Callable[[BlockMeta], int] = lambda meta: block_file.Header(meta).disk_bytes
+    on_disk: Callable[[BlockMeta], OnDisk] = lambda meta: OnDisk(block_file.Header(meta).disk_bytes, pack(meta.version))
 
 
 _NO_FACTS = SnapshotFacts(lambda: 0.0, lambda origin, version: Belief(version))
@@ -144,35 +153,34 @@ def encode(blocks: Iterable[BlockMeta], facts: SnapshotFacts = _NO_FACTS) -> Ite
 def _lines(blocks: Iterable[BlockMeta], facts: SnapshotFacts) -> Iterator[bytes]:
     doubts = [[[name] if isinstance(name, str) else name, until] for name, until in facts.doubts]
     yield json_line({"saved_at": facts.now(), "doubts": doubts})
-    # The loop may pack versions while this runs in a thread.
-    writer, waiting = _PageWriter(facts, Packing()), iter(blocks)
-    while batch := list(islice(waiting, _PAGE_BLOCKS)):
-        yield json_line(writer.page(batch))
+    writer, waiting = _PageWriter(facts), iter(blocks)
+    # One by one: a version that was unpacked is at hand for a moment only, and is compared with what is believed of it.
+    for first in waiting:
+        yield json_line(writer.page(chain((first,), islice(waiting, _PAGE_BLOCKS - 1))))
 
 
 class _PageWriter:
-    def __init__(self, facts: SnapshotFacts, packing: Packing) -> None:
+    def __init__(self, facts: SnapshotFacts) -> None:
         self._facts = facts
-        self._packing = packing
-        # Frame 0 is the same everywhere.
+        # Those of the process that were written. Frame 0 is the same everywhere.
         self._frames = 1
         # Versions of several blocks whose content was written: it may be long, and their blocks may be in many pages.
         self._written: set[bytes] = set()
 
     def page(self, blocks: Iterable[BlockMeta]) -> dict[str, object]:
-        numbers: dict[tuple[BlockLayout, ObjectVersion], int] = {}
+        numbers: dict[tuple[bytes, bytes], int] = {}
         layouts: list[BlockLayout] = []
         packed, ids = bytearray(), bytearray()
         versions: list[int | float | None] = []
         more: dict[int, list[object]] = {}
         found: list[int] = []
         for meta in blocks:
-            pages = self._facts.disk_bytes(meta) // PAGE_BYTES
-            if not pages:
+            on_disk = self._facts.on_disk(meta)
+            if not on_disk.disk_bytes:
                 continue  # dropped since the save began
             # The headers are part of the identity: they determine the length of a block's file, and two fills of one
             # version may have received different headers.
-            identity = meta.layout, meta.version
+            identity = meta.key.version_id, on_disk.packed
             number = numbers.get(identity)
             if number is None:
                 number = numbers[identity] = len(numbers)
@@ -181,14 +189,14 @@ class _PageWriter:
                 belief = self._facts.belief(meta.layout.origin, meta.version)
                 # Rounded down, so that no version is believed for longer.
                 at = None if belief.age_s is None else floor(self._facts.now() - belief.age_s)
-                raw = self._packing.pack(meta.version)
-                packed += raw
+                packed += on_disk.packed
                 ids += meta.key.version_id
-                versions += (len(raw), layouts.index(meta.layout), at, int(belief.vouched))
-                if (rest := self._more(meta, belief)) != [None, None]:
+                versions += (len(on_disk.packed), layouts.index(meta.layout), at, int(belief.vouched))
+                if (rest := self._more(meta, belief, is_proved=on_disk.proved)) != [None, None]:
                     more[number] = rest
-            found += (number, meta.index, pages)
-        frames = self._packing.frames[self._frames :]
+            found += (number, meta.index, on_disk.disk_bytes // PAGE_BYTES)
+        # Read after the versions, as the loop may pack others while this runs in a thread.
+        frames = PACKING.frames[self._frames :]
         self._frames += len(frames)
         return {
             "layouts": [[layout.origin, layout.block_bytes] for layout in layouts], "frames": frames,
@@ -196,15 +204,19 @@ class _PageWriter:
             "versions": versions, "more": more, "blocks": found,
         }  # fmt: skip
 
-    def _more(self, meta: BlockMeta, belief: Belief) -> list[object]:
+    def _more(self, meta: BlockMeta, belief: Belief, *, is_proved: bool) -> list[object]:
         """The facts that few versions have: findings about the content, and headers that are newer than the file's."""
         version, newer = meta.version, None
-        if belief.version != version:
+        if belief.version is not version and belief.version != version:
             headers = belief.version.headers
             newer = [None if headers == version.headers else headers, belief.version.whole_headers]
-        content = None if meta.key.version_id in self._written else self._facts.content(meta.layout, version)
-        if content is not None and version.size > meta.layout.block_bytes:
-            self._written.add(meta.key.version_id)
+        content: object = is_proved or None
+        if version.size > meta.layout.block_bytes:
+            content = None
+            if meta.key.version_id not in self._written:
+                content = self._facts.content(meta.layout, version)
+            if content is not None:
+                self._written.add(meta.key.version_id)
         return [content, newer]
 
 

@@ -372,7 +372,7 @@ class DiskRecovery:
             await work.run(self.disk.directory.hold)
             contents = self._store.contents
             facts = SnapshotFacts(
-                self._restart.wall_clock, self._restart.belief, doubts=doubts, disk_bytes=self._store.disk_bytes_of
+                self._restart.wall_clock, self._restart.belief, doubts=doubts, on_disk=self._store.on_disk
             )
             if contents is not None:
                 facts = facts._replace(content=contents.saved)

@@ -11,12 +11,12 @@ from typing import TypeVar
 from weakref import ReferenceType, ref
 
 from outrider.adapters.disk.disk import Disk, Stored
-from outrider.adapters.disk.index_snapshot import SavedPage
+from outrider.adapters.disk.index_snapshot import OnDisk, SavedPage
 from outrider.adapters.disk.leases import OpenFile
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, named_block
 from outrider.core.model import BlockKey, ObjectVersion
-from outrider.core.packed_version import PACKING, pack, unpack
+from outrider.core.packed_version import pack, unpack
 from outrider.core.rows import FreeRows, RowIndex
 
 T = TypeVar("T")
@@ -196,7 +196,14 @@ class Slots:
             layout = self.layouts[self._layout_numbers[row]]
             # This may run in a thread, and the row may have another block now.
             if packed and self.packed[row] is packed and self._key(row) == key:
-                yield named_block(layout, PACKING.unpack_once(packed), key.index, key.version_id)
+                yield named_block(layout, unpack(packed), key.index, key.version_id)
+
+    def on_disk(self, block: BlockKey) -> OnDisk:
+        row = self.row(block)
+        if row < 0:
+            return OnDisk(0, b"")
+        proved = self.flags[row] & (_PROVED | _WAS_PROVED) != 0
+        return OnDisk(self.pages[row] * PAGE_BYTES, self.packed[row], proved)
 
     def version(self, row: int) -> ObjectVersion:
         return unpack(self.packed[row])

@@ -116,7 +116,7 @@ def amended(
 
 
 class _OnlyS3(Exception):
-    """What the page shows now cannot be told."""
+    """Nothing but S3 can tell the page."""
 
 
 class _KeptPage:
@@ -127,7 +127,7 @@ class _KeptPage:
         self.entries: list[bytes] = []
         self.groups: set[bytes] = set()
         self.fields: list[dict[str, str]] = []
-        """Of the objects, as the page came."""
+        """Those of each object, as the page came."""
         self.values: dict[str, str] = {}
         self._head = self._tail = b""
 

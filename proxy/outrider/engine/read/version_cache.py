@@ -254,7 +254,9 @@ class VersionCache:
     def belief(self, origin: str, version: ObjectVersion) -> Belief:
         """The belief in `version` after a stop and a start: see `ports.Versions`."""
         entry = self._entries.get(version.ref)
-        if origin != self._origin or entry is None or entry.version.identity != version.identity:
+        if origin != self._origin or entry is None:
+            return Belief(version)
+        if entry.version is not version and entry.version.identity != version.identity:
             return Belief(version)
         if not self.believes(version.ref, entry.asked):
             return Belief(version)
