@@ -10,6 +10,8 @@ from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.bucket import Bucket
     from tests.support.simulator import Simulator
 
@@ -59,7 +61,7 @@ def test_a_kept_list_shows_each_kind_of_write_as_the_bucket_would(bucket: Bucket
             direct.put_object(Bucket=NAME, Key=f"c/{number}", Body=b"x")
         shown = [client.list_objects_v2(Bucket=NAME, Prefix="c/")]
         simulator.reset()
-        writes = (
+        writes: tuple[Callable[[], Any], ...] = (
             lambda: client.put_object(Bucket=NAME, Key="c/2x", Body=b"new"),
             lambda: client.put_object(Bucket=NAME, Key="c/2", Body=b"written anew"),
             lambda: client.copy_object(Bucket=NAME, Key="c/9", CopySource={"Bucket": NAME, "Key": "c/2"}),

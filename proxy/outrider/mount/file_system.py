@@ -107,16 +107,8 @@ class FileSystem:
         body = request[HEADER.size :]
         try:
             answer = self._at_once(op, number, body)
-        except OSError as error:
-            self._reply(unique, error=error.errno or errno.EIO)
-            return
-        except KeyError:
-            self._reply(unique, error=errno.ESTALE)
-            return
-        except Exception:
-            # Without an answer the caller would wait for ever, and could not be killed.
-            log.exception("request of the kernel broke")
-            self._reply(unique, error=errno.EIO)
+        except Exception as error:  # noqa: BLE001 - the top of a request
+            self._fail(unique, error)
             return
         if isinstance(answer, Coroutine):
             self._later(unique, answer)
@@ -372,22 +364,26 @@ class FileSystem:
     async def _answered(self, unique: int, answer: Coroutine[Any, Any, _Bytes]) -> None:
         try:
             self._reply(unique, await answer)
-        except OSError as error:
-            self._tell(error)
-            self._reply(unique, error=error.errno or errno.EIO)
-        except KeyError:
-            self._reply(unique, error=errno.ESTALE)
-        except Exception:
-            log.exception("request of the kernel broke")
-            self._reply(unique, error=errno.EIO)
+        except Exception as error:  # noqa: BLE001 - the top of a request
+            self._fail(unique, error)
 
-    def _tell(self, error: OSError) -> None:
+    def _fail(self, unique: int, error: Exception) -> None:
+        """Without an answer the caller would wait for ever, and could not be killed."""
+        number = errno.ESTALE if isinstance(error, KeyError) else errno.EIO
+        if isinstance(error, OSError):
+            self._log(error)
+            number = error.errno or errno.EIO
+        elif not isinstance(error, KeyError):
+            log.error("request of the kernel broke", exc_info=error)
+        self._reply(unique, error=number)
+
+    def _log(self, error: OSError) -> None:
         """A program that reads sees the number of the error alone."""
-        is_told = error.errno in (errno.EIO, errno.EACCES) and self._clock() >= self._log_after
-        if is_told:
+        is_warned = error.errno in (errno.EIO, errno.EACCES) and self._clock() >= self._log_after
+        if is_warned:
             self._log_after = self._clock() + _LOG_PAUSE_S
         log.log(
-            logging.WARNING if is_told else logging.DEBUG, "a call of the mount failed",
+            logging.WARNING if is_warned else logging.DEBUG, "a call of the mount failed",
             extra={"error": error.strerror, "errno": errno.errorcode.get(error.errno or 0)},
         )  # fmt: skip
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from math import inf
 from weakref import ReferenceType, ref
 
 from outrider.core.rows import FreeRows, RowIndex
-from outrider.core.s3.list_page import Listed
 from outrider.mount.listed import FileVersion, ObjectFacts
 from outrider.mount.messages import NAME_BYTES_MAX, Attributes
 
@@ -461,52 +459,6 @@ class MountNodes:
             self._directories.pop(directory.number, None)
 
 
-class DirectoryListing:
-    """Takes the pages of a LIST of `directory` with a delimiter; `done` puts them in place of what was known."""
-
-    def __init__(self, nodes: MountNodes, directory: Directory, now: float) -> None:
-        self._nodes = nodes
-        self._directory = directory
-        self._began_at = now
-        self._number = next(nodes.listing_numbers)
-
-    def take(self, objects: Iterable[Listed], groups: Iterable[str], now: float) -> None:
-        """`now`: when the page was asked for."""
-        prefix = self._directory.prefix
-        for group in groups:
-            self._take_directory(group.removeprefix(prefix).removesuffix("/"))
-        for listed in objects:
-            # Some stores take the prefix for a hint, or ignore the delimiter.
-            if listed.key.startswith(prefix):
-                name, slash, _ = listed.key[len(prefix) :].partition("/")
-                if slash:
-                    self._take_directory(name)
-                else:
-                    self._take_file(name, ObjectFacts.of(listed.size, listed.etag, _date(listed.modified)), now)
-
-    def _take_directory(self, name: str) -> None:
-        if is_name(name):
-            self._nodes.note_listed(self._nodes.directory(self._directory, name), self._number)
-
-    def _take_file(self, name: str, facts: ObjectFacts, now: float) -> None:
-        if not is_name(name):
-            return
-        known = self._nodes.child(self._directory, name)
-        # A directory hides an object of the same name, as one path is one of the two.
-        if isinstance(known, Directory):
-            return
-        if known is None or not known.is_settled or known.facts.is_version(facts):
-            known = self._nodes.file(self._directory, name, facts, now, settled=False)
-        elif known.checked_at <= now:
-            # It was put again, or the LIST is wrong: the object itself is asked at the next look.
-            known.checked_at = -inf
-        self._nodes.note_listed(known, self._number)
-
-    def done(self) -> None:
-        self._nodes.drop_unlisted(self._directory, self._number, self._began_at)
-        self._directory.listed_at = self._began_at
-
-
 def is_name(name: str) -> bool:
     """Whether a part of a key can be a name in a directory."""
     return (
@@ -530,10 +482,3 @@ def _md5_of(etag: str) -> bytes:
         if md5.hex() == etag:
             return md5
     return b""
-
-
-def _date(iso: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(iso).astimezone(UTC)
-    except ValueError:
-        return None

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from outrider.core.s3.list_page import Listed
 from outrider.mount import nodes as nodes_module
 from outrider.mount.listed import ObjectFacts
-from outrider.mount.nodes import ROOT, Directory, DirectoryListing, File, MountNodes
+from outrider.mount.listings import DirectoryListing
+from outrider.mount.nodes import ROOT, Directory, File, MountNodes
 
 # Names of ImageNet have some 25 letters; with them a file takes 140 to 150 bytes. Objects of Python took 500.
 BYTES_PER_NAME_MAX = 150

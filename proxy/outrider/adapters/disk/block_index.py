@@ -10,7 +10,7 @@ from itertools import islice
 from outrider.adapters.disk.disk import Disk
 from outrider.adapters.disk.index_snapshot import OnDisk, SavedPage
 from outrider.adapters.disk.leases import OpenFile
-from outrider.adapters.disk.slots import Slot, Slots
+from outrider.adapters.disk.slots import BlockRows, Slot
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
@@ -27,7 +27,7 @@ class BlockIndex:
         self._policy = policy
         self._verify_always = verify_always
         self._open_files = open_files
-        self._slots = Slots()
+        self._slots = BlockRows()
         # Blocks read since the last report to the policy: a hit would pay for each report.
         self._reads: deque[BlockKey] = deque(maxlen=_READS_MAX)
         self.removals = 0

@@ -27,7 +27,7 @@ VERIFIED, _PROVED, _LENT = 1, 2, 4
 _UNRANKED, _WAS_PROVED = 8, 16
 
 
-class _Flag:
+class _SlotFlag:
     """A bit of `Slot.flags`, as an attribute."""
 
     def __init__(self, bit: int) -> None:
@@ -46,13 +46,13 @@ class Slot:
 
     __slots__ = ("__weakref__", "_left", "_row", "_table", "busy", "disk", "file", "flags")
 
-    verified = _Flag(VERIFIED)
+    verified = _SlotFlag(VERIFIED)
     # Its bytes were compared with what the bucket knows of the object.
-    proved = _Flag(_PROVED)
+    proved = _SlotFlag(_PROVED)
     # Others may have its file open, so that it is emptied when it is removed.
-    lent = _Flag(_LENT)
+    lent = _SlotFlag(_LENT)
 
-    def __init__(self, table: Slots, row: int) -> None:
+    def __init__(self, table: BlockRows, row: int) -> None:
         self._table = table
         self.disk = table.disk(row)
         # -1: the index has forgotten the block. Then `_left` has what stood in its row.
@@ -104,7 +104,7 @@ class Slot:
         return row
 
 
-class Slots:
+class BlockRows:
     """A mapping of blocks to slots; 50 bytes a block. The blocks of a version share its packed form.
 
     `open`: the slots whose files are open, the one used longest ago first. Each has its `file`, and no other has.
