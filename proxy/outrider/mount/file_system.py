@@ -147,9 +147,8 @@ class FileSystem:
                 self._nodes.forgotten(node, lookups)
             return
         named = messages.named(body)
-        if op == Op.RELEASEDIR:
-            if self._opened.pop(named, None) is not None:
-                self._nodes.closed()
+        if op == Op.RELEASEDIR and self._opened.pop(named, None) is not None:
+            self._nodes.closed()
         elif op == Op.INTERRUPT and (task := self._waiting.get(named)) is not None:
             task.cancel()
 
@@ -204,8 +203,7 @@ class FileSystem:
         return self._described(node, parent)
 
     def _described(self, node: Node, parent: Directory) -> bytes:
-        checked_at = node.checked_at if isinstance(node, File) else parent.listed_at
-        valid_s = self._left_s(checked_at)
+        valid_s = self._left_s(node.checked_at if isinstance(node, File) else parent.listed_at)
         return messages.entry_reply(node.attributes, self._owner, valid_s, valid_s if self._is_believed(node) else 0.0)
 
     def _attributes(self, node: Node) -> bytes | Coroutine[Any, Any, bytes]:
@@ -254,11 +252,9 @@ class FileSystem:
 
     def _put_in_place(self, file: File, facts: ObjectFacts | None) -> None:
         """`facts`: those of the version that took the place of `file`; None: there is none."""
-        if not file.is_child:
-            return
-        if facts is None:
+        if file.is_child and facts is None:
             self._nodes.remove(file.parent, file.name)
-        else:
+        elif file.is_child and facts is not None:
             self._nodes.file(file.parent, file.name, facts, self._clock(), settled=True)
 
     def _outdated(self, file: File) -> OSError:
