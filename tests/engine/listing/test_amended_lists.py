@@ -194,6 +194,14 @@ async def test_a_write_of_one_object_costs_a_head_and_no_list(key: str, is_put: 
     assert (client.model.lists, client.heads) == (lists, 1)
 
 
+async def test_a_page_that_others_follow_keeps_a_name() -> None:
+    client, asked = await listing_of(4, 1)
+    asked.pop("list-type")
+    await client.walk(asked)
+    client.write("a/0001", is_put=False)
+    assert await client.walk(asked) == client.model.all("a/", "", "")
+
+
 async def test_writes_under_common_prefixes_show_them() -> None:
     client, asked = await listing_of(10)
     asked = {"list-type": "2", "delimiter": "/", "max-keys": "1000"}

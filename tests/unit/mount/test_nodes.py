@@ -115,6 +115,15 @@ def check(nodes: MountNodes, there: dict[str, int | None], known: dict[int, tupl
     assert nodes.file_bytes == sum(sizes.values())
 
 
+def test_no_number_is_used_twice() -> None:
+    nodes, numbers = MountNodes(""), list[int]()
+    for content in range(5):
+        numbers.append(nodes.file(nodes.root, "a", facts(content), 1.0, settled=True).number)
+        nodes.remove(nodes.root, "a")
+    assert len(set(numbers)) == 5
+    assert len(nodes.sizes) <= 2
+
+
 def test_the_letters_of_names_that_have_gone_take_no_room_for_long() -> None:
     nodes = MountNodes("")
     for number in range(3000):

@@ -180,8 +180,8 @@ class _KeptPage:
                 # Other keys may be left under the common prefix.
                 raise _OnlyS3
         elif is_there and facts is None:
-            if self._is_truncated and place == len(self.names) - 1:
-                # The next page begins behind it.
+            if self._is_truncated and len(self.names) == 1:
+                # Where a page has no token, the next one begins behind its last name.
                 raise _OnlyS3
             del self.names[place], self.entries[place]
         elif is_there and facts is not None:
