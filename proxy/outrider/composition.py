@@ -248,7 +248,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
         BatchParts(hits, reads, passthrough, prefetch, access, clock, readers, memory),
         access, metrics, time.time, lender=lender,
     )  # fmt: skip
-    services = Services(reads, Lists(list_cache, passthrough), passthrough, prefetch, warmup_runner.hint)
+    services = Services(reads, Lists(list_cache, passthrough, origin_reader), passthrough, prefetch, warmup_runner.hint)
     server = _s3_server(settings, resources, services, hits, senders, control, memory, readers)
     overview = Overview(
         metrics, planner, miss_ratio, Prices(settings.price_per_gb, settings.price_per_1000_gets), clock,

@@ -418,6 +418,13 @@ class Versions(Protocol):
         """Several versions of one name that were all confirmed are ambiguous, and none of them is believed."""
         ...
 
+    def recall_all(
+        self, origin: str, refs: Sequence[ObjectRef], packed: Sequence[bytes], ages_s: Sequence[float | None],
+        vouched: Sequence[bool],
+    ) -> None:  # fmt: skip
+        """As `recall` for each of these versions, by their packed forms."""
+        ...
+
     def recalled(self) -> None:
         """All versions that a start found were recalled."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, Header
 from outrider.core.cache.disk_budget import DiskBudget
 from outrider.core.cache.policies import POLICIES
 from outrider.core.model import Headers, ObjectRef, ObjectVersion
+from outrider.core.packed_version import unpack
 from outrider.metrics import Metrics
 from outrider.ports import Belief, Name
 from tests.support.child import open_below
@@ -67,6 +68,14 @@ class Believed:
         self.ages[belief.version.ref] = belief.age_s
         if belief.vouched:
             self.vouched.append(belief.version)
+
+    def recall_all(
+        self, origin: str, refs: Sequence[ObjectRef], packed: Sequence[bytes], ages_s: Sequence[float | None],
+        vouched: Sequence[bool],
+    ) -> None:  # fmt: skip
+        for ref, its, age_s, is_vouched in zip(refs, packed, ages_s, vouched, strict=True):
+            self.recall(origin, Belief(unpack(its), age_s, is_vouched))
+            assert unpack(its).ref == ref
 
     def recalled(self) -> None:
         self.is_whole = True

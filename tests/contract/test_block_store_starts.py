@@ -23,6 +23,7 @@ from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.errors import StoreUnavailable
+from outrider.core.packed_version import pack
 from outrider.ports import Belief
 from tests.contract.disk_store import (
     FILE,
@@ -260,8 +261,9 @@ def test_a_block_that_is_dropped_while_a_snapshot_is_written_is_not_in_it() -> N
     """Nor does the rest become useless: the next start would scan."""
     first, dropped, last = metas = [meta_of(index) for index in range(3)]
     sizes = {meta.key: block_file.Header(meta).disk_bytes for meta in metas} | {dropped.key: 0}
-    facts = index_snapshot.Facts(
-        lambda: 1.5e9, lambda _, version: Belief(version), disk_bytes=lambda meta: sizes[meta.key]
+    facts = index_snapshot.SnapshotFacts(
+        lambda: 1.5e9, lambda _, version: Belief(version),
+        on_disk=lambda meta: index_snapshot.OnDisk(sizes[meta.key], pack(meta.version)),
     )  # fmt: skip
     saved = index_snapshot.decode(b"".join(index_snapshot.encode(metas, facts)))
     assert [meta for meta, *_ in saved] == [first, last]
@@ -282,6 +284,56 @@ async def test_a_snapshot_that_makes_no_sense_from_some_page_on_is_followed_by_a
     disk.close()
 
 
+async def test_a_snapshot_of_an_older_format_is_followed_by_a_scan_and_told_of_in_one_line(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(root)
+    await disk.write(*(meta_of(index) for index in range(3)))
+    metas, path = disk.ranked(), disk.store.disks[0].directory.snapshot
+    disk.close()
+    path.write_bytes(b"".join(LinesFormat("outrider index", 3).encode([b'{"saved_at":1.5,"doubts":[]}\n'])))
+    disk = Disk(root)
+    await disk.recovery.index()
+    assert {meta.key for meta in disk.ranked()} == {meta.key for meta in metas}
+    assert [record.msg for record in caplog.records].count("index snapshot ignored") == 1
+    disk.close()
+
+
+async def test_a_block_that_landed_before_its_page_was_read_is_counted_once(root: Path) -> None:
+    disk = Disk(root)
+    metas = [meta_of(0, key) for key in "abc"]
+    await disk.recovery.index()
+    await disk.write(*metas)
+    await disk.recovery.save()
+    disk.close()
+    disk = Disk(root)
+    started = asyncio.ensure_future(disk.recovery.index())
+    await disk.write(metas[1])
+    await started
+    assert sorted(meta.version.ref.key for meta in disk.ranked()) == ["a", "b", "c"]
+    assert disk.store.used_bytes == 3 * block_file.Header(metas[0]).disk_bytes
+    disk.close()
+
+
+async def test_the_policy_hears_of_each_block_of_a_snapshot_that_is_still_there_when_it_is_ranked(root: Path) -> None:
+    disk = Disk(root)
+    metas = [meta_of(0, key) for key in "abc"]
+    await disk.recovery.index()
+    await disk.write(*metas)
+    await disk.recovery.save()
+    disk.close()
+    disk = Disk(root)
+    (page,) = index_snapshot.decode(disk.store.disks[0].directory.snapshot.read_bytes()).pages()
+    assert disk.store.add_all(disk.store.disks[0], page) == []
+    disk.store.disks[0].budget.take(disk.store.on_disk(metas[0]).disk_bytes * 3)
+    await disk.store.drop([metas[1].key])
+    assert not list(disk.store._policy.victims())
+    assert [meta for batch in disk.store.rank(2) for meta, _ in batch] == [metas[0], metas[2]]
+    assert list(disk.store._policy.victims()) == [metas[0].key, metas[2].key]
+    assert not [meta for batch in disk.store.rank(2) for meta in batch]
+    disk.close()
+
+
 async def test_a_snapshot_overtaken_by_a_write_is_not_put_in_place(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(root)
     touched, recovery = noting(disk)
@@ -289,7 +341,7 @@ async def test_a_snapshot_overtaken_by_a_write_is_not_put_in_place(root: Path, m
     await disk.write(meta := meta_of())
     encode = index_snapshot.encode
 
-    def meanwhile(blocks: Iterable[BlockMeta], facts: index_snapshot.Facts) -> Iterator[bytes]:
+    def meanwhile(blocks: Iterable[BlockMeta], facts: index_snapshot.SnapshotFacts) -> Iterator[bytes]:
         yield from encode(blocks, facts)
         touched._note([meta.version.ref])
 

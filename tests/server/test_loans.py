@@ -19,9 +19,9 @@ from outrider.adapters.origin.credentials import AwsCredentials
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.cache import loan_messages
 from outrider.metrics import Metrics
-from outrider.mount.listed import Told
+from outrider.mount.listed import ObjectFacts
 from outrider.mount.loans import Loans
-from outrider.mount.nodes import Directory, File
+from outrider.mount.nodes import File, MountNodes
 from tests.support.damage import block_files, zero_the_payload
 from tests.support.fakes import FakeClock
 from tests.support.proxy import Proxy
@@ -94,9 +94,9 @@ def room(proxy: Proxy, bucket: str, body: bytes = BODY) -> Room:
     got = client.get_object(Bucket=bucket, Key="a b/\u00e4.jpg")
     assert got["Body"].read() == body
     proxy.settle()
-    file = File(7, "a b/\u00e4.jpg", Directory(1, ""))
     modified = parsedate_to_datetime(got["ResponseMetadata"]["HTTPHeaders"]["last-modified"])
-    file.learn(Told.of(len(body), got["ETag"], modified), 0.0, settled=True)
+    nodes, facts = MountNodes(""), ObjectFacts.of(len(body), got["ETag"], modified)
+    file = nodes.file(nodes.directory(nodes.root, "a b"), "\u00e4.jpg", facts, 0.0, settled=True)
     return Room(proxy, bucket, client, file)
 
 
@@ -138,14 +138,14 @@ async def test_loans_end_with_a_write_their_time_another_version_and_the_proxy(b
             assert loans.at_once(here.file, 0, 100) is None
             assert await here.both(loans, 0, 100) == (BODY[:100],) * 2
 
-            told = here.file.told
-            for other in (told._replace(size=told.size - 1), told._replace(etag="other")):
+            facts = here.file.facts
+            for other in (facts._replace(size=facts.size - 1), facts._replace(etag="other")):
                 here.file.learn(other, 0.0, settled=True)
                 assert await here.both(loans, 0, 100) == (None, None)
-            here.file.learn(told._replace(seconds=told.seconds - 1), 0.0, settled=True)
+            here.file.learn(facts._replace(seconds=facts.seconds - 1), 0.0, settled=True)
             clock.advance(61)
             assert await here.both(loans, 0, 100) == (None, None), "it was put again"
-            here.file.learn(told, 0.0, settled=True)
+            here.file.learn(facts, 0.0, settled=True)
             assert await here.both(loans, 0, 100) == (BODY[:100],) * 2
 
             # Any write ends them; that of another object does no harm.

@@ -8,7 +8,6 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
-import xxhash
 
 from outrider.adapters.disk import index_snapshot
 from outrider.adapters.sealed_file import BadFile, LinesFormat, json_line
@@ -56,83 +55,8 @@ def test_a_block_header_of_any_depth_is_a_bad_one(raw: bytes) -> None:
         block_file.decode_header(sealed_header(raw))
 
 
-VERSION: list[Any] = ["b", "k", "http://o", '"e"', 10, 4096, [["a", "b"]]]
-
-
 def sealed_snapshot(lines: list[bytes], head: bytes = b'{"saved_at":1.5,"doubts":[[["b","k"],2],[["b"],3]]}') -> bytes:
-    """`head` empty: a snapshot as older releases wrote it."""
-    begin = [b'{"outrider index":3}', head] if head else [b'{"outrider index":2}']
-    body = b"".join(line + b"\n" for line in [*begin, *lines])
-    return body + json.dumps({"xxh3": xxhash.xxh3_64(body).hexdigest()}, separators=(",", ":")).encode() + b"\n"
-
-
-@pytest.mark.parametrize("vouched", [True, False])
-def test_a_snapshot_of_an_older_release_tells_of_all_blocks_and_of_no_confirmation(vouched: bool) -> None:
-    for line, content in ((VERSION[:7], None), ([*VERSION[:7], vouched], None), ([*VERSION[:7], vouched, True], True)):
-        found = index_snapshot.decode(sealed_snapshot([json.dumps(line).encode(), b"[0,0]"], b""))
-        ((meta, disk_bytes, saved),) = found
-        assert disk_bytes == block_file.paged_disk_bytes(meta)
-        assert saved == (meta.version, None, vouched and len(line) > 7, content)
-        assert (found.saved_at, found.doubts) == (0.0, [])
-
-
-ODD = [
-    b"[" * 50_000,
-    b"[-1,0]",
-    b"[[],0]",
-    b'"ab"',
-    b"[true,0]",
-    b"[0,true]",
-    b"[0,0.0]",
-    b"[0,-1]",
-    b"[1,0]",
-    b"[0]",
-    b"[0,0,0]",
-    b"[0,0,-1]",
-    b"[0,0,1.5]",
-    b"[0,0,null]",
-    b"0",
-]
-
-
-@pytest.mark.parametrize("line", ODD)
-def test_a_snapshot_with_one_odd_line_is_a_bad_one(line: bytes) -> None:
-    version = json.dumps(VERSION).encode()
-    assert list(index_snapshot.decode(sealed_snapshot([version, b"[0,0]"])))
-    with pytest.raises(BadFile):
-        index_snapshot.decode(sealed_snapshot([version, line]))
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (0, 7),
-        (1, None),
-        (1, "\ud800"),
-        (3, ["e"]),
-        (4, "10"),
-        (4, True),
-        (5, 4096.0),
-        (6, [["a", 1]]),
-        (6, [["a", "\ud800"]]),
-        (6, 3),
-    ],
-)
-def test_a_snapshot_of_an_odd_version_is_a_bad_one(place: int, value: object) -> None:
-    version = [*VERSION[:place], value, *VERSION[place + 1 :]]
-    with pytest.raises(BadFile):
-        index_snapshot.decode(sealed_snapshot([json.dumps(version).encode(), b"[0,0]"]))
-
-
-@pytest.mark.parametrize(
-    "fields", [["1"], [True], [1.5, [[["a", 1]], True]], [1.5, 7], [1.5, [[]]], [1.5, [[], True], "more"]]
-)
-def test_a_snapshot_of_an_odd_belief_is_a_bad_one(fields: list[object]) -> None:
-    version = [*VERSION[:7], True, None, True]
-    good = json.dumps([*version, 1.5, [[["a", "b"]], True]]).encode()
-    assert list(index_snapshot.decode(sealed_snapshot([good, b"[0,0]"])))
-    with pytest.raises(BadFile):
-        index_snapshot.decode(sealed_snapshot([json.dumps([*version, *fields]).encode(), b"[0,0]"]))
+    return b"".join(LinesFormat("outrider index", 4).encode(line + b"\n" for line in [head, *lines]))
 
 
 @pytest.mark.parametrize(

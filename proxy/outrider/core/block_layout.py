@@ -56,13 +56,12 @@ class BlockLayout:
         if known is not None and known[0] is version:
             return known[1]
         ref, (etag, size, modified) = version.ref, version.identity
-        digest = blake2b(digest_size=16)
         dated = (modified,) if modified else ()
+        fields = bytearray()
         for text in (self.origin, ref.bucket, ref.key, etag, str(size), str(self.block_bytes), *dated):
             raw = text.encode("utf-8", "surrogateescape")
-            digest.update(len(raw).to_bytes(4, "big"))
-            digest.update(raw)
-        found = digest.digest()
+            fields += len(raw).to_bytes(4, "big") + raw
+        found = blake2b(fields, digest_size=16).digest()
         self._ids.put(id(version), (version, found))
         return found
 

@@ -14,7 +14,7 @@ The numbers of frames are those of one `Packing`: the process has one, and each 
 from __future__ import annotations
 
 from calendar import timegm
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from struct import Struct
@@ -95,10 +95,10 @@ class Packing:
             self._unpacked.put(packed, version)
         return version
 
-    def take_over(self, packed: bytes, frame: Frame, version: ObjectVersion) -> None:
-        """A file has this version packed, with a frame of its own."""
-        if frame.bucket and (number := self.number_of(frame)):
-            self._packed.put(id(version), (version, _NUMBER.pack(number) + packed[_NUMBER.size :]))
+    def taken_over(self, file: Packing, check: Callable[[ObjectVersion], None]) -> TakenOver:
+        """Takes over what a file has packed with frames of its own. `check` raises an error where a version that the
+        form of its frame does not check makes no sense."""
+        return TakenOver(self, file, check)
 
     def is_of(self, packed: bytes, ref: ObjectRef) -> bool:
         """Whether it is a version of this object."""
@@ -192,13 +192,43 @@ class Packing:
         return version
 
 
+class TakenOver:
+    """See `Packing.taken_over`."""
+
+    def __init__(self, packing: Packing, file: Packing, check: Callable[[ObjectVersion], None]) -> None:
+        self._packing = packing
+        self._file = file
+        self._check = check
+        # By the number of the file's frame: the bucket, the number of the process's frame, and the bytes behind a key.
+        # None: the version has to be unpacked and checked.
+        self._frames: list[tuple[str, bytes, int] | None] = []
+
+    def versions(self, raws: Iterable[bytes]) -> Iterator[tuple[ObjectRef, int, bytes]]:
+        """The name and the size of each, and the bytes that `Packing.pack` would give: at a start there are millions.
+
+        Raises ValueError, LookupError, struct.error: nothing was packed like that.
+        """
+        for frame in self._file.frames[len(self._frames) :]:
+            is_plain = frame.bucket and frame.has_md5 and not frame.texts
+            number = self._packing.number_of(frame) if is_plain else 0
+            rest = _MD5_BYTES + (_DATE.size if frame.date >= 0 else 0)
+            self._frames.append((frame.bucket, _NUMBER.pack(number), rest) if number else None)
+        frames, head_of = self._frames, _HEAD.unpack_from
+        for raw in raws:
+            number, size, length = head_of(raw)
+            stop = _HEAD.size + length
+            found = frames[number]
+            if found is not None and len(raw) == stop + found[2] and (key := raw[_HEAD.size : stop]).isascii():
+                yield _ref((found[0], key.decode())), size, found[1] + raw[_NUMBER.size :]
+            else:
+                version = self._file.unpack_once(raw)
+                self._check(version)
+                yield version.ref, size, self._packing.pack(version)
+
+
 PACKING = Packing()
 """That of the process."""
 pack, unpack, is_of = PACKING.pack, PACKING.unpack, PACKING.is_of
-
-
-def frame_number(packed: bytes) -> int:
-    return int(_NUMBER.unpack_from(packed)[0])
 
 
 def _packed_alone(version: ObjectVersion) -> bytes:

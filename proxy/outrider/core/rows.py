@@ -7,12 +7,13 @@ keeps them in order of use by `RowOrder`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 
-_PAIR = Struct("<II")
+# In the byte order of the machine, as columns are.
+_PAIR = Struct("=II")
 _PAIR_BYTES = _PAIR.size
-_HASH = Struct("<I")
+_HASH = Struct("=I")
 _HASH_BITS = 2**32 - 1
 # Entries in a bucket on average, when it is split. A longer bucket takes less memory (a `bytes` object has 33 bytes of
 # its own), and `bytes.find` looks through it at some bytes a nanosecond.
@@ -66,6 +67,41 @@ class RowIndex:
         if self._count > _BUCKET_ENTRIES * len(self._buckets):
             self._split_next()
 
+    def met(self, hashes: Sequence[int]) -> list[int]:
+        """The places of those hashes whose names may be here already, or come twice."""
+        if len(set(hashes)) < len(hashes):
+            return list(range(len(hashes)))
+        buckets, mask, split, pack = self._buckets, self._mask, self._split, _HASH.pack
+        places = []
+        for place, hashed in enumerate(hashes):
+            at = hashed & mask
+            if at < split:
+                at = hashed & (2 * mask + 1)
+            if buckets[at] and pack(hashed & _HASH_BITS) in buckets[at]:
+                places.append(place)
+        return places
+
+    def add_all(self, hashes: Sequence[int], first_row: int) -> None:
+        """Rows in a row, none of which is here."""
+        self.reserve(self._count + len(hashes))
+        buckets, mask, split, start = self._buckets, self._mask, self._split, 0
+        pairs = array("I", bytes(_PAIR_BYTES * len(hashes)))
+        pairs[::2] = array("I", map(_HASH_BITS.__and__, hashes))
+        pairs[1::2] = array("I", range(first_row, first_row + len(hashes)))
+        raw = pairs.tobytes()
+        for hashed in hashes:
+            at = hashed & mask
+            if at < split:
+                at = hashed & (2 * mask + 1)
+            buckets[at] += raw[start : start + _PAIR_BYTES]
+            start += _PAIR_BYTES
+        self._count += len(hashes)
+
+    def reserve(self, count: int) -> None:
+        """So many rows are to come: a bucket is split at less cost while it is empty."""
+        while count > _BUCKET_ENTRIES * len(self._buckets):
+            self._split_next()
+
     def discard(self, hashed: int, row: int) -> None:
         """`row` must be here, with this hash. Buckets are not joined again."""
         hashed &= _HASH_BITS
@@ -107,6 +143,11 @@ class FreeRows:
             return self._free.pop(), False
         self.count += 1
         return self.count - 1, True
+
+    def take_many(self, count: int) -> int:
+        """The first of so many new rows."""
+        self.count += count
+        return self.count - count
 
     def give_back(self, row: int) -> None:
         self._free.append(row)
@@ -150,6 +191,18 @@ class RowOrder:
         self._before[place], self._after[place] = before, after
         self._after[before] = self._before[after] = place
         self.count += 1
+
+    def add_all(self, first_row: int, count: int) -> None:
+        """Rows that were never here, in their order."""
+        first, stop = first_row + 1, first_row + 1 + count
+        if (missing := first - len(self._after)) > 0:
+            self._after.extend([-1] * missing)
+            self._before.extend([-1] * missing)
+        last = self._before[0]
+        self._after[first:stop] = array("i", [*range(first + 1, stop), 0])
+        self._before[first:stop] = array("i", [last, *range(first, stop - 1)])
+        self._after[last], self._before[0] = first, stop - 1
+        self.count += count
 
     def remove(self, row: int) -> None:
         """`row` must be here."""

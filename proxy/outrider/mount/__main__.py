@@ -26,7 +26,7 @@ from outrider.adapters.process.system import (
 )
 from outrider.metrics import Metrics
 from outrider.mount import device
-from outrider.mount.bucket import Bucket
+from outrider.mount.bucket import MountBucket
 from outrider.mount.file_system import FileSystem
 from outrider.mount.loans import LOANS_MAX, Loans
 from outrider.mount.messages import READ_BYTES_MAX
@@ -58,7 +58,7 @@ async def serve(told: Mapping[str, str], helper: str, open_files: int) -> None:
     reporting: asyncio.Task[None] | None = None
     try:
         await proxy.open()
-        bucket = Bucket(proxy, told["bucket"], plain=plain)
+        bucket = MountBucket(proxy, told["bucket"], plain=plain)
         files = FileSystem(fd, bucket, told["prefix"], float(told["believed_s"]), loans=loans)
 
         def stop(ended: asyncio.Event) -> None:
@@ -86,7 +86,7 @@ async def serve(told: Mapping[str, str], helper: str, open_files: int) -> None:
         await proxy.close()
 
 
-async def _report_if_empty(bucket: Bucket, prefix: str) -> None:
+async def _report_if_empty(bucket: MountBucket, prefix: str) -> None:
     if (why := await bucket.complaint_about(prefix)) is not None:
         with suppress(OSError):
             sys.stderr.write(f"outrider: {why}\n")

@@ -16,7 +16,7 @@ from outrider.core.s3.list_page import PAGE_BYTES_MAX, ListPage, parse_page
 from outrider.core.s3.list_walk import LIST_FORMS, NOT_UNDERSTOOD, ListWalk
 from outrider.core.s3.operation import Query
 from outrider.core.s3.ranges import parse_content_range
-from outrider.mount.listed import FileVersion, Told
+from outrider.mount.listed import FileVersion, ObjectFacts
 from outrider.mount.plain_gets import PlainGets
 from outrider.mount.target import Target
 from outrider.ports import Origin, OriginReply, OriginRequest
@@ -36,7 +36,7 @@ class Away(OSError):
     """The proxy is away or busy, and was for half a minute."""
 
 
-class Bucket:
+class MountBucket:
     """Errors are those of a file system: each call raises OSError, EACCES where the proxy or the store refuses, and EIO
     for all else. Where the proxy is away or busy it is tried again for half a minute, and the error is `Away`."""
 
@@ -90,7 +90,7 @@ class Bucket:
             return f"{shown}{prefix} is not listed: {error.strerror}"
         return f"{shown} holds no object."
 
-    async def head(self, key: str) -> Told | None:
+    async def head(self, key: str) -> ObjectFacts | None:
         """None: there is no such object."""
         return await self._patiently(partial(self._head, key))
 
@@ -115,13 +115,13 @@ class Bucket:
                 await self._sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
-    async def _head(self, key: str) -> Told | None:
+    async def _head(self, key: str) -> ObjectFacts | None:
         with closing(await self._proxy.ask(OriginRequest("HEAD", self._name, key))) as reply:
             if reply.status == 404:
                 return None
             if reply.status != 200 or reply.content_length is None:
                 raise _refused(reply.status)
-            return _told(reply, reply.content_length)
+            return _facts_of(reply, reply.content_length)
 
     async def _read_on(self, buffer: Target, key: str, start: int, version: FileVersion) -> None:
         """Goes on where a body broke off."""
@@ -175,17 +175,17 @@ def _check(reply: OriginReply, start: int, version: FileVersion) -> None:
         raise _refused(reply.status)
     headers, size = dict(reply.headers), reply.content_length
     if reply.status == 206:
-        told = parse_content_range(headers.get("content-range", ""))
-        if told is not None and told[0].start != start:
+        part = parse_content_range(headers.get("content-range", ""))
+        if part is not None and part[0].start != start:
             raise OSError(errno.EIO, "the reply to a Range brings other bytes")
-        size = None if told is None else told[1]
-    if not version.may_be(_told(reply, -1 if size is None else size)):
+        size = None if part is None else part[1]
+    if not version.may_be(_facts_of(reply, -1 if size is None else size)):
         raise Stale
 
 
-def _told(reply: OriginReply, size: int) -> Told:
+def _facts_of(reply: OriginReply, size: int) -> ObjectFacts:
     headers = dict(reply.headers)
-    return Told.of(size, headers.get("etag", ""), parse_http_date(headers.get("last-modified")))
+    return ObjectFacts.of(size, headers.get("etag", ""), parse_http_date(headers.get("last-modified")))
 
 
 def _refused(status: int) -> Exception:

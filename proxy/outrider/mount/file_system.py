@@ -18,20 +18,21 @@ import errno
 import logging
 import os
 import time
+from array import array
 from collections.abc import Coroutine
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from math import inf
 from typing import Any
 
 from outrider.mount import messages
-from outrider.mount.bucket import Bucket, Stale
-from outrider.mount.listed import ListTrust, SettleVerdict, Told, verdict
+from outrider.mount.bucket import MountBucket, Stale
+from outrider.mount.listed import ListTrust, ObjectFacts, SettleVerdict, verdict
 from outrider.mount.listings import Listings
 from outrider.mount.loans import Loans
 from outrider.mount.messages import HEADER, READ, Op, Owner
-from outrider.mount.nodes import Directory, File, Node, Nodes, is_name, packed_name
-from outrider.mount.reads import Reads
+from outrider.mount.nodes import Directory, File, MountNodes, Node, is_name, packed_name
+from outrider.mount.reads import FileReads
 from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class FileSystem:
     """Serves one mount on the event loop. `ended` is set when it is unmounted."""
 
     def __init__(
-        self, fd: int, bucket: Bucket, prefix: str, believed_s: float, clock: Clock = time.monotonic,
+        self, fd: int, bucket: MountBucket, prefix: str, believed_s: float, clock: Clock = time.monotonic,
         loans: Loans | None = None,
     ) -> None:  # fmt: skip
         """`fd`: a descriptor of /dev/fuse, which does not block. `believed_s`: how long names and attributes hold.
@@ -63,16 +64,17 @@ class FileSystem:
         self._bucket = bucket
         self._believed_s = believed_s
         self._clock = clock
-        self._nodes = Nodes(prefix)
+        self._nodes = MountNodes(prefix)
         self._trust = ListTrust()
         self._owner = Owner(os.getuid(), os.getgid())
         self._tasks: set[asyncio.Task[Any]] = set()
         # The requests that are not answered yet, by the kernel's number for them.
         self._waiting: dict[int, asyncio.Task[None]] = {}
-        self._reads = Reads(bucket, self._spawn, clock, loans)
+        self._reads = FileReads(bucket, self._spawn, clock, loans)
         self._listings = Listings(bucket, self._nodes, self._spawn, self._holds, clock)
         self._handles = count(1)
-        self._opened: dict[int, list[tuple[str, Node]]] = {}
+        # The numbers of the members of each directory that is open, behind the two dots.
+        self._opened: dict[int, array[int]] = {}
         self._request = bytearray(messages.REQUEST_BYTES_MAX)
         self._log_after = -inf
 
@@ -105,16 +107,8 @@ class FileSystem:
         body = request[HEADER.size :]
         try:
             answer = self._at_once(op, number, body)
-        except OSError as error:
-            self._reply(unique, error=error.errno or errno.EIO)
-            return
-        except KeyError:
-            self._reply(unique, error=errno.ESTALE)
-            return
-        except Exception:
-            # Without an answer the caller would wait for ever, and could not be killed.
-            log.exception("request of the kernel broke")
-            self._reply(unique, error=errno.EIO)
+        except Exception as error:  # noqa: BLE001 - the top of a request
+            self._fail(unique, error)
             return
         if isinstance(answer, Coroutine):
             self._later(unique, answer)
@@ -153,8 +147,8 @@ class FileSystem:
                 self._nodes.forgotten(node, lookups)
             return
         named = messages.named(body)
-        if op == Op.RELEASEDIR:
-            self._opened.pop(named, None)
+        if op == Op.RELEASEDIR and self._opened.pop(named, None) is not None:
+            self._nodes.closed()
         elif op == Op.INTERRUPT and (task := self._waiting.get(named)) is not None:
             task.cancel()
 
@@ -174,12 +168,12 @@ class FileSystem:
 
     def _lookup(self, parent: Directory, name: str) -> bytes | Coroutine[Any, Any, bytes]:
         if self._is_known(parent, name):
-            return self._entry(parent.children.get(name), parent)
+            return self._entry(self._nodes.child(parent, name), parent)
         return self._looked_up(parent, name)
 
     def _is_known(self, parent: Directory, name: str) -> bool:
         """Whether what is known of this name, or that there is no such name, is still believed."""
-        node = parent.children.get(name)
+        node = self._nodes.child(parent, name)
         return self._holds(node.checked_at if isinstance(node, File) else parent.listed_at)
 
     async def _looked_up(self, parent: Directory, name: str) -> bytes:
@@ -190,14 +184,14 @@ class FileSystem:
             # them are not held up by its other pages.
             await self._listings.of(parent).page()
             if self._is_known(parent, name):
-                return self._entry(parent.children.get(name), parent)
-        told, prefix = await self._bucket.head(parent.prefix + name), f"{parent.prefix}{name}/"
+                return self._entry(self._nodes.child(parent, name), parent)
+        facts, prefix = await self._bucket.head(parent.prefix + name), f"{parent.prefix}{name}/"
         # A directory hides an object of the same name. An empty object may be there just to mark it.
-        is_file = told is not None and told.size > 0 and not isinstance(parent.children.get(name), Directory)
+        is_file = facts is not None and facts.size > 0 and name not in parent.directories
         if not is_file and await self._bucket.has_any(prefix):
             return self._entry(self._nodes.directory(parent, name), parent)
-        if told is not None:
-            return self._entry(self._nodes.file(parent, name, told, self._clock(), settled=True), parent)
+        if facts is not None:
+            return self._entry(self._nodes.file(parent, name, facts, self._clock(), settled=True), parent)
         self._nodes.remove(parent, name)
         return messages.absent_reply(0.0)
 
@@ -205,12 +199,11 @@ class FileSystem:
         """The kernel is told of the node."""
         if node is None:
             return messages.absent_reply(self._left_s(parent.listed_at))
-        self._nodes.told(node)
+        self._nodes.shown(node)
         return self._described(node, parent)
 
     def _described(self, node: Node, parent: Directory) -> bytes:
-        checked_at = node.checked_at if isinstance(node, File) else parent.listed_at
-        valid_s = self._left_s(checked_at)
+        valid_s = self._left_s(node.checked_at if isinstance(node, File) else parent.listed_at)
         return messages.entry_reply(node.attributes, self._owner, valid_s, valid_s if self._is_believed(node) else 0.0)
 
     def _attributes(self, node: Node) -> bytes | Coroutine[Any, Any, bytes]:
@@ -232,7 +225,7 @@ class FileSystem:
 
     def _is_believed(self, node: Node) -> bool:
         """Whether its attributes may be shown to programs."""
-        return isinstance(node, Directory) or node.is_settled or self._trust.believes(node.told)
+        return isinstance(node, Directory) or node.is_settled or self._trust.believes(node.facts)
 
     async def _settle(self, file: File, *, is_read: bool = False) -> None:
         """Learn by a HEAD which version the object has. `is_read`: the kernel has a READ under way.
@@ -240,31 +233,29 @@ class FileSystem:
         Raises:
             OSError: ENOENT where there is no such object any more, ESTALE where the file was of another version.
         """
-        told = await self._bucket.head(file.key)
-        if told is None:
+        facts = await self._bucket.head(file.key)
+        if facts is None:
             self._put_in_place(file, None)
             raise OSError(errno.ENOENT, "it is gone")
-        found = verdict(file.told, told, is_settled=file.is_settled)
+        found = verdict(file.facts, facts, is_settled=file.is_settled)
         if found is SettleVerdict.MISTOLD:
             self._distrust_lists(file)
         elif found is SettleVerdict.SAME and not file.is_settled:
-            self._trust.confirm(file.told)
+            self._trust.confirm(file.facts)
         # The kernel fills the room up to the end that it knows with zeros, and there is no safe moment to tell it of
         # another end while it reads: a file that is shorter than a LIST has shown becomes another file.
-        is_other = found is SettleVerdict.MISTOLD and (not file.is_child or (is_read and told.size < file.size))
+        is_other = found is SettleVerdict.MISTOLD and (not file.is_child or (is_read and facts.size < file.size))
         if found is SettleVerdict.CHANGED or is_other:
-            self._put_in_place(file, told)
+            self._put_in_place(file, facts)
             raise self._outdated(file)
-        self._nodes.learn(file, told, self._clock(), settled=True)
+        file.learn(facts, self._clock(), settled=True)
 
-    def _put_in_place(self, file: File, told: Told | None) -> None:
-        """`told`: the version that took the place of that of `file`; None: there is none."""
-        if file.parent.children.get(file.name) is not file:
-            return
-        if told is None:
+    def _put_in_place(self, file: File, facts: ObjectFacts | None) -> None:
+        """`facts`: those of the version that took the place of `file`; None: there is none."""
+        if file.is_child and facts is None:
             self._nodes.remove(file.parent, file.name)
-        else:
-            self._nodes.file(file.parent, file.name, told, self._clock(), settled=True)
+        elif file.is_child and facts is not None:
+            self._nodes.file(file.parent, file.name, facts, self._clock(), settled=True)
 
     def _outdated(self, file: File) -> OSError:
         """Another version took its place. A program that has the file open reads no byte of that."""
@@ -302,28 +293,32 @@ class FileSystem:
             await self._listings.of(directory).end()
             await self._prove(directory)
         handle = next(self._handles)
-        self._opened[handle] = [(".", directory), ("..", directory), *directory.children.items()]
+        self._opened[handle] = self._nodes.opened(directory)
         return messages.opened_reply(handle)
 
     async def _prove(self, directory: Directory) -> None:
         """Ask at once about a few of its files, so that the kernel need not ask for the attributes of each."""
-        nodes = islice(directory.children.values(), _LOOKED_AT if self._believed_s > 0 else 0)
+        numbers = self._nodes.children(directory)[: _LOOKED_AT if self._believed_s > 0 else 0]
+        nodes = map(self._nodes.__getitem__, numbers)
         files = [node for node in nodes if isinstance(node, File) and not node.is_settled]
-        asked = [files[place] for place in self._trust.unproved(file.told for file in files)]
+        asked = [files[place] for place in self._trust.unproved(file.facts for file in files)]
         await asyncio.gather(*(self._settle(file) for file in asked), return_exceptions=True)
 
     def _entries(self, number: int, handle: int, offset: int, size: int, *, plus: bool) -> bytes:
-        entries, parent, body = self._opened.get(handle, []), self._directory(number), bytearray()
-        for place in range(offset, len(entries)):
-            name, node = entries[place]
+        numbers, parent, body = self._opened.get(handle, array("Q")), self._directory(number), bytearray()
+        for place in range(offset, len(numbers) + 2):
+            name = (".", "..")[place] if place < 2 else ""
+            node = parent if name else self._nodes.member(parent, numbers[place - 2])
+            if node is None:
+                continue
             # Node 0: the kernel learns nothing of the two dots.
-            entry = None if not plus else messages.absent_reply(0.0) if place < 2 else self._described(node, parent)
-            packed = messages.directory_entry(packed_name(name), node.attributes, place + 1, entry)
+            entry = None if not plus else messages.absent_reply(0.0) if name else self._described(node, parent)
+            packed = messages.directory_entry(packed_name(name or node.name), node.attributes, place + 1, entry)
             if len(body) + len(packed) > size:
                 break
             body += packed
-            if plus and place >= 2:
-                self._nodes.told(node)
+            if plus and not name:
+                self._nodes.shown(node)
         return bytes(body)
 
     # -- bytes -------------------------------------------------------------------------------------------------
@@ -345,8 +340,8 @@ class FileSystem:
         """The bytes, of a version that is settled by them. Raises OSError, Stale."""
         data = await self._reads.read(file, start, size)
         if data and not file.is_settled:
-            file.is_settled = True
-            self._trust.confirm(file.told)
+            file.settle()
+            self._trust.confirm(file.facts)
         return data
 
     # -- replies -----------------------------------------------------------------------------------------------
@@ -365,22 +360,26 @@ class FileSystem:
     async def _answered(self, unique: int, answer: Coroutine[Any, Any, _Bytes]) -> None:
         try:
             self._reply(unique, await answer)
-        except OSError as error:
-            self._tell(error)
-            self._reply(unique, error=error.errno or errno.EIO)
-        except KeyError:
-            self._reply(unique, error=errno.ESTALE)
-        except Exception:
-            log.exception("request of the kernel broke")
-            self._reply(unique, error=errno.EIO)
+        except Exception as error:  # noqa: BLE001 - the top of a request
+            self._fail(unique, error)
 
-    def _tell(self, error: OSError) -> None:
+    def _fail(self, unique: int, error: Exception) -> None:
+        """Without an answer the caller would wait for ever, and could not be killed."""
+        number = errno.ESTALE if isinstance(error, KeyError) else errno.EIO
+        if isinstance(error, OSError):
+            self._log(error)
+            number = error.errno or errno.EIO
+        elif not isinstance(error, KeyError):
+            log.error("request of the kernel broke", exc_info=error)
+        self._reply(unique, error=number)
+
+    def _log(self, error: OSError) -> None:
         """A program that reads sees the number of the error alone."""
-        is_told = error.errno in (errno.EIO, errno.EACCES) and self._clock() >= self._log_after
-        if is_told:
+        is_warned = error.errno in (errno.EIO, errno.EACCES) and self._clock() >= self._log_after
+        if is_warned:
             self._log_after = self._clock() + _LOG_PAUSE_S
         log.log(
-            logging.WARNING if is_told else logging.DEBUG, "a call of the mount failed",
+            logging.WARNING if is_warned else logging.DEBUG, "a call of the mount failed",
             extra={"error": error.strerror, "errno": errno.errorcode.get(error.errno or 0)},
         )  # fmt: skip
 

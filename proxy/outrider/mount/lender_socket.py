@@ -25,7 +25,7 @@ ANSWER_S = 10.0
 _OFFER_BYTES_MAX = 4096
 
 
-class Line:
+class LenderConnection:
     """The connection to the proxy. `changes`: its counter in shared memory."""
 
     def __init__(self, connected: socket.socket, terms: LoanTerms, counter: int) -> None:
@@ -51,7 +51,7 @@ async def offered(proxy: Origin) -> dict[str, str] | None:
         return None
 
 
-def connected_to(offer: Mapping[str, str], bucket: str) -> Line:
+def connected_to(offer: Mapping[str, str], bucket: str) -> LenderConnection:
     """Raises OSError, ValueError, BadMessage."""
     directory, name = os.path.split(offer["path"])
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -69,7 +69,7 @@ def connected_to(offer: Mapping[str, str], bucket: str) -> Line:
             terms = parse_terms(packet)
             if not fds:
                 raise BadMessage("no counter")
-            line = Line(connected, terms, fds[0])
+            line = LenderConnection(connected, terms, fds[0])
         finally:
             close_all(fds)
         connected.setblocking(False)

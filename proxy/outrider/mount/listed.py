@@ -13,7 +13,7 @@ from typing import NamedTuple
 _PROOFS = 4
 
 
-class Told(NamedTuple):
+class ObjectFacts(NamedTuple):
     """An object as a HEAD or a LIST tells of it. `size`: -1 where none was told. `etag` has no quotes, and is empty
     where none was told. `seconds`: the time of its upload since 1970; 0: not told."""
 
@@ -22,10 +22,10 @@ class Told(NamedTuple):
     seconds: int
 
     @classmethod
-    def of(cls, size: int, etag: str, modified: datetime | None) -> Told:
+    def of(cls, size: int, etag: str, modified: datetime | None) -> ObjectFacts:
         return cls(size, etag.strip('"'), 0 if modified is None else int(modified.timestamp()))
 
-    def is_version(self, other: Told) -> bool:
+    def is_version(self, other: ObjectFacts) -> bool:
         """Whether both are of one version (`core.model.VersionIdentity`), as far as both tell. Without an ETag, both
         must tell the date."""
         if self.size != other.size and self.size >= 0 and other.size >= 0:
@@ -37,16 +37,16 @@ class Told(NamedTuple):
 
 class FileVersion(NamedTuple):
     """Replies to the GETs of a file must tell this version. `is_settled`: the object told so, and not a LIST alone.
-    `seconds`: see `Told`."""
+    `seconds`: see `ObjectFacts`."""
 
     size: int
     etag: str
     is_settled: bool
     seconds: int = 0
 
-    def may_be(self, told: Told) -> bool:
+    def may_be(self, facts: ObjectFacts) -> bool:
         """Whether a reply that tells this brings the version."""
-        size, etag, seconds = told
+        size, etag, seconds = facts
         if (size >= 0 and size != self.size) or (etag and self.etag and etag != self.etag):
             return False
         if seconds and self.seconds and seconds != self.seconds:
@@ -61,12 +61,12 @@ class SettleVerdict(Enum):
     CHANGED = "another version took its place"
 
 
-def verdict(known: Told, told: Told, *, is_settled: bool) -> SettleVerdict:
-    """A HEAD tells `told` of a file that is known as `known`. `is_settled`: the object told so before;
+def verdict(known: ObjectFacts, found: ObjectFacts, *, is_settled: bool) -> SettleVerdict:
+    """A HEAD shows `found` of a file that is known as `known`. `is_settled`: the object told so before;
     False: a LIST did, and no byte was read by it."""
-    if known.is_version(told):
+    if known.is_version(found):
         return SettleVerdict.SAME
-    is_one_upload = known.seconds == told.seconds or not (known.seconds and told.seconds)
+    is_one_upload = known.seconds == found.seconds or not (known.seconds and found.seconds)
     return SettleVerdict.MISTOLD if is_one_upload and not is_settled else SettleVerdict.CHANGED
 
 
@@ -77,23 +77,23 @@ class ListTrust:
         self._proofs: Counter[tuple[bool, int]] = Counter()
         self.is_lost = False
 
-    def believes(self, listed: Told) -> bool:
+    def believes(self, listed: ObjectFacts) -> bool:
         """Sizes of 0 never: where one is wrong, the kernel would not even begin to read. Nor where no ETag could show
         that the object has changed."""
         return not self.is_lost and listed.size > 0 and listed.etag != "" and self._proofs[_kind(listed)] >= _PROOFS
 
-    def unproved(self, listed: Iterable[Told]) -> list[int]:
+    def unproved(self, listed: Iterable[ObjectFacts]) -> list[int]:
         """The places in `listed` of objects that, if they are as listed, prove all its kinds that can be proved."""
         if self.is_lost:
             return []
         proofs, places = self._proofs.copy(), []
-        for place, told in enumerate(listed):
-            if told.size > 0 and told.etag and proofs[_kind(told)] < _PROOFS:
-                proofs[_kind(told)] += 1
+        for place, facts in enumerate(listed):
+            if facts.size > 0 and facts.etag and proofs[_kind(facts)] < _PROOFS:
+                proofs[_kind(facts)] += 1
                 places.append(place)
         return places
 
-    def confirm(self, listed: Told) -> None:
+    def confirm(self, listed: ObjectFacts) -> None:
         """The object is as it was listed. One without a size or an ETag proves nothing of those that have them."""
         if listed.size > 0 and listed.etag:
             self._proofs[_kind(listed)] += 1
@@ -102,7 +102,7 @@ class ListTrust:
         self.is_lost = True
 
 
-def _kind(listed: Told) -> tuple[bool, int]:
+def _kind(listed: ObjectFacts) -> tuple[bool, int]:
     """Stores that list wrong sizes do so for a kind of objects: uploads in parts (AWS's ETag of these has a hyphen), or
     those that are large enough to be compressed."""
     return "-" in listed.etag, listed.size.bit_length()

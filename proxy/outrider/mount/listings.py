@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
-from outrider.mount.bucket import Away, Bucket
-from outrider.mount.nodes import Directory, Listing, Nodes
+from outrider.core.s3.list_page import ListedObject
+from outrider.mount.bucket import Away, MountBucket
+from outrider.mount.listed import ObjectFacts
+from outrider.mount.nodes import Directory, MountNodes, is_name
 from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -43,7 +46,7 @@ class UnderWay:
 
 class Listings:
     def __init__(
-        self, bucket: Bucket, nodes: Nodes, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        self, bucket: MountBucket, nodes: MountNodes, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         holds: Callable[[float | None], bool], clock: Clock,
     ) -> None:  # fmt: skip
         """`spawn` starts a task and keeps it. `holds`: whether what was learnt then is still believed."""
@@ -72,7 +75,7 @@ class Listings:
     async def _listed(self, directory: Directory, listed: UnderWay) -> None:
         try:
             began_at = asked_at = self._clock()
-            listing = Listing(self._nodes, directory, began_at)
+            listing = DirectoryListing(self._nodes, directory, began_at)
             async for page in self._bucket.pages(directory.prefix):
                 listing.take(page.objects, page.groups, asked_at)
                 if page.is_truncated:
@@ -90,3 +93,56 @@ class Listings:
             raise
         finally:
             listed.has_page.set()
+
+
+class DirectoryListing:
+    """Takes the pages of a LIST of `directory` with a delimiter; `done` puts them in place of what was known."""
+
+    def __init__(self, nodes: MountNodes, directory: Directory, now: float) -> None:
+        self._nodes = nodes
+        self._directory = directory
+        self._began_at = now
+        self._number = next(nodes.listing_numbers)
+
+    def take(self, objects: Iterable[ListedObject], groups: Iterable[str], now: float) -> None:
+        """`now`: when the page was asked for."""
+        prefix = self._directory.prefix
+        for group in groups:
+            self._take_directory(group.removeprefix(prefix).removesuffix("/"))
+        for listed in objects:
+            # Some stores take the prefix for a hint, or ignore the delimiter.
+            if listed.key.startswith(prefix):
+                name, slash, _ = listed.key[len(prefix) :].partition("/")
+                if slash:
+                    self._take_directory(name)
+                else:
+                    self._take_file(name, ObjectFacts.of(listed.size, listed.etag, _date(listed.modified)), now)
+
+    def _take_directory(self, name: str) -> None:
+        if is_name(name):
+            self._nodes.note_listed(self._nodes.directory(self._directory, name), self._number)
+
+    def _take_file(self, name: str, facts: ObjectFacts, now: float) -> None:
+        if not is_name(name):
+            return
+        known = self._nodes.child(self._directory, name)
+        # A directory hides an object of the same name, as one path is one of the two.
+        if isinstance(known, Directory):
+            return
+        if known is None or not known.is_settled or known.facts.is_version(facts):
+            known = self._nodes.file(self._directory, name, facts, now, settled=False)
+        elif known.checked_at <= now:
+            # It was put again, or the LIST is wrong: the object itself is asked at the next look.
+            known.checked_at = -inf
+        self._nodes.note_listed(known, self._number)
+
+    def done(self) -> None:
+        self._nodes.drop_unlisted(self._directory, self._number, self._began_at)
+        self._directory.listed_at = self._began_at
+
+
+def _date(iso: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(iso).astimezone(UTC)
+    except ValueError:
+        return None

@@ -18,8 +18,8 @@ from itertools import count
 from outrider.core.cache import loan_messages
 from outrider.core.cache.loan_messages import BadMessage, Loan, LoanRead
 from outrider.core.errors import OriginBroke
-from outrider.mount.lender_socket import ANSWER_S, Line, close_all, connected_to, offered, received
-from outrider.mount.listed import FileVersion, Told
+from outrider.mount.lender_socket import ANSWER_S, LenderConnection, close_all, connected_to, offered, received
+from outrider.mount.listed import FileVersion, ObjectFacts
 from outrider.mount.messages import READ_BYTES_MAX
 from outrider.mount.nodes import File
 from outrider.pagecache import fd_stays_in_memory, read_in_memory
@@ -37,7 +37,7 @@ _REPORT_S = 0.02
 _PAUSE_S, _PAUSE_S_MAX = 0.5, 15.0
 
 
-class _Held:
+class _HeldLoan:
     """A loan with its descriptor, which is closed with the last use of this object: threads read by it, too."""
 
     __slots__ = ("fd", "loan", "stays", "until")
@@ -64,7 +64,7 @@ class _Held:
         return data if len(data) == stop - start else None
 
 
-class _Question:
+class _LoanQuestion:
     """For a loan of a block of `version`, asked at this time: that of the loan runs from then at the earliest."""
 
     __slots__ = ("asked_at", "key", "number", "timer", "version", "waiters")
@@ -77,9 +77,9 @@ class _Question:
         self.timer: asyncio.TimerHandle | None = None
         self.waiters: list[asyncio.Future[None]] = []
 
-    def is_answered_by(self, held: _Held) -> bool:
+    def is_answered_by(self, held: _HeldLoan) -> bool:
         loan = held.loan
-        return self.version.may_be(Told(loan.size, loan.etag, loan.seconds))
+        return self.version.may_be(ObjectFacts(loan.size, loan.etag, loan.seconds))
 
 
 class Loans:
@@ -95,15 +95,15 @@ class Loans:
         self._proxy = proxy
         self._bucket = bucket
         self._clock = clock
-        self._line: Line | None = None
+        self._line: LenderConnection | None = None
         self._is_lost = asyncio.Event()
         self._block_bytes = 1
         # By the file's number and the block's, the one that was read last at the end.
-        self._held: OrderedDict[tuple[int, int], _Held] = OrderedDict()
+        self._held: OrderedDict[tuple[int, int], _HeldLoan] = OrderedDict()
         self._numbers = count(1)
         # The same questions by their numbers, and by file and block.
-        self._asked: dict[int, _Question] = {}
-        self._asking: dict[tuple[int, int], _Question] = {}
+        self._asked: dict[int, _LoanQuestion] = {}
+        self._asking: dict[tuple[int, int], _LoanQuestion] = {}
         self._reports: list[LoanRead] = []
         self._timer: asyncio.TimerHandle | None = None
         self._read_at = time.perf_counter()
@@ -159,8 +159,8 @@ class Loans:
         self._note(file, start, stop, began, disk_s)
         return b"".join(pieces)
 
-    async def _from_disk(self, held: _Held, start: int, stop: int) -> bytes | None:
-        """None: see `_Held.read`; or the disk hangs."""
+    async def _from_disk(self, held: _HeldLoan, start: int, stop: int) -> bytes | None:
+        """None: see `_HeldLoan.read`; or the disk hangs."""
         reading = asyncio.get_running_loop().run_in_executor(self._threads, held.read, start, stop)
         try:
             async with asyncio.timeout(self._patience_s):
@@ -170,7 +170,7 @@ class Loans:
             self._lose()
             return None
 
-    def _in_memory(self, held: _Held, start: int, stop: int) -> memoryview | None:
+    def _in_memory(self, held: _HeldLoan, start: int, stop: int) -> memoryview | None:
         """None: not all of it is in memory, and in this block."""
         loan = held.loan
         if stop > loan.stop or start < loan.start or stop - start > READ_BYTES_MAX:
@@ -182,7 +182,7 @@ class Loans:
             return None
         return into if is_whole else None
 
-    def _known(self, file: File, start: int) -> _Held | None:
+    def _known(self, file: File, start: int) -> _HeldLoan | None:
         key = (file.number, start // self._block_bytes)
         held = self._held.get(key)
         if held is None or self._line is None:
@@ -195,7 +195,7 @@ class Loans:
 
     # -- questions ---------------------------------------------------------------------------------------------
 
-    async def _ask(self, file: File, start: int) -> _Held | None:
+    async def _ask(self, file: File, start: int) -> _HeldLoan | None:
         """The kernel asks for several parts of a block at once, and the proxy is asked for it once."""
         key = (file.number, start // self._block_bytes)
         question = self._asking.get(key)
@@ -203,7 +203,7 @@ class Loans:
             if self._line is None or len(self._asking) >= self._line.terms.questions_max:
                 return None
             number = next(self._numbers)
-            question = _Question(number, key, file.version, self._clock())
+            question = _LoanQuestion(number, key, file.version, self._clock())
             self._asking[key] = self._asked[number] = question
             question.timer = asyncio.get_running_loop().call_later(ANSWER_S, self._end, question, None)
             self.report(LoanRead(number, file.key, start, start + 1))
@@ -215,7 +215,7 @@ class Loans:
         held = self._held.get(key)
         return held if held is not None and held.is_of(file) else None
 
-    def _end(self, question: _Question, held: _Held | None) -> None:
+    def _end(self, question: _LoanQuestion, held: _HeldLoan | None) -> None:
         """The question is answered; None: there is no loan, or no answer came."""
         del self._asking[question.key], self._asked[question.number]
         if question.timer is not None:
@@ -294,7 +294,7 @@ class Loans:
         loop.add_reader(line.socket.fileno(), self._readable, line)
         return True
 
-    def _readable(self, line: Line) -> None:
+    def _readable(self, line: LenderConnection) -> None:
         try:
             packet, fds = received(line.socket)
         except BlockingIOError:
@@ -314,7 +314,7 @@ class Loans:
         if question is None or loan is None or not fds:
             close_all(fds)
         if question is not None:
-            held = None if loan is None or not fds else _Held(loan, fds[0], question.asked_at + loan.fresh_s)
+            held = None if loan is None or not fds else _HeldLoan(loan, fds[0], question.asked_at + loan.fresh_s)
             self._end(question, held)
 
     def _lose(self) -> None:

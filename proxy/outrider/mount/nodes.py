@@ -1,66 +1,114 @@
-"""The files and directories of a mount, as far as they are known."""
+"""The files and directories of a mount, as far as they are known: a file in columns, some 120 bytes for each beside its
+name. An object of Python lives while somebody uses it."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from array import array
+from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from math import inf
-from typing import TypeVar
+from weakref import ReferenceType, ref
 
-from outrider.core.s3.list_page import ListedObject
-from outrider.mount.listed import FileVersion, Told
+from outrider.core.rows import FreeRows, RowIndex
+from outrider.mount.listed import FileVersion, ObjectFacts
 from outrider.mount.messages import NAME_BYTES_MAX, Attributes
 
 ROOT = 1
 _NANOSECONDS = 1_000_000_000
+_MD5_BYTES = 16
+# Flags of a row. `_KNOWN`: a child of its directory, or known to the kernel; else an object of Python alone uses it.
+_KNOWN, _CHILD, _SETTLED, _MD5 = 1, 2, 4, 8
+# Names that have gone are dropped from the letters once they are half of these, and more than so many.
+_DEAD_BYTES_MIN = 65536
 
 
 class File:
     """One version of an object. Another version is another file with a number of its own, so that the kernel never
-    takes the pages, or the reader, of one for those of the other."""
+    takes the pages, or the reader, of one for those of the other. There is at most one of these for a file at any
+    time."""
 
-    __slots__ = (
-        "checked_at", "etag", "is_child", "is_settled", "key", "lookups", "number", "parent", "reads_at", "size",
-        "time_ns",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_nodes", "_row", "number")
 
-    def __init__(self, number: int, key: str, parent: Directory) -> None:
-        self.number = number
-        self.key = key
-        self.parent = parent
-        self.size = 0
-        self.etag = ""
-        self.time_ns = 0
-        # The object told its version. False: a LIST did, and no byte was read by it.
-        self.is_settled = False
-        self.checked_at = 0.0
-        # Where a reader that goes on would read next.
-        self.reads_at = 0
-        self.lookups = 0
-        self.is_child = False
+    def __init__(self, nodes: MountNodes, row: int) -> None:
+        self._nodes = nodes
+        self._row = row
+        self.number = nodes.number_of(row)
 
-    def learn(self, told: Told, now: float, *, settled: bool) -> None:
-        """`settled`: by the object itself, and not by a LIST."""
-        self.size = told.size if told.size >= 0 else self.size
-        self.etag, self.checked_at = told.etag or self.etag, now
-        self.is_settled = self.is_settled or settled
-        # Programs compare the times of files. Two versions within a second differ in the ETag only, so the ETag makes
-        # the fraction of the second. HEAD tells whole seconds, LIST may tell more.
-        self.time_ns = told.seconds * _NANOSECONDS + zlib.crc32(self.etag.encode()) % _NANOSECONDS
+    def __del__(self) -> None:
+        self._nodes.unused(self._row)
 
     @property
-    def told(self) -> Told:
-        return Told(self.size, self.etag, self.time_ns // _NANOSECONDS)
-
-    @property
-    def version(self) -> FileVersion:
-        return FileVersion(self.size, self.etag, self.is_settled, self.time_ns // _NANOSECONDS)
+    def parent(self) -> Directory:
+        return self._nodes.parent_of(self._row)
 
     @property
     def name(self) -> str:
-        return self.key[len(self.parent.prefix) :]
+        return self._nodes.name_of(self._row).decode("utf-8", "surrogateescape")
+
+    @property
+    def key(self) -> str:
+        return self.parent.prefix + self.name
+
+    @property
+    def size(self) -> int:
+        return self._nodes.sizes[self._row]
+
+    @property
+    def etag(self) -> str:
+        return self._nodes.etag_of(self._row)
+
+    @property
+    def time_ns(self) -> int:
+        # Programs compare the times of files. Two versions within a second differ in the ETag only, so the ETag makes
+        # the fraction of the second. HEAD tells whole seconds, LIST may tell more.
+        return self._nodes.seconds[self._row] * _NANOSECONDS + zlib.crc32(self.etag.encode()) % _NANOSECONDS
+
+    @property
+    def is_settled(self) -> bool:
+        """The object itself showed its version. False: a LIST did, and no byte was read by it."""
+        return self._nodes.flags[self._row] & _SETTLED != 0
+
+    @property
+    def is_child(self) -> bool:
+        """Its directory has it."""
+        return self._nodes.flags[self._row] & _CHILD != 0
+
+    @property
+    def checked_at(self) -> float:
+        return self._nodes.checked_at[self._row]
+
+    @checked_at.setter
+    def checked_at(self, at: float) -> None:
+        self._nodes.checked_at[self._row] = at
+
+    @property
+    def reads_at(self) -> int:
+        """Where a reader that goes on would read next."""
+        return self._nodes.reads_at[self._row]
+
+    @reads_at.setter
+    def reads_at(self, at: int) -> None:
+        self._nodes.reads_at[self._row] = at
+
+    def settle(self) -> None:
+        """See `is_settled`."""
+        self._nodes.flags[self._row] |= _SETTLED
+
+    def learn(self, facts: ObjectFacts, now: float, *, settled: bool) -> None:
+        """`settled`: by the object itself, and not by a LIST."""
+        self._nodes.learn(self._row, facts, now)
+        if settled:
+            self.settle()
+
+    @property
+    def facts(self) -> ObjectFacts:
+        return ObjectFacts(self.size, self.etag, self._nodes.seconds[self._row])
+
+    @property
+    def version(self) -> FileVersion:
+        return FileVersion(self.size, self.etag, self.is_settled, self._nodes.seconds[self._row])
 
     @property
     def attributes(self) -> Attributes:
@@ -68,18 +116,35 @@ class File:
 
 
 class Directory:
-    __slots__ = ("children", "heads_until", "is_child", "listed_at", "lookups", "number", "prefix")
+    """`lookups`: how often the kernel was shown it, less what it has forgotten. `is_child`: its parent has it."""
+
+    __slots__ = ("directories", "files", "heads_until", "is_child", "listed_at", "listing", "lookups", "members",
+                 "number", "prefix")  # fmt: skip
 
     def __init__(self, number: int, prefix: str) -> None:
         self.number = number
         self.prefix = prefix
-        self.children: dict[str, Node] = {}
-        # None: never, so `children` are those that were looked up.
+        self.directories: dict[str, Directory] = {}
+        # The numbers of what is in it, in the order in which it was met. Some are of what has gone since.
+        self.members = array("Q")
+        # How many rows of files name it as their parent.
+        self.files = 0
+        # None: never, so its members are those that were looked up.
         self.listed_at: float | None = None
         # Until then its names are asked for one by one, and not by a LIST.
         self.heads_until = -inf
         self.lookups = 0
         self.is_child = False
+        # The number of the LIST of its parent that showed it last.
+        self.listing = 0
+
+    @property
+    def name(self) -> str:
+        return self.prefix[self.prefix.rfind("/", 0, -1) + 1 : -1]
+
+    @property
+    def is_known(self) -> bool:
+        return self.is_child or self.lookups > 0
 
     @property
     def attributes(self) -> Attributes:
@@ -87,152 +152,311 @@ class Directory:
 
 
 Node = File | Directory
-"""`lookups`: how often the kernel was told of it, less what it has forgotten. `is_child`: its directory has it."""
-
-N = TypeVar("N", bound=Node)
 
 
-class Nodes:
+class MountNodes:
     """All nodes by number: those that are children of their directory, and those that the kernel knows. Numbers are not
-    used again."""
+    used again: that of a file has its row, and how often the row was used before. Files have even numbers."""
 
     def __init__(self, prefix: str) -> None:
-        self._numbers = count(ROOT)
-        self._by_number: dict[int, Node] = {}
+        self._directory_numbers = count(ROOT, 2)
+        self._directories: dict[int, Directory] = {}
+        self._rows = FreeRows()
+        self._index = RowIndex()
+        self._live: dict[int, ReferenceType[File]] = {}
+        self._letters = bytearray()
+        self._dead_bytes = 0
+        self._starts, self._lengths = array("Q"), array("H")
+        self._uses, self._parents, self._lookups = array("I"), array("Q"), array("I")
+        self._md5s = bytearray()
+        # ETags that have another form.
+        self._etags: dict[int, str] = {}
+        self.sizes, self.seconds, self.reads_at = array("Q"), array("q"), array("Q")
+        self.checked_at = array("d")
+        self.flags = bytearray()
+        # The number of the LIST that showed it last.
+        self.listings = array("I")
+        self.listing_numbers = count(1)
+        # While directories are open for reading, the names of files that have gone from them: another version may have
+        # taken their place.
+        self._readers = 0
+        self._gone: dict[int, str] = {}
+        self._files = 0
         self.file_bytes = 0
         """The sizes of all files in it."""
-        self.root = self._add(Directory(next(self._numbers), prefix))
+        self.root = self._new_directory(prefix)
 
     def __getitem__(self, number: int) -> Node:
         """Raises KeyError: the kernel names a node that was forgotten."""
-        return self._by_number[number]
+        node = self._directories.get(number) if number % 2 else self._file_at(number)
+        if node is None or (isinstance(node, Directory) and not node.is_known):
+            raise KeyError(number)
+        return node
 
     def __len__(self) -> int:
-        return len(self._by_number)
+        return self._files + sum(directory.is_known for directory in self._directories.values())
 
-    def told(self, node: Node) -> None:
-        """The kernel is told of this node by a reply."""
-        node.lookups += 1
-        if node.number not in self._by_number:
-            self._by_number[node.number] = node
-            self._count(node, 1)
+    # -- what the kernel knows ----------------------------------------------------------------------------------
+
+    def shown(self, node: Node) -> None:
+        """The kernel is shown this node by a reply."""
+        if isinstance(node, Directory):
+            node.lookups += 1
+            self._directories[node.number] = node
+        else:
+            self._lookups[node._row] += 1
+            self._know(node._row)
 
     def forgotten(self, number: int, lookups: int) -> None:
-        """The kernel forgets so many of the replies that told it of this node."""
-        if (node := self._by_number.get(number)) is not None:
-            node.lookups -= lookups
-            self._leave(node)
+        """The kernel forgets so many of the replies that showed it this node."""
+        if number % 2:
+            if (directory := self._directories.get(number)) is not None:
+                directory.lookups -= lookups
+                self._leave(directory)
+        elif (row := self._row_of(number)) >= 0:
+            self._lookups[row] = max(0, self._lookups[row] - lookups)
+            self._leave_row(row)
 
-    def shown_files(self) -> list[File]:
-        """The files that the kernel knows."""
-        return [node for node in self._by_number.values() if isinstance(node, File) and node.lookups > 0]
+    def shown_files(self) -> Iterator[File]:
+        """The files that the kernel knows, of those that there are now. They may come and go meanwhile."""
+        return (self._file(row) for row in range(self._rows.count) if self._lookups[row])
 
-    def file(self, parent: Directory, name: str, told: Told, now: float, *, settled: bool) -> File:
+    # -- names --------------------------------------------------------------------------------------------------
+
+    def child(self, parent: Directory, name: str) -> Node | None:
+        directory = parent.directories.get(name)
+        if directory is not None:
+            return directory
+        row = self._child_row(parent, packed_name(name))
+        return None if row < 0 else self._file(row)
+
+    def children(self, parent: Directory) -> array[int]:
+        """The numbers of what is in it, in the order in which it was met."""
+        parent.members = array("Q", [number for number in parent.members if self._is_child(number)])
+        return array("Q", parent.members)
+
+    def opened(self, parent: Directory) -> array[int]:
+        """As `children`, for `member`, until `closed`."""
+        self._readers += 1
+        return self.children(parent)
+
+    def closed(self) -> None:
+        self._readers -= 1
+        if not self._readers:
+            self._gone.clear()
+
+    def member(self, parent: Directory, number: int) -> Node | None:
+        """A member that an open directory had; another version, if that has taken its place. None: it is gone."""
+        try:
+            return self[number]
+        except KeyError:
+            name = self._gone.get(number)
+            return None if name is None else self.child(parent, name)
+
+    def _is_child(self, number: int) -> bool:
+        if number % 2:
+            directory = self._directories.get(number)
+            return directory is not None and directory.is_child
+        row = self._row_of(number)
+        return row >= 0 and self.flags[row] & _CHILD != 0
+
+    def file(self, parent: Directory, name: str, facts: ObjectFacts, now: float, *, settled: bool) -> File:
         """The file that has this version; a new one if there was none. `settled`: see `File.learn`."""
-        known = parent.children.get(name)
-        if not (isinstance(known, File) and known.told.is_version(told)):
-            known = File(next(self._numbers), parent.prefix + name, parent)
-            self._put(parent, name, known)
-        self.learn(known, told, now, settled=settled)
+        known = self.child(parent, name)
+        if not (isinstance(known, File) and known.facts.is_version(facts)):
+            self.remove(parent, name)
+            known = self._file(self._new_row(parent, packed_name(name)))
+        known.learn(facts, now, settled=settled)
         return known
 
-    def learn(self, file: File, told: Told, now: float, *, settled: bool) -> None:
-        """See `File.learn`."""
-        before = file.size
-        file.learn(told, now, settled=settled)
-        if file.number in self._by_number:
-            self.file_bytes += file.size - before
-
-    def _count(self, node: Node, times: int) -> None:
-        if isinstance(node, File):
-            self.file_bytes += times * node.size
-
     def directory(self, parent: Directory, name: str) -> Directory:
-        known = parent.children.get(name)
-        if not isinstance(known, Directory):
-            known = Directory(next(self._numbers), f"{parent.prefix}{name}/")
-            self._put(parent, name, known)
+        known = parent.directories.get(name)
+        if known is None:
+            self.remove(parent, name)
+            known = parent.directories[name] = self._new_directory(f"{parent.prefix}{name}/")
+            parent.members.append(known.number)
         return known
 
     def remove(self, parent: Directory, name: str) -> None:
         """There is no such name any more. Does nothing if there was none."""
-        if (node := parent.children.pop(name, None)) is not None:
-            node.is_child = False
-            self._leave(node)
+        directory = parent.directories.pop(name, None)
+        if directory is not None:
+            directory.is_child = False
+            self._leave(directory)
+        elif (row := self._child_row(parent, packed_name(name))) >= 0:
+            self._orphan(row)
 
-    def _put(self, parent: Directory, name: str, node: Node) -> None:
-        self.remove(parent, name)
-        parent.children[name] = self._add(node)
-
-    def _add(self, node: N) -> N:
-        node.is_child = True
-        self._by_number[node.number] = node
-        return node
-
-    def _leave(self, node: Node) -> None:
-        """Drop a node that is no child and that the kernel does not know, with what is in it."""
-        leaving = [node]
-        while leaving:
-            node = leaving.pop()
-            if node.is_child or node.lookups > 0:
-                continue
-            if self._by_number.pop(node.number, None) is not None:
-                self._count(node, -1)
-            if isinstance(node, Directory):
-                for child in node.children.values():
-                    child.is_child = False
-                    leaving.append(child)
-                node.children.clear()
-
-
-class Listing:
-    """Takes the pages of a LIST of `directory` with a delimiter; `done` puts them in place of what was known."""
-
-    def __init__(self, nodes: Nodes, directory: Directory, now: float) -> None:
-        self._nodes = nodes
-        self._directory = directory
-        self._began_at = now
-        self._names: set[str] = set()
-
-    def take(self, objects: Iterable[ListedObject], groups: Iterable[str], now: float) -> None:
-        """`now`: when the page was asked for."""
-        prefix = self._directory.prefix
-        for group in groups:
-            self._take_directory(group.removeprefix(prefix).removesuffix("/"))
-        for listed in objects:
-            # Some stores take the prefix for a hint, or ignore the delimiter.
-            if listed.key.startswith(prefix):
-                name, slash, _ = listed.key[len(prefix) :].partition("/")
-                if slash:
-                    self._take_directory(name)
-                else:
-                    self._take_file(name, Told.of(listed.size, listed.etag, _date(listed.modified)), now)
-
-    def _take_directory(self, name: str) -> None:
-        if is_name(name):
-            self._nodes.directory(self._directory, name)
-            self._names.add(name)
-
-    def _take_file(self, name: str, told: Told, now: float) -> None:
-        known = self._directory.children.get(name)
-        # A directory hides an object of the same name, as one path is one of the two.
-        if not is_name(name) or isinstance(known, Directory):
-            return
-        self._names.add(name)
-        if known is None or not known.is_settled or known.told.is_version(told):
-            self._nodes.file(self._directory, name, told, now, settled=False)
-        elif known.checked_at <= now:
-            # It was put again, or the LIST is wrong: the object itself is asked at the next look.
-            known.checked_at = -inf
-
-    def done(self) -> None:
-        children = self._directory.children
-        for name in children.keys() - self._names:
-            child = children[name]
+    def drop_unlisted(self, directory: Directory, listing: int, began_at: float) -> None:
+        """Remove what is in `directory` and was not in this LIST of it, which began at that moment."""
+        for number in self.children(directory):
+            if number % 2:
+                if self._directories[number].listing != listing:
+                    self.remove(directory, self._directories[number].name)
             # A HEAD may have found it after its page was made.
-            if not (isinstance(child, File) and child.checked_at > self._began_at):
-                self._nodes.remove(self._directory, name)
-        self._directory.listed_at = self._began_at
+            elif self.listings[row := self._row_of(number)] != listing and self.checked_at[row] <= began_at:
+                self._orphan(row)
+
+    def note_listed(self, node: Node, listing: int) -> None:
+        """The LIST has shown it."""
+        if isinstance(node, Directory):
+            node.listing = listing
+        else:
+            self.listings[node._row] = listing
+
+    # -- rows of files ------------------------------------------------------------------------------------------
+
+    def number_of(self, row: int) -> int:
+        return 2 * (self._uses[row] << 32 | row) + 2
+
+    def _row_of(self, number: int) -> int:
+        """-1: the file was forgotten."""
+        uses, row = divmod(number // 2 - 1, 1 << 32)
+        is_it = 0 <= row < self._rows.count and self._uses[row] == uses and self.flags[row] & _KNOWN
+        return row if is_it else -1
+
+    def _file_at(self, number: int) -> File | None:
+        row = self._row_of(number)
+        return None if row < 0 else self._file(row)
+
+    def _file(self, row: int) -> File:
+        known = self._live.get(row)
+        file = None if known is None else known()
+        if file is None:
+            file = File(self, row)
+            self._live[row] = ref(file)
+        return file
+
+    def parent_of(self, row: int) -> Directory:
+        return self._directories[self._parents[row]]
+
+    def name_of(self, row: int) -> bytes:
+        start = self._starts[row]
+        return bytes(self._letters[start : start + self._lengths[row]])
+
+    def etag_of(self, row: int) -> str:
+        if self.flags[row] & _MD5:
+            return self._md5s[row * _MD5_BYTES : (row + 1) * _MD5_BYTES].hex()
+        return self._etags.get(row, "")
+
+    def learn(self, row: int, facts: ObjectFacts, now: float) -> None:
+        if facts.size >= 0:
+            if self.flags[row] & _KNOWN:
+                self.file_bytes += facts.size - self.sizes[row]
+            self.sizes[row] = facts.size
+        if facts.etag:
+            md5 = _md5_of(facts.etag)
+            self._etags.pop(row, None)
+            if md5:
+                self._md5s[row * _MD5_BYTES : (row + 1) * _MD5_BYTES] = md5
+                self.flags[row] |= _MD5
+            else:
+                self._etags[row] = facts.etag
+                self.flags[row] &= ~_MD5
+        self.seconds[row], self.checked_at[row] = facts.seconds, now
+
+    def _child_row(self, parent: Directory, name: bytes) -> int:
+        return self._index.find(hash((parent.number, name)), partial(self._is_named, parent.number, name))
+
+    def _is_named(self, parent: int, name: bytes, row: int) -> bool:
+        return (
+            self._parents[row] == parent and self._lengths[row] == len(name)
+            and self._letters.startswith(name, self._starts[row])
+        )  # fmt: skip
+
+    def _new_row(self, parent: Directory, name: bytes) -> int:
+        row, is_new = self._rows.take()
+        if is_new:
+            for column in (
+                self._starts, self._lengths, self._uses, self._parents, self._lookups, self.sizes, self.seconds,
+                self.reads_at, self.listings, self.flags,
+            ):  # fmt: skip
+                column.append(0)
+            self.checked_at.append(0.0)
+            self._md5s += bytes(_MD5_BYTES)
+        self._starts[row], self._lengths[row], self._parents[row] = len(self._letters), len(name), parent.number
+        self._letters += name
+        self.sizes[row] = self.seconds[row] = self.reads_at[row] = self.listings[row] = self._lookups[row] = 0
+        self.flags[row] = _CHILD
+        self._know(row)
+        self._index.add(hash((parent.number, name)), row)
+        parent.files += 1
+        parent.members.append(self.number_of(row))
+        return row
+
+    def _know(self, row: int) -> None:
+        if not self.flags[row] & _KNOWN:
+            self.flags[row] |= _KNOWN
+            self._files += 1
+            self.file_bytes += self.sizes[row]
+
+    def _orphan(self, row: int) -> None:
+        """Its directory has it no more."""
+        if self._readers:
+            self._gone[self.number_of(row)] = self.name_of(row).decode("utf-8", "surrogateescape")
+        self._index.discard(hash((self._parents[row], self.name_of(row))), row)
+        self.flags[row] &= ~_CHILD
+        self._leave_row(row)
+
+    def _leave_row(self, row: int) -> None:
+        """Forget a file that is no child and that the kernel does not know."""
+        if self.flags[row] & _KNOWN and not self.flags[row] & _CHILD and not self._lookups[row]:
+            self.flags[row] &= ~_KNOWN
+            self._files -= 1
+            self.file_bytes -= self.sizes[row]
+            if row not in self._live:
+                self._free(row)
+
+    def unused(self, row: int) -> None:
+        """The object of the file is used no more."""
+        self._live.pop(row, None)
+        if not self.flags[row] & _KNOWN:
+            self._free(row)
+
+    def _free(self, row: int) -> None:
+        parent = self.parent_of(row)
+        parent.files -= 1
+        self._drop_if_unused(parent)
+        self._etags.pop(row, None)
+        self._dead_bytes += self._lengths[row]
+        self._lengths[row] = 0
+        self._uses[row] += 1
+        self._rows.give_back(row)
+        if self._dead_bytes > max(_DEAD_BYTES_MIN, len(self._letters) // 2):
+            letters = bytearray()
+            for each in range(self._rows.count):
+                name = self.name_of(each)
+                self._starts[each] = len(letters)
+                letters += name
+            self._letters, self._dead_bytes = letters, 0
+
+    # -- directories --------------------------------------------------------------------------------------------
+
+    def _new_directory(self, prefix: str) -> Directory:
+        directory = Directory(next(self._directory_numbers), prefix)
+        directory.is_child = True
+        self._directories[directory.number] = directory
+        return directory
+
+    def _leave(self, directory: Directory) -> None:
+        """Drop a directory that is no child and that the kernel does not know, with what is in it."""
+        leaving = [directory]
+        while leaving:
+            directory = leaving.pop()
+            if directory.is_known:
+                continue
+            for number in self.children(directory):
+                if (row := -1 if number % 2 else self._row_of(number)) >= 0:
+                    self._orphan(row)
+            for child in directory.directories.values():
+                child.is_child = False
+                leaving.append(child)
+            directory.directories.clear()
+            directory.members = array("Q")
+            self._drop_if_unused(directory)
+
+    def _drop_if_unused(self, directory: Directory) -> None:
+        if not directory.is_known and not directory.files:
+            self._directories.pop(directory.number, None)
 
 
 def is_name(name: str) -> bool:
@@ -248,8 +472,13 @@ def packed_name(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def _date(iso: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(iso).astimezone(UTC)
-    except ValueError:
-        return None
+def _md5_of(etag: str) -> bytes:
+    """Empty: the ETag has another form."""
+    if len(etag) == 2 * _MD5_BYTES:
+        try:
+            md5 = bytes.fromhex(etag)
+        except ValueError:
+            return b""
+        if md5.hex() == etag:
+            return md5
+    return b""

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
-from outrider.mount.bucket import Bucket, Stale
+from outrider.mount.bucket import MountBucket, Stale
 from outrider.mount.listed import FileVersion
 from outrider.mount.loans import Loans
 from outrider.mount.nodes import File
@@ -65,8 +65,10 @@ class _Stream(Target):
         self._waiting = still
 
 
-class Reads:
-    def __init__(self, bucket: Bucket, spawn: Callable[..., object], clock: Clock, loans: Loans | None = None) -> None:
+class FileReads:
+    def __init__(
+        self, bucket: MountBucket, spawn: Callable[..., object], clock: Clock, loans: Loans | None = None
+    ) -> None:
         """`spawn` starts a task and keeps it. `loans` None: there are none."""
         self._loans = loans
         self._bucket = bucket

@@ -42,7 +42,7 @@ def list_cache(room: Engine) -> ListCache:
 
 @pytest.fixture
 def lists(list_cache: ListCache, passthrough: Passthrough) -> Lists:
-    return Lists(list_cache, passthrough)
+    return Lists(list_cache, passthrough, passthrough._origin_reader)
 
 
 async def ask(lists: Lists, target: str = LIST) -> ForwardAnswer:

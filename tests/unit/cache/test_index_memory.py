@@ -111,7 +111,7 @@ async def taken_by(by: str, count: int, root: Path) -> int:
     """The bytes for so many small objects."""
     directory = BlockDir.open(root)
     ages = map(float, range(count))
-    facts = index_snapshot.Facts(lambda: 1.5e9, lambda _, version: Belief(version, next(ages)))
+    facts = index_snapshot.SnapshotFacts(lambda: 1.5e9, lambda _, version: Belief(version, next(ages)))
     if by == "snapshot":
         directory.snapshot.write_bytes(b"".join(index_snapshot.encode(map(small, range(count)), facts)))
     store = store_in(directory, "epoch")

@@ -14,7 +14,7 @@ import typer
 
 from outrider.cli.mount.command import _bucket_and_prefix
 from outrider.cli.mount.fuse_clients import FUSE_CLIENTS, Mount
-from outrider.cli.mount.missing import CannotMount, Facts, complaint, complaint_about
+from outrider.cli.mount.missing import CannotMount, MountFacts, complaint, complaint_about
 from outrider.cli.mount.mounting import mounted, mounted_at
 from outrider.cli.mount.running_proxy import There, Who, asked
 from outrider.core.cache.freshness import Freshness
@@ -83,7 +83,7 @@ def test_freshness_always_lets_no_client_believe_anything() -> None:
     assert "-o attr_timeout=0 " in words_of("s3fs", believed_s=0.0)
 
 
-READY = Facts(device=0, helper="/usr/bin/fusermount3", may_mount=True, may_gain=True, root=True)
+READY = MountFacts(device=0, helper="/usr/bin/fusermount3", may_mount=True, may_gain=True, root=True)
 
 
 @pytest.mark.parametrize(

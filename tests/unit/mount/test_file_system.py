@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from outrider.core.model import ObjectRef
-from outrider.mount.bucket import Bucket
+from outrider.mount.bucket import MountBucket
 from outrider.mount.file_system import FileSystem
 from outrider.mount.messages import HEADER, READ, Op
 from outrider.mount.nodes import ROOT
@@ -216,7 +216,7 @@ async def mounted(believed_s: float = 60.0, prefix: str = "train/") -> AsyncIter
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MIB)
     with ours, theirs:
         proxy, clock = Proxy(chunk_bytes=256 * 1024), FakeClock()
-        bucket = Bucket(proxy, "pets", _at_once)
+        bucket = MountBucket(proxy, "pets", _at_once)
         files = FileSystem(ours.fileno(), bucket, prefix, believed_s, clock)
         files.start()
         yield World(proxy, Kernel(theirs), clock)

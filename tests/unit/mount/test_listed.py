@@ -5,15 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.mount.listed import FileVersion, ListTrust, SettleVerdict, Told, verdict
+from outrider.mount.listed import FileVersion, ListTrust, ObjectFacts, SettleVerdict, verdict
 
 SIZES = st.sampled_from([-1, 0, 1, 100, 200])
-TOLD = st.builds(Told, SIZES, st.sampled_from(["", "a", "b", "a-2"]), st.sampled_from([0, 1000, 1001]))
+TOLD = st.builds(ObjectFacts, SIZES, st.sampled_from(["", "a", "b", "a-2"]), st.sampled_from([0, 1000, 1001]))
 BY_HEAD = TOLD.filter(lambda told: told.size >= 0)
 
 
 @given(TOLD, BY_HEAD, st.booleans())
-def test_a_file_is_only_kept_as_it_is_where_nothing_contradicts_it(known: Told, told: Told, is_settled: bool) -> None:
+def test_a_file_is_only_kept_as_it_is_where_nothing_contradicts_it(
+    known: ObjectFacts, told: ObjectFacts, is_settled: bool
+) -> None:
     found = verdict(known, told, is_settled=is_settled)
     contradicts = (
         (known.size >= 0 and known.size != told.size)
@@ -28,14 +30,14 @@ def test_a_file_is_only_kept_as_it_is_where_nothing_contradicts_it(known: Told, 
 
 
 @given(TOLD, BY_HEAD)
-def test_a_version_that_the_object_told_of_is_settled(known: Told, told: Told) -> None:
+def test_a_version_that_the_object_told_of_is_settled(known: ObjectFacts, told: ObjectFacts) -> None:
     """Else each read would fail, for ever."""
     assert verdict(told, told, is_settled=True) is SettleVerdict.SAME
     assert verdict(known, told, is_settled=True) in (SettleVerdict.SAME, SettleVerdict.CHANGED)
 
 
 @given(TOLD, TOLD, st.booleans())
-def test_a_reply_of_another_version_is_never_taken(known: Told, reply: Told, is_settled: bool) -> None:
+def test_a_reply_of_another_version_is_never_taken(known: ObjectFacts, reply: ObjectFacts, is_settled: bool) -> None:
     taken = FileVersion(known.size, known.etag, is_settled, known.seconds).may_be(reply)
     contradicts = (
         (reply.size >= 0 and reply.size != known.size)
@@ -47,7 +49,9 @@ def test_a_reply_of_another_version_is_never_taken(known: Told, reply: Told, is_
 
 
 @given(st.lists(TOLD), TOLD)
-def test_lists_are_believed_of_kinds_of_objects_that_were_as_listed(confirmed: list[Told], told: Told) -> None:
+def test_lists_are_believed_of_kinds_of_objects_that_were_as_listed(
+    confirmed: list[ObjectFacts], told: ObjectFacts
+) -> None:
     trust = ListTrust()
     for each in confirmed:
         trust.confirm(each)
@@ -63,7 +67,11 @@ def test_lists_are_believed_of_kinds_of_objects_that_were_as_listed(confirmed: l
 
 def test_lists_without_a_size_or_an_etag_are_never_believed() -> None:
     trust = ListTrust()
-    for told, believed in ((Told(0, "a", 1), False), (Told(100, "", 1), False), (Told(100, "a", 1), True)):
+    for told, believed in (
+        (ObjectFacts(0, "a", 1), False),
+        (ObjectFacts(100, "", 1), False),
+        (ObjectFacts(100, "a", 1), True),
+    ):
         for _ in range(10):
             trust.confirm(told)
         assert trust.believes(told) is believed

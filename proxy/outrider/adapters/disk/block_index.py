@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from outrider.adapters.disk.disk import Disk
+from outrider.adapters.disk.index_snapshot import OnDisk, SavedPage
 from outrider.adapters.disk.leases import OpenFile
-from outrider.adapters.disk.slots import Slot, Slots
-from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta
+from outrider.adapters.disk.slots import BlockRows, Slot
+from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 
@@ -26,7 +27,7 @@ class BlockIndex:
         self._policy = policy
         self._verify_always = verify_always
         self._open_files = open_files
-        self._slots = Slots()
+        self._slots = BlockRows()
         # Blocks read since the last report to the policy: a hit would pay for each report.
         self._reads: deque[BlockKey] = deque(maxlen=_READS_MAX)
         self.removals = 0
@@ -89,10 +90,9 @@ class BlockIndex:
         row = self._slots.row(block)
         return None if row < 0 else self._slots.disk(row)
 
-    def disk_bytes_of(self, meta: BlockMeta) -> int:
-        """The bytes of the block's file on disk; 0: it is not here."""
-        row = self._slots.row(meta.key)
-        return 0 if row < 0 else self._slots.pages[row] * PAGE_BYTES
+    def on_disk(self, meta: BlockMeta) -> OnDisk:
+        """See `OnDisk`; from any thread."""
+        return self._slots.on_disk(meta.key)
 
     def is_verified(self, block: BlockKey) -> bool:
         row = self._slots.row(block)
@@ -121,6 +121,22 @@ class BlockIndex:
         disk.blocks += 1
         self._policy.added(block, meta.version)
         return row
+
+    def add_all(self, disk: Disk, page: SavedPage) -> list[int]:
+        """Index the blocks of a snapshot's page, to be verified at their first use, and to be `rank`ed. Returns the
+        places in the page of those that `adopt` has to index."""
+        left = self._slots.add_all(disk, page)
+        disk.blocks += len(page.numbers) - len(left)
+        return left
+
+    def rank(self, at_once: int) -> Iterator[list[tuple[BlockMeta, bool]]]:
+        """Tell the policy of the blocks of `add_all`, so many at once. They can be read before. Yields them, and
+        whether the bucket had the same bytes at the last stop."""
+        for found in self._slots.ranked(at_once):
+            batch = list(found)
+            for meta, _ in batch:
+                self._policy.added(meta.key, meta.version)
+            yield batch
 
     def _forget(self, block: BlockKey, slot: Slot) -> None:
         if self._slots.get(block) is slot:

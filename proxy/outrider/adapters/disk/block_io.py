@@ -48,7 +48,7 @@ def read_meta(path: Path) -> BlockMeta:
         meta, _, _ = read_header(fd)
     finally:
         os.close(fd)
-    if path.name not in (file_name(meta.key), undated_name(meta)):
+    if path.name != file_name(meta.key) and path.name != undated_name(meta):
         raise BadBlock("lies under another block's name")
     return meta
 

@@ -21,10 +21,10 @@ from outrider.adapters.disk import block_io, disk_threads, index_snapshot
 from outrider.adapters.disk.block_dir import FoundFile, UnusableCacheDir
 from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.disk.disk import Disk, Sizes
-from outrider.adapters.disk.index_snapshot import Facts, Snapshot
+from outrider.adapters.disk.index_snapshot import SavedPage, Snapshot, SnapshotFacts
 from outrider.adapters.disk.written_names import NAMES_MAX, WrittenNamesFile
 from outrider.adapters.sealed_file import BadFile
-from outrider.core.cache.block_file import BadBlock, BlockMeta
+from outrider.core.cache.block_file import PAGE_BYTES, BadBlock, BlockMeta
 from outrider.core.cache.freshness import DOUBT_S, age_s, was_settled
 from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
@@ -95,6 +95,10 @@ class Recovery:
             await asyncio.gather(*(disk.index() for disk in self._disks))
         finally:
             self._versions.recalled()
+        for _ in iter(partial(rank, self._store), False):
+            await asyncio.sleep(0)
+        for disk in self._store.disks:
+            await self._store.trim(disk)
         await self._divide()
 
     async def _divide(self) -> None:
@@ -144,6 +148,16 @@ class Recovery:
         await asyncio.gather(*(disk.save(on_disks.get(disk.disk, ()), doubts) for disk in saving))
 
 
+def rank(store: DiskBlockStore) -> bool:
+    """Tell the policy of some blocks that a start has found, and what is known of their content. Returns whether there
+    were any."""
+    found = next(store.rank(_BATCH), None)
+    for meta, was_proved in found or ():
+        if was_proved and store.contents is not None:
+            store.contents.restore(meta, True)
+    return found is not None
+
+
 class DiskRecovery:
     """The recovery of one disk."""
 
@@ -166,7 +180,6 @@ class DiskRecovery:
             if saved is None or not await self._adopt_snapshot(saved):
                 saved = None
                 await self._scan()
-            await self._store.trim(self.disk)
         except OSError as error:
             # The index is not complete: blocks that were not seen are not counted. The proxy serves the known ones,
             # and the next start scans again.
@@ -259,25 +272,40 @@ class DiskRecovery:
         left = [(name, until - self._restart.wall_clock()) for name, until in saved.doubts]
         # A clock that stepped back would tell of more.
         self._doubt((name, min(left_s, DOUBT_S)) for name, left_s in left if left_s > 0)
-        metas = iter(saved)
-        while True:
-            try:
-                batch = list(islice(metas, _BATCH))
-            except BadFile as error:
-                log.warning("index snapshot ignored", extra={"error": str(error)})
-                return False
-            if not batch:
-                return True
-            now = self._restart.wall_clock()
-            for meta, disk_bytes, (version, confirmed_at, vouched, content) in batch:
-                self.disk.budget.take(disk_bytes)
-                belief = Belief(version)
-                if self._touched is None or self._touched.is_current:
-                    belief = Belief(version, self._restart.age_s(confirmed_at, now, saved.saved_at), vouched)
-                self._adopt(meta, disk_bytes, belief)
-                if self._store.contents is not None:
-                    self._store.contents.restore(meta, content)
-            await asyncio.sleep(0)
+        try:
+            for page in saved.pages():
+                self.disk.budget.take(PAGE_BYTES * sum(page.pages))
+                self._adopt_page(page, saved.saved_at)
+                await asyncio.sleep(0)
+        except BadFile as error:
+            log.warning("index snapshot ignored", extra={"error": str(error)})
+            return False
+        return True
+
+    def _adopt_page(self, page: SavedPage, saved_at: float) -> None:
+        disk, now = self.disk, self._restart.wall_clock()
+        is_current = self._touched is None or self._touched.is_current
+        left = self._store.add_all(disk, page)
+        numbers: Iterable[int] = range(len(page.refs))
+        if left:
+            numbers = sorted(set(page.numbers) - {page.numbers[place] for place in left})
+        for layout_number, layout in enumerate(page.layouts):
+            its = [number for number in numbers if page.layout_numbers[number] == layout_number]
+            refs, at = [page.refs[number] for number in its], [page.confirmed_at[number] for number in its]
+            ages = {each: self._restart.age_s(each, now, saved_at) if is_current else None for each in set(at)}
+            ages_s, vouched = [ages[each] for each in at], [is_current and page.vouched[number] for number in its]
+            if len(self._doubtful) <= NAMES_MAX:
+                known = zip(refs, ages_s, vouched, strict=True)
+                self._doubtful.update(ref for ref, age_s, is_vouched in known if age_s is None and not is_vouched)
+            self._versions.recall_all(layout.origin, refs, [page.packed[number] for number in its], ages_s, vouched)
+        for place in left:
+            meta, disk_bytes, (version, confirmed_at, is_vouched, content) = page.block(place)
+            belief = Belief(version)
+            if is_current:
+                belief = Belief(version, self._restart.age_s(confirmed_at, now, saved_at), is_vouched)
+            self._adopt(meta, disk_bytes, belief)
+            if self._store.contents is not None:
+                self._store.contents.restore(meta, content)
 
     async def _scan(self, *, recalls: bool = True) -> None:
         """`recalls` False: the versions that are found are not recalled."""
@@ -294,7 +322,8 @@ class DiskRecovery:
         ran_at = found[-1].modified_at if found else 0.0
         waiting = iter(found)
         while batch := list(islice(waiting, _BATCH)):
-            metas, now = await disk.work.run(_read_batch, batch), self._restart.wall_clock()
+            metas = await disk.work.run(_read_batch, batch)
+            blocks: list[tuple[BlockMeta, int, float | None, bool]] = []
             for file, meta in zip(batch, metas, strict=True):
                 if meta is None:
                     disk.budget.give_back(file.disk_bytes)
@@ -304,12 +333,15 @@ class DiskRecovery:
                     disk.whole = False
                 elif not recalls:
                     self._store.adopt(disk, meta, file.disk_bytes)
+                elif touched is None or touched.has(meta.version.ref):
+                    blocks.append((meta, file.disk_bytes, None, False))
                 else:
-                    belief = Belief(meta.version)
-                    if touched is not None and not touched.has(meta.version.ref):
-                        age = self._restart.age_s(file.modified_at, now, ran_at)
-                        belief = Belief(meta.version, age, was_settled(meta.version, file.modified_at))
-                    self._adopt(meta, file.disk_bytes, belief)
+                    is_settled = was_settled(meta.version, file.modified_at)
+                    blocks.append((meta, file.disk_bytes, file.modified_at, is_settled))
+            self._adopt_page(index_snapshot.page_of(blocks), ran_at)
+            if disk.budget.room_bytes <= 0:
+                # The policy has to know some victims.
+                rank(self._store)
 
     def _doubt(self, doubts: Iterable[tuple[Name, float]]) -> None:
         for name, for_s in doubts:
@@ -339,8 +371,8 @@ class DiskRecovery:
         try:
             await work.run(self.disk.directory.hold)
             contents = self._store.contents
-            facts = Facts(
-                self._restart.wall_clock, self._restart.belief, doubts=doubts, disk_bytes=self._store.disk_bytes_of
+            facts = SnapshotFacts(
+                self._restart.wall_clock, self._restart.belief, doubts=doubts, on_disk=self._store.on_disk
             )
             if contents is not None:
                 facts = facts._replace(content=contents.saved)

@@ -11,20 +11,23 @@ from typing import TypeVar
 from weakref import ReferenceType, ref
 
 from outrider.adapters.disk.disk import Disk, Stored
+from outrider.adapters.disk.index_snapshot import OnDisk, SavedPage
 from outrider.adapters.disk.leases import OpenFile
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, named_block
 from outrider.core.model import BlockKey, ObjectVersion
-from outrider.core.packed_version import PACKING, pack, unpack
+from outrider.core.packed_version import pack, unpack
 from outrider.core.rows import FreeRows, RowIndex
 
 T = TypeVar("T")
 
 _ID_BYTES = 16
 VERIFIED, _PROVED, _LENT = 1, 2, 4
+# A start found it in a snapshot: the policy has not heard of it yet; and the bucket had the same bytes.
+_UNRANKED, _WAS_PROVED = 8, 16
 
 
-class _Flag:
+class _SlotFlag:
     """A bit of `Slot.flags`, as an attribute."""
 
     def __init__(self, bit: int) -> None:
@@ -43,13 +46,13 @@ class Slot:
 
     __slots__ = ("__weakref__", "_left", "_row", "_table", "busy", "disk", "file", "flags")
 
-    verified = _Flag(VERIFIED)
+    verified = _SlotFlag(VERIFIED)
     # Its bytes were compared with what the bucket knows of the object.
-    proved = _Flag(_PROVED)
+    proved = _SlotFlag(_PROVED)
     # Others may have its file open, so that it is emptied when it is removed.
-    lent = _Flag(_LENT)
+    lent = _SlotFlag(_LENT)
 
-    def __init__(self, table: Slots, row: int) -> None:
+    def __init__(self, table: BlockRows, row: int) -> None:
         self._table = table
         self.disk = table.disk(row)
         # -1: the index has forgotten the block. Then `_left` has what stood in its row.
@@ -101,7 +104,7 @@ class Slot:
         return row
 
 
-class Slots:
+class BlockRows:
     """A mapping of blocks to slots; 50 bytes a block. The blocks of a version share its packed form.
 
     `open`: the slots whose files are open, the one used longest ago first. Each has its `file`, and no other has.
@@ -121,6 +124,8 @@ class Slots:
         self._index = RowIndex()
         self._ids = bytearray()
         self._indexes = array("I")
+        # The rows before this one are ranked, or were added one by one.
+        self._ranked = 0
         self.live: dict[int, ReferenceType[Slot]] = {}
         """The slots that are in use. Not a WeakValueDictionary: it takes three times as long to enter one."""
 
@@ -191,7 +196,14 @@ class Slots:
             layout = self.layouts[self._layout_numbers[row]]
             # This may run in a thread, and the row may have another block now.
             if packed and self.packed[row] is packed and self._key(row) == key:
-                yield named_block(layout, PACKING.unpack_once(packed), key.index, key.version_id)
+                yield named_block(layout, unpack(packed), key.index, key.version_id)
+
+    def on_disk(self, block: BlockKey) -> OnDisk:
+        row = self.row(block)
+        if row < 0:
+            return OnDisk(0, b"")
+        proved = self.flags[row] & (_PROVED | _WAS_PROVED) != 0
+        return OnDisk(self.pages[row] * PAGE_BYTES, self.packed[row], proved)
 
     def version(self, row: int) -> ObjectVersion:
         return unpack(self.packed[row])
@@ -233,6 +245,38 @@ class Slots:
         self._indexes[row] = block.index
         self._index.add(hash(block), row)
         return row
+
+    def add_all(self, disk: Disk, page: SavedPage) -> list[int]:
+        """The blocks of a page, in the next rows: they are to be `ranked`. Returns the places of those that are left
+        for `add`: they may be here, or more is known of them."""
+        hashes = list(map(hash, zip(map(page.ids.__getitem__, page.numbers), page.indexes, strict=True)))
+        left = {place for place, number in enumerate(page.numbers) if number in page.more} if page.more else set[int]()
+        left.update(self._index.met(hashes))
+        numbers, indexes, pages = page.numbers, page.indexes, page.pages
+        if left:
+            places = [place for place in range(len(numbers)) if place not in left]
+            numbers, hashes = [numbers[place] for place in places], [hashes[place] for place in places]
+            indexes, pages = (array("I", map(column.__getitem__, places)) for column in (indexes, pages))
+        self._index.add_all(hashes, self._rows.take_many(len(numbers)))
+        self.packed += map(page.packed.__getitem__, numbers)
+        self.pages += pages
+        proved = [_WAS_PROVED * (number in page.proved) for number in numbers] if page.proved else [0] * len(numbers)
+        self.flags += bytes(map(_UNRANKED.__or__, proved))
+        its = [_number_of(layout, self.layouts) for layout in page.layouts]
+        self._layout_numbers.extend([its[page.layout_numbers[number]] for number in numbers])
+        self._disk_numbers.extend([_number_of(disk, self._disks)] * len(numbers))
+        self._ids += b"".join(map(page.ids.__getitem__, numbers))
+        self._indexes += indexes
+        return sorted(left)
+
+    def ranked(self, at_once: int) -> Iterator[Iterator[tuple[BlockMeta, bool]]]:
+        """The blocks of `add_all` that are still here, so many at once, and whether the bucket had the same bytes."""
+        while (start := self._ranked) < self._rows.count:
+            self._ranked = min(start + at_once, self._rows.count)
+            rows = [row for row in range(start, self._ranked) if self.flags[row] & _UNRANKED and self.packed[row]]
+            for row in rows:
+                self.flags[row] &= ~_UNRANKED
+            yield zip(self.metas(rows), [self.flags[row] & _WAS_PROVED != 0 for row in rows], strict=True)
 
     def remove(self, block: BlockKey, slot: Slot) -> None:
         row = slot.leave()

@@ -101,7 +101,7 @@ def mount(
         told = None if flags["freshness"] else there.freshness_under(bucket, prefix)
         proxy = _running(there, (told or load(flags, config).freshness_under(bucket, prefix)).ttl_s)
 
-    def started(by: Proxy, is_ending: Callable[[], bool]) -> AbstractAsyncContextManager[mounting.Client]:
+    def started(by: Proxy, is_ending: Callable[[], bool]) -> AbstractAsyncContextManager[mounting.FuseClient]:
         told = Mount(bucket, prefix, place, by.endpoint, by.region, by.believed_s, allow_other)
         argv, environ = [program, *found.argv(told)], {**by.environ, **found.environ(told, by.environ)}
         return mounting.mounted(argv, environ, place, helper, is_ending)
@@ -209,7 +209,7 @@ async def _of_its_own(settings: Settings, bucket: str, prefix: str, form: Summar
 
 async def _mounted(
     through: AbstractAsyncContextManager[Proxy],
-    started: Callable[[Proxy, Callable[[], bool]], AbstractAsyncContextManager[mounting.Client]],
+    started: Callable[[Proxy, Callable[[], bool]], AbstractAsyncContextManager[mounting.FuseClient]],
     command: list[str] | None,
     done: str,
 ) -> int:
@@ -242,7 +242,7 @@ def _tell_of_death(ended: asyncio.Future[int]) -> None:
     say(f"the FUSE client ended with status {ended.result()}: all reads of the mount fail from now on")
 
 
-async def _until_a_signal(client: mounting.Client, signals: child_process.Signals) -> int:
+async def _until_a_signal(client: mounting.FuseClient, signals: child_process.Signals) -> int:
     """0: a signal came; 1: the client died."""
     coming = asyncio.create_task(signals.ending.wait())
     await asyncio.wait((coming, client.ended), return_when=asyncio.FIRST_COMPLETED)

@@ -23,7 +23,7 @@ class CannotMount(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MountFacts:
     """A machine as FUSE finds it. `device`: the error of an attempt to open /dev/fuse; 0: it can be opened.
     `helper`: the program that mounts and unmounts for users; None: not installed. `may_mount`: this process may mount
     by itself. `may_gain`: a program with the set-user-ID bit has its owner's rights."""
@@ -35,7 +35,7 @@ class Facts:
     root: bool
 
 
-def facts() -> Facts:
+def facts() -> MountFacts:
     try:
         os.close(os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC))
         device = 0
@@ -44,7 +44,7 @@ def facts() -> Facts:
     status = dict(
         line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if line.count(":\t") == 1
     )
-    return Facts(
+    return MountFacts(
         device=device,
         helper=next(filter(None, map(shutil.which, _HELPERS)), None),
         may_mount=bool(int(status.get("CapEff", "0"), 16) >> _CAP_SYS_ADMIN & 1),
@@ -53,7 +53,7 @@ def facts() -> Facts:
     )
 
 
-def complaint(found: Facts) -> str | None:
+def complaint(found: MountFacts) -> str | None:
     """The first thing that is missing; None: nothing is."""
     if found.device in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
         return f"there is no /dev/fuse. On a machine of your own: `modprobe fuse`. {_IN_CONTAINER}"

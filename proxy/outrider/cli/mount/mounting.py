@@ -60,7 +60,7 @@ def unmount(directory: str, helper: str) -> bool:
     return False
 
 
-class Client:
+class FuseClient:
     """A running FUSE client. `ended` is its return code, when it has ended."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -71,14 +71,14 @@ class Client:
 @asynccontextmanager
 async def mounted(
     argv: Sequence[str], environ: Mapping[str, str], directory: str, helper: str, is_ending: Callable[[], bool]
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[FuseClient]:
     """The running client of a mount at `directory`; the mount ends with the context. If `is_ending`, it is not waited
     for.
 
     Raises:
         CannotMount: the client ended before it had mounted, or took too long.
     """
-    client = Client(_started(argv, environ))
+    client = FuseClient(_started(argv, environ))
     try:
         await _until_mounted(client, directory, is_ending)
         yield client
@@ -92,7 +92,7 @@ def _started(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Pope
     return subprocess.Popen(argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=2, process_group=0)
 
 
-async def _until_mounted(client: Client, directory: str, is_ending: Callable[[], bool]) -> None:
+async def _until_mounted(client: FuseClient, directory: str, is_ending: Callable[[], bool]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MOUNTED_WAIT_S):
             while not (is_mounted(directory) or is_ending()):

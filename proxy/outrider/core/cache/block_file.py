@@ -240,7 +240,8 @@ def _meta_of(fields: dict[str, object]) -> BlockMeta:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"not text: {value!r}")
-    value.encode("utf-8", "surrogateescape")  # a surrogate that escapes nothing could be neither hashed nor sent
+    if not value.isascii():
+        value.encode("utf-8", "surrogateescape")  # a surrogate that escapes nothing could be neither hashed nor sent
     return value
 
 

@@ -71,7 +71,7 @@ def parse_page(body: bytes) -> ListPage | None:
 
     Keys are decoded only where the page says that they are encoded: not every store heeds `encoding-type`.
     """
-    reader = _PageReader()
+    reader = _PageParser()
     parser = expat.ParserCreate()
     parser.StartElementHandler = reader.start
     parser.EndElementHandler = reader.end
@@ -84,7 +84,7 @@ def parse_page(body: bytes) -> ListPage | None:
         return None
 
 
-class _PageReader:
+class _PageParser:
     def __init__(self) -> None:
         self.is_list = False
         self.text: list[str] = []

@@ -1,15 +1,17 @@
 """The LIST cache. Data loaders list the same 10^5 keys in each process and each epoch.
 
-It is off unless a rule of the settings names the prefix. A write of an object through the proxy drops the cached LISTs
-that could show it, and one of a bucket all of its LISTs. A write that bypasses the proxy shows when the LIST's time is
-up.
+It is off unless a rule of the settings names the prefix. A write of an object through the proxy changes the cached
+LISTs that could show it: before one is served again, a HEAD tells what it shows of the object now (see
+`core.s3.list_amendment`). Where that does not tell the page, the page is dropped. A write of a bucket drops all of its
+LISTs. A write that bypasses the proxy shows when the LIST's time is up.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 
 from cachetools import LRUCache
@@ -17,6 +19,7 @@ from cachetools import LRUCache
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.model import Headers, ObjectRef
 from outrider.core.s3.headers import varies_with_clients
+from outrider.core.s3.list_amendment import Bounds, ListedFacts, amended, bounds, is_amendable
 from outrider.core.s3.operation import Operation, Query, is_plain_list, without_tenant
 from outrider.engine.read.forget_log import ForgetLog
 from outrider.engine.read.version_rows import Mark
@@ -31,14 +34,25 @@ _WRITES_MAX = 1000
 ListingKey = tuple[str, Query]
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One page as the origin sent it."""
+# Objects that were written since a page was requested. With more of them a LIST costs less than a HEAD of each.
+_CHANGES_MAX = 8
+# Parameters that tell the pages of one LIST apart.
+_WAY_ON = {"continuation-token", "marker"}
+
+
+@dataclass
+class KeptPage:
+    """One page as the origin sent it, or would send it now but for the objects in `changed`."""
 
     headers: Headers
     body: bytes
     mark: Mark
     ttl_s: float
+    changed: set[str] = field(default_factory=set)
+    """The keys that were written since."""
+
+    def __post_init__(self) -> None:
+        self.bounds: Bounds | None = bounds(self.body)
 
 
 class ListCache:
@@ -51,7 +65,7 @@ class ListCache:
         pages on their way to the client."""
         self._ttl_of = ttl_of
         self._clock = clock
-        self._pages: LRUCache[ListingKey, Listing] = LRUCache(capacity_bytes, getsizeof=lambda page: len(page.body))
+        self._pages: LRUCache[ListingKey, KeptPage] = LRUCache(capacity_bytes, getsizeof=lambda page: len(page.body))
         self._memory = memory
         self._generation = 0
         self._forgotten = ForgetLog(10_000)
@@ -71,11 +85,62 @@ class ListCache:
         prefix = next((value for name, value in operation.query if name == "prefix"), "")
         return self._ttl_of(f"{operation.bucket}/{prefix}")
 
-    def get(self, key: ListingKey) -> Listing | None:
+    def get(self, key: ListingKey) -> KeptPage | None:
+        page = self._believed(key)
+        return None if page is None or page.changed else page
+
+    def _believed(self, key: ListingKey) -> KeptPage | None:
         page = self._pages.get(key)
         if page is None or self._clock() - page.mark.at >= page.ttl_s or not self._believes(key, page.mark):
             return None
         return page
+
+    def changed(self, key: ListingKey) -> list[str] | None:
+        """The objects whose facts `amend` needs before the page can be served. None: there is no page, or none that can
+        be amended."""
+        page = self._believed(key)
+        if page is None or not is_amendable(page.body):
+            return None
+        return [name for name in page.changed if not self._is_beside(key, page, name)]
+
+    def _is_beside(self, key: ListingKey, page: KeptPage, name: str) -> bool:
+        """Whether the name is in the range of the page before or after this one, or beyond that. By their tokens: with
+        pages of an earlier walk over the same LIST there may be others in between."""
+        own = page.bounds
+        for other, beside in self._pages.items():
+            if own is None or other == key or other[0] != key[0] or _walk_of(other) != _walk_of(key):
+                continue
+            its = beside.bounds
+            if its is None or self._believed(other) is not beside:
+                continue
+            if name > own.last and own.way_on and own.way_on == _way_on_of(other) and its.first <= name:
+                return True
+            if name < own.first and its.way_on and its.way_on == _way_on_of(key) and name <= its.last:
+                return True
+        return False
+
+    def amend(self, key: ListingKey, mark: Mark, facts: Mapping[str, ListedFacts | None]) -> KeptPage | None:
+        """The page by the facts of these objects (None: there is no such object), each of which was asked for after
+        `mark`. None: it has to be asked for, and is dropped, as an object was written meanwhile, or what the page shows
+        cannot be told."""
+        page = self._believed(key)
+        if page is None:
+            return None
+        body = None
+        if not any(self._was_written(ObjectRef(key[0], name), mark) for name in page.changed):
+            body = amended(page.body, key[1], facts, partial(self._is_beside, key, page))
+        if body is None or len(body) > self._pages.maxsize:
+            self._pages.pop(key, None)
+            return None
+        headers = tuple((name, str(len(body)) if name == "content-length" else value) for name, value in page.headers)
+        amended_page = KeptPage(headers, body, page.mark, page.ttl_s)
+        self._pages[key] = amended_page
+        return amended_page
+
+    def _was_written(self, ref: ObjectRef, mark: Mark) -> bool:
+        if mark.generation < self._writes_from:
+            return True
+        return any(generation > mark.generation and name == ref for generation, name in self._writes)
 
     def _believes(self, key: ListingKey, mark: Mark) -> bool:
         return self._forgotten.last(without_tenant(key[0])) <= mark.generation
@@ -100,7 +165,10 @@ class ListCache:
         if len(self._writes) > _WRITES_MAX:
             self._writes_from, _ = self._writes.popleft()
         for key in [key for key in self._pages if _may_show(key, name)]:
-            del self._pages[key]
+            changed = self._pages[key].changed
+            changed.add(name.key)
+            if len(changed) > _CHANGES_MAX:
+                del self._pages[key]
 
     def forget_all(self) -> None:
         """Writes may have been missed."""
@@ -127,9 +195,19 @@ class ListCache:
             ttl_s = self._ttl(operation)
             whole = whole and len(body) <= self._pages.maxsize
             if whole and ttl_s is not None and self._believes(key, mark) and not self._was_passed(key, mark):
-                self._pages[key] = Listing(headers, bytes(body), mark, ttl_s)
+                self._pages[key] = KeptPage(headers, bytes(body), mark, ttl_s)
         finally:
             self._memory.give_back(len(body))
+
+
+def _walk_of(key: ListingKey) -> Query:
+    """The query of a LIST without the place at which a page of it begins."""
+    return tuple(each for each in key[1] if each[0] not in _WAY_ON)
+
+
+def _way_on_of(key: ListingKey) -> str:
+    """That place; empty: the LIST begins with the page."""
+    return next((value for name, value in key[1] if name in _WAY_ON), "")
 
 
 def _may_show(key: ListingKey, name: ObjectRef) -> bool:

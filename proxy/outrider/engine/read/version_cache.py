@@ -3,13 +3,14 @@ doubtful."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
 from outrider.core.cache.freshness import DOUBT_S, Freshness, is_fresh
 from outrider.core.cluster.peer_messages import Confirmed
 from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.packed_version import unpack
 from outrider.core.s3.list_page import ListedObject
 from outrider.core.s3.operation import without_tenant
 from outrider.engine.read.forget_log import ForgetLog, GenerationTimes
@@ -211,6 +212,27 @@ class VersionCache:
         until = self._clock() + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if vouched else -inf
         self._enter(Entry(version, mark, until), self._entries.find(version.ref))
 
+    def recall_all(
+        self, origin: str, refs: Sequence[ObjectRef], packed: Sequence[bytes], ages_s: Sequence[float | None],
+        vouched: Sequence[bool],
+    ) -> None:  # fmt: skip
+        """As `recall` for each of many versions, by their packed forms."""
+        if origin != self._origin:
+            return
+        hashes = list(map(hash, refs))
+        met = self._entries.met(hashes)
+        if met or len(self._entries) + len(refs) > self._capacity:
+            for its, age_s, is_vouched in zip(packed, ages_s, vouched, strict=True):
+                self.recall(origin, Belief(unpack(its), age_s, is_vouched))
+            return
+        now = self._clock()
+        marks = {age_s: None if age_s is None else self._mark_before(age_s) for age_s in set(ages_s)}
+        self._entries.add_all(
+            hashes, packed, [marks[age_s] for age_s in ages_s],
+            [now + _LISTS_PER_HEAD * self._freshness_of(ref).ttl_s if is_vouched else -inf
+             for ref, is_vouched in zip(refs, vouched, strict=True)],
+        )  # fmt: skip
+
     def _supersedes(self, known: Entry, found: Entry, *, vouched: bool) -> bool:
         """Whether `found`, of which the start found one more block, takes the place of `known`."""
         if known.asked.generation:
@@ -233,7 +255,9 @@ class VersionCache:
     def belief(self, origin: str, version: ObjectVersion) -> Belief:
         """The belief in `version` after a stop and a start: see `ports.Versions`."""
         entry = self._entries.get(version.ref)
-        if origin != self._origin or entry is None or entry.version.identity != version.identity:
+        if origin != self._origin or entry is None:
+            return Belief(version)
+        if entry.version is not version and entry.version.identity != version.identity:
             return Belief(version)
         if not self.believes(version.ref, entry.asked):
             return Belief(version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -109,6 +109,24 @@ class VersionRows:
         self._packed[row] = packed
         self._ids[row * _ID_BYTES : (row + 1) * _ID_BYTES] = _NO_ID
         self.confirm(row, entry.mark, entry.lists_until)
+
+    def met(self, hashes: Sequence[int]) -> set[int]:
+        """The places of the objects, by their hashes, that may have a row, or come twice."""
+        return set(self._index.met(hashes))
+
+    def add_all(self, hashes: Sequence[int], packed: Sequence[bytes], marks: Sequence[Mark | None],
+                lists_until: Iterable[float]) -> None:  # fmt: skip
+        """Entries of other objects than those that are here, the last one used last."""
+        if not packed:
+            return
+        first = self._rows.take_many(len(packed))
+        self._packed += packed
+        self._generations.extend([_NO_MARK if mark is None else mark.generation for mark in marks])
+        self._asked_at.extend([0.0 if mark is None else mark.at for mark in marks])
+        self._lists_until.extend(lists_until)
+        self._ids += bytes(_ID_BYTES * len(packed))
+        self._index.add_all(hashes, first)
+        self._order.add_all(first, len(packed))
 
     def confirm(self, row: int, mark: Mark | None, lists_until: float) -> None:
         """See `Entry`."""

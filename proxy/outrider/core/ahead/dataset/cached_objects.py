@@ -36,15 +36,15 @@ class _Column(Generic[T]):
         self._of(cached.table)[cached.row] = value
 
 
-class _Flag:
+class _RowFlag:
     def __init__(self, bit: int) -> None:
         self._bit = bit
 
     @overload
-    def __get__(self, cached: None, owner: object) -> _Flag: ...
+    def __get__(self, cached: None, owner: object) -> _RowFlag: ...
     @overload
     def __get__(self, cached: CachedObject, owner: object) -> bool: ...
-    def __get__(self, cached: CachedObject | None, owner: object) -> bool | _Flag:
+    def __get__(self, cached: CachedObject | None, owner: object) -> bool | _RowFlag:
         return self if cached is None else cached.table.flags[cached.row] & self._bit != 0
 
     def __set__(self, cached: CachedObject, value: bool) -> None:
@@ -105,15 +105,15 @@ class CachedObject:
     came_at = _Column[float]("came_at")
     used_at = _Column[float]("used_at")
     # It was prefetched, and no client has asked for it since.
-    ahead = _Flag(_AHEAD)
+    ahead = _RowFlag(_AHEAD)
     # It was prefetched for a hint that was withdrawn since: evicting it unread is no waste.
-    excused = _Flag(_EXCUSED)
+    excused = _RowFlag(_EXCUSED)
     # It is pinned, so it is not ranked and is never offered as a victim (see `NextUse.set_aside`).
-    aside = _Flag(_ASIDE)
+    aside = _RowFlag(_ASIDE)
     # A client is reading it.
-    reading = _Flag(_READING)
+    reading = _RowFlag(_READING)
     # Some of its blocks were evicted, and none has landed since.
-    broken = _Flag(_BROKEN)
+    broken = _RowFlag(_BROKEN)
     # The blocks on disk.
     present = _Blocks("present")
     # The blocks that were read since the object was last opened.

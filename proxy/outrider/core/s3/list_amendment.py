@@ -1,0 +1,299 @@
+"""A page of a LIST after writes: the page that S3 would send now, or that only S3 can tell.
+
+A page shows the names in a range: from its first name, or where its request begins, to its last name, or the end of the
+LIST. A name outside of it is another page's. Source: S3 API reference, ListObjectsV2 and ListObjects; keys are in the
+order of their bytes in UTF-8.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from datetime import UTC
+from html import unescape
+from typing import NamedTuple
+from xml.parsers import expat
+
+from outrider.core.model import Headers, is_strong_etag
+from outrider.core.s3.conditions import parse_http_date
+from outrider.core.s3.operation import Query
+from outrider.core.s3.xml import DEPTH_MAX, parses
+
+# These are the same in XML, in `encoding-type=url`, and as they are.
+_PLAIN = re.compile(r"[A-Za-z0-9._/-]+")
+_MAX_KEYS = 1000
+_KEY_COUNT = re.compile(rb"<KeyCount>[0-9]+</KeyCount>")
+_CHECKSUMS = {"ChecksumAlgorithm", "ChecksumType"}
+_REQUIRED = {"Key", "LastModified", "ETag", "Size"}
+_FIELDS = {*_REQUIRED, "StorageClass", *_CHECKSUMS}
+# So many dates tell whether the store lists whole seconds alone, which is all that a HEAD tells.
+_DATES_MIN = 3
+_ORDINARY = "STANDARD"
+
+
+class ListedFacts(NamedTuple):
+    """An object as a LIST would show it, by the reply to a HEAD. `seconds`: its Last-Modified, as in a LIST, without
+    `Z`. `checksum`: algorithm and type, as a LIST shows them; empty: the reply tells none."""
+
+    size: int
+    etag: str
+    seconds: str
+    storage_class: str = _ORDINARY
+    checksum: tuple[str, str] | tuple[()] = ()
+
+    @classmethod
+    def of(cls, headers: Headers, size: int | None) -> ListedFacts | None:
+        """None: the reply does not tell enough."""
+        its = dict(headers)
+        modified, etag = parse_http_date(its.get("last-modified")), its.get("etag", "")
+        if modified is None or size is None or not is_strong_etag(etag) or _PLAIN.fullmatch(etag.strip('"')) is None:
+            return None
+        kind = its.get("x-amz-checksum-type", "")
+        names = [name.removeprefix("x-amz-checksum-").upper() for name in its if name.startswith("x-amz-checksum-")]
+        # Stores that tell no type list no checksums.
+        checksums = [(name, kind) for name in names if kind and name != "TYPE"]
+        if len(checksums) > 1:
+            return None
+        seconds = modified.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        storage_class = its.get("x-amz-storage-class", _ORDINARY)
+        return cls(size, etag, seconds, storage_class, checksums[0] if checksums else ())
+
+
+class Bounds(NamedTuple):
+    """The first and the last name of a page, and where the next one begins: its token or marker; empty: no name
+    follows."""
+
+    first: str
+    last: str
+    way_on: str
+
+
+_WAY_ON = re.compile(rb"<(?:NextContinuationToken|NextMarker)>([^<]+)<")
+
+
+def bounds(body: bytes) -> Bounds | None:
+    """None: the page has no name that is as it stands there."""
+    firsts, lasts = list[str](), list[str]()
+    for opening in (b"<Key>", b"<CommonPrefixes><Prefix>"):
+        if (first := body.find(opening)) >= 0:
+            for at, found in ((first, firsts), (body.rfind(opening), lasts)):
+                start = at + len(opening)
+                found.append(body[start : body.find(b"<", start)].decode("ascii", "replace"))
+    if not firsts or any(_PLAIN.fullmatch(name) is None for name in firsts + lasts):
+        return None
+    way_on, last = "", max(lasts)
+    if b"<IsTruncated>false<" not in body:
+        told = _WAY_ON.search(body)
+        way_on = last if told is None else unescape(told[1].decode("utf-8", "replace"))
+    return Bounds(min(firsts), last, way_on)
+
+
+def is_amendable(body: bytes) -> bool:
+    """Whether `amended` understands the page."""
+    return _KeptPage.parsed(body) is not None
+
+
+def amended(
+    body: bytes, query: Query, changes: Mapping[str, ListedFacts | None], is_covered: Callable[[str], bool]
+) -> bytes | None:
+    """The page that answers `query` now that these keys have these facts (None: there is no such object). None: only
+    S3 can tell. `is_covered`: whether a name that is not in the range of this page is in that of the page before or
+    after it, or beyond that."""
+    asked = dict(query)
+    if len(asked) < len(query):
+        return None
+    page = _KeptPage.parsed(body)
+    if page is None:
+        return None
+    try:
+        for key, facts in changes.items():
+            if key.startswith(asked.get("prefix", "")):
+                page.change(asked, key, facts, is_covered)
+    except _OnlyS3:
+        return None
+    return page.body()
+
+
+class _OnlyS3(Exception):
+    """Nothing but S3 can tell the page."""
+
+
+class _KeptPage:
+    """The names of a page in order, and the XML of each."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self.entries: list[bytes] = []
+        self.groups: set[bytes] = set()
+        self.fields: list[dict[str, str]] = []
+        """Those of each object, as the page came."""
+        self.values: dict[str, str] = {}
+        self._head = self._tail = b""
+
+    @classmethod
+    def parsed(cls, body: bytes) -> _KeptPage | None:
+        """None: it is no page, or an odd one."""
+        reader = _PageElements(body)
+        if not parses(reader.parser, body) or reader.root != "ListBucketResult":
+            return None
+        page = cls()
+        page.values = reader.values
+        last = None
+        for name, fields, start, stop in reader.entries:
+            key = fields.get("Key") if name == "Contents" else fields.get("Prefix")
+            if not key or _PLAIN.fullmatch(key) is None or (last is not None and body[last:start].strip()):
+                return None
+            if last is None:
+                page._head = body[:start]
+            last = stop
+            page.names.append(key.encode())
+            page.entries.append(body[start:stop])
+            if name == "Contents":
+                page.fields.append(fields)
+            else:
+                page.groups.add(page.names[-1])
+        page._tail = body[last or 0 :]
+        order = sorted(range(len(page.names)), key=page.names.__getitem__)
+        page.names, page.entries = [page.names[at] for at in order], [page.entries[at] for at in order]
+        return page if len(set(page.names)) == len(page.names) else None
+
+    @property
+    def _is_truncated(self) -> bool:
+        return self.values.get("IsTruncated", "").strip() != "false"
+
+    def change(
+        self, asked: Mapping[str, str], key: str, facts: ListedFacts | None, is_covered: Callable[[str], bool]
+    ) -> None:
+        """Raises _OnlyS3."""
+        after = self._after(asked)
+        if key <= after:
+            return
+        prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
+        shown, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+        name = f"{prefix}{shown}{delimiter}" if found else key
+        raw = name.encode("utf-8", "surrogateescape")
+        place = bisect_left(self.names, raw)
+        is_there = place < len(self.names) and self.names[place] == raw
+        if found and is_there:
+            if facts is None:
+                # Other keys may be left under the common prefix.
+                raise _OnlyS3
+        elif is_there and facts is None:
+            if self._is_truncated and len(self.names) == 1:
+                # Where a page has no token, the next one begins behind its last name.
+                raise _OnlyS3
+            del self.names[place], self.entries[place]
+        elif is_there and facts is not None:
+            self.entries[place] = self._entry(key, facts)
+        elif facts is not None:
+            entry = self._group(name) if found else self._entry(key, facts)
+            if self._has_place(asked, place, name, is_covered):
+                self.names.insert(place, raw)
+                self.entries.insert(place, entry)
+                if found:
+                    self.groups.add(raw)
+
+    def _after(self, asked: Mapping[str, str]) -> str:
+        """The name behind which the LIST begins, apart from tokens."""
+        is_second = asked.get("list-type") == "2"
+        if is_second and "marker" in asked:
+            raise _OnlyS3
+        after = asked.get("start-after" if is_second else "marker", "")
+        # Without ASCII the order of texts is not that of their bytes.
+        if not after.isascii() or (asked.get("delimiter") and after):
+            raise _OnlyS3
+        return after
+
+    def _has_place(self, asked: Mapping[str, str], place: int, name: str, is_covered: Callable[[str], bool]) -> bool:
+        """Whether a name that is not here belongs in this page at this place; False: in another one."""
+        is_before = place == 0 and bool(asked.get("continuation-token"))
+        is_behind = place == len(self.names) and self._is_truncated
+        if is_before or is_behind:
+            if is_covered(name):
+                return False
+            raise _OnlyS3
+        if not self._head:
+            # It came without a name: nothing shows where they stand.
+            raise _OnlyS3
+        limit = asked.get("max-keys") or self.values.get("MaxKeys") or str(_MAX_KEYS)
+        if not limit.isdecimal() or len(self.names) >= min(int(limit), _MAX_KEYS):
+            raise _OnlyS3
+        return True
+
+    def _group(self, name: str) -> bytes:
+        if _PLAIN.fullmatch(name) is None:
+            raise _OnlyS3
+        return f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>".encode()
+
+    def _entry(self, key: str, facts: ListedFacts) -> bytes:
+        """In the form of the others. Raises _OnlyS3: they show more than is known of it."""
+        shown = {name for fields in self.fields for name in fields}
+        endings = {fields.get("LastModified", "")[19:] for fields in self.fields}
+        classes = {fields.get("StorageClass", "") for fields in self.fields}
+        has_checksums = bool(shown & _CHECKSUMS)
+        is_known = (
+            _PLAIN.fullmatch(key) and len(self.fields) >= _DATES_MIN and len(endings) == 1 and endings <= {".000Z", "Z"}
+            and all(_REQUIRED <= fields.keys() <= _FIELDS for fields in self.fields)
+            and classes in ({facts.storage_class}, {""}) and (has_checksums or not facts.checksum)
+        )  # fmt: skip
+        if not is_known:
+            raise _OnlyS3
+        values = {"Key": key, "LastModified": facts.seconds + endings.pop()}
+        values["ETag"] = facts.etag.replace('"', "&quot;")
+        values |= dict(zip(("ChecksumAlgorithm", "ChecksumType"), facts.checksum, strict=False))
+        values["Size"] = str(facts.size)
+        if "StorageClass" in shown:
+            values["StorageClass"] = facts.storage_class
+        fields = "".join(f"<{name}>{text}</{name}>" for name, text in values.items())
+        return f"<Contents>{fields}</Contents>".encode()
+
+    def body(self) -> bytes:
+        objects, groups = list[bytes](), list[bytes]()
+        for name, entry in zip(self.names, self.entries, strict=True):
+            (groups if name in self.groups else objects).append(entry)
+        count = b"<KeyCount>%d</KeyCount>" % len(self.names)
+        return b"".join((_KEY_COUNT.sub(count, self._head), *objects, *groups, _KEY_COUNT.sub(count, self._tail)))
+
+
+class _PageElements:
+    """The elements of a page, and where its entries stand."""
+
+    def __init__(self, body: bytes) -> None:
+        self.parser = expat.ParserCreate()
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._text
+        self.root = ""
+        self.values: dict[str, str] = {}
+        self.entries: list[tuple[str, dict[str, str], int, int]] = []
+        self._body = body
+        self._path: list[str] = []
+        self._texts: list[str] = []
+        self._fields: dict[str, str] = {}
+        self._began = 0
+
+    def _start(self, name: str, _: object) -> None:
+        if len(self._path) >= DEPTH_MAX or ":" in name:
+            raise ValueError("an odd page")
+        self._path.append(name)
+        self._texts.clear()
+        if len(self._path) == 2:
+            self._fields, self._began = {}, self.parser.CurrentByteIndex
+
+    def _text(self, text: str) -> None:
+        self._texts.append(text)
+
+    def _end(self, name: str) -> None:
+        depth, text = len(self._path), "".join(self._texts)
+        self._path.pop()
+        self._texts.clear()
+        if depth == 1:
+            self.root = name
+        elif depth == 2 and name in ("Contents", "CommonPrefixes"):
+            stop = self._body.index(b">", self.parser.CurrentByteIndex) + 1
+            self.entries.append((name, self._fields, self._began, stop))
+        elif depth == 2:
+            self.values[name] = text
+        elif depth == 3:
+            self._fields[name] = text
