@@ -10,9 +10,9 @@ from tests.support.bucket import Bucket
 CEILINGS = {
     "hot GET, 64 KiB": (15, 30),
     "cold GET, 64 KiB": (112, 880),
-    "cold GET, 5 MiB": (118, 1500),
+    "cold GET, 5 MiB": (124, 1500),
     "PUT, 100 kB": (51, 305),
-    "prefetch decision, after a hit": (46, 200),
+    "prefetch decision, after a hit": (50, 230),
 }
 
 

@@ -23,6 +23,7 @@ Other servers, and fakes at the ports of the engine:
 What is tested:
 
 - `proxy`: a proxy in this process, `outrider serve`, other commands
+- `watched`: a proxy of which a test sees what its fast path did with each request
 - `nodes`: `outrider serve` as the members of a cluster
 - `quick_hellos`: `outrider` whose members greet each other more often, for `nodes`
 - `engine`, `members`: an engine with real parts and a fake origin, and such engines as the members of a cluster
@@ -30,6 +31,7 @@ What is tested:
 - `chart`: the Helm chart, rendered
 - `image`: the image, by its Dockerfile
 - `pods`: pods as the operator gets them
+- `api_calls`: each permission that the operator needs, with the call that needs it
 
 Clients and requests:
 

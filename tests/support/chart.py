@@ -23,7 +23,9 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import yaml
 
 from outrider.settings import Settings, load
-from tests.support.fake_kubectl import LOADER
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where it is there: ten times as fast."""
 
 CHART = Path(__file__).parents[2] / "charts" / "outrider"
 RELEASE, NAMESPACE = "fast", "training"

@@ -29,7 +29,6 @@ Values = dict[str, Any]
 _ANY_VERSION = "v1.29.0"
 _HOOK = "helm.sh/hook"
 # The loader and the dumper in C, where the library has them, are several times as fast.
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _ROOT = Path(__file__).parents[2]
 
@@ -48,7 +47,7 @@ class Cluster:
 
     @property
     def objects(self) -> list[Manifest]:
-        return list(yaml.load_all(self._file.read_text(), LOADER)) if self._file.exists() else []
+        return list(yaml.load_all(self._file.read_text(), chart.LOADER)) if self._file.exists() else []
 
     def of_kind(self, *kinds: str) -> list[Manifest]:
         return [each for each in self.objects if each["kind"] in kinds]
@@ -154,14 +153,14 @@ def helm(cluster: Cluster, _: str, words: list[str]) -> str:
     report = helm_python.lint(chosen.chart, values, strict=True, kube_version=_ANY_VERSION)
     if report["errors"]:
         raise Refused(f"helm lint: {report['errors']}")
-    with helm_python.Chart.load(chosen.chart) as chart:
-        texts = chart.render(values, name=chosen.release, namespace=chosen.namespace)
+    with helm_python.Chart.load(chosen.chart) as loaded:
+        texts = loaded.render(values, name=chosen.release, namespace=chosen.namespace)
     made = [text for name, text in sorted(texts.items()) if name.endswith(".yaml")]
     if chosen.verb == "template":
         return "---\n".join(made)
     # Helm itself creates no namespace without --create-namespace.
     cluster.check_namespace(chosen.namespace)
-    documents = [each for text in made for each in yaml.load_all(text, LOADER) if each is not None]
+    documents = [each for text in made for each in yaml.load_all(text, chart.LOADER) if each is not None]
     documents = [each for each in documents if _HOOK not in each["metadata"].get("annotations", {})]
     cluster.add(documents, over=chosen.verb == "upgrade")
     file.write_text(json.dumps(values))

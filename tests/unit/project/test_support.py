@@ -28,4 +28,10 @@ def test_each_module_is_shared() -> None:
         ]
         for name in MODULES - PROGRAMS
     }  # fmt: skip
-    assert [name for name, found in users.items() if len(found) < 2] == [], "move it to its only user"
+    # A part of another module here stands apart for its size.
+    alone = [
+        name
+        for name, found in users.items()
+        if len(found) < 2 and found != [TESTS / "support" / f"{name.partition('_')[0]}.py"]
+    ]
+    assert alone == [], "move it to its only user"
