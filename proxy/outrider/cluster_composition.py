@@ -39,8 +39,7 @@ from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.core.cluster.view import View
 from outrider.core.memo import Memo
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
 from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.cached_across_members import CachedAcrossMembers
 from outrider.engine.ahead.plans_across_members import PlansAcrossMembers

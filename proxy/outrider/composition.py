@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from outrider.adapters.disk.block_dir import BlockDir
@@ -70,6 +70,10 @@ if TYPE_CHECKING:
     from outrider.adapters.origin.traced_origin import Traces
     from outrider.cluster_composition import Cluster
     from outrider.http.record.server_spans import ServerSpans
+
+
+# Objects whose rules are remembered: each miss asks some ten times.
+_RULED_MAX = 1024
 
 
 @dataclass(slots=True)
@@ -184,7 +188,8 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     runtime, apart = Runtime(tasks.spawn, clock), Runtime(tasks.spawn_apart, clock)
     blocks_at_once = min(settings.prefetch_blocks, descriptors.fills)
     chosen = EngineSettings(
-        settings.policy, settings.freshness_of, lambda ref: Mode(settings.prefetch_of(ref)), settings.list_ttl_of,
+        settings.policy, lru_cache(_RULED_MAX)(settings.freshness_of),
+        lru_cache(_RULED_MAX)(lambda ref: Mode(settings.prefetch_of(ref))), settings.list_ttl_of,
         settings.catalog_entries, descriptors.block_files, descriptors.fills, blocks_at_once,
         settings.prefetch_bandwidth, shares.clients_bytes, shares.listings_bytes,
         verify_always=settings.verify == "always", verify_origin=settings.verify_origin == "auto",

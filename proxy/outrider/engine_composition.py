@@ -22,8 +22,7 @@ from outrider.core.cache.policies import POLICIES, EvictionPolicy
 from outrider.core.cache.tenants import Tenants
 from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.ahead.background_fill import BackgroundFill

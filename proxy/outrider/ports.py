@@ -173,11 +173,11 @@ class OriginReply(Protocol):
         """A thread can receive the body. False: it is taken by `some` alone."""
         ...
 
-    def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
-        """Where `in_thread`: put the next `count` bytes of the body into `sink`. Yields how many more bytes the sink
-        has, as often as a reader waits for them. `sink.ended` is called once: before the last number is yielded, at an
-        earlier end of the generator, or later if the sink hangs. It is called for one part of the body after the other,
-        in place of `some`.
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+        """Where `in_thread`: put the next `count` bytes of the body into `sink`. `received` is called with how many
+        more bytes the sink has, as often as a reader waits for them. `sink.ended` is called once: before the last of
+        these calls, at an earlier end, or later if the sink hangs. It is called for one part of the body after the
+        other, in place of `some`.
 
         Raises:
             OriginBroke: as `some`. Anything that the sink raises.
@@ -475,7 +475,7 @@ class PeerReply(Protocol):
         """See `OriginReply`."""
         ...
 
-    def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         """As `OriginReply.receive`. Raises PeerFailed, and anything that the sink raises."""
         ...
 

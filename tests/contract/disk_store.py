@@ -17,7 +17,7 @@ from outrider.adapters.disk.leases import FileLease
 from outrider.adapters.disk.recovery import Recovery
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta, Header
-from outrider.core.cache.disk_budget import DiskBudget
+from outrider.core.cache.disk_limits import DiskBudget
 from outrider.core.cache.policies import POLICIES
 from outrider.core.model import Headers, ObjectRef, ObjectVersion
 from outrider.core.packed_version import unpack

@@ -158,10 +158,13 @@ async def received(reply: OriginReply, length: int, sink_of: type[Sink] = Sink) 
     data = b""
     for part in (length // 3, length - length // 3):
         sink, told = sink_of(), 0
-        async with aclosing(reply.receive(part, sink)) as counts:
-            async for came in counts:
-                told += came
-                assert len(sink.data) >= told
+
+        def came(count: int, sink: Sink = sink) -> None:
+            nonlocal told
+            told += count
+            assert len(sink.data) >= told
+
+        await reply.receive(part, sink, came)
         assert (told, len(sink.data), sink.is_over) == (part, part, True)
         data += sink.data
     return data
@@ -337,8 +340,7 @@ async def test_a_body_that_ends_early_is_never_received_whole(after: int, world:
 
     async def take() -> None:
         async with reply_to(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
-            async for _ in reply.receive(len(DATA), sink):
-                pass
+            await reply.receive(len(DATA), sink, lambda _: None)
 
     with pytest.raises(OriginBroke):
         await take()
@@ -351,8 +353,7 @@ async def test_a_sink_that_fails_ends_the_body_with_its_own_error(world: World, 
 
     async def take() -> None:
         async with reply_to(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
-            async for _ in reply.receive(len(DATA), world.sink(fail_after=1)):
-                pass
+            await reply.receive(len(DATA), world.sink(fail_after=1), lambda _: None)
 
     for _ in range(12):  # more than there are connections
         with pytest.raises(StoreUnavailable):
@@ -375,19 +376,16 @@ async def test_the_last_bytes_are_told_once_nothing_writes_any_more(
     async with http_world(bucket, simulator, in_threads=True) as world:
         await world.put(key, DATA)
         async with reply_to(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
-            sink, told = Sink(), 0
-            counts = reply.receive(len(DATA), sink)
-            first = asyncio.ensure_future(anext(counts))
+            sink, counts = Sink(), list[int]()
+            receiving = asyncio.ensure_future(reply.receive(len(DATA), sink, counts.append))
             await asyncio.sleep(0)  # its first step begins the thread
             assert written.wait(60)
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert not first.done(), "the sink is in use"
+            assert not counts, "the sink is in use"
             may_end.set()
-            told += await first
-            async for came in counts:
-                told += came
-            assert (told, sink.is_over) == (len(DATA), True)
+            await receiving
+            assert (sum(counts), sink.is_over) == (len(DATA), True)
 
 
 async def test_a_body_that_is_given_up_writes_nothing_more(world: World, key: str) -> None:
@@ -395,9 +393,11 @@ async def test_a_body_that_is_given_up_writes_nothing_more(world: World, key: st
     for _ in range(12):
         sink = world.sink()
         async with reply_to(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
-            counts = reply.receive(len(DATA), sink)
-            await anext(counts)
-            await counts.aclose()
+            begun = asyncio.Event()
+            receiving = asyncio.ensure_future(reply.receive(len(DATA), sink, lambda _, begun=begun: begun.set()))
+            await begun.wait()
+            receiving.cancel()
+            await asyncio.wait([receiving])
             length = len(sink.data)
         assert len(sink.data) == length
     assert (await world.ask("GET", key))[2] == DATA

@@ -94,7 +94,9 @@ class Sink(ByteSink):
 
 
 async def received(reply: PeerReply, count: int, sink: Sink) -> int:
-    return sum([more async for more in reply.receive(count, sink)])
+    counts: list[int] = []
+    await reply.receive(count, sink, counts.append)
+    return sum(counts)
 
 
 @pytest.fixture(params=[SMALL, LARGE])

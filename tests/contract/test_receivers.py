@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import aclosing, asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,9 +111,14 @@ async def behind(scripted: Scripted, certificate: Certificate) -> AsyncIterator[
     server.close()
 
 
+class GivenUp(Exception):
+    pass
+
+
 async def received_into(reply: OriginReply, sink: Placed) -> int:
-    async with aclosing(reply.receive(len(SMALL), sink)) as counts:
-        return sum([count async for count in counts])
+    counts: list[int] = []
+    await reply.receive(len(SMALL), sink, counts.append)
+    return sum(counts)
 
 
 async def rest_of(reply: OriginReply) -> bytes:
@@ -403,24 +408,21 @@ async def test_a_body_given_up_amid_a_file_leaves_the_file_alone(certificate: Ce
         await origin.open()
         front.hold(130_000)
         sink = Placed()
-        async with (
-            reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply,
-            aclosing(reply.receive(len(SMALL), sink)) as counts,
-        ):
-            async for _ in counts:
+        async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+
+            def give_up(_: int) -> None:
                 if front.held.is_set():
-                    break
+                    raise GivenUp
+
+            with suppress(GivenUp):
+                await reply.receive(len(SMALL), sink, give_up)
         assert sink.is_over
         length = os.fstat(sink._file).st_size
         front.release()
         # Another body by the same receiver: the one before has been left.
         whole = Placed()
-        async with (
-            reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply,
-            aclosing(reply.receive(len(SMALL), whole)) as counts,
-        ):
-            async for _ in counts:
-                pass
+        async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+            await received_into(reply, whole)
         assert bytes(whole.data) == SMALL
         assert os.fstat(sink._file).st_size == length
         await origin.close()
@@ -457,8 +459,9 @@ async def test_a_member_s_bytes_come_by_a_receiver_that_shows_who_it_is(
             sink = Placed()
             async with wire.client.read(wire.member, question) as reply:
                 assert reply.in_thread
-                async with aclosing(reply.receive(len(DATA), sink)) as counts:
-                    assert sum([count async for count in counts]) == len(DATA)
+                counts: list[int] = []
+                await reply.receive(len(DATA), sink, counts.append)
+                assert sum(counts) == len(DATA)
             assert bytes(sink.data) == DATA
             assert sink.count_written > len(DATA) // 2
             pids += receivers.pids

@@ -81,8 +81,9 @@ class World:
     async def receive(self, sink: ByteSink, headers: Headers = ()) -> None:
         async with reply_to(self.origin, OriginRequest("GET", "b", "k", headers=headers, bulk=True)) as reply:
             if reply.in_thread:
-                async with aclosing(reply.receive(len(DATA), sink)) as counts:
-                    assert sum([count async for count in counts]) == len(DATA)
+                counts: list[int] = []
+                await reply.receive(len(DATA), sink, counts.append)
+                assert sum(counts) == len(DATA)
             else:
                 async for piece in pieces_of(reply):
                     sink.write(memoryview(piece))
@@ -267,8 +268,7 @@ async def test_where_no_thread_can_be_started_for_a_body_it_breaks_off() -> None
             with pytest.MonkeyPatch.context() as patch:
                 no_thread_starts(patch)
                 with pytest.raises(OriginBroke):
-                    async with aclosing(reply.receive(len(DATA), sink)) as counts:
-                        await anext(counts)
+                    await reply.receive(len(DATA), sink, lambda _: None)
             assert (sink.times_ended, world.client.threads.receiving) == (1, 0)
         over.set()
         await world.nothing_is_left()

@@ -27,8 +27,7 @@ from outrider.core.s3.form_fields import boundary_of, is_form
 from outrider.core.s3.headers import app_of, passed_up, wants_checksums
 from outrider.core.s3.operation import OperationKind
 from outrider.core.s3.plain_request import PlainRequest, known_fields, recognise
-from outrider.http.wire.parser_guard import guarded, refused_for
-from outrider.http.wire.smuggling_guard import well_framed
+from outrider.http.wire.request_guards import guarded, refused_for, well_framed
 from tests.fuzz.target import pieces, target
 from tests.support import signed_requests
 

@@ -21,7 +21,7 @@ from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.http.access import Principal
 from outrider.http.s3 import connection as connection_module
 from outrider.http.s3 import fast_path
-from outrider.http.s3.slow_path_handoff import ColdHit, Recognised
+from outrider.http.s3.exchange import ColdHit, Recognised
 from tests.support.damage import block_files
 from tests.support.rawhttp import ask, request
 from tests.support.watched import NAME, OBJECTS, Watched, watched_proxy

@@ -15,7 +15,7 @@ from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.http import access as access_module
 from outrider.http.access import Principal
 from outrider.http.s3.connection import Connection
-from outrider.http.s3.slow_path_handoff import Recognised
+from outrider.http.s3.exchange import Recognised
 from tests.server.test_fast_path import CLIENTS, READER, signed
 from tests.support.proxy import Proxy, s3_client
 from tests.support.rawhttp import RawConnection, ask, request

@@ -13,14 +13,13 @@ from typing import Any, Protocol
 from outrider.adapters.disk.block_dir import BlockDir
 from outrider.adapters.disk.disk import Disk
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.disk_budget import DiskBudget
+from outrider.core.cache.disk_limits import DiskBudget
 from outrider.core.cache.freshness import Freshness
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.tenants import Tenants
 from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
 from outrider.engine.ahead.prefetch import Later, Mode
 from outrider.engine.cluster.forgets import ForgetQueues
 from outrider.engine.fill.fill import BULK_BYTES

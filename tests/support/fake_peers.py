@@ -96,7 +96,7 @@ class FakePeerReply:
     async def some(self) -> bytes:
         return await anext(self.pieces, b"")
 
-    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         left, piece = count, b""
         try:
             while left:
@@ -107,11 +107,11 @@ class FakePeerReply:
                 sink.write(memoryview(piece))
                 left -= len(piece)
                 if left:
-                    yield len(piece)
+                    received(len(piece))
         finally:
             sink.ended()
         if piece:
-            yield len(piece)
+            received(len(piece))
 
 
 @dataclass(slots=True)

@@ -191,7 +191,7 @@ class FakeReply:
     is_open: bool = True
     in_thread: bool = False
 
-    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         self.origin.received += 1
         left, piece = count, memoryview(b"")
         try:
@@ -203,11 +203,11 @@ class FakeReply:
                 sink.write(piece)
                 left -= len(piece)
                 if left:
-                    yield len(piece)
+                    received(len(piece))
         finally:
             sink.ended()
         if piece:
-            yield len(piece)
+            received(len(piece))
 
     def give_up(self, cause: str) -> None:
         self.origin.given_up.append(cause)

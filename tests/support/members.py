@@ -19,8 +19,7 @@ from outrider.core.cluster.membership import Domain, Membership
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef, ObjectVersion
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
 from outrider.engine.ahead.cached_across_members import CachedAcrossMembers
 from outrider.engine.ahead.plans_across_members import PlansAcrossMembers
 from outrider.engine.cluster.forgets import Beliefs, ForgetQueues

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from outrider.http.s3.connection import Connection
-from outrider.http.s3.slow_path_handoff import Begun, ColdHit, Recognised
+from outrider.http.s3.exchange import Begun, ColdHit, Recognised
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import Answer, RawConnection, ask
 

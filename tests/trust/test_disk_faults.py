@@ -23,7 +23,7 @@ import pytest
 
 from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
-from outrider.core.cache import block_file, disk_budget
+from outrider.core.cache import block_file, disk_limits
 from outrider.core.cache.block_file import PAGE_BYTES
 from outrider.http.wire import sender
 from tests.contract.disk_store import FILE, Disk, flip, meta_of, on_disk, payload_of
@@ -55,7 +55,7 @@ def known(bucket: Bucket) -> KnownObjects:
 def asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause after a disk failure is zero here. tests/contract/test_block_store_faults.py tests the pause itself."""
     monkeypatch.setattr(disk_threads, "FAILURE_PAUSE_S", 0.0)
-    monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", 0.0)
+    monkeypatch.setattr(disk_limits, "_FREE_KNOWN_S", 0.0)
 
 
 def proxy_of(bucket: Bucket, **settings: Any) -> Proxy:
@@ -404,7 +404,7 @@ def test_a_file_system_that_is_really_full(
 ) -> None:
     # The free space is measured before a fill, or it was measured a moment ago and is believed. The tmpfs has 2 MiB, of
     # which the objects need 1.33; the budget allows far more.
-    monkeypatch.setattr(disk_budget, "_FREE_KNOWN_S", known_s)
+    monkeypatch.setattr(disk_limits, "_FREE_KNOWN_S", known_s)
     hog = mounted.path / "hog"
     with proxy_of(bucket, cache_dir=str(mounted.path / "cache")) as proxy:
         for _ in range(rounds(2)):

@@ -8,7 +8,7 @@ import pytest
 from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
 from outrider.core.errors import BadRequest
-from outrider.http.wire.smuggling_guard import well_framed
+from outrider.http.wire.request_guards import well_framed
 
 if TYPE_CHECKING:
     from outrider.core.model import Headers

@@ -9,8 +9,7 @@ from typing import Any
 
 from outrider.adapters.origin.http_origin import CredentialSource, HttpOrigin
 from outrider.core.cache.memory_budget import MemoryBudget
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.core.s3.list_page import PAGE_BYTES_MAX
 from outrider.engine.fill.fill_scheduler import FillScheduler

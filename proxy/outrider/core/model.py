@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -65,14 +65,13 @@ class Extent:
 
     start: int
     stop: int
+    length: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.stop:
             raise ValueError(f"not an extent: [{self.start}, {self.stop})")
-
-    @property
-    def length(self) -> int:
-        return self.stop - self.start
+        # Made once: the way of a small miss asks for it some twenty times.
+        object.__setattr__(self, "length", self.stop - self.start)
 
 
 class VersionIdentity(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outrider.core.ahead.dataset.templates import Templates
-from outrider.core.cache.disk_budget import DiskBudget
+from outrider.core.cache.disk_limits import DiskBudget
 from outrider.core.insight.recent_errors import RecentErrors
 from outrider.core.insight.usage import ReadUnderWay, Usage
 from outrider.metrics.usage_metrics import TenantMetrics, UsageMetrics

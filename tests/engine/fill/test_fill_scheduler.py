@@ -8,8 +8,7 @@ import pytest
 
 from outrider.core.cache.tenants import Tenants, TenantShare
 from outrider.core.model import ObjectRef
-from outrider.core.origin.aimd import FIRST_FILLS, AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.fill_limits import FIRST_FILLS, AimdLimit, BackgroundLimit
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot, Purpose
 from tests.support.fakes import FakeClock
 

@@ -12,8 +12,7 @@ import pytest
 
 from outrider.core.errors import OriginBroke, VersionChanged
 from outrider.core.model import Extent, ObjectVersion
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.origin_body import OriginBody

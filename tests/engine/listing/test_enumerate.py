@@ -16,8 +16,7 @@ from outrider.core.errors import OriginBroke, SlowDown
 from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import State
 from outrider.core.model import ObjectRef
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
 from outrider.core.origin.hedging import Hedging
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.origin_reader import OriginReader

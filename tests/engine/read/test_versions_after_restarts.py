@@ -20,7 +20,7 @@ from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import WrittenNamesFile
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.disk_budget import DiskBudget
+from outrider.core.cache.disk_limits import DiskBudget
 from outrider.core.cache.freshness import Freshness, age_s
 from outrider.core.cache.policies import Lru
 from outrider.core.model import ObjectRef, ObjectVersion

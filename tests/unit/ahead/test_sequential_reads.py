@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from outrider.core.ahead.sequential_reads import READERS_MAX, Readers, Shape
+from outrider.core.ahead.readers import READERS_MAX, Readers, Shape
 from outrider.core.model import Extent
 
 MIB = 2**20

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cache.disk_budget import DiskBudget, Room, capacities, most_bytes
+from outrider.core.cache.disk_limits import DiskBudget, Room, capacities, most_bytes
 
 
 def known(capacity: int = 1000, floor: int = 100, free: int = 1000) -> DiskBudget:

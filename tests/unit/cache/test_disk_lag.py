@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.core.cache.disk_lag import DiskPressure, WritePace
+from outrider.core.cache.disk_limits import DiskPressure, WritePace
 
 MB = 10**6
 

@@ -20,7 +20,7 @@ from outrider.core.ahead.dataset.templates import template_of
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.disk_budget import DiskBudget
+from outrider.core.cache.disk_limits import DiskBudget
 from outrider.core.cache.freshness import Freshness
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.core.s3.headers import replayable

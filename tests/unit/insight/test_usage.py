@@ -34,8 +34,7 @@ def test_reads_are_summed_by_dataset_and_by_reader() -> None:
     usage.served("a", TRAIN, sums(disk=10, wait_s=1.0))
     usage.served("b", TRAIN, sums(2, origin=5))
     usage.served("a", ("bucket", "val-{}.tar"), sums(disk=7))
-    usage.requested("bucket", "train-7.tar")
-    usage.received("bucket", "train-7.tar", 5)
+    usage.received("bucket", "train-7.tar", 1, 5)
     account = usage.datasets()[TRAIN]
     assert (account.sums.requests, account.sums.served_bytes, account.bucket_gets, account.bucket_bytes) == (
         3,
@@ -70,8 +69,7 @@ def test_the_reader_that_was_silent_for_longest_is_forgotten_first_and_no_sum_is
     usage = Usage(datasets_max=3, readers_max=2)
     for number in range(10):
         usage.served(f"reader-{number}", ("bucket", f"set-{number}"), sums(disk=10))
-        usage.requested("bucket", f"set-{number}")
-        usage.received("bucket", f"set-{number}", 1)
+        usage.received("bucket", f"set-{number}", 1, 1)
     assert [reader for reader, *_ in usage.readers()] == ["reader-9", "reader-8"]
     assert len(usage.datasets()) <= 4
     assert sum(account.sums.disk_bytes for account in usage.datasets().values()) == 100

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.origin.aimd import FIRST_FILLS, AimdLimit
+from outrider.core.origin.fill_limits import FIRST_FILLS, AimdLimit
 
 
 class Line:

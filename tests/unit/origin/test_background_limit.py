@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from outrider.core.origin.background_limit import BackgroundLimit
+from outrider.core.origin.fill_limits import BackgroundLimit
 
 MIB = 2**20
 

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.core.model import is_hash
 from outrider.core.origin.oddities import Oddity
-from outrider.core.origin.witnesses import ReplyFacts, Witnesses, is_of_nothing
+from outrider.core.origin.quirks import ReplyFacts, Witnesses, is_of_nothing
 
 DAY, NEXT = "Thu, 01 Jan 2026 00:00:00 GMT", "Fri, 02 Jan 2026 00:00:00 GMT"
 TOLD = ReplyFacts('"one"', 100, None, DAY, settled=True, by_head=False)

@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from hashlib import sha256
 from typing import TypeVar
@@ -236,12 +236,13 @@ class ReadReply:
         self._came.inc(len(piece))
         return piece
 
-    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+        def came(more: int) -> None:
+            self._came.inc(more)
+            received(more)
+
         try:
-            async with aclosing(self._reply.receive(count, sink)) as received:
-                async for more in received:
-                    self._came.inc(more)
-                    yield more
+            await self._reply.receive(count, sink, came)
         except OriginBroke as error:
             raise _failed(error) from error
 

@@ -17,8 +17,7 @@ from typing import TypeAlias, TypeVar
 from outrider.adapters.disk import disk_threads
 from outrider.adapters.disk.block_dir import BlockDir, UnusableCacheDir
 from outrider.adapters.disk.disk_threads import DiskThreads
-from outrider.core.cache.disk_budget import DiskBudget, Room, capacities, most_bytes
-from outrider.core.cache.disk_lag import WritePace
+from outrider.core.cache.disk_limits import DiskBudget, Room, WritePace, capacities, most_bytes
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey
 from outrider.metrics import Metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -117,7 +117,7 @@ class BulkReply(ReceivedReply):
             self._broke()
             raise OriginBroke(f"no thread: {error}") from error
 
-    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         receiving = Receiving(self._connection, count, sink, self._threads.buffer_bytes, self._read_bytes)
         try:
             under_way = self._under_way = self._begin(receiving.run)
@@ -126,7 +126,6 @@ class BulkReply(ReceivedReply):
             raise
         self._threads.receiving += 1
         under_way.add_done_callback(receiving.tell)
-        told = 0
         try:
             while not under_way.done():
                 try:
@@ -134,12 +133,9 @@ class BulkReply(ReceivedReply):
                         await receiving.news()
                 except TimeoutError:
                     sink.check()
-                # The last bytes are told once the thread has ended, and with it the use of the sink.
-                received = receiving.received
-                if received < count and (came := received - told):
-                    told += came
-                    self._came(came)
-                    yield came
+                # The last bytes are reported once the thread has ended, and with it the use of the sink.
+                if (until := receiving.received) < count:
+                    self._report(receiving, until, received)
             if self._connection.is_read:
                 self._free_connection()
         finally:
@@ -155,14 +151,18 @@ class BulkReply(ReceivedReply):
                     _over(under_way, sink)
                 else:
                     under_way.add_done_callback(partial(_over, sink=sink))
-        if came := receiving.received - told:
-            self._came(came)
-            yield came
+        self._report(receiving, receiving.received, received)
         try:
             under_way.result()
         except OriginBroke:
             self._broke()
             raise
+
+    def _report(self, receiving: Receiving, until: int, received: Callable[[int], None]) -> None:
+        more, receiving.reported = until - receiving.reported, until
+        if more:
+            self._came(more)
+            received(more)
 
     def _unread_bytes(self) -> int:
         return 0 if self._connection.reader.is_over else in_socket(self._connection.socket)
@@ -197,8 +197,8 @@ class Receiving:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._told, self._told_at, self._told_bytes = True, float("-inf"), 0
-        self.received = 0
-        """Bytes that the sink has."""
+        self.received = self.reported = 0
+        """Bytes that the sink has, and those that were reported."""
 
     async def news(self) -> None:
         """Returns when more bytes are here, or it is over."""

@@ -141,8 +141,6 @@ class HttpOrigin:
             self._free.release()
             raise
         reply.on_free = self._free.release
-        if request.bucket is not None and request.key:
-            reply.on_close = partial(self._metrics.usage.received, request.bucket, request.key)
         return reply
 
     async def _wait_for_connection(self) -> None:
@@ -251,8 +249,8 @@ class HttpOrigin:
             self._metrics.origin_requests.labels(method_label(request.method), "none").inc()
             raise
         self._metrics.origin_requests.labels(method_label(request.method), str(reply.status)).inc()
-        if is_read and request.bucket is not None and request.key:
-            self._metrics.usage.requested(request.bucket, request.key)
+        if request.bucket is not None and request.key:
+            reply.on_close = partial(self._metrics.usage.received, request.bucket, request.key, int(is_read))
         return reply
 
     def _signed_form(

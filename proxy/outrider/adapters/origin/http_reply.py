@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from fcntl import ioctl
 from termios import FIONREAD
 from typing import Protocol
@@ -40,7 +40,7 @@ class ReceivedReply(ABC):
         """Called once, when the body has been read whole, and its connection is free for other requests, or by
         `close`."""
         self.on_close: Callable[[int], None] | None = None
-        """Called once, by `close`, with the bytes that were received, if there were any."""
+        """Called once, by `close`, with the bytes that were received."""
         self._read: bytes | None = None
         # The part of it that `some` has not given yet.
         self._read_rest = b""
@@ -74,7 +74,7 @@ class ReceivedReply(ABC):
     @abstractmethod
     async def _some(self) -> Buffer: ...
 
-    def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         raise AssertionError("no thread receives it")
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class ReceivedReply(ABC):
         if self.on_free is not None:
             self._free_connection()
         on_close, self.on_close = self.on_close, None
-        if on_close is not None and self.came_bytes:
+        if on_close is not None:
             on_close(self.came_bytes)
 
     @abstractmethod

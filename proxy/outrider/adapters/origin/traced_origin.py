@@ -12,8 +12,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -204,12 +204,13 @@ class _TracedReply:
         self._came_bytes += len(piece)
         return piece
 
-    async def receive(self, count: int, sink: ByteSink) -> AsyncGenerator[int, None]:
+    async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
+        def came(more: int) -> None:
+            self._came_bytes += more
+            received(more)
+
         try:
-            async with aclosing(self._reply.receive(count, sink)) as counts:
-                async for came in counts:
-                    self._came_bytes += came
-                    yield came
+            await self._reply.receive(count, sink, came)
         except OriginBroke as error:
             _failed(self._span, type(error).__name__)
             raise

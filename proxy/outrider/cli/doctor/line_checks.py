@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import ExitStack, aclosing, closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from outrider.adapters.origin.http_origin import HttpOrigin
@@ -59,9 +59,7 @@ async def _read(origin: HttpOrigin, ref: ObjectRef, start: int, count: int, sink
         if reply.status != 206:
             return
         if reply.in_thread:
-            async with aclosing(reply.receive(count, sink)) as counts:
-                async for _ in counts:
-                    pass
+            await reply.receive(count, sink, lambda _: None)
         while piece := await reply.some():
             sink.write(memoryview(piece))
 

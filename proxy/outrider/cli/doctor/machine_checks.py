@@ -17,7 +17,7 @@ from outrider.adapters.disk.disk import check_apart
 from outrider.adapters.process.listening import bind, remedy
 from outrider.cli.doctor.finding import Diagnosis, fail, ok, warn
 from outrider.core.block_layout import BLOCKS_FEW
-from outrider.core.cache.disk_budget import Room, capacities
+from outrider.core.cache.disk_limits import Room, capacities
 from outrider.core.text import in_words
 from outrider.settings import Settings
 

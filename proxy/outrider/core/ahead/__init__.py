@@ -4,9 +4,8 @@ last (Belady's rule, by prediction).
 The `Planner` is told of each event and decides. It does no I/O, and has no clock and no tasks; `engine.ahead` carries
 out its decisions. The mechanism, from the ground up:
 
-1. Reads. Each request is an event: client, object, bytes. `sequential_reads` tells whether it begins a pass over the
-   object or goes on with one, and which bytes of the same object to read ahead. `open_objects` counts the active
-   readers.
+1. Reads. Each request is an event: client, object, bytes. `readers` tells whether it begins a pass over the object or
+   goes on with one, and which bytes of the same object to read ahead. It counts the active readers.
 2. Datasets. The `dataset` package groups objects by the templates of their keys, and numbers them: an object's `index`.
    `discovery` decides when it is worth learning all names: by a LIST, or by probing numbered names
    (`numbered_names_search`).

@@ -16,13 +16,11 @@ from outrider.core.ahead.dataset.templates import Templates
 from outrider.core.ahead.discovery import FAREST, Discovery
 from outrider.core.ahead.hint_messages import COUNT_MAX
 from outrider.core.ahead.hints import Hint
-from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.order_search import OrderSearch
 from outrider.core.ahead.outstanding import Outstanding, PrefetchWaste
-from outrider.core.ahead.peer_readers import PeerReaders
 from outrider.core.ahead.prefetch_candidates import Candidates, Want
 from outrider.core.ahead.prefetch_window import SOONER, BlockOwnership, CacheSpace, ClusterShare, PrefetchWindow
-from outrider.core.ahead.sequential_reads import Readers
+from outrider.core.ahead.readers import OpenObjects, PeerReaders, Readers
 from outrider.core.block_layout import block_count
 from outrider.core.cache.pins import Pins
 from outrider.core.cache.tenants import Tenants

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.dataset.registry import DatasetRegistry, Item
-from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.epoch import JobEpoch
 from outrider.core.ahead.outstanding import Outstanding
 from outrider.core.ahead.prefetch_window import SOONER, BlockOwnership, CacheSpace, Candidate, PrefetchWindow
+from outrider.core.ahead.readers import OpenObjects
 from outrider.core.block_layout import block_count
 from outrider.core.cache.tenants import Tenants
 from outrider.core.model import ObjectRef

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from outrider.core.ahead.dataset.cached_objects import CachedObject
 from outrider.core.ahead.dataset.dataset import Dataset, may_go
-from outrider.core.ahead.open_objects import OpenObjects
 from outrider.core.ahead.order.epoch import ORDER_LIKELY, JobEpoch
 from outrider.core.ahead.outstanding import Outstanding
-from outrider.core.ahead.peer_readers import PeerReaders
+from outrider.core.ahead.readers import OpenObjects, PeerReaders
 from outrider.core.model import ObjectRef
 
 # A block may be evicted for one that is needed sooner by this part of an epoch. To replace blocks for less would only

@@ -104,7 +104,7 @@ def block_name(block: BlockKey) -> bytes:
 class Header:
     """The header of `meta`'s file. All of it but the payload's checksum is known before the payload is."""
 
-    __slots__ = ("_raw", "length", "meta")
+    __slots__ = ("_raw", "disk_bytes", "length", "meta")
 
     def __init__(self, meta: BlockMeta) -> None:
         self.meta = meta
@@ -112,6 +112,8 @@ class Header:
         align = PAGE_BYTES if meta.extent.length > SMALL_BYTES else _ALIGNED_BYTES
         self.length = -(-(_FIXED.size + len(self._raw)) // align) * align
         """The payload's offset."""
+        self.disk_bytes = -(-(self.length + meta.extent.length) // PAGE_BYTES) * PAGE_BYTES
+        """The bytes of the whole file on disk, in full pages."""
 
     def sealed(self, payload_checksum: bytes) -> bytes:
         """The bytes of the header. `payload_checksum`: the digest of a `PayloadChecksum`."""
@@ -121,11 +123,6 @@ class Header:
         name = block_name(self.meta.key)
         seal = xxhash.xxh3_64(_FIXED.pack(*facts, bytes(8), name) + self._raw).digest()
         return (_FIXED.pack(*facts, seal, name) + self._raw).ljust(self.length, b"\0")
-
-    @property
-    def disk_bytes(self) -> int:
-        """The bytes of the whole file on disk, in full pages."""
-        return -(-(self.length + self.meta.extent.length) // PAGE_BYTES) * PAGE_BYTES
 
 
 def usual_disk_bytes(length: int) -> int:

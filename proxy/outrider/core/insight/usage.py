@@ -132,6 +132,13 @@ class DatasetAccount:
     # When it was last changed.
     at: float = 0.0
 
+    def add(self, more: DatasetAccount) -> None:
+        self.sums.add(more.sums)
+        self.wanted += more.wanted
+        self.wanted_bytes += more.wanted_bytes
+        self.bucket_gets += more.bucket_gets
+        self.bucket_bytes += more.bucket_bytes
+
 
 @dataclass(slots=True)
 class ReaderAccount:
@@ -172,7 +179,6 @@ class Usage:
         """Called with the reader and the bytes of each `served`."""
         self.on_received: Callable[[ObjectRef, int], None] = lambda ref, count: None
         """Called with each `received`."""
-        self.total = DatasetAccount()
         self._failed_reads = 0
         # The number of failed reads at each tick of the last minute.
         self._failed_before: deque[tuple[float, int]] = deque()
@@ -186,10 +192,10 @@ class Usage:
         """`reader`: the client's name."""
         if not more.requests:
             return
-        for each in (self.total, self._dataset(dataset)):
-            each.sums.add(more)
-            each.wanted += int(more.requests)
-            each.wanted_bytes += int(more.served_bytes)
+        served_bytes, of_all = more.served_bytes, self._dataset(dataset)
+        of_all.sums.add(more)
+        of_all.wanted += int(more.requests)
+        of_all.wanted_bytes += int(served_bytes)
         account = self._readers.get((reader, dataset))
         if account is None:
             account = self._readers[reader, dataset] = ReaderAccount()
@@ -199,14 +205,14 @@ class Usage:
         account.at = self._now
         account.sums.add(more)
         account.fresh.add(more)
-        self.on_served(reader, more.served_bytes)
+        self.on_served(reader, served_bytes)
 
     def passed_on(self, dataset: DatasetName, count: int) -> None:
         """The bucket answered a read, with `count` bytes: the cache does not answer such reads (of an old version, of
         tags), or the answer is an error."""
-        for each in (self.total, self._dataset(dataset)):
-            each.wanted += 1
-            each.wanted_bytes += count
+        account = self._dataset(dataset)
+        account.wanted += 1
+        account.wanted_bytes += count
 
     def failed(self, count: int = 1) -> None:
         """`count` reads failed: they were answered with 5xx, or their reply was cut."""
@@ -217,16 +223,14 @@ class Usage:
         """In the last minute."""
         return self._failed_reads - (self._failed_before[0][1] if self._failed_before else 0)
 
-    def requested(self, bucket: str, key: str) -> None:
-        """A GET or HEAD of this object was sent to the bucket."""
-        self.total.bucket_gets += 1
-        self._dataset(self.dataset_of(bucket, key)).bucket_gets += 1
-
-    def received(self, bucket: str, key: str, count: int) -> None:
-        """`count` bytes of this object were received from the bucket."""
-        self.total.bucket_bytes += count
-        self._dataset(self.dataset_of(bucket, key)).bucket_bytes += count
-        self.on_received(ObjectRef(bucket, key), count)
+    def received(self, bucket: str, key: str, gets: int, count: int) -> None:
+        """`count` bytes were received from the bucket in a reply about this object. `gets`: 1 if it was to a GET or
+        HEAD, else 0."""
+        account = self._dataset(self.dataset_of(bucket, key))
+        account.bucket_gets += gets
+        account.bucket_bytes += count
+        if count:
+            self.on_received(ObjectRef(bucket, key), count)
 
     def tick(self, now: float) -> None:
         """To be called about once a second: recent sums fade."""
@@ -242,6 +246,14 @@ class Usage:
             account.fade(part, seconds)
 
     # -- for the status page -------------------------------------------------------------------------------------------
+
+    @property
+    def total(self) -> DatasetAccount:
+        """Of all datasets, as of now."""
+        total = DatasetAccount()
+        for account in self._datasets.values():
+            total.add(account)
+        return total
 
     def datasets(self) -> Mapping[DatasetName, DatasetAccount]:
         return self._datasets
@@ -265,12 +277,7 @@ class Usage:
     def _forget_one(self) -> None:
         oldest = next(name for name in self._datasets if name != OTHERS)
         gone = self._datasets.pop(oldest)
-        others = self._datasets.setdefault(OTHERS, DatasetAccount())
-        others.sums.add(gone.sums)
-        others.wanted += gone.wanted
-        others.wanted_bytes += gone.wanted_bytes
-        others.bucket_gets += gone.bucket_gets
-        others.bucket_bytes += gone.bucket_bytes
+        self._datasets.setdefault(OTHERS, DatasetAccount()).add(gone)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 Three limits bound the fills. The scheduler in `engine.fill` applies the first two; prefetch and warm-ups apply the
 third.
 
-- `aimd` limits all fills. It starts with a doubling, adds fills while they bring more bytes, and halves when the origin
-  throttles (503 SlowDown, 429).
-- `background_limit` limits prefetch, so that it takes no bandwidth from demand: by the total rate of large bodies, and
+- `AimdLimit` (`fill_limits`) limits all fills. It starts with a doubling, adds fills while they bring more bytes, and
+  halves when the origin throttles (503 SlowDown, 429).
+- `BackgroundLimit` limits prefetch, so that it takes no bandwidth from demand: by the total rate of large bodies, and
   by the delay of small ones (LEDBAT).
 - `token_bucket` is the hard bandwidth limit that a setting gives to prefetch, or a client to its warm-up.
 
@@ -17,6 +17,6 @@ its credentials, so that the origin adapter can mend them and sign anew, and tak
 `oddities` names the ways in which origins differ from AWS S3. `reply_reader` reads replies from bytes, and `reply_head`
 mends their heads.
 
-Entry points: `aimd.AimdLimit`, `background_limit.BackgroundLimit`, `token_bucket.TokenBucket`, `backoff.Backoff`,
+Entry points: `fill_limits.AimdLimit`, `fill_limits.BackgroundLimit`, `token_bucket.TokenBucket`, `backoff.Backoff`,
 `hedging.Hedging`, `error_causes`, `oddities.Oddity`, `reply_reader.ReplyReader`.
 """

@@ -1,11 +1,18 @@
-"""The oddities of each bucket that change how it is asked: learned from a reply, and forgotten after a while."""
+"""How origins differ, as far as it changes how a bucket is asked: oddities that were learned from a reply, and
+forgotten after a while; names that stay uncached; and validators that prove nothing.
+
+A version is named by its ETag, its size and its date. All come from the origin, so each reply is compared with the
+earlier ones. A date has a resolution of one second: an ETag that is no hash, and was seen with two, names nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
+from outrider.core.model import is_hash
 from outrider.core.origin.oddities import Oddity, Uncached
 
 # An origin may be mended, or a gateway before it taken away. To learn a quirk anew costs one request.
@@ -73,3 +80,94 @@ class UncachedNames:
         """Why the object is not to be asked about; None: ask."""
         found = self._names.get(name)
         return found or next((self._names[kind] for kind in kinds if kind in self._names), None)
+
+
+_NAMES_MAX = 10_000
+# An object may be uploaded once or twice more, and be read within two seconds each time.
+_DATES_MAX = 3
+_OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
+
+
+def is_of_nothing(etag: str) -> bool:
+    """Whether this is the ETag of an empty object."""
+    return etag[1:-1].lower() == _OF_NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFacts:
+    """The facts about an object in one reply. `encoding`: its Content-Encoding; None: it has none, as `modified`, its
+    Last-Modified. `settled`: a later write must have another date (`core.cache.freshness.is_settled`). `by_head`: the
+    reply was to a HEAD."""
+
+    etag: str
+    size: int
+    encoding: str | None
+    modified: str | None
+    settled: bool
+    by_head: bool
+
+
+class Witnesses:
+    """Bounded: what falls out is no witness any more."""
+
+    def __init__(self) -> None:
+        self._by_get: LRUCache[object, ReplyFacts] = LRUCache(_NAMES_MAX)
+        self._by_head: LRUCache[object, ReplyFacts] = LRUCache(_NAMES_MAX)
+        # The object and the size that each ETag was last seen with.
+        self._sizes: LRUCache[tuple[str, str], tuple[object, int]] = LRUCache(_NAMES_MAX)
+        self._shared: LRUCache[tuple[str, str], None] = LRUCache(_NAMES_MAX)
+        # The date that an ETag last came with, and how often it was another one: of objects that seem to have just been
+        # written.
+        self._dates: LRUCache[tuple[object, str], tuple[str | None, int]] = LRUCache(_NAMES_MAX)
+
+    def judge(self, bucket: str, name: object, told: ReplyFacts) -> Oddity | None:
+        """The oddity of the validator in a reply about the object `name`; None: none is known.
+
+        HEAD_SIZE_OTHER and HEAD_ETAG_OTHER blame the reply to a HEAD, be that this one or the one before it.
+        """
+        same, other = (self._by_head, self._by_get) if told.by_head else (self._by_get, self._by_head)
+        before, beside = same.get(name), other.get(name)
+        same[name] = told
+        etag = bucket, told.etag
+        last, self._sizes[etag] = self._sizes.get(etag), (name, told.size)
+        # Replies to the same method first: only where these agree is it the method that makes the difference.
+        odd = None if before is None else _compared(before, told)
+        if odd is None and beside is not None:
+            odd = _compared(beside, told)
+        if last is not None and last[0] != name and last[1] != told.size:
+            odd = Oddity.ETAG_SHARED
+        if odd is Oddity.ETAG_SHARED:
+            self._shared[etag] = None
+        if self._dates_anew(name, told) and odd is None:
+            odd = Oddity.DATE_CHANGES
+        return Oddity.ETAG_SHARED if etag in self._shared else odd
+
+    def _dates_anew(self, name: object, told: ReplyFacts) -> bool:
+        """Whether the store gives the time of the reply for want of another date."""
+        if told.settled:
+            self._dates.pop((name, told.etag), None)
+            return False
+        modified, changes = self._dates.get((name, told.etag), (told.modified, 0))
+        changes += told.modified != modified
+        self._dates[name, told.etag] = told.modified, changes
+        return changes >= _DATES_MAX
+
+
+def _compared(before: ReplyFacts, now: ReplyFacts) -> Oddity | None:
+    dated = before.modified is not None and now.modified is not None
+    rewritten = dated and before.modified != now.modified
+    if before.etag == now.etag:
+        if before.size != now.size:
+            if before.by_head != now.by_head and not rewritten:
+                return Oddity.HEAD_SIZE_OTHER
+            return Oddity.ETAG_SHARED if rewritten else Oddity.SIZES_DIFFER
+        if before.encoding != now.encoding and not rewritten:
+            # A strong ETag names the encoded bytes (RFC 9110 section 8.8.1): here it names others as well.
+            return Oddity.ENCODED
+        return Oddity.ETAG_SHARED if rewritten and not is_hash(now.etag) else None
+    # Another ETag is another version, unless the origin says itself that nothing was written.
+    if not dated or rewritten or not before.settled:
+        return None
+    if before.by_head != now.by_head:
+        return Oddity.HEAD_ETAG_OTHER
+    return Oddity.ETAG_CHANGES if before.size == now.size else None

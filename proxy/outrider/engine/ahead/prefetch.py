@@ -21,7 +21,7 @@ from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.prefetch_candidates import Want
 from outrider.core.ahead.prefetch_pause import PrefetchPause
-from outrider.core.ahead.sequential_reads import Readers
+from outrider.core.ahead.readers import Readers
 from outrider.core.cluster.messages import ReadsTold, ToldRead
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion

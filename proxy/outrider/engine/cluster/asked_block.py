@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from outrider.core.cache.block_file import PayloadChecksum, digest_text
@@ -241,12 +241,15 @@ class AskedBody:
         self._checksum = None
         assert self._open is not None, "in_thread was asked"
         (reply, watched), began = self._open, self.position
+
+        def landed(more: int) -> None:
+            self._block.is_used = True
+            self._block.requests.flowed(watched, more)
+            watched.waits_on()
+            self._take(more, received)
+
         try:
-            async with aclosing(reply.receive(min(count, self._extent.stop - self.position), sink)) as counts:
-                while more := await watched.awaited(anext(counts, 0)):
-                    self._block.is_used = True
-                    self._block.requests.flowed(watched, more)
-                    self._take(more, received)
+            await watched.awaited(reply.receive(min(count, self._extent.stop - self.position), sink, landed))
             if self.position == self._extent.stop:
                 await self._close_reply()
         except PeerFailed as error:

@@ -56,7 +56,7 @@ class WatchedRead:
         Raises:
             PeerFailed: the read was ended meanwhile. Anything that `reply` raises.
         """
-        self._noted_at = self._waits_from = self._greeted_from = self._clock()
+        self.waits_on()
         self._task = asyncio.current_task()
         try:
             return await reply
@@ -71,6 +71,10 @@ class WatchedRead:
             raise
         finally:
             self._task = None
+
+    def waits_on(self) -> None:
+        """The wait for the next bytes begins."""
+        self._noted_at = self._waits_from = self._greeted_from = self._clock()
 
     def waited_s(self, now: float) -> float:
         """The seconds of waiting for bytes since the last call, or since the wait began."""

@@ -10,9 +10,8 @@ from types import TracebackType
 
 from outrider.core.cache.tenants import NOBODY, Tenants
 from outrider.core.model import ObjectRef
-from outrider.core.origin.aimd import AimdLimit
-from outrider.core.origin.background_limit import BackgroundLimit, DemandOnLine
 from outrider.core.origin.fair_turns import TurnQueue
+from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit, DemandOnLine
 from outrider.ports import Clock
 
 READS_ON_S = 0.003

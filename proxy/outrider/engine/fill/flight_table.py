@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
-from outrider.core.cache.disk_lag import DiskPressure
+from outrider.core.cache.disk_limits import DiskPressure
 from outrider.core.cache.readahead import BlockRun, fill_start
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import BlockKey, ObjectVersion

@@ -4,7 +4,6 @@ at its offset."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import aclosing
 
 from outrider.core.errors import OriginBroke, VersionChanged
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, is_sendable
@@ -102,16 +101,18 @@ class OriginBody:
         sink raises, too."""
         reply = self._reply
         assert reply is not None, "in_thread was asked"
+
+        def landed(more: int) -> None:
+            self.position += more
+            self._left -= more
+            received(more)
+
         try:
             count = min(count, self._left)
             if not count:
                 sink.ended()
                 raise OriginBroke("the body was shorter than it said", lasting=True)
-            async with aclosing(reply.receive(count, sink)) as counts:
-                async for came in counts:
-                    self.position += came
-                    self._left -= came
-                    received(came)
+            await reply.receive(count, sink, landed)
         except OriginBroke as error:
             if not await self._goes_on(error):
                 raise

@@ -205,7 +205,9 @@ class BodyRead:
         index = self._layout.index_of(self._position)
         key = self._key = BlockKey(self.version_id, index)
         self._note_progress(index)
-        self._fills = self._begin_fills()
+        # The last block of the read needs no fill where it is on its way.
+        is_coming = self._extent.stop <= (index + 1) * self._layout.block_bytes and self._flights.get(key) is not None
+        self._fills = not is_coming and self._begin_fills()
         has_failed = index == self._failed_index
         if not has_failed and self._flights.get(key) is None:
             self._lease = await self._store.lease(key)

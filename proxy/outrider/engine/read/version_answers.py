@@ -19,8 +19,7 @@ from outrider.core.cache.freshness import is_settled
 from outrider.core.errors import OriginBroke, Signal
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, VersionIdentity, is_strong_etag
 from outrider.core.origin.oddities import HEAD_TELLS_NOTHING, Oddity, Uncached, sentence
-from outrider.core.origin.quirks import UncachedNames
-from outrider.core.origin.witnesses import ReplyFacts, Witnesses, is_of_nothing
+from outrider.core.origin.quirks import ReplyFacts, UncachedNames, Witnesses, is_of_nothing
 from outrider.core.s3.headers import forbids_storing, replayable, varies_with_clients, without_checksums
 from outrider.core.s3.ranges import parse_empty_range
 from outrider.engine.fill.origin_reader import OriginReader

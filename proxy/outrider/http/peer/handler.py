@@ -201,7 +201,7 @@ class PeerHandler:
                 await answer.body.aclose()
             answer, headers = PeerReadAnswer(404), ((peer_wire.FROM, name),)
 
-        def ended(_: WireReply, sent: Sent, __: str | None) -> None:
+        def ended(_: int, sent: Sent, __: str | None) -> None:
             self._end()
             label = self._metrics.label(sender) if self._is_member(sender) else OTHER
             self._metrics.bytes.labels(label, "out").inc(sum(sent.values()))

@@ -51,8 +51,7 @@ class AccessLog:
         """False: no line would be written."""
 
     def request(self, facts: dict[str, object]) -> None:
-        if self.is_wanted():
-            self._add(_json(facts)[1:-1])
+        self._add(_json(facts)[1:-1])
 
     def hit(self, subject: str, seconds: float, method: str, status: int, count: int, request_id: str, client: str,
             address: str, app: str, asked_range: str | None) -> None:  # fmt: skip

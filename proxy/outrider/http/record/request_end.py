@@ -97,7 +97,8 @@ class RequestRecorder:
             self._count_usage(end, end.operation, seconds)
         if (end.status is not None and end.status >= 500) or end.cut not in (None, "client left", "stopped"):
             self._count_failure(end)
-        self._access_log.request(_facts(end, seconds))
+        if self._access_log.is_wanted():
+            self._access_log.request(_facts(end, seconds))
         if self._spans is not None:
             self._spans.ended(end, span)
 

@@ -11,7 +11,7 @@ arrive on an idle connection:
 4. In all other cases the bytes go to aiohttp's parser, and `handler.S3Handler` answers the request in a task: this is
    the slow path. It gives the same reply to any request that the fast path could have answered.
 
-`slow_path_handoff` has the results that the fast path leaves to the slow path: a reply that the socket did not take at
+`exchange` has the results that the fast path leaves to the slow path: a reply that the socket did not take at
 once (`Begun`), a hit that waits for the disk (`ColdHit`), and the verified sender and the operation of a request that
 it could not answer (`Recognised`). The last one is bound to the exact bytes of the request, so nothing that was found
 out about one request can be used for another on the same connection.

@@ -17,10 +17,10 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 from aiohttp.web_server import Server
 
+from outrider.http.s3.exchange import DISK_WAIT_S, Begun, ColdHit, Recognised
 from outrider.http.s3.fast_path import FastPath
 from outrider.http.s3.handler import S3Handler
-from outrider.http.s3.slow_path_handoff import DISK_WAIT_S, Begun, ColdHit, Recognised
-from outrider.http.wire.parser_guard import NoParser, guarded, refused_for
+from outrider.http.wire.request_guards import NoParser, guarded, refused_for
 from outrider.http.wire.sender import SocketSender, TlsSender, wire_of
 
 # Far above the longest head within S3's own limits (a key, a session token, 2 KiB of metadata).

@@ -26,9 +26,9 @@ from outrider.http.access import Access, Principal, reader_name
 from outrider.http.record.access_log import AccessLog, new_request_number, request_id_of, subject_of
 from outrider.http.record.hit_counts import HitCounts
 from outrider.http.record.record import Ended
+from outrider.http.s3.exchange import Begun, ColdHit, Recognised
 from outrider.http.s3.hit_admission import ANYBODY, HitAdmission
 from outrider.http.s3.hit_reply import COPIED_BYTES, HitBody, Subject, send_at_once, send_file_at_once
-from outrider.http.s3.slow_path_handoff import Begun, ColdHit, Recognised
 from outrider.http.wire.sender import SocketSender
 from outrider.metrics import Metrics
 from outrider.pagecache import in_memory, read_in_memory

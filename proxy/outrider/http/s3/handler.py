@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from aiohttp.http import HttpVersion11
@@ -39,7 +40,7 @@ from outrider.engine.ahead.prefetch import Prefetch
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.listing.lists import Lists
 from outrider.engine.read.body_pieces import Body
-from outrider.engine.read.object_read import ObjectReads, OnAsked, ReadAnswer
+from outrider.engine.read.object_read import ObjectReads, ReadAnswer
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.write.form_upload import incoming_form
 from outrider.engine.write.passthrough import ForwardAnswer, Passthrough
@@ -50,13 +51,12 @@ from outrider.http.control.objects import ControlRequest
 from outrider.http.record.access_log import AccessLog
 from outrider.http.record.record import Sent
 from outrider.http.record.request_end import RequestRecorder
-from outrider.http.s3.exchange import Exchange
-from outrider.http.s3.slow_path_handoff import Begun, Caller
+from outrider.http.s3.exchange import Begun, Caller, Exchange
 from outrider.http.wire.body_socket import BodyConnection, BodySocket
 from outrider.http.wire.reply import OnEnd, Rest, WireReply
 from outrider.http.wire.request_body import client_body, send_continue
+from outrider.http.wire.request_guards import well_framed
 from outrider.http.wire.sender import WireSender
-from outrider.http.wire.smuggling_guard import well_framed
 from outrider.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class S3Handler:
         exchange = Exchange(request, wire, ())
         self._recorder.began()
         error = BadRequest(f"The request is not valid HTTP: {why}." if why else None)
-        return _error_reply(exchange, error, "", close=True, on_end=self._on_end(exchange))
+        return _error_reply(exchange, error, "", close=True, on_end=partial(self._ended, exchange))
 
     def _begin(self, request: BaseRequest, caller: Caller) -> Exchange:
         headers = tuple(
@@ -226,7 +226,7 @@ class S3Handler:
         try:
             if operation.kind is OperationKind.HEAD:
                 return self._answered(exchange, await self._services.reads.head(operation.ref, headers))
-            on_asked = self._on_asked(exchange, headers)
+            on_asked = partial(self._asked, exchange, headers)
             return self._answered(exchange, await self._services.reads.get(operation.ref, headers, on_asked))
         except (NotCacheable, InvalidRange, PreconditionFailed):
             # The origin gives the refusal, in its own words: it may know of a newer version, and stores differ in
@@ -260,15 +260,12 @@ class S3Handler:
             await answer.batch.begin()
         return self._reply(exchange, answer.status, answer.headers, answer.batch or answer.body, None)
 
-    def _on_asked(self, exchange: Exchange, headers: dict[str, str]) -> OnAsked:
-        reader = exchange.asker
-        assert reader is not None
-
-        def tell(version: ObjectVersion, extent: Extent) -> None:
-            exchange.reader = reader
-            self._services.prefetch.asked(reader, version, extent, checksums=wants_checksums(headers))
-
-        return tell
+    def _asked(
+        self, exchange: Exchange, headers: dict[str, str], version: ObjectVersion, extent: Extent
+    ) -> None:  # fmt: skip
+        assert exchange.asker is not None
+        exchange.reader = exchange.asker
+        self._services.prefetch.asked(exchange.reader, version, extent, checksums=wants_checksums(headers))
 
     # -- replies ---------------------------------------------------------------------------------------------------
 
@@ -286,7 +283,7 @@ class S3Handler:
         exchange.first_byte_s = time.perf_counter() - exchange.started
         self._metrics.first_byte_s.labels(exchange.op).observe(exchange.first_byte_s)
         return WireReply(status, headers, wire=exchange.wire, body=body, length=length, close=exchange.is_last,
-                     on_end=self._on_end(exchange), is_in_chunks=exchange.batch is not None)  # fmt: skip
+                     on_end=partial(self._ended, exchange), is_in_chunks=exchange.batch is not None)  # fmt: skip
 
     def _refuse(self, exchange: Exchange, error: S3Error) -> WireReply:
         request = exchange.request
@@ -294,10 +291,7 @@ class S3Handler:
         close = unread or exchange.is_last or isinstance(error, BadRequest | IncompleteBody | RequestTimeout)
         close = close or cast(Caller, request.protocol).is_one_too_many
         return _error_reply(exchange, error, request.raw_path.partition("?")[0], close=close,
-                            on_end=self._on_end(exchange))  # fmt: skip
-
-    def _on_end(self, exchange: Exchange) -> OnEnd:
-        return lambda reply, sent, cut: self._ended(exchange, reply.status, sent, cut)
+                            on_end=partial(self._ended, exchange))  # fmt: skip
 
     def _ended(self, exchange: Exchange, status: int | None, sent: Sent, cut: str | None) -> None:
         if exchange.reader is not None and exchange.operation is not None:
@@ -382,7 +376,8 @@ class S3Handler:
             self._ended(exchange, begun.status, Counter(disk=begun.sent), "our own error")
             raise ConnectionResetError from error
         return WireReply(begun.status, (), wire=exchange.wire, body=body, length=begun.rest.length,
-                     on_end=self._on_end(exchange), rest=Rest(begun.head, Counter(disk=begun.sent)))  # fmt: skip
+                         on_end=partial(self._ended, exchange),
+                         rest=Rest(begun.head, Counter(disk=begun.sent)))  # fmt: skip
 
 
 def _bytes_at_most(length: int | None, limit: int) -> int:

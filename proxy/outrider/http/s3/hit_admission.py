@@ -18,7 +18,7 @@ from outrider.core.s3.encoding import parse_query
 from outrider.core.s3.operation import Operation, OperationKind
 from outrider.core.s3.plain_request import PlainRequest
 from outrider.http.access import Access, Principal
-from outrider.http.s3.slow_path_handoff import Recognised
+from outrider.http.s3.exchange import Recognised
 
 _QUERIES_MAX = 1024
 _HOSTS_MAX = 256

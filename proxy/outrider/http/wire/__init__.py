@@ -2,8 +2,8 @@
 
 Connections: `acceptor` bounds those that have not shown who they are; `bounded_head` bounds the wait for a request.
 
-Reading: `parser_guard` turns any exception of aiohttp's parser into a refusal. `smuggling_guard` refuses requests that
-HTTP stacks read in different ways, and drops the headers that are for one connection only. `request_body` yields the
+Reading: `request_guards` turns any exception of aiohttp's parser into a refusal, refuses requests that HTTP stacks read
+in different ways, and drops the headers that are for one connection only. `request_body` yields the
 body of a request, with a time limit and a least rate. `body_socket` gives a large body to a thread instead.
 
 Writing: `reply.WireReply` sends a head of the proxy's own and then the pieces of a body. Bytes are sent as they are; a

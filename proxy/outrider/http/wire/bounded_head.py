@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_server import Server
 
-from outrider.http.wire.parser_guard import guarded
+from outrider.http.wire.request_guards import guarded
 
 HEAD_TIMEOUT_S = 10.0
 """A head comes in one piece, as a rule."""

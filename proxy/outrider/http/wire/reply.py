@@ -27,8 +27,9 @@ from outrider.http.wire.sender import Buffer, WireSender
 
 log = logging.getLogger(__name__)
 
-OnEnd = Callable[["WireReply", Sent, str | None], None]
-"""Called once, when the reply has ended: with the bytes sent, and the reason why it was cut (None: it is whole)."""
+OnEnd = Callable[[int, Sent, str | None], None]
+"""Called once, when the reply has ended: with its status, the bytes sent, and the reason why it was cut (None: it
+is whole)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class WireReply(StreamResponse):
         finally:
             self._eof_sent = True
             if self._on_end is not None:
-                self._on_end(self, sent, cut)
+                self._on_end(self.status, sent, cut)
             if cut is not None:
                 self._abort()
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core.ahead.dataset.job_table import JobTable
-from outrider.core.ahead.dataset.next_use_ranking import NextUse, silence
-from outrider.core.ahead.dataset.rank_index import RankIndex
+from outrider.core.ahead.dataset.next_use_ranking import NextUse, RankIndex, silence
 from outrider.core.ahead.order.epoch import ORDER_LIKELY, JobEpoch
 from outrider.core.ahead.order.epoch_detector import EpochDetector
 

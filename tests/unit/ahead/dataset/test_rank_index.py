@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.ahead.dataset import rank_index
-from outrider.core.ahead.dataset.rank_index import RankIndex
+from outrider.core.ahead.dataset import next_use_ranking
+from outrider.core.ahead.dataset.next_use_ranking import RankIndex
 
 # Many are equal: in an epoch of unknown order, all unread objects have the same rank.
 RANKS = st.sampled_from([-1.0, 0.0, 0.5, 0.5 + 2**-53, 1.0, 1e300]) | st.floats(0, 3)
@@ -17,7 +17,7 @@ RANKS = st.sampled_from([-1.0, 0.0, 0.5, 0.5 + 2**-53, 1.0, 1e300]) | st.floats(
 
 @pytest.fixture(autouse=True, params=[1, 2, 5, 256], ids=lambda count: f"runs of {count}")
 def runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_index, "_RUN_MAX", request.param)
+    monkeypatch.setattr(next_use_ranking, "_RUN_MAX", request.param)
 
 
 def farthest_first(rank_of: dict[int, float]) -> list[int]:

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from outrider.core.ahead.order.fetch_cursor import FetchCursor
+from outrider.core.ahead.order.frontier import FetchCursor
 
 AGENDA = array("i", [7, 3, 5, 1])
 NEXT_AGENDA = array("i", [3, 1, 7, 5])

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider.core.ahead.order.announced_order import END, AnnouncedOrder
 from outrider.core.ahead.order.epoch_handle import EpochHandle
-from outrider.core.ahead.order.fetch_cursor import FetchCursor
-from outrider.core.ahead.order.frontier import RECENT, Frontier, LateReads, ReadingPace, tolerance
+from outrider.core.ahead.order.frontier import RECENT, FetchCursor, Frontier, LateReads, ReadingPace, tolerance
 from outrider.core.ahead.order.saved_order import blanks
 from outrider.core.ahead.order.seed_state import DrawnOrder, SeedState
 

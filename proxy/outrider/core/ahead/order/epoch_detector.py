@@ -13,8 +13,7 @@ from itertools import chain
 from outrider.core.ahead.object_names import Names
 from outrider.core.ahead.order.epoch import ORDER_LIKELY, ORDER_OPEN, ORDER_UNLIKELY, JobEpoch
 from outrider.core.ahead.order.epoch_announcements import announce, begun_after, is_another_order, withdraw
-from outrider.core.ahead.order.part_guess import PartGuess
-from outrider.core.ahead.order.repeat_evidence import RepeatEvidence
+from outrider.core.ahead.order.read_evidence import PartGuess, RepeatEvidence
 from outrider.core.ahead.order.saved_order import ReadOrder, is_alike
 from outrider.core.ahead.order.search_schedule import LEANS, is_worth_a_search
 from outrider.core.ahead.order.seed_state import SEARCH_FIRST

@@ -1,8 +1,11 @@
-"""Detects how each client reads each object: whole, front to back, or at random; and sets its read-ahead window.
+"""Who reads, and how: each client's way through each object (whole, front to back, or at random), with its read-ahead
+window; and which objects are being read now, with the number of readers that this makes, at this node and at the other
+members of a cluster.
 
 A reader is a client and an object, never a connection: `aws s3 cp` reads one object over ten connections and out of
 order, `s5cmd` over one process per shard. A reader is recognised by the bytes that it asks for, and by how the gaps
-between them close.
+between them close. Another member tells of an object as a client begins it, and not how far the client is. So the last
+objects that it told of, one for each of its clients, are taken to be read still.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+from outrider.core.ahead.dataset.dataset import Dataset
+from outrider.core.ahead.dataset.registry import Item
 from outrider.core.model import Extent
 
 # An unfinished reader that asks for nothing for so long has left: tools in a pipe die with their job.
@@ -168,3 +173,119 @@ def _ahead(reader: Reader) -> Extent | None:
     end = reader.covered[-1].stop
     stop = min(reader.size, end + reader.ahead_bytes)
     return Extent(end, stop) if stop > end else None
+
+
+# The number of readers falls by at most this factor with each object that is opened.
+_READERS_KEPT = 0.99
+
+
+class OpenObjects:
+    """Counts the clients that read each object, and remembers when a client last read of it."""
+
+    def __init__(self) -> None:
+        # Clients that read the object, and when one of them last read of it; the longest silent object first.
+        self._open: OrderedDict[Item, tuple[int, float]] = OrderedDict()
+        self._readers = 1.0
+        self.readers = 1
+        """The number of readers lately. It falls slowly, because a reader between two shards has no object open."""
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._open
+
+    def opened(self, item: Item, now: float) -> None:
+        before = self._open.get(item)
+        if before is None:
+            self._open[item] = 1, now
+        else:
+            self._open[item] = before[0] + 1, now
+            self._open.move_to_end(item)
+        _, since = next(iter(self._open.values()))
+        if now - since > ABANDONED_S:
+            self._close_abandoned(now)
+        count, faded = len(self._open), self._readers * _READERS_KEPT
+        self._readers = count if count > faded else faded
+        self.readers = round(self._readers)
+
+    def touched(self, item: Item, now: float) -> None:
+        """A client has read some of the object."""
+        if item in self._open:
+            self._open[item] = (self._open[item][0], now)
+            self._open.move_to_end(item)
+
+    def ended(self, item: Item) -> None:
+        """One of its clients has read the whole object."""
+        count, since = self._open[item]
+        if count > 1:
+            self._open[item] = (count - 1, since)
+        else:
+            self._close(item)
+
+    def move(self, items: Mapping[Item, Item]) -> None:
+        self._open = OrderedDict((items.get(item, item), open_by) for item, open_by in self._open.items())
+
+    def forget(self, dataset: Dataset) -> None:
+        for item in [item for item in self._open if item[0] is dataset]:
+            self._close(item)
+
+    def _close_abandoned(self, now: float) -> None:
+        while self._open:
+            item, (_, since) = next(iter(self._open.items()))
+            if now - since <= ABANDONED_S:
+                return
+            self._close(item)
+
+    def _close(self, item: Item) -> None:
+        self._open.pop(item, None)
+        cached = item[0].cached.get(item[1])
+        if cached is not None:
+            cached.reading, cached.served = False, 0
+
+
+class PeerReaders:
+    """A member that has told nothing for a minute has no readers."""
+
+    def __init__(self) -> None:
+        # By member: how many readers, and when it told so.
+        self._told: dict[str, tuple[int, float]] = {}
+        # By member: the objects that are being read, the first begun first.
+        self._open: dict[str, dict[Item, None]] = {}
+
+    def __contains__(self, item: Item) -> bool:
+        """Whether a client of another member reads it."""
+        return any(item in items for items in self._open.values())
+
+    def began(self, member: str, item: Item, readers: int, now: float) -> list[Item]:
+        """A client of `member`, which has so many, begins to read the object. Returns those that nobody reads any
+        more."""
+        self._told[member] = readers, now
+        items = self._open.setdefault(member, {})
+        items.pop(item, None)
+        items[item] = None
+        ended = list(items)[: -max(1, readers)]
+        for past in ended:
+            del items[past]
+        return [past for past in ended if past not in self]
+
+    def silent(self, now: float) -> list[Item]:
+        """Forgets the members that are silent. Returns the objects that nobody reads any more."""
+        silent = [member for member, (_, told_at) in self._told.items() if now - told_at > ABANDONED_S]
+        ended: list[Item] = []
+        for member in silent:
+            del self._told[member]
+            ended += self._open.pop(member, ())
+        return [past for past in ended if past not in self]
+
+    def count(self, now: float) -> int:
+        """The readers at all other members."""
+        return sum(readers for readers, told_at in self._told.values() if now - told_at <= ABANDONED_S)
+
+    def move(self, items: Mapping[Item, Item]) -> None:
+        """Objects belong to other datasets now."""
+        self._open = {
+            member: {items.get(item, item): None for item in own} for member, own in self._open.items()
+        }  # fmt: skip
+
+    def forget(self, dataset: Dataset) -> None:
+        self._open = {
+            member: {item: None for item in own if item[0] is not dataset} for member, own in self._open.items()
+        }  # fmt: skip
