@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import shutil
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,11 +19,12 @@ from outrider.adapters.disk.disk import Sizes, disks_of, open_all
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import Runs, WrittenNamesFile, WrittenNamesFiles
 from outrider.core.cache.policies import Lru
+from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.errors import StoreUnavailable
 from outrider.core.model import ObjectRef
 from outrider.metrics import Metrics
 from outrider.settings import Size
-from tests.contract.disk_store import FILE, Believed, meta_of, on_disk, payload_of, read_through
+from tests.contract.disk_store import FILE, HEADER, Believed, flip, meta_of, on_disk, payload_of, read_through
 from tests.support.fakes import FakeClock
 from tests.support.faulty_disk import SickDisk
 
@@ -248,6 +249,32 @@ async def test_a_disk_that_hangs_keeps_one_reader_waiting_and_gives_its_blocks_a
     assert await disks.held(METAS[:30]) == 30
     await disks.tidied()
     disks.check()
+
+
+async def test_a_disk_that_hangs_does_not_stop_the_scrubber_on_the_others(
+    disks: Disks, roots: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await disks.write(*METAS[:30])
+    hung, sound = disks.on(METAS[:30])
+    flip(disks.disks[1].directory.path_of(sound[-1].key), HEADER + 1)
+
+    async def sleep(seconds: float) -> None:
+        disks.clock.advance(seconds)
+        if disks.metrics.value("outrider_scrub_rounds_total") >= 2:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.5)
+    with SickDisk(roots[0]) as sick:
+        sick.hold("open", "pread")
+        scrubbing = Recovery(disks.store, disks.believed, sleep).scrub(ScrubPace(1e6, 3600))
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait_for(scrubbing, 30)
+    assert disks.disks[0].work.is_unreachable
+    # What could not be read is neither verified nor bad.
+    assert len(sound) <= disks.metrics.value("outrider_scrubbed_blocks_total") <= len(sound) + 1
+    assert disks.metrics.value("outrider_bad_blocks_total") == 1
+    assert disks.store.disk_of(sound[-1].key) is None
+    assert disks.disks[0].blocks == len(hung)
 
 
 async def test_an_older_file_of_a_block_goes_before_the_block_is_written_there_again(

@@ -247,7 +247,8 @@ class BlockReads(BlockIndex):
         contents = self.contents if verify and not slot.proved else None
         kind = None if contents is None else contents.kind_for(slot.meta(block))
         content = None if kind is None else kind.begin()
-        patience_s = None if scrub else disk_threads.PATIENCE_S + slot.disk_bytes / _SLOWEST_BYTES_PER_S
+        # The scrubber's as well: the blocks of the other disks come after this one.
+        patience_s = disk_threads.PATIENCE_S + slot.disk_bytes / _SLOWEST_BYTES_PER_S
         began = time.perf_counter()
         try:
             async with asyncio.timeout(patience_s):
