@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from outrider.adapters.origin.forward_proxy import ForwardProxy
 from outrider.adapters.origin.http_reply import ReceivedReply
 from outrider.core.errors import Broke, OriginBroke
 from outrider.metrics import Metrics
+from tests.contract.http_origins import Serve, listening
 from tests.contract.test_odd_heads import PLAIN
 from tests.support.fakes import pieces_of
 from tests.support.tls import certify
@@ -26,25 +27,7 @@ from tests.support.tls import certify
 if TYPE_CHECKING:
     from pathlib import Path
 
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HELLO = PLAIN % 5 + b"hello"
-
-
-@asynccontextmanager
-async def served(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await serve(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(once, "127.0.0.1", 0, ssl=tls)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
 
 
 @asynccontextmanager
@@ -96,7 +79,7 @@ async def babbles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 async def test_the_type_of_a_failure_says_how_it_came(
     serve: Serve | None, cause: Broke, lasting: bool, bulk: bool
 ) -> None:
-    async with served(serve or replies) as port, client_of() as client:
+    async with listening(serve or replies) as port, client_of() as client:
         with pytest.raises(OriginBroke) as broke:
             await body_of(await client.ask(at(port if serve else 9), "GET", "/", {"host": "x"}, 0.2, bulk=bulk))
     assert (broke.value.cause, broke.value.lasting) == (cause, lasting)
@@ -115,7 +98,7 @@ async def test_a_slow_server_that_goes_on_is_waited_for_on_a_connection_that_is_
                 writer.write(byte)
             return
 
-    async with served(slowly) as port, client_of() as client:
+    async with listening(slowly) as port, client_of() as client:
         assert await body_of(await client.ask(at(port), "GET", "/", {"host": "x"}, 0.3)) == b"hello"
     assert asked == 1
 
@@ -143,8 +126,8 @@ async def test_a_server_behind_a_tunnel_is_asked_over_its_own_tls(secure_proxy: 
         await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer), return_exceptions=True)
 
     async with (
-        served(replies, theirs) as port,
-        served(tunnel, theirs if secure_proxy else None) as near,
+        listening(replies, theirs) as port,
+        listening(tunnel, theirs if secure_proxy else None) as near,
         client_of() as client,
     ):
         target = at(port, "https", f"http{'s' * secure_proxy}://127.0.0.1:{near}")
@@ -168,7 +151,7 @@ async def test_a_body_of_unknown_length_is_sent_in_chunks() -> None:
         writer.write(HELLO)
         await reader.read()
 
-    async with served(take) as port, client_of() as client:
+    async with listening(take) as port, client_of() as client:
         asking = client.ask(at(port), "PUT", "/", {"host": "x"}, 20, body=pieces(b"abc", b"", b"0123456789abcdef"))
         assert await body_of(await asking) == b"hello"
     head, _, body = got[0].partition(b"\r\n\r\n")
@@ -193,7 +176,7 @@ async def test_an_answer_before_the_body_is_the_reply_and_ends_the_connection(ex
         ended.set()
 
     headers = {"host": "x", "content-length": "9"} | ({"expect": "100-continue"} if expect else {})
-    async with served(refuse) as port, client_of() as client:
+    async with listening(refuse) as port, client_of() as client:
         reply = await client.ask(at(port), "PUT", "/", headers, 20, body=endless())
         for _ in range(20):
             await asyncio.sleep(0)
@@ -210,7 +193,7 @@ async def test_a_body_is_sent_once_the_server_asks_for_it() -> None:
         await reader.read()
 
     headers = {"host": "x", "content-length": "3", "expect": "100-continue"}
-    async with served(ask_for_it) as port, client_of() as client:
+    async with listening(ask_for_it) as port, client_of() as client:
         assert await body_of(await client.ask(at(port), "PUT", "/", headers, 20, body=pieces(b"abc"))) == b"hello"
 
 
@@ -222,7 +205,7 @@ async def test_a_body_that_nobody_reads_is_left_in_the_socket() -> None:
             writer.write(bytes(500_000))
             await writer.drain()
 
-    async with served(pour) as port, client_of() as client:
+    async with listening(pour) as port, client_of() as client:
         reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20)
         for _ in range(500):
             await asyncio.sleep(0)
@@ -232,7 +215,7 @@ async def test_a_body_that_nobody_reads_is_left_in_the_socket() -> None:
 
 
 async def test_a_reply_that_broke_is_never_whole_afterwards() -> None:
-    async with served(stops_in_the_body) as port, client_of() as client:
+    async with listening(stops_in_the_body) as port, client_of() as client:
         with closing(await client.ask(at(port), "GET", "/", {"host": "x"}, 0.05)) as reply:
             assert await reply.some() == b"hel"
             for _ in range(2):
@@ -254,7 +237,7 @@ async def test_a_body_until_the_end_is_whole_by_an_orderly_end_alone(breaks: str
             await reader.read()
 
     read = asyncio.Event()
-    async with served(pour) as port, client_of() as client:
+    async with listening(pour) as port, client_of() as client:
         with closing(await client.ask(at(port), "GET", "/", {"host": "x"}, 0.2, bulk=bulk)) as reply:
             assert await reply.some() == b"hello"
             read.set()
@@ -272,7 +255,7 @@ async def test_a_get_on_idle_connections_that_hang_is_given_up_after_one_of_them
         while await reader.readuntil(b"\r\n\r\n"):
             asked += 1
 
-    async with served(once) as port, client_of() as client:
+    async with listening(once) as port, client_of() as client:
         asking = [client.ask(at(port), "GET", "/", {"host": "x"}, 0.2, bulk=True) for _ in range(2)]
         for reply in await asyncio.gather(*asking):
             await body_of(reply)
@@ -290,7 +273,7 @@ async def test_a_connection_whose_reply_was_left_unread_hears_that_the_server_en
         await left.wait()
 
     left = asyncio.Event()
-    async with served(once) as port, client_of() as client:
+    async with listening(once) as port, client_of() as client:
         reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20)
         connection = reply._connection  # type: ignore[attr-defined]
         await until(lambda: connection.held_bytes == size)
@@ -311,7 +294,7 @@ async def test_a_body_until_the_end_is_not_whole_because_it_was_given_up() -> No
         writer.write(b"HTTP/1.1 200 OK\r\n\r\nhello")
         await reader.read()
 
-    async with served(pour) as port, client_of() as client:
+    async with listening(pour) as port, client_of() as client:
         reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20)
         assert await reply.some() == b"hello"
         reading = asyncio.create_task(reply.some())
@@ -333,7 +316,7 @@ async def test_a_server_that_neither_takes_the_body_nor_asks_for_it_is_late(expe
 
     given_up = asyncio.Event()
     headers = {"host": "x", "content-length": "999999999"} | ({"expect": "100-continue"} if expect else {})
-    async with served(take_nothing) as port, client_of() as client:
+    async with listening(take_nothing) as port, client_of() as client:
         with pytest.raises(OriginBroke) as broke:
             async with asyncio.timeout(20):
                 await client.ask(at(port), "PUT", "/", headers, 0.2, body=more_and_more())
@@ -360,7 +343,7 @@ async def test_a_reply_that_outlives_its_client_ends_its_connection(bulk: bool) 
         await reader.read()
         ended.set()
 
-    async with served(once) as port:
+    async with listening(once) as port:
         async with client_of() as client:
             reply = await client.ask(at(port), "GET", "/", {"host": "x"}, 20, bulk=bulk)
         assert await body_of(reply) == b"hello"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.core.auth.sigv4 import Credentials
 from outrider.core.errors import OriginBroke
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
+from tests.contract.http_origins import Scripted, listening, opened
 from tests.support.fakes import RAMP, pieces_of, reply_to
 
 ODD = (
@@ -23,55 +21,10 @@ ODD = (
 PLAIN = b"HTTP/1.1 200 OK\r\nETag: \"e\"\r\nContent-Length: %d\r\n\r\n"  # fmt: skip
 
 
-class Anonymous:
-    async def current(self) -> Credentials | None:
-        return None
-
-    async def renew(self, refused: Credentials) -> bool:
-        return False
-
-
-class Scripted:
-    """Answers each request with the next of `replies`. `pieces`: a reply goes out so many bytes at a time; 0: whole."""
-
-    def __init__(self, replies: Sequence[bytes], pieces: int = 0, *, closes: bool = False) -> None:
-        self.replies = list(replies)
-        self.pieces = pieces
-        self.closes = closes
-        self.connections = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while True:
-                await reader.readuntil(b"\r\n\r\n")
-                reply = self.replies.pop(0)
-                count = self.pieces or len(reply) or 1
-                for at in range(0, len(reply), count):
-                    writer.write(reply[at : at + count])
-                    await writer.drain()
-                    await asyncio.sleep(0)
-                if self.closes:
-                    break
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-
 @asynccontextmanager
 async def asking(scripted: Scripted, metrics: Metrics | None = None) -> AsyncIterator[HttpOrigin]:
-    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    origin = HttpOrigin(
-        f"http://127.0.0.1:{port}", "r", Anonymous(), metrics or Metrics(), time.time, connections=4, read_timeout_s=20
-    )
-    await origin.open()
-    try:
+    async with listening(scripted.serve) as port, opened(port, metrics=metrics, read_timeout_s=20) as origin:
         yield origin
-    finally:
-        await origin.close()
-        server.close()
 
 
 async def ask(origin: HttpOrigin, method: str = "GET") -> tuple[int, dict[str, str], bytes]:

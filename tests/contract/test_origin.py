@@ -97,25 +97,25 @@ class Placed(Sink):
 
     def __init__(self, fail_after: int = -1) -> None:
         super().__init__(fail_after)
-        self._file = os.memfd_create("sink")
+        self.file = os.memfd_create("sink")
         self._takes_none = os.open("/dev/null", os.O_RDONLY)
         self.count = self.count_written = 0
 
     def __del__(self) -> None:
-        os.close(self._file)
+        os.close(self.file)
         os.close(self._takes_none)
 
     def write(self, data: memoryview) -> None:
         super().write(data)
-        self.count += os.pwrite(self._file, data, self.count)
+        self.count += os.pwrite(self.file, data, self.count)
 
     def place(self, count: int) -> Place:
-        return Place(self._file if self._fail_after < 0 else self._takes_none, self.count)
+        return Place(self.file if self._fail_after < 0 else self._takes_none, self.count)
 
     def written(self, count: int, disk_s: float) -> None:
         assert disk_s >= 0.0
         assert not self.is_over
-        self.data += os.pread(self._file, count, self.count)
+        self.data += os.pread(self.file, count, self.count)
         self.count += count
         self.count_written += count
 

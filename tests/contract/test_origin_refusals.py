@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 
 import pytest
 from aiohttp import web
 
-from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.core.auth.sigv4 import Credentials
-from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
+from tests.contract.http_origins import answering, opened
 from tests.support.fakes import pieces_of, reply_to
 
 TOKEN = b"the-proxys-own"
@@ -34,15 +31,6 @@ class Rotating:
         return self._renews
 
 
-@asynccontextmanager
-async def serving(answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
-
-
 @pytest.mark.parametrize(("method", "renews", "told"), [("GET", False, 1), ("HEAD", False, 1), ("GET", True, 0)])
 async def test_credentials_that_cannot_be_renewed_are_reported(method: str, renews: bool, told: int) -> None:
     source, refused = Rotating(renews=renews), []
@@ -50,15 +38,15 @@ async def test_credentials_that_cannot_be_renewed_are_reported(method: str, rene
     async def refuse(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(status=400, body=REFUSAL)
 
-    async with serving(refuse) as endpoint:
-        origin = HttpOrigin(
-            endpoint, "us-east-1", source, Metrics(), time.time, connections=2,
-            refused=lambda credentials, code: refused.append((credentials.access_key, code)),
-        )  # fmt: skip
-        await origin.open()
-        async with reply_to(origin, OriginRequest(method, "bucket", "key")) as reply:
-            assert reply.status == 400
-        await origin.close()
+    def note(credentials: Credentials, code: str) -> None:
+        refused.append((credentials.access_key, code))
+
+    async with (
+        answering(refuse) as port,
+        opened(port, source, refused=note) as origin,
+        reply_to(origin, OriginRequest(method, "bucket", "key")) as reply,
+    ):
+        assert reply.status == 400
     assert refused == [("AKID", "ExpiredToken")] * told
 
 
@@ -70,17 +58,15 @@ async def test_the_last_of_several_refusals_holds_nothing_about_the_signer(metho
         methods.append(request.method)
         return web.Response(status=400, body=REFUSAL)
 
-    async with serving(refuse) as endpoint:
-        origin = HttpOrigin(endpoint, "us-east-1", Rotating(), Metrics(), time.time, connections=2)
-        await origin.open()
-        async with (
-            reply_to(origin, OriginRequest(method, "bucket", "key")) as reply,
-            aclosing(pieces_of(reply)) as chunks,
-        ):
-            body = b"".join([chunk async for chunk in chunks])
-            assert reply.status == 400
-            assert reply.content_length == len(body)
-        await origin.close()
+    async with (
+        answering(refuse) as port,
+        opened(port, Rotating()) as origin,
+        reply_to(origin, OriginRequest(method, "bucket", "key")) as reply,
+        aclosing(pieces_of(reply)) as chunks,
+    ):
+        body = b"".join([chunk async for chunk in chunks])
+        assert reply.status == 400
+        assert reply.content_length == len(body)
     assert methods == [method] * 4
     assert TOKEN not in body
     assert body.endswith(b"<HostId>h</HostId></Error>")

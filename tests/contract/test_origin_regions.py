@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,20 +11,11 @@ from aiohttp import web
 
 from outrider.adapters.origin.endpoint import endpoint_in
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.core.auth.sigv4 import Credentials
-from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
+from tests.contract.http_origins import FixedKeys, answering, opened
 from tests.support.fakes import pieces_of, reply_to
 
 BODY = b"0123456789"
-
-
-class Keys:
-    async def current(self) -> Credentials:
-        return Credentials("AKID", "secret", None)
-
-    async def renew(self, refused: Credentials) -> bool:
-        return False
 
 
 @dataclass
@@ -47,19 +37,8 @@ class Store:
 
 @asynccontextmanager
 async def before(store: Store) -> AsyncIterator[HttpOrigin]:
-    runner = web.ServerRunner(web.Server(store.answer))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    origin = HttpOrigin(
-        f"http://127.0.0.1:{runner.addresses[0][1]}", "us-east-1", Keys(), Metrics(), time.time, connections=2
-    )
-    await origin.open()
-    try:
+    async with answering(store.answer) as port, opened(port, FixedKeys()) as origin:
         yield origin
-    finally:
-        await origin.close()
-        await runner.cleanup()
 
 
 async def ask(origin: HttpOrigin, method: str) -> tuple[int, bytes]:

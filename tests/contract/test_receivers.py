@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from outrider.core.errors import Broke, OriginBroke, StoreUnavailable
 from outrider.core.model import Extent, ObjectRef
 from outrider.metrics import Metrics
 from outrider.ports import OriginReply, OriginRequest
-from tests.contract.test_odd_heads import Anonymous, Scripted
+from tests.contract.http_origins import Scripted, listening, opened
 from tests.contract.test_origin import Keys, Placed
 from tests.support.fake_peers import FakeMember, Side, hello_of, peer_wire
 from tests.support.fakes import RAMP, reply_to
@@ -100,15 +100,14 @@ def read(proxy: Proxy, key: str = "k") -> bytes:
 
 
 @asynccontextmanager
-async def behind(scripted: Scripted, certificate: Certificate) -> AsyncIterator[tuple[TlsFront, HttpOrigin]]:
+async def behind(
+    scripted: Scripted, certificate: Certificate, metrics: Metrics | None = None, *, piece_bytes: int = 65536
+) -> AsyncIterator[tuple[TlsFront, HttpOrigin]]:
     """An origin that `scripted` is, over TLS and by one receiver."""
-    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
-    with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), certificate) as front:
-        origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
-        await origin.open()
-        yield front, origin
-        await origin.close()
-    server.close()
+    async with listening(scripted.serve) as port:
+        with TlsFront(("127.0.0.1", port), certificate, piece_bytes=piece_bytes) as front:
+            async with opened(front.endpoint, metrics=metrics, receivers=1) as origin:
+                yield front, origin
 
 
 class GivenUp(Exception):
@@ -215,13 +214,11 @@ def test_no_receiver_outlives_a_proxy_that_is_killed(bucket: Bucket, front: TlsF
 
 async def test_sessions_of_tls_are_taken_up_again(front: TlsFront, bucket: Bucket) -> None:
     put(bucket)
-    origin = HttpOrigin(front.endpoint, "r", Keys(bucket), Metrics(), time.time, connections=4, receivers=1)
-    await origin.open()
-    for _ in range(3):
-        async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
-            assert reply.status == 200
-            assert await reply.some()
-    await origin.close()
+    async with opened(front.endpoint, Keys(bucket), receivers=1) as origin:
+        for _ in range(3):
+            async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+                assert reply.status == 200
+                assert await reply.some()
     assert front.resumed == [False, True, True]
 
 
@@ -229,15 +226,11 @@ async def test_a_server_that_is_not_trusted_is_an_error_that_says_so(
     front: TlsFront, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certify(tmp_path).authority))
-    origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
-    await origin.open()
-    try:
+    async with opened(front.endpoint, receivers=1) as origin:
         with pytest.raises(OriginBroke, match="certificate verify failed") as broke:
             async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)):
                 pass
         assert (broke.value.cause, broke.value.lasting) == (Broke.CONNECT, True)
-    finally:
-        await origin.close()
 
 
 async def test_a_body_until_the_end_is_not_whole_when_its_receiver_dies(
@@ -245,11 +238,8 @@ async def test_a_body_until_the_end_is_not_whole_when_its_receiver_dies(
 ) -> None:
     """Nothing but the end of the connection says that it is whole, and a process that dies ends it, too."""
     scripted = Scripted([b'HTTP/1.0 200 OK\r\nETag: "e"\r\n\r\n' + SMALL], closes=True)
-    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
-    with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), certificate, piece_bytes=8192) as front:
+    async with behind(scripted, certificate, piece_bytes=8192) as (front, origin):
         front.hold(20_000)
-        origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
-        await origin.open()
         async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
             got = b""
             while not front.held.is_set():
@@ -260,8 +250,6 @@ async def test_a_body_until_the_end_is_not_whole_when_its_receiver_dies(
                 await rest_of(reply)
         assert SMALL.startswith(got)
         front.release()
-        await origin.close()
-    server.close()
 
 
 async def test_a_body_is_whole_however_its_server_ends_the_connection(certificate: Certificate) -> None:
@@ -309,13 +297,12 @@ async def test_a_forward_proxy_on_the_way_is_asked_for_a_tunnel_first(
                 await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer), return_exceptions=True)
         writer.close()
 
-    way = await asyncio.start_server(tunnel, "127.0.0.1", 0)
-    server = await asyncio.start_server(Scripted([REPLY]).serve, "127.0.0.1", 0)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(made.authority))
-    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{way.sockets[0].getsockname()[1]}")
-    with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), made) as secure:
-        origin = HttpOrigin("https://bucket.test", "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
-        await origin.open()
+    async with AsyncExitStack() as stack:
+        way = await stack.enter_async_context(listening(tunnel))
+        secure, _ = await stack.enter_async_context(behind(Scripted([REPLY]), made))
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{way}")
+        origin = await stack.enter_async_context(opened("https://bucket.test", receivers=1))
         request, whole = OriginRequest("GET", NAME, "k", bulk=True), Placed()
         if status == 200:
             async with reply_to(origin, request) as reply:
@@ -326,9 +313,6 @@ async def test_a_forward_proxy_on_the_way_is_asked_for_a_tunnel_first(
                 async with reply_to(origin, request):
                     pass
         assert asked_for == [b"CONNECT bucket.test:443 HTTP/1.1"]
-        await origin.close()
-    way.close()
-    server.close()
 
 
 async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -339,14 +323,14 @@ async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None
 
 async def test_a_disk_that_takes_no_more_ends_its_own_line_alone(certificate: Certificate) -> None:
     scripted = Scripted([REPLY, REPLY])
-    async with behind(scripted, certificate) as (_, origin):
+    async with behind(scripted, certificate, metrics := Metrics()) as (_, origin):
         async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
             with pytest.raises(StoreUnavailable):
                 await received_into(reply, Placed(fail_after=1000))
         whole = Placed()
         async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
             assert await received_into(reply, whole) == len(SMALL)
-        assert origin._metrics.value("outrider_receivers_lost_total") == 0
+        assert metrics.value("outrider_receivers_lost_total") == 0
 
 
 def test_a_slow_disk_makes_no_receiver_look_dead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,20 +349,16 @@ def test_a_slow_disk_makes_no_receiver_look_dead(monkeypatch: pytest.MonkeyPatch
     theirs.close()
 
 
-async def test_receivers_that_are_idle_end(front: TlsFront, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(bucket)
+async def test_receivers_that_are_idle_end(certificate: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
-    origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
-    await origin.open()
-    receivers = origin._client.bulk._receivers  # type: ignore[union-attr]
-    assert isinstance(receivers, Receivers)
-    assert await receivers.ready()
-    (pid,) = receivers.pids
-    monkeypatch.setattr(module, "_IDLE_S", 0.0)
-    async with asyncio.timeout(60):
-        while receivers.pids or not is_gone(pid):
-            await asyncio.sleep(0.01)
-    await origin.close()
+    async with behind(Scripted([REPLY]), certificate, metrics := Metrics()) as (_, origin):
+        async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
+            assert await rest_of(reply) == SMALL
+        (pid,) = receivers_of(os.getpid())
+        monkeypatch.setattr(module, "_IDLE_S", 0.0)
+        async with asyncio.timeout(60):
+            while metrics.value("outrider_receivers") or not is_gone(pid):
+                await asyncio.sleep(0.01)
 
 
 async def test_where_none_can_be_started_the_event_loop_receives(
@@ -388,24 +368,16 @@ async def test_where_none_can_be_started_the_event_loop_receives(
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", fails)
-    scripted = Scripted([REPLY])
-    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
-    with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), certificate) as front:
-        origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
-        await origin.open()
-        async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
-            assert not reply.in_thread
-            assert await rest_of(reply) == SMALL
-        await origin.close()
-    server.close()
+    async with (
+        behind(Scripted([REPLY]), certificate) as (_, origin),
+        reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply,
+    ):
+        assert not reply.in_thread
+        assert await rest_of(reply) == SMALL
 
 
 async def test_a_body_given_up_amid_a_file_leaves_the_file_alone(certificate: Certificate) -> None:
-    scripted = Scripted([REPLY, REPLY])
-    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
-    with TlsFront(("127.0.0.1", server.sockets[0].getsockname()[1]), certificate) as front:
-        origin = HttpOrigin(front.endpoint, "r", Anonymous(), Metrics(), time.time, connections=4, receivers=1)
-        await origin.open()
+    async with behind(Scripted([REPLY, REPLY]), certificate) as (front, origin):
         front.hold(130_000)
         sink = Placed()
         async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
@@ -417,16 +389,14 @@ async def test_a_body_given_up_amid_a_file_leaves_the_file_alone(certificate: Ce
             with suppress(GivenUp):
                 await reply.receive(len(SMALL), sink, give_up)
         assert sink.is_over
-        length = os.fstat(sink._file).st_size
+        length = os.fstat(sink.file).st_size
         front.release()
         # Another body by the same receiver: the one before has been left.
         whole = Placed()
         async with reply_to(origin, OriginRequest("GET", NAME, "k", bulk=True)) as reply:
             await received_into(reply, whole)
         assert bytes(whole.data) == SMALL
-        assert os.fstat(sink._file).st_size == length
-        await origin.close()
-    server.close()
+        assert os.fstat(sink.file).st_size == length
 
 
 async def test_a_member_s_bytes_come_by_a_receiver_that_shows_who_it_is(

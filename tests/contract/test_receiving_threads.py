@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
@@ -18,7 +17,8 @@ from outrider.core.errors import OriginBroke, StoreUnavailable
 from outrider.core.model import Headers
 from outrider.metrics import Metrics
 from outrider.ports import Buffer, ByteSink, OriginRequest
-from tests.contract.test_odd_heads import PLAIN, Anonymous, Scripted
+from tests.contract.http_origins import Scripted, listening, opened
+from tests.contract.test_odd_heads import PLAIN
 from tests.support.fakes import RAMP, pieces_of, reply_to
 
 DATA = RAMP[:200_000]
@@ -106,17 +106,11 @@ class World:
 @asynccontextmanager
 async def world_of(*replies: bytes, threads: int = 2) -> AsyncIterator[World]:
     scripted, metrics = Scripted(replies), Metrics()
-    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    origin = HttpOrigin(
-        f"http://127.0.0.1:{port}", "r", Anonymous(), metrics, time.time, connections=8, threads=threads
-    )
-    await origin.open()
-    try:
+    async with (
+        listening(scripted.serve) as port,
+        opened(port, metrics=metrics, connections=8, threads=threads) as origin,
+    ):
         yield World(scripted, origin, metrics, threads)
-    finally:
-        await origin.close()
-        server.close()
 
 
 def files() -> int:

@@ -8,22 +8,12 @@ from email.utils import formatdate
 
 import pytest
 
-from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.core.auth.sigv4 import Credentials
-from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
+from tests.contract.http_origins import FixedKeys, listening, opened
 from tests.support.fakes import reply_to
 
 TOGETHER = 3
 BODY = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
-
-
-class Keys:
-    async def current(self) -> Credentials | None:
-        return Credentials("key", "secret")
-
-    async def renew(self, refused: Credentials) -> bool:
-        return False
 
 
 class Strict:
@@ -34,23 +24,18 @@ class Strict:
         self.all_came = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                request = await reader.readuntil(b"\r\n\r\n")
-                self.count += 1
-                if self.count == TOGETHER:
-                    self.all_came.set()
-                await self.all_came.wait()
-                if time.strftime("x-amz-date: %Y%m%d", time.gmtime()).encode() in request.lower():
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-                else:
-                    head = f"HTTP/1.1 403 Forbidden\r\nDate: {formatdate(usegmt=True)}\r\nContent-Length: {len(BODY)}"
-                    writer.write(head.encode() + b"\r\n\r\n" + BODY)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+        while True:
+            request = await reader.readuntil(b"\r\n\r\n")
+            self.count += 1
+            if self.count == TOGETHER:
+                self.all_came.set()
+            await self.all_came.wait()
+            if time.strftime("x-amz-date: %Y%m%d", time.gmtime()).encode() in request.lower():
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            else:
+                head = f"HTTP/1.1 403 Forbidden\r\nDate: {formatdate(usegmt=True)}\r\nContent-Length: {len(BODY)}"
+                writer.write(head.encode() + b"\r\n\r\n" + BODY)
+            await writer.drain()
 
 
 @pytest.mark.parametrize("was_corrected", [False, True])
@@ -58,21 +43,18 @@ async def test_all_requests_that_were_signed_by_a_wrong_clock_are_repeated(was_c
     """The refusal of the first one corrects the clock. The others were signed before. `was_corrected`: the clock was
     wrong, and somebody has set it."""
     off_s = 0 if was_corrected else 86_400
-    server = await asyncio.start_server(Strict().serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    origin = HttpOrigin(
-        f"http://127.0.0.1:{port}", "r", Keys(), Metrics(), lambda: time.time() + off_s, connections=8
-    )  # fmt: skip
+
+    def clock() -> float:
+        return time.time() + off_s
 
     async def status_of(key: str) -> int:
         async with reply_to(origin, OriginRequest("GET", "b", key)) as reply:
             return reply.status
 
-    if was_corrected:
-        origin._clock_offset_s = -86_400.0
-    await origin.open()
-    try:
+    async with (
+        listening(Strict().serve) as port,
+        opened(port, FixedKeys(), clock=clock, connections=8) as origin,
+    ):
+        if was_corrected:
+            origin._clock_offset_s = -86_400.0
         assert await asyncio.gather(*(status_of(key) for key in "abc")) == [200] * TOGETHER
-    finally:
-        await origin.close()
-        server.close()

@@ -51,31 +51,30 @@ async def met(here: Room, names: str, after_s: float = 0.0) -> None:
     await here.time.until(here.time() + 5)
 
 
-async def test_each_member_keeps_the_blocks_that_it_owns(tmp_path: Path) -> None:
-    with room(tmp_path) as here:
-        await here.time.run(here.nodes.meet())
-        await pinned(here)
-        assert all(kept(here, name) == owned(here, name) == here.held(name) for name in here.of)
-        assert (sum(reserved(here).values()), min(reserved(here).values()) > 0) == (DISK_BYTES, True)
-        assert here.origin.body_bytes == COUNT * SIZE, "the bucket is asked for each block once"
-        for each in here.of.values():
-            told = await here.time.run(each.send("GET", "pin"))
-            assert (told["state"], told["reserved_bytes"]) == ("done", DISK_BYTES)
-            assert told["bytes"] == {"wanted": COUNT * SIZE, "on_disk": COUNT * SIZE, "fetched": COUNT * SIZE}
-            assert told["objects"] == {"wanted": COUNT, "on_disk": COUNT, "failed": 0, "unsized": 0}
-        # A copy of another's block may go.
-        near = here.a_block_of("b")
-        await here.time.run(here.nodes["a"].get(near[0]))
-        await here.time.run(here.nodes.settle())
-        assert near in here.held("a")
-        await here.time.run(here.of["c"].send("PUT", "evict", LIST))
-        assert (await here.time.run(here.of["c"].send("GET", "evict")))["pinned_blocks"] == len(EVERY)
-        assert all(here.held(name) == owned(here, name) for name in here.of)
-        await here.time.run(here.of["b"].send("DELETE", "pin"))
-        assert set(reserved(here).values()) == {0}
-        for each in here.of.values():
-            with pytest.raises(NoSuchKey):
-                await here.time.run(each.send("GET", "pin"))
+async def test_each_member_keeps_the_blocks_that_it_owns(here: Room) -> None:
+    await here.time.run(here.nodes.meet())
+    await pinned(here)
+    assert all(kept(here, name) == owned(here, name) == here.held(name) for name in here.of)
+    assert (sum(reserved(here).values()), min(reserved(here).values()) > 0) == (DISK_BYTES, True)
+    assert here.origin.body_bytes == COUNT * SIZE, "the bucket is asked for each block once"
+    for each in here.of.values():
+        told = await here.time.run(each.send("GET", "pin"))
+        assert (told["state"], told["reserved_bytes"]) == ("done", DISK_BYTES)
+        assert told["bytes"] == {"wanted": COUNT * SIZE, "on_disk": COUNT * SIZE, "fetched": COUNT * SIZE}
+        assert told["objects"] == {"wanted": COUNT, "on_disk": COUNT, "failed": 0, "unsized": 0}
+    # A copy of another's block may go.
+    near = here.a_block_of("b")
+    await here.time.run(here.nodes["a"].get(near[0]))
+    await here.time.run(here.nodes.settle())
+    assert near in here.held("a")
+    await here.time.run(here.of["c"].send("PUT", "evict", LIST))
+    assert (await here.time.run(here.of["c"].send("GET", "evict")))["pinned_blocks"] == len(EVERY)
+    assert all(here.held(name) == owned(here, name) for name in here.of)
+    await here.time.run(here.of["b"].send("DELETE", "pin"))
+    assert set(reserved(here).values()) == {0}
+    for each in here.of.values():
+        with pytest.raises(NoSuchKey):
+            await here.time.run(each.send("GET", "pin"))
 
 
 def part_bytes(here: Room, name: str) -> int:
@@ -85,101 +84,96 @@ def part_bytes(here: Room, name: str) -> int:
 
 @pytest.mark.parametrize("before", [b"", A_FEW], ids=["none", "a smaller one"])
 async def test_a_pin_is_refused_by_a_member_that_is_asked_and_has_no_room_for_its_part(
-    before: bytes, tmp_path: Path
-) -> None:  # fmt: skip
+    before: bytes, here: Room
+) -> None:
     """Nothing has changed: the pin of that name that was kept before is kept still."""
-    with room(tmp_path) as here:
-        await here.time.run(here.nodes.meet())
-        if before:
-            await pinned(here, "b", before)
-        bytes_before, blocks_before = reserved(here), {name: kept(here, name) for name in here.of}
-        here.nodes["a"].engine.store.disks[0].budget.capacity_bytes = part_bytes(here, "a") - 1
-        with pytest.raises(NoRoom, match="The member a: 1 bytes are missing"):
-            await here.time.run(here.of["a"].send("PUT", "pin", LIST))
-        await met(here, "abc", 61)
-        assert reserved(here) == bytes_before
-        assert {name: kept(here, name) for name in here.of} == blocks_before
-        assert [len(each.pinning.book.all()) for each in here.of.values()] == [bool(before)] * 3
+    await here.time.run(here.nodes.meet())
+    if before:
+        await pinned(here, "b", before)
+    bytes_before, blocks_before = reserved(here), {name: kept(here, name) for name in here.of}
+    here.nodes["a"].engine.store.disks[0].budget.capacity_bytes = part_bytes(here, "a") - 1
+    with pytest.raises(NoRoom, match="The member a: 1 bytes are missing"):
+        await here.time.run(here.of["a"].send("PUT", "pin", LIST))
+    await met(here, "abc", 61)
+    assert reserved(here) == bytes_before
+    assert {name: kept(here, name) for name in here.of} == blocks_before
+    assert [len(each.pinning.book.all()) for each in here.of.values()] == [bool(before)] * 3
 
 
-async def test_a_pin_is_failed_while_a_part_does_not_fit_and_names_the_member(tmp_path: Path) -> None:
+async def test_a_pin_is_failed_while_a_part_does_not_fit_and_names_the_member(here: Room) -> None:
     """The others keep their parts. Nothing is left of the pin of that name before."""
-    with room(tmp_path) as here:
-        await here.time.run(here.nodes.meet())
-        await pinned(here, "c", A_FEW)
-        here.nodes["b"].engine.store.disks[0].budget.capacity_bytes = part_bytes(here, "b") - 1
-        await here.time.run(here.of["a"].send("PUT", "pin", LIST))
-        told = await here.time.run(here.of["a"].ended("pin"))
-        (failure,) = told["failures"]
-        assert (told["state"], failure["object"]) == ("failed", "the part of b")
-        assert "1 bytes are missing" in failure["error"]
-        assert (reserved(here)["b"], told["reserved_bytes"]) == (0, sum(reserved(here).values()))
-        assert all(kept(here, name) == owned(here, name) for name in "ac")
-        # Whichever member is asked.
-        assert (await here.time.run(here.of["b"].send("GET", "pin")))["failures"] == [failure]
+    await here.time.run(here.nodes.meet())
+    await pinned(here, "c", A_FEW)
+    here.nodes["b"].engine.store.disks[0].budget.capacity_bytes = part_bytes(here, "b") - 1
+    await here.time.run(here.of["a"].send("PUT", "pin", LIST))
+    told = await here.time.run(here.of["a"].ended("pin"))
+    (failure,) = told["failures"]
+    assert (told["state"], failure["object"]) == ("failed", "the part of b")
+    assert "1 bytes are missing" in failure["error"]
+    assert (reserved(here)["b"], told["reserved_bytes"]) == (0, sum(reserved(here).values()))
+    assert all(kept(here, name) == owned(here, name) for name in "ac")
+    # Whichever member is asked.
+    assert (await here.time.run(here.of["b"].send("GET", "pin")))["failures"] == [failure]
 
 
-async def test_a_pin_that_is_given_while_a_member_is_away_is_done_when_that_one_is_back(tmp_path: Path) -> None:
-    with room(tmp_path) as here:
-        await here.time.run(here.nodes.meet())
-        service, address = here.nodes["c"].service, here.nodes["c"].address
-        await here.lose("c")
-        await here.time.run(here.of["a"].send("PUT", "pin", LIST))
-        await here.time.until(here.time() + 5)
-        assert (await here.time.run(here.of["a"].send("GET", "pin")))["state"] == "running"
-        assert kept(here, "c") == set()
-        for name in "ab":
-            here.nodes[name].wire.services[address] = service
-        await met(here, "abc", 61)
-        assert (await here.time.run(here.of["a"].ended("pin")))["state"] == "done"
-        assert all(kept(here, name) == owned(here, name) for name in here.of)
+async def test_a_pin_that_is_given_while_a_member_is_away_is_done_when_that_one_is_back(here: Room) -> None:
+    await here.time.run(here.nodes.meet())
+    service, address = here.nodes["c"].service, here.nodes["c"].address
+    await here.lose("c")
+    await here.time.run(here.of["a"].send("PUT", "pin", LIST))
+    await here.time.until(here.time() + 5)
+    assert (await here.time.run(here.of["a"].send("GET", "pin")))["state"] == "running"
+    assert kept(here, "c") == set()
+    for name in "ab":
+        here.nodes[name].wire.services[address] = service
+    await met(here, "abc", 61)
+    assert (await here.time.run(here.of["a"].ended("pin")))["state"] == "done"
+    assert all(kept(here, name) == owned(here, name) for name in here.of)
 
 
 @pytest.mark.parametrize("before", [b"", A_FEW], ids=["none", "a smaller one"])
-async def test_a_member_that_did_not_hear_of_a_pin_asks_for_it(before: bytes, tmp_path: Path) -> None:
+async def test_a_member_that_did_not_hear_of_a_pin_asks_for_it(before: bytes, here: Room) -> None:
     """Its part of an earlier pin of that name does not count."""
-    with room(tmp_path) as here:
-        await here.time.run(here.nodes.meet())
-        if before:
-            await pinned(here, "b", before)
-        commands = here.of["c"].commands
+    await here.time.run(here.nodes.meet())
+    if before:
+        await pinned(here, "b", before)
+    commands = here.of["c"].commands
 
-        async def deaf(command: Command) -> CommandAnswer:
-            if command.verb == "put":
-                raise PeerFailed("broke")
-            return await commands.command(command)
+    async def deaf(command: Command) -> CommandAnswer:
+        if command.verb == "put":
+            raise PeerFailed("broke")
+        return await commands.command(command)
 
-        here.nodes["c"].service.take_command = deaf
-        await here.time.run(here.of["a"].send("PUT", "pin", LIST))
-        await here.time.until(here.time() + 5)
-        assert (await here.time.run(here.of["a"].send("GET", "pin")))["state"] == "running"
-        await met(here, "abc", 61)
-        assert (await here.time.run(here.of["a"].ended("pin")))["state"] == "done"
-        assert kept(here, "c") == owned(here, "c")
+    here.nodes["c"].service.take_command = deaf
+    await here.time.run(here.of["a"].send("PUT", "pin", LIST))
+    await here.time.until(here.time() + 5)
+    assert (await here.time.run(here.of["a"].send("GET", "pin")))["state"] == "running"
+    await met(here, "abc", 61)
+    assert (await here.time.run(here.of["a"].ended("pin")))["state"] == "done"
+    assert kept(here, "c") == owned(here, "c")
 
 
 @pytest.mark.parametrize("before", [b"", A_FEW], ids=["none", "a smaller one"])
-async def test_a_member_of_0_2_may_give_a_pin_back(before: bytes, tmp_path: Path) -> None:
+async def test_a_member_of_0_2_may_give_a_pin_back(before: bytes, here: Room) -> None:
     """There a pin was reserved by all ("put"), and then begun, or given back ("cancel") for the one before it."""
-    with room(tmp_path) as here:
-        await here.time.run(here.nodes.meet())
-        if before:
-            await pinned(here, "a", before)
-        bytes_before = reserved(here)["c"]
-        await here.time.run(here.of["a"].send("PUT", "pin", LIST))
-        (pin,) = here.of["a"].pinning.book.all()
-        for verb in ("put", "begin"):
-            answer = await here.of["c"].commands.command(Command("a", verb, "pin", "", "mine", LIST, at=pin.at))
-            assert answer.error == ""
-        await here.time.until(here.time() + 5)
-        assert kept(here, "c") == owned(here, "c")
-        # So does such a member with its own part.
-        await here.time.run(here.of["a"].pinning.unpin("", "mine"))
-        if before:
-            await here.time.run(here.of["a"].send("PUT", "pin", before))
-        await here.of["c"].commands.command(Command("a", "cancel", "pin", "", "mine", at=pin.at))
-        await met(here, "abc", 61)
-        assert reserved(here)["c"] == bytes_before
+    await here.time.run(here.nodes.meet())
+    if before:
+        await pinned(here, "a", before)
+    bytes_before = reserved(here)["c"]
+    await here.time.run(here.of["a"].send("PUT", "pin", LIST))
+    (pin,) = here.of["a"].pinning.book.all()
+    for verb in ("put", "begin"):
+        answer = await here.of["c"].commands.command(Command("a", verb, "pin", "", "mine", LIST, at=pin.at))
+        assert answer.error == ""
+    await here.time.until(here.time() + 5)
+    assert kept(here, "c") == owned(here, "c")
+    # So does such a member with its own part.
+    await here.time.run(here.of["a"].pinning.unpin("", "mine"))
+    if before:
+        await here.time.run(here.of["a"].send("PUT", "pin", before))
+    await here.of["c"].commands.command(Command("a", "cancel", "pin", "", "mine", at=pin.at))
+    await met(here, "abc", 61)
+    assert reserved(here)["c"] == bytes_before
 
 
 async def test_the_blocks_of_a_member_that_leaves_are_kept_by_the_others(tmp_path: Path) -> None:
@@ -204,82 +198,77 @@ async def test_the_blocks_of_a_member_that_leaves_are_kept_by_the_others(tmp_pat
         assert (told["state"], told["bytes"]["on_disk"], told["objects"]["on_disk"]) == ("done", COUNT * SIZE, COUNT)
 
 
-async def test_a_member_that_joins_keeps_its_part(tmp_path: Path) -> None:
-    with room(tmp_path) as here:
-        for node in here.nodes:
-            node.members.ready()
-        await met(here, "ab")
-        await pinned(here)
-        assert kept(here, "a") | kept(here, "b") == EVERY
-        await met(here, "abc")
-        assert all(kept(here, name) == owned(here, name) != set() for name in here.of)
-        assert sum(reserved(here).values()) == DISK_BYTES
-        assert (await here.time.run(here.of["c"].send("GET", "pin")))["state"] == "done"
+async def test_a_member_that_joins_keeps_its_part(here: Room) -> None:
+    for node in here.nodes:
+        node.members.ready()
+    await met(here, "ab")
+    await pinned(here)
+    assert kept(here, "a") | kept(here, "b") == EVERY
+    await met(here, "abc")
+    assert all(kept(here, name) == owned(here, name) != set() for name in here.of)
+    assert sum(reserved(here).values()) == DISK_BYTES
+    assert (await here.time.run(here.of["c"].send("GET", "pin")))["state"] == "done"
 
 
-async def test_a_member_hears_of_pins_that_it_lost_or_missed_the_end_of(tmp_path: Path) -> None:
-    with room(tmp_path) as here:
-        await here.time.run(here.nodes.meet())
-        await pinned(here)
-        # As after a start with an empty directory.
-        await here.time.run(here.of["c"].pinning.unpin("", "mine"))
-        await met(here, "abc", 61)
-        assert kept(here, "c") == owned(here, "c")
-        del here.nodes["a"].wire.services[here.nodes["c"].address]
-        await here.time.run(here.of["a"].send("DELETE", "pin"))
-        assert (reserved(here)["a"], reserved(here)["c"] > 0) == (0, True)
-        here.nodes["a"].wire.services[here.nodes["c"].address] = here.nodes["c"].service
-        await met(here, "abc", 61)
-        assert set(reserved(here).values()) == {0}
+async def test_a_member_hears_of_pins_that_it_lost_or_missed_the_end_of(here: Room) -> None:
+    await here.time.run(here.nodes.meet())
+    await pinned(here)
+    # As after a start with an empty directory.
+    await here.time.run(here.of["c"].pinning.unpin("", "mine"))
+    await met(here, "abc", 61)
+    assert kept(here, "c") == owned(here, "c")
+    del here.nodes["a"].wire.services[here.nodes["c"].address]
+    await here.time.run(here.of["a"].send("DELETE", "pin"))
+    assert (reserved(here)["a"], reserved(here)["c"] > 0) == (0, True)
+    here.nodes["a"].wire.services[here.nodes["c"].address] = here.nodes["c"].service
+    await met(here, "abc", 61)
+    assert set(reserved(here).values()) == {0}
 
 
-async def test_the_end_of_a_pin_outlives_a_start_of_all_members_that_heard_of_it(tmp_path: Path) -> None:
-    with room(tmp_path) as here:
-        await here.time.run(here.nodes.meet())
-        await pinned(here)
-        del here.nodes["a"].wire.services[here.nodes["c"].address]
-        await here.time.run(here.of["a"].send("DELETE", "pin"))
-        for name in "ab":
-            pinning, saved = here.of[name].pinning, here.of[name].saved
-            pinning.ended.clear()
-            pinning.restore(saved, 10 * DISK_BYTES)
-            pinning.resume()
-        here.nodes["a"].wire.services[here.nodes["c"].address] = here.nodes["c"].service
-        await met(here, "abc", 61)
-        assert set(reserved(here).values()) == {0}, "the member that was away does not bring it back"
+async def test_the_end_of_a_pin_outlives_a_start_of_all_members_that_heard_of_it(here: Room) -> None:
+    await here.time.run(here.nodes.meet())
+    await pinned(here)
+    del here.nodes["a"].wire.services[here.nodes["c"].address]
+    await here.time.run(here.of["a"].send("DELETE", "pin"))
+    for name in "ab":
+        pinning, saved = here.of[name].pinning, here.of[name].saved
+        pinning.ended.clear()
+        pinning.restore(saved, 10 * DISK_BYTES)
+        pinning.resume()
+    here.nodes["a"].wire.services[here.nodes["c"].address] = here.nodes["c"].service
+    await met(here, "abc", 61)
+    assert set(reserved(here).values()) == {0}, "the member that was away does not bring it back"
 
 
-async def test_a_member_without_room_for_its_part_says_so(tmp_path: Path) -> None:
+async def test_a_member_without_room_for_its_part_says_so(here: Room) -> None:
     """It keeps the pin, and reserves the part once that has become small enough."""
-    with room(tmp_path) as here:
-        for node in here.nodes:
-            node.members.ready()
-        await met(here, "ab")
-        budget = here.nodes["c"].engine.store.disks[0].budget
-        usual, budget.capacity_bytes = budget.capacity_bytes, usual_disk_bytes(BLOCK)
-        await pinned(here)
-        await met(here, "abc")
-        told = await here.time.run(here.of["a"].send("GET", "pin"))
-        assert (told["state"], reserved(here)["c"], kept(here, "c")) == ("failed", 0, set())
-        assert "bytes are missing" in told["failures"][0]["error"]
-        budget.capacity_bytes = usual
-        await here.lose("b")
-        await met(here, "ac", 2 * AWAY_S)
-        assert kept(here, "a") | kept(here, "c") == EVERY
-        assert (await here.time.run(here.of["a"].send("GET", "pin")))["state"] == "done"
+    for node in here.nodes:
+        node.members.ready()
+    await met(here, "ab")
+    budget = here.nodes["c"].engine.store.disks[0].budget
+    usual, budget.capacity_bytes = budget.capacity_bytes, usual_disk_bytes(BLOCK)
+    await pinned(here)
+    await met(here, "abc")
+    told = await here.time.run(here.of["a"].send("GET", "pin"))
+    assert (told["state"], reserved(here)["c"], kept(here, "c")) == ("failed", 0, set())
+    assert "bytes are missing" in told["failures"][0]["error"]
+    budget.capacity_bytes = usual
+    await here.lose("b")
+    await met(here, "ac", 2 * AWAY_S)
+    assert kept(here, "a") | kept(here, "c") == EVERY
+    assert (await here.time.run(here.of["a"].send("GET", "pin")))["state"] == "done"
 
 
-async def test_a_warm_up_that_fits_the_members_together_is_brought(tmp_path: Path) -> None:
+async def test_a_warm_up_that_fits_the_members_together_is_brought(here: Room) -> None:
     """No member has room for all of it. One that has no room for its own part says so."""
-    with room(tmp_path) as here:
-        await here.time.run(here.nodes.meet())
-        for node in here.nodes:
-            node.engine.store.disks[0].budget.capacity_bytes = part_bytes(here, node.name)
-        await here.time.run(here.of["a"].send("PUT", "warm", LIST))
-        told = await here.time.run(here.of["a"].ended())
-        assert (told["state"], told["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
-        here.nodes["b"].engine.store.disks[0].budget.capacity_bytes = 3 * usual_disk_bytes(BLOCK)
-        await here.time.run(here.of["a"].send("PUT", "warm", LIST))
-        told = await here.time.run(here.of["a"].ended())
-        assert (told["state"], "no room" in told["failures"][0]["error"]) == ("failed", True)
-        assert {failure["object"] for failure in told["failures"]} <= {str(ref) for ref in REFS}
+    await here.time.run(here.nodes.meet())
+    for node in here.nodes:
+        node.engine.store.disks[0].budget.capacity_bytes = part_bytes(here, node.name)
+    await here.time.run(here.of["a"].send("PUT", "warm", LIST))
+    told = await here.time.run(here.of["a"].ended())
+    assert (told["state"], told["bytes"]["on_disk"]) == ("done", COUNT * SIZE)
+    here.nodes["b"].engine.store.disks[0].budget.capacity_bytes = 3 * usual_disk_bytes(BLOCK)
+    await here.time.run(here.of["a"].send("PUT", "warm", LIST))
+    told = await here.time.run(here.of["a"].ended())
+    assert (told["state"], "no room" in told["failures"][0]["error"]) == ("failed", True)
+    assert {failure["object"] for failure in told["failures"]} <= {str(ref) for ref in REFS}

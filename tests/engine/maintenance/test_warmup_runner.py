@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.engine.fill.fill_scheduler import Purpose
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
-from tests.support.engine import BLOCK, Engine, engine
+from tests.support.engine import BLOCK, Engine, engine, flights_of
 from tests.support.event_loops import VirtualTime
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, no_patience_ends, ramp
 
@@ -42,6 +42,12 @@ async def at_once(_: float) -> None:
     await asyncio.sleep(0)
 
 
+@pytest.fixture
+def room(making: Making) -> Iterator[Engine]:
+    with making() as made:
+        yield made
+
+
 def warmup(room: Engine, refs: list[ObjectRef], rate: float = 0.0) -> Warmup:
     now = room.clock()
     return Warmup("", "", "mine", b"", now, ObjectList(tuple(refs), ()), lambda ref: True, now, rate)
@@ -59,19 +65,18 @@ async def warmed(room: Engine, refs: list[ObjectRef] = REFS) -> Warmup:
     return warm_up
 
 
-async def test_each_byte_is_filled_once_and_counted(making: Making) -> None:
-    with making() as room:
-        await room.range(BLOCK, BLOCK + 999, REFS[0])
-        reading = asyncio.create_task(room.get(REFS[1]))
-        warm_up = await warmed(room)
-        await reading
-        assert warm_up.progress.report(room.clock())["state"] == "done"
-        assert (warm_up.progress.objects, warm_up.progress.bytes) == (COUNT, COUNT * SIZE)
-        assert room.origin.body_bytes == COUNT * SIZE
-        before = len(room.origin.log)
-        again = await warmed(room)
-        assert (again.progress.bytes, again.progress.fetched_bytes) == (COUNT * SIZE, 0)
-        assert len(room.origin.log) == before
+async def test_each_byte_is_filled_once_and_counted(room: Engine) -> None:
+    await room.range(BLOCK, BLOCK + 999, REFS[0])
+    reading = asyncio.create_task(room.get(REFS[1]))
+    warm_up = await warmed(room)
+    await reading
+    assert warm_up.progress.report(room.clock())["state"] == "done"
+    assert (warm_up.progress.objects, warm_up.progress.bytes) == (COUNT, COUNT * SIZE)
+    assert room.origin.body_bytes == COUNT * SIZE
+    before = len(room.origin.log)
+    again = await warmed(room)
+    assert (again.progress.bytes, again.progress.fetched_bytes) == (COUNT * SIZE, 0)
+    assert len(room.origin.log) == before
 
 
 async def test_a_get_under_way_brings_a_block_whose_version_a_head_told_meanwhile(making: Making) -> None:
@@ -132,9 +137,9 @@ async def test_all_fills_of_a_warm_up_are_by_command(making: Making, known: bool
         warm_up.client = "modest"
         room.warmup_runner.begin(warm_up)
         async with asyncio.timeout(60):
-            while not room.flights or any(flight.slot is None for flight in room.flights._flights.values()):
+            while not room.flights or any(flight.slot is None for flight in flights_of(room.flights)):
                 await asyncio.sleep(0)
-        slots = [flight.slot for flight in room.flights._flights.values()]
+        slots = [flight.slot for flight in flights_of(room.flights)]
         assert all(slot is not None and slot.purpose is Purpose.COMMAND for slot in slots)
         assert {(slot.tenant, slot.work_bytes) for slot in slots if slot is not None} <= {
             ("modest", BLOCK),
@@ -198,13 +203,12 @@ async def test_objects_of_unknown_size_do_not_begin_all_at_once_on_the_same_toke
 
 
 @pytest.mark.parametrize("key", ["small", "not there"])
-async def test_tokens_that_an_object_of_unknown_size_did_not_need_are_given_back(making: Making, key: str) -> None:
-    with making() as room:
-        room.origin.put(ObjectRef("train", "small"), b"x")
-        warm_up = begun(room, [ObjectRef("train", key)], rate=BLOCK / 100)
-        room.clock.advance(1)
-        await room.tasks.settle()
-        assert warm_up.allowance.wait_s(room.clock()) == 0
+async def test_tokens_that_an_object_of_unknown_size_did_not_need_are_given_back(key: str, room: Engine) -> None:
+    room.origin.put(ObjectRef("train", "small"), b"x")
+    warm_up = begun(room, [ObjectRef("train", key)], rate=BLOCK / 100)
+    room.clock.advance(1)
+    await room.tasks.settle()
+    assert warm_up.allowance.wait_s(room.clock()) == 0
 
 
 async def test_a_slow_warm_up_does_not_hold_up_another(making: Making) -> None:
@@ -253,27 +257,25 @@ async def test_tenants_take_turns_for_their_warm_ups(making: Making, prefetch_by
         assert [tenants.reader_of(ref) for ref in REFS] == ["greedy"] * 4 + ["modest"] * 2
 
 
-async def test_an_object_that_is_overwritten_meanwhile_is_warmed_as_it_is_now(making: Making) -> None:
-    with making() as room:
-        await room.reads.head(REFS[0], {})
-        room.origin.put(REFS[0], ramp(SIZE, 99))
-        warm_up = await warmed(room, REFS[:1])
-        assert warm_up.progress.state is State.DONE
-        room.clock.advance(61)
-        before = room.origin.body_bytes
-        assert await room.get(REFS[0]) == ramp(SIZE, 99)
-        assert room.origin.body_bytes == before
+async def test_an_object_that_is_overwritten_meanwhile_is_warmed_as_it_is_now(room: Engine) -> None:
+    await room.reads.head(REFS[0], {})
+    room.origin.put(REFS[0], ramp(SIZE, 99))
+    warm_up = await warmed(room, REFS[:1])
+    assert warm_up.progress.state is State.DONE
+    room.clock.advance(61)
+    before = room.origin.body_bytes
+    assert await room.get(REFS[0]) == ramp(SIZE, 99)
+    assert room.origin.body_bytes == before
 
 
-async def test_failures_are_reported_and_the_rest_is_filled(making: Making) -> None:
-    with making() as room:
-        room.origin.faults.append(Fault(times=None, key=REFS[2].key, refuse=True))
-        warm_up = await warmed(room)
-        assert (warm_up.progress.state, warm_up.progress.objects) == (State.FAILED, COUNT - 1)
-        assert list(warm_up.progress.failures) == [str(REFS[2])]
-        room.origin.faults.clear()
-        again = await warmed(room)
-        assert (again.progress.state, again.progress.fetched_bytes) == (State.DONE, SIZE)
+async def test_failures_are_reported_and_the_rest_is_filled(room: Engine) -> None:
+    room.origin.faults.append(Fault(times=None, key=REFS[2].key, refuse=True))
+    warm_up = await warmed(room)
+    assert (warm_up.progress.state, warm_up.progress.objects) == (State.FAILED, COUNT - 1)
+    assert list(warm_up.progress.failures) == [str(REFS[2])]
+    room.origin.faults.clear()
+    again = await warmed(room)
+    assert (again.progress.state, again.progress.fetched_bytes) == (State.DONE, SIZE)
 
 
 @pytest.mark.parametrize("fault", [{"refuse": True}, {"status": 503}])
@@ -322,32 +324,30 @@ async def test_a_cancelled_warm_up_stops_and_blocks_on_their_way_still_come(maki
         assert (await warmed(room)).progress.state is State.DONE
 
 
-async def test_objects_that_were_evicted_before_the_end_are_failures(making: Making) -> None:
-    with making() as room:
-        gate = asyncio.Event()
-        room.origin.faults.append(Fault(times=None, key=REFS[-1].key, body_gate=gate))
-        warm_up = begun(room)
-        async with asyncio.timeout(60):
-            while warm_up.progress.objects < COUNT - 1:
-                await asyncio.sleep(0)
-        await room.store.drop(room.store.blocks_of(lambda ref: ref == REFS[0]))
-        # A look at the progress meanwhile must not hide the eviction.
-        assert room.warmup_runner.counted(warm_up, at_once=True).progress.objects == COUNT - 2
-        gate.set()
-        await room.tasks.settle()
-        assert warm_up.progress.state is State.FAILED
-        assert "evicted before" in warm_up.progress.failures[str(REFS[0])]
-        assert not warm_up.progress.passing
+async def test_objects_that_were_evicted_before_the_end_are_failures(room: Engine) -> None:
+    gate = asyncio.Event()
+    room.origin.faults.append(Fault(times=None, key=REFS[-1].key, body_gate=gate))
+    warm_up = begun(room)
+    async with asyncio.timeout(60):
+        while warm_up.progress.objects < COUNT - 1:
+            await asyncio.sleep(0)
+    await room.store.drop(room.store.blocks_of(lambda ref: ref == REFS[0]))
+    # A look at the progress meanwhile must not hide the eviction.
+    assert room.warmup_runner.counted(warm_up, at_once=True).progress.objects == COUNT - 2
+    gate.set()
+    await room.tasks.settle()
+    assert warm_up.progress.state is State.FAILED
+    assert "evicted before" in warm_up.progress.failures[str(REFS[0])]
+    assert not warm_up.progress.passing
 
 
-async def test_objects_whose_size_a_head_told_are_filled_once(making: Making) -> None:
-    with making() as room:
-        for _ in range(3):
-            room.warmup_runner.hint(REFS[0])
-        room.warmup_runner.hint(ObjectRef("train", "none"))
-        await room.tasks.settle()
-        assert room.origin.body_bytes - len(Fault().body) <= SIZE + 100
-        assert len(room.store) == 4
+async def test_objects_whose_size_a_head_told_are_filled_once(room: Engine) -> None:
+    for _ in range(3):
+        room.warmup_runner.hint(REFS[0])
+    room.warmup_runner.hint(ObjectRef("train", "none"))
+    await room.tasks.settle()
+    assert room.origin.body_bytes - len(Fault().body) <= SIZE + 100
+    assert len(room.store) == 4
 
 
 async def test_a_hinted_object_keeps_to_the_bandwidth_of_prefetch(making: Making) -> None:
@@ -382,24 +382,23 @@ def pinning(room: Engine, save: Callable[[object], object] = nothing) -> Pinning
     return Pinning(room.warmup_runner, room.fills, room.version_lookup, save)  # type: ignore[arg-type]
 
 
-async def test_lost_blocks_of_a_pin_are_filled_again(making: Making) -> None:
-    with making() as room:
-        pins = pinning(room)
-        warm_up = warmup(room, REFS[:2])
-        await pins.pin(warm_up)
-        await room.tasks.settle()
-        assert warm_up.progress.bytes == 2 * SIZE
-        room.pins.unpin(("", "mine"))
-        await room.store.drop(room.store.blocks_of(lambda ref: ref == REFS[0]))
-        room.pins.pin(("", "mine"), [ObjectVersion(ref, _etag(room, ref), SIZE) for ref in REFS[:2]], 10**9)
-        room.clock.advance(61)
-        pins.check_again()
-        await room.tasks.settle()
-        assert (warm_up.progress.state, warm_up.progress.bytes, warm_up.progress.fetched_bytes) == (
-            State.DONE,
-            2 * SIZE,
-            SIZE,
-        )
+async def test_lost_blocks_of_a_pin_are_filled_again(room: Engine) -> None:
+    pins = pinning(room)
+    warm_up = warmup(room, REFS[:2])
+    await pins.pin(warm_up)
+    await room.tasks.settle()
+    assert warm_up.progress.bytes == 2 * SIZE
+    room.pins.unpin(("", "mine"))
+    await room.store.drop(room.store.blocks_of(lambda ref: ref == REFS[0]))
+    room.pins.pin(("", "mine"), [ObjectVersion(ref, _etag(room, ref), SIZE) for ref in REFS[:2]], 10**9)
+    room.clock.advance(61)
+    pins.check_again()
+    await room.tasks.settle()
+    assert (warm_up.progress.state, warm_up.progress.bytes, warm_up.progress.fetched_bytes) == (
+        State.DONE,
+        2 * SIZE,
+        SIZE,
+    )
 
 
 def _etag(room: Engine, ref: ObjectRef) -> str:
@@ -408,15 +407,14 @@ def _etag(room: Engine, ref: ObjectRef) -> str:
     return version.etag
 
 
-async def test_a_pin_that_cannot_be_saved_is_no_pin(making: Making) -> None:
+async def test_a_pin_that_cannot_be_saved_is_no_pin(room: Engine) -> None:
     async def fail(_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with making() as room:
-        pins = pinning(room, fail)
-        with pytest.raises(Exception, match="cannot be written to the cache directory"):
-            await pins.pin(warmup(room, REFS[:2]))
-        assert (room.pins.reserved_bytes, pins.book.all()) == (0, [])
+    pins = pinning(room, fail)
+    with pytest.raises(Exception, match="cannot be written to the cache directory"):
+        await pins.pin(warmup(room, REFS[:2]))
+    assert (room.pins.reserved_bytes, pins.book.all()) == (0, [])
 
 
 async def test_concurrent_pins_do_not_reserve_the_same_room(making: Making) -> None:
@@ -436,22 +434,21 @@ PAGE = """<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><IsT
 <NextContinuationToken>more</NextContinuationToken></ListBucketResult>"""
 
 
-async def test_sizes_are_looked_up_in_a_few_list_pages_and_by_heads_beyond_them(making: Making) -> None:
+async def test_sizes_are_looked_up_in_a_few_list_pages_and_by_heads_beyond_them(room: Engine) -> None:
     """Between the names lie other names without end. The size that the LIST told of the first object was wrong by the
     time it came."""
-    with making() as room:
-        refs = [ObjectRef("train", f"shard-{number:06d}.tar") for number in range(20)]
-        for number, ref in enumerate(refs[COUNT:], COUNT):
-            room.origin.put(ref, ramp(SIZE, number))
-        room.origin.put(ObjectRef("train", ""), PAGE.format(size=SIZE + 1).encode())
-        warm_up = warmup(room, refs)
-        await pinning(room).pin(warm_up)
-        await room.tasks.settle()
-        lists = [request for request in room.origin.log if not request.key]
-        assert [dict(request.query)["prefix"] for request in lists] == ["shard-0000"] * 2
-        assert sum(request.method == "HEAD" for request in room.origin.log) == 19
-        assert (warm_up.progress.state, warm_up.progress.bytes, warm_up.progress.wanted_bytes) == (
-            State.DONE,
-            20 * SIZE,
-            20 * SIZE,
-        )
+    refs = [ObjectRef("train", f"shard-{number:06d}.tar") for number in range(20)]
+    for number, ref in enumerate(refs[COUNT:], COUNT):
+        room.origin.put(ref, ramp(SIZE, number))
+    room.origin.put(ObjectRef("train", ""), PAGE.format(size=SIZE + 1).encode())
+    warm_up = warmup(room, refs)
+    await pinning(room).pin(warm_up)
+    await room.tasks.settle()
+    lists = [request for request in room.origin.log if not request.key]
+    assert [dict(request.query)["prefix"] for request in lists] == ["shard-0000"] * 2
+    assert sum(request.method == "HEAD" for request in room.origin.log) == 19
+    assert (warm_up.progress.state, warm_up.progress.bytes, warm_up.progress.wanted_bytes) == (
+        State.DONE,
+        20 * SIZE,
+        20 * SIZE,
+    )

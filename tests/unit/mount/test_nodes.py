@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.s3.list_page import ListedObject
-from outrider.mount import nodes as nodes_module
 from outrider.mount.listed import ObjectFacts
 from outrider.mount.listings import DirectoryListing
 from outrider.mount.nodes import ROOT, Directory, File, MountNodes
@@ -131,7 +130,7 @@ def test_the_letters_of_names_that_have_gone_take_no_room_for_long() -> None:
     for number in range(3000):
         nodes.file(nodes.root, f"{number:0200}", facts(1), 1.0, settled=True)
         nodes.remove(nodes.root, f"{number - 2:0200}")
-    assert len(nodes._letters) < 2 * nodes_module._DEAD_BYTES_MIN
+    assert len(nodes._letters) < 2 * 65_536
     assert [nodes[number].name for number in nodes.children(nodes.root)] == [
         f"{number:0200}" for number in (2998, 2999)
     ]
