@@ -34,7 +34,7 @@ async def test_a_small_block_that_differs_from_its_digest_is_not_handed_out(size
 async def test_a_large_block_that_differs_is_cut_and_comes_from_the_bucket_next(
     buffer_bytes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", 0)
+    monkeypatch.setattr("outrider.engine.cluster.requested_block._HELD_BYTES_MAX", 0)
     with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
         nodes.origin.put(REF, DATA)
         await nodes.meet()
@@ -56,7 +56,7 @@ async def test_a_large_block_that_differs_is_cut_and_comes_from_the_bucket_next(
 async def test_a_wrong_byte_of_a_peer_that_breaks_off_is_found_though_the_bucket_gives_the_rest(
     buffer_bytes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", 0)
+    monkeypatch.setattr("outrider.engine.cluster.requested_block._HELD_BYTES_MAX", 0)
     with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
         nodes.origin.put(REF, DATA)
         await nodes.meet()
@@ -77,7 +77,7 @@ async def test_a_wrong_byte_of_a_peer_that_breaks_off_is_found_though_the_bucket
 async def test_a_digest_without_bytes_is_not_asked_of_those_of_the_bucket(
     buffer_bytes: object, held_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", held_bytes)
+    monkeypatch.setattr("outrider.engine.cluster.requested_block._HELD_BYTES_MAX", held_bytes)
     with cluster(tmp_path, buffer_bytes=buffer_bytes) as nodes:
         nodes.origin.put(REF, DATA)
         await nodes.meet()

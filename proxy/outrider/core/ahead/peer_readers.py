@@ -1,6 +1,6 @@
 """The clients that read at the other members of a cluster, as those tell it: how many, and the objects that they read.
 
-A member tells of an object as a client begins it, and not how far the client is. So the last objects that it told of,
+A member reports an object as a client begins it, and not how far the client is. So the last objects that it reported,
 one for each of its clients, are taken to be read still.
 """
 
@@ -14,11 +14,11 @@ from outrider.core.ahead.sequential_reads import ABANDONED_S
 
 
 class PeerReaders:
-    """A member that has told nothing for a minute has no readers."""
+    """A member that has reported nothing for a minute has no readers."""
 
     def __init__(self) -> None:
-        # By member: how many readers, and when it told so.
-        self._told: dict[str, tuple[int, float]] = {}
+        # By member: how many readers, and when it reported them.
+        self._reported: dict[str, tuple[int, float]] = {}
         # By member: the objects that are being read, the first begun first.
         self._open: dict[str, dict[Item, None]] = {}
 
@@ -29,7 +29,7 @@ class PeerReaders:
     def began(self, member: str, item: Item, readers: int, now: float) -> list[Item]:
         """A client of `member`, which has so many, begins to read the object. Returns those that nobody reads any
         more."""
-        self._told[member] = readers, now
+        self._reported[member] = readers, now
         items = self._open.setdefault(member, {})
         items.pop(item, None)
         items[item] = None
@@ -40,16 +40,16 @@ class PeerReaders:
 
     def silent(self, now: float) -> list[Item]:
         """Forgets the members that are silent. Returns the objects that nobody reads any more."""
-        silent = [member for member, (_, told_at) in self._told.items() if now - told_at > ABANDONED_S]
+        silent = [member for member, (_, reported_at) in self._reported.items() if now - reported_at > ABANDONED_S]
         ended: list[Item] = []
         for member in silent:
-            del self._told[member]
+            del self._reported[member]
             ended += self._open.pop(member, ())
         return [past for past in ended if past not in self]
 
     def count(self, now: float) -> int:
         """The readers at all other members."""
-        return sum(readers for readers, told_at in self._told.values() if now - told_at <= ABANDONED_S)
+        return sum(readers for readers, reported_at in self._reported.values() if now - reported_at <= ABANDONED_S)
 
     def move(self, items: Mapping[Item, Item]) -> None:
         """Objects belong to other datasets now."""

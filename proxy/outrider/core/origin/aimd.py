@@ -33,17 +33,17 @@ class AimdLimit:
         self.limit = max(floor, min(ceiling, FIRST_FILLS))
         self._starting = True
         # Since when the limit holds a fill up. Then the window: seconds until it begins, its seconds so far, and the
-        # bytes that came in them.
+        # bytes received in them.
         self._short_since: float | None = None
         self._settling_s = self._window_s = 0.0
-        self._arrived = 0
+        self._received_bytes = 0
         self._best_rate = 0.0
         self._without_gain = 0
         # The limit before the last step, while it is not known whether that step was a gain.
         self._before: int | None = None
         self._halved_at: float | None = None
 
-    def arrived(self, count: int, now: float, *, short: bool) -> None:
+    def received(self, count: int, now: float, *, short: bool) -> None:
         """`count` bytes came from the origin. `short`: the limit holds a fill up."""
         if self._short_since is not None:
             passed_s = now - self._short_since
@@ -51,12 +51,12 @@ class AimdLimit:
                 self._settling_s -= passed_s
             else:
                 self._window_s += passed_s
-                self._arrived += count
+                self._received_bytes += count
         self._short_since = now if short else None
         if self._window_s >= _WINDOW_S:
             before = self.limit
-            self._judge(self._arrived / self._window_s)
-            self._window_s, self._arrived = 0.0, 0
+            self._judge(self._received_bytes / self._window_s)
+            self._window_s, self._received_bytes = 0.0, 0
             self._settling_s = 0.0 if self.limit == before else _SETTLE_S
 
     def slow_down(self, now: float) -> None:
@@ -68,7 +68,7 @@ class AimdLimit:
         self._starting, self._before = False, None
         self._best_rate, self._without_gain = 0.0, 0
         # The window so far was counted under the old limit.
-        self._short_since, self._settling_s, self._window_s, self._arrived = None, _SETTLE_S, 0.0, 0
+        self._short_since, self._settling_s, self._window_s, self._received_bytes = None, _SETTLE_S, 0.0, 0
 
     def _judge(self, rate: float) -> None:
         if self._before is not None:

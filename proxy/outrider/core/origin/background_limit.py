@@ -119,7 +119,7 @@ class BackgroundLimit:
         """`count` bytes of a body came. Its first bytes are not counted: their time is latency."""
         self._bytes += count
 
-    def body_came(self, count: int, after_s: float) -> None:
+    def body_received(self, count: int, after_s: float) -> None:
         """A body of `count` bytes was here `after_s` seconds after its request."""
         if count >= _LARGE_BYTES:
             self.body_bytes_s = max(self.body_bytes_s, count / after_s)
@@ -133,14 +133,14 @@ class BackgroundLimit:
         """How many bodies, each at this rate, the line brings at once. None: not known, as where all are small."""
         return round(self._best_bytes_s / body_bytes_s) if self.is_large and body_bytes_s else None
 
-    def came_small(self, after_s: float) -> None:
+    def small_received(self, after_s: float) -> None:
         """A small body came `after_s` seconds after its request: that is the latency and the time in a queue."""
         if self._to_ignore:
             self._to_ignore -= 1
             return
         self._since_change += 1
         window = max(_LATELY, self.beside)
-        self._delay.came(after_s, window, not_ours=self.beside == 1)
+        self._delay.observe(after_s, window, not_ours=self.beside == 1)
         if self._delay.is_beyond(*_LATE):
             # Step down once for all bodies under way: those that come now may have been requested before the last step.
             if self._since_change > max(self.alone, self.beside):
@@ -253,7 +253,7 @@ class _Delay:
         self._window = _LATELY
         self._lately_s = self._longer_s = self._usual_s = self._scatter_s = 0.0
 
-    def came(self, after_s: float, window: int, *, not_ours: bool) -> None:
+    def observe(self, after_s: float, window: int, *, not_ours: bool) -> None:
         """A body took `after_s`. `window`: how many bodies count as recent. `not_ours`: a delay cannot come from
         background fills."""
         self._count += 1

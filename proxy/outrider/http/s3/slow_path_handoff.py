@@ -44,7 +44,7 @@ class Begun:
 
     @property
     def extent(self) -> Extent:
-        """All bytes that the request asked for."""
+        """All bytes of the requested range."""
         return Extent(self.rest.start - self.sent, self.rest.stop)
 
 

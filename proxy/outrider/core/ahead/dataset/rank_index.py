@@ -27,7 +27,7 @@ class RankIndex:
 
     def __reversed__(self) -> Iterator[int]:
         """The highest rank first; of equal ranks, the highest index first. An index that was yielded may be discarded
-        before the next one is asked for."""
+        before the next one is requested."""
         for indexes in reversed(self._indexes):
             yield from reversed(indexes)
 
