@@ -711,7 +711,7 @@ async def test_other_work_runs_during_a_burst_of_hits(room: Engine, monkeypatch:
             scheduler.append(room.clock())
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(room.planner, "asked", takes_long)
+    monkeypatch.setattr(room.planner, "requested", takes_long)
     scheduler: list[float] = []
     for number in range(100):
         room.prefetch.note(CLIENT, many(number), 0, 100, room.clock())
