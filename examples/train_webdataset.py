@@ -133,18 +133,18 @@ def train_step(batch: Batch, step_s: float) -> None:
 def run_epoch(loader: Iterable[Batch], epoch: int, step_s: float) -> EpochReport:
     samples = digest = 0
     data_wait_s = 0.0
-    asked_at = time.perf_counter()
+    requested_at = time.perf_counter()
     batches = iter(loader)
     batch = next(batches, None)
     started_at = time.perf_counter()
-    first_batch_s = started_at - asked_at
+    first_batch_s = started_at - requested_at
     while batch is not None:
         samples += len(batch.labels)
         digest = (digest + batch.digest) % 2**256
         train_step(batch, step_s)
-        asked_at = time.perf_counter()
+        requested_at = time.perf_counter()
         batch = next(batches, None)
-        data_wait_s += time.perf_counter() - asked_at
+        data_wait_s += time.perf_counter() - requested_at
     train_s = time.perf_counter() - started_at
     return EpochReport(
         epoch, samples, first_batch_s, data_wait_s, train_s, samples / train_s if train_s else 0.0, f"{digest:064x}"

@@ -25,9 +25,9 @@ from outrider.adapters.origin.endpoint import DEFAULT_REGION, aws_url
 from outrider.adapters.origin.http_origin import HttpOrigin
 from outrider.adapters.origin.receivers import most_receivers
 from outrider.adapters.process.cpu_clock import cpu_times
+from outrider.adapters.process.file_reload import follow
 from outrider.adapters.process.listening import bind, bind_packets, naming
 from outrider.adapters.process.port_tls import PortTls
-from outrider.adapters.process.read_again import follow
 from outrider.adapters.process.recent_errors import keep_recent_errors
 from outrider.adapters.process.system import raise_open_files_limit, usable_cores
 from outrider.adapters.state import learned_file, warmup_file
@@ -299,8 +299,8 @@ def _lend(lender: Lender, directories: Sequence[BlockDir]) -> None:
 
 
 def _peer_socket(settings: Settings, stack: AsyncExitStack) -> socket.socket | None:
-    """The socket of the peer port, which does not listen yet: its number is told to the other members. None: the node
-    is alone."""
+    """The socket of the peer port, which does not listen yet: its number is announced to the other members. None: the
+    node is alone."""
     if settings.peer_listen_at is None:
         return None
     with naming("--peer-listen", settings.peer_listen_at):

@@ -24,7 +24,7 @@ from outrider.adapters.cluster.peer_tls import PeerTls
 from outrider.adapters.cluster.sources import source_of
 from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.origin.receivers import Receivers, most_receivers
-from outrider.adapters.process.read_again import Sleep
+from outrider.adapters.process.file_reload import Sleep
 from outrider.adapters.process.system import usable_cores
 from outrider.adapters.state import members_file
 from outrider.adapters.state.members_file import MembersFile
@@ -34,7 +34,7 @@ from outrider.core.cache.near_blocks import NearBlocks
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.membership import Domain, Membership
-from outrider.core.cluster.peer_wire import Asker
+from outrider.core.cluster.peer_wire import Requester
 from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.core.cluster.view import View
 from outrider.core.memo import Memo
@@ -44,20 +44,20 @@ from outrider.engine.ahead.background_fill import BackgroundFill
 from outrider.engine.ahead.cached_across_members import CachedAcrossMembers
 from outrider.engine.ahead.plans_across_members import PlansAcrossMembers
 from outrider.engine.ahead.prefetch import Prefetch
-from outrider.engine.cluster.commands import CommandsElsewhere
+from outrider.engine.cluster.commands import MemberCommands
 from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
 from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
-from outrider.engine.cluster.told_reads import ToldReads
+from outrider.engine.cluster.reads_sender import ReadsSender
 from outrider.engine.fill.block_source import BlockSource
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.listing.list_cache import ListCache
+from outrider.engine.maintenance.commands_across_members import Together
 from outrider.engine.maintenance.pinning import Pinning
-from outrider.engine.maintenance.pins_together import PinsTogether
-from outrider.engine.maintenance.together import Together
+from outrider.engine.maintenance.pins_across_members import PinsTogether
 from outrider.engine.maintenance.warmup import Book
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.read.version_cache import VersionCache
@@ -121,7 +121,7 @@ class Cluster:
         )  # fmt: skip
         tls, most = self._tls, most_receivers(usable_cores(), settings.receivers)
         self._transport = PeerClient(
-            self._asker, lambda: self._key.accepted, metrics, time.time, boot=self._boot,
+            self._requester, lambda: self._key.accepted, metrics, time.time, boot=self._boot,
             tls=lambda: None if tls is None else tls.client,
             receivers=Receivers(most, metrics, lambda: tls.trust) if tls is not None and most else None,
         )  # fmt: skip
@@ -139,9 +139,9 @@ class Cluster:
         self._mine_in: View | None = None
         self._near: NearBlocks
 
-    def _asker(self) -> Asker:
+    def _requester(self) -> Requester:
         view = self._membership.view
-        return Asker(view.me.name, view.ring.digest, view.me.cluster_id)
+        return Requester(view.me.name, view.ring.digest, view.me.cluster_id)
 
     # -- the parts that need it ---------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Cluster:
         )  # fmt: skip
         gatekeeper = Gatekeeper(self._membership.view.me.name, lambda: self._key.accepted, ReplayGuard(), time.time)
         handler = PeerHandler(
-            service, gatekeeper, self._asker, lambda name: self.view().is_member(name), self._metrics,
+            service, gatekeeper, self._requester, lambda name: self.view().is_member(name), self._metrics,
             reads_max=_READS_MAX,
         )  # fmt: skip
         self.server = PeerServer(handler)
@@ -200,18 +200,22 @@ class Cluster:
 
     def read_ahead_together(self, planner: Planner, prefetch: Prefetch, blocks_at_once: int) -> None:
         """The planners of all members hear what clients of any member read, and each fetches ahead what it owns."""
-        told = ToldReads(lambda: self._membership.view, self._transport, self._runtime, lambda: planner.readers)
-        planner.join(told.opened, self._mine_of, lambda: self._near.bytes, guessed_max=max(1, blocks_at_once // 2))
-        self._service.hear_reads = prefetch.heard
+        reads_sender = ReadsSender(
+            lambda: self._membership.view, self._transport, self._runtime, lambda: planner.readers
+        )
+        planner.join(
+            reads_sender.opened, self._mine_of, lambda: self._near.bytes, guessed_max=max(1, blocks_at_once // 2)
+        )
+        self._service.on_reads = prefetch.on_reads
         own = self._service.own_shares = partial(own_shares, planner, self._mine_of)
         self.map = ClusterMap(own, lambda: self._membership.view, self._transport, self._runtime.clock)
 
     def plans_of_all(self, prefetch: Prefetch, fills: BackgroundFill) -> PlansAcrossMembers:
         """Takes the orders that clients tell, and passes them on to all members."""
         here = CachedAcrossMembers(fills, self.view, self._transport)
-        self._service.look_here = here.answer
+        self._service.look_up_cached = here.answer
         orders = PlansAcrossMembers(prefetch, here, self.view, self._transport, self._runtime, boot=self._boot)
-        self._service.hear_orders = orders.heard
+        self._service.on_orders = orders.on_order
         self.members.on_hello.append(orders.send)
         return orders
 
@@ -234,11 +238,11 @@ class Cluster:
 
     def maintain(self, warmups: Book, runner: WarmupRunner, pinning: Pinning, runtime: Runtime) -> Together:
         """Passes maintenance commands on to the other members."""
-        elsewhere = CommandsElsewhere(self.view, self._transport)
-        pins = PinsTogether(elsewhere, pinning, runtime)
+        commands = MemberCommands(self.view, self._transport)
+        pins = PinsTogether(commands, pinning, runtime)
         self.members.on_ring.append(pinning.ring_changed)
         self.members.on_hello.append(pins.learn)
-        return Together(elsewhere, warmups, runner, runtime, pins)
+        return Together(commands, warmups, runner, runtime, pins)
 
     def obey(self, commands: MaintenanceCommands) -> None:
         """Maintenance commands of other members are carried out by `commands`."""

@@ -16,8 +16,8 @@ from outrider.adapters.disk.disk import Sizes, disks_of
 from outrider.adapters.disk.recovery import Recovery
 from outrider.adapters.disk.written_names import Runs, WrittenNamesFile, WrittenNamesFiles
 from outrider.adapters.origin.credentials import AwsCredentials
+from outrider.adapters.process.file_reload import Bell
 from outrider.adapters.process.port_tls import PortTls
-from outrider.adapters.process.read_again import Bell
 from outrider.adapters.state import learned_file, newest, pin_file
 from outrider.core.ahead.planner import Planner
 from outrider.core.block_layout import BlockLayout
@@ -222,7 +222,7 @@ def compose(settings: Settings, resources: Resources) -> tuple[Outrider, Recover
     if not settings.cache_in_memory:
         runs = Runs.of(directories) if len(disks) > 1 else None
         touched = [WrittenNamesFile(disk.directory, disk.work, is_alone=cluster is None, runs=runs) for disk in disks]
-    note = WrittenNamesFiles(touched, lambda ref: versions.may_have(ref) or version_lookup.is_asking(ref)).note
+    note = WrittenNamesFiles(touched, lambda ref: versions.may_have(ref) or version_lookup.is_looking_up(ref)).note
 
     def note_soon(ref: ObjectRef) -> None:
         tasks.spawn_apart(note([ref]), f"note {ref}")

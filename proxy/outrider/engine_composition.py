@@ -99,8 +99,8 @@ class EngineSettings:
 class EnginePorts:
     """The ports. `runtime`: of work that readers wait for; `apart`: of the other work.
 
-    A proxy leaves the rest at its defaults, but for `tenants`, which take turns on the line; None: clients are not told
-    apart. `fill_runtime` None: `runtime`. For the others, see `FlightTable` and `PrefetchPolicy`.
+    A proxy leaves the rest at its defaults, but for `tenants`, which take turns on the line; None: clients are not
+    distinguished. `fill_runtime` None: `runtime`. For the others, see `FlightTable` and `PrefetchPolicy`.
     """
 
     layout: BlockLayout

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 
-def heard(done: asyncio.Future[Any]) -> None:
-    """A callback: the failure of `done` counts as heard, also when its caller has left. asyncio would log an exception
-    that was never retrieved; `asyncio.shield` retrieves none once its caller is cancelled."""
+def retrieve_failure(done: asyncio.Future[Any]) -> None:
+    """A callback: the failure of `done` counts as retrieved, also when its caller has left. asyncio would log an
+    exception that was never retrieved; `asyncio.shield` retrieves none once its caller is cancelled."""
     if not done.cancelled():
         done.exception()

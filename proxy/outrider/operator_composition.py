@@ -13,15 +13,15 @@ from typing import Any
 from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.adapters.process.listening import bind, naming
 from outrider.core.operator.pod_patch import Offers
+from outrider.engine.operator.certificate_keeper import KEEP_S, CertificateKeeper
 from outrider.engine.operator.event_writer import EventWriter
 from outrider.engine.operator.gates import Gates
-from outrider.engine.operator.holdings import REFRESH_S, Holdings
-from outrider.engine.operator.keeper import KEEP_S, CertificateKeeper
+from outrider.engine.operator.holdings_watch import REFRESH_S, Holdings
 from outrider.engine.operator.leader import RENEW_S, Leader
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.engine.operator.namespaces import Namespaces
 from outrider.engine.operator.rights import CHECK_S, Rights
-from outrider.engine.operator.warned import Warned
+from outrider.engine.operator.wish_warnings import Warned
 from outrider.http.operator.admission import Admission
 from outrider.http.operator.server import ServerCertificate, listening
 from outrider.operator_ports import Caches, ConflictError, Kube, KubeError

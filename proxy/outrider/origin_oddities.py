@@ -1,4 +1,4 @@
-"""Tells the oddities of the origin: by metrics, by one warning for each kind, and in the status document."""
+"""Reports the oddities of the origin: by metrics, by one warning for each kind, and in the status document."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ class Contents(Protocol):
         """The hash to compute of the block's payload; None: none is wanted."""
         ...
 
-    def came(self, meta: BlockMeta, kind: Kind, digest: bytes) -> None:
+    def hashed(self, meta: BlockMeta, kind: Kind, digest: bytes) -> None:
         """The block is in the store, and its payload has this hash."""
         ...
 
@@ -304,8 +304,8 @@ class BlockStore(Protocol):
     def has(self, block: BlockKey) -> bool: ...
 
     def lease_at_once(self, block: BlockKey) -> Lease | None:
-        """As `lease_open`, for hits, and of no remote file: the policy hears of this read with the next one that it is
-        told of."""
+        """As `lease_open`, for hits, and of no remote file: the policy gets this read with the next one that it
+        gets."""
         ...
 
     def open_file(self, block: BlockKey) -> OpenBlock | None:

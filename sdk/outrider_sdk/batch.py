@@ -191,8 +191,8 @@ def _samples(reply: http.client.HTTPResponse, keys: Sequence[Key]) -> Iterator[l
 
 
 def _error(key: Key, content: bytes) -> ObjectError:
-    told = json.loads(content)
-    return ObjectError(key, told["status"], told["code"], told["message"])
+    refusal = json.loads(content)
+    return ObjectError(key, refusal["status"], refusal["code"], refusal["message"])
 
 
 def _body(bucket: str, keys: Sequence[Key]) -> bytes:

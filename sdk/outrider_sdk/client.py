@@ -92,7 +92,7 @@ class Client:
             request.add_header("Authorization", f"Bearer {self._token}")
         try:
             with _direct().open(request, timeout=_TIMEOUT_S) as reply:
-                told = json.loads(reply.read(_STATUS_BYTES_MAX))
+                answer = json.loads(reply.read(_STATUS_BYTES_MAX))
         except urllib.error.HTTPError as error:
             error.close()
             do = "set OUTRIDER_ADMIN_TOKEN" if error.code == 401 else "check admin= or OUTRIDER_STATUS_URL"
@@ -107,7 +107,7 @@ class Client:
             ) from error
         except (ValueError, http.client.HTTPException) as error:
             raise ProxyNotFound(f"{self.admin} is no Outrider: its /status is not JSON") from error
-        return _status_of(told, self.admin)
+        return _status_of(answer, self.admin)
 
     def plan(self, urls: str | Iterable[str], start: int = 0, total: int | None = None, *, name: str = "sdk") -> int:
         """Tell the proxy the order in which one worker of this machine is going to read. Returns the number of reads.
@@ -149,8 +149,8 @@ class Client:
         All counts are of objects: `told` in the plan, `read`, `here` in the cache but unread, `left` elsewhere and
         unread, and `unknown` by now. `ignored` counts reads for which the settings allow no prefetch.
         """
-        told = self._call(lambda port: port.get(f"plan/{name}")) or {}
-        progress: Mapping[str, int] = told.get("progress", {})
+        answer = self._call(lambda port: port.get(f"plan/{name}")) or {}
+        progress: Mapping[str, int] = answer.get("progress", {})
         return progress
 
     def unplan(self, name: str = "sdk") -> int:
@@ -183,8 +183,8 @@ class Client:
             ValueError: a template makes no sense.
         """
         more = {"x-amz-meta-rate": rate, "x-amz-meta-copies": copies}
-        told = {name: str(value) for name, value in more.items() if value is not None}
-        return self._fetch("warm", urls, wait, progress, told)
+        answer = {name: str(value) for name, value in more.items() if value is not None}
+        return self._fetch("warm", urls, wait, progress, answer)
 
     def pin(
         self, urls: str | Iterable[str], wait: bool = True, progress: Callable[[Warmed], None] | None = None
@@ -287,12 +287,12 @@ def _nothing_at(endpoint: str, error: Exception) -> str:
     )
 
 
-def _status_of(told: Any, admin: str) -> Status:
+def _status_of(answer: Any, admin: str) -> Status:
     """The known fields of the answer; those that a newer proxy has added are left out."""
     known = {field.name for field in fields(Status)}
-    if not isinstance(told, dict) or not {"version", "ready"} <= told.keys():
+    if not isinstance(answer, dict) or not {"version", "ready"} <= answer.keys():
         raise ProxyNotFound(f"{admin} is no Outrider: its /status lacks version or ready")
-    return Status(**{name: _whole(value) for name, value in told.items() if name in known})
+    return Status(**{name: _whole(value) for name, value in answer.items() if name in known})
 
 
 def _whole(value: Any) -> Any:

@@ -92,12 +92,12 @@ class S3Port:
         if reply.status != 200:
             raise NotOutrider(f"an Outrider that refuses the request: {_reason(reply.status, body)}")
         try:
-            told = json.loads(body)
+            answer = json.loads(body)
         except ValueError as error:
             raise NotOutrider("something whose status is not JSON") from error
-        if not isinstance(told, dict) or "version" not in told:
+        if not isinstance(answer, dict) or "version" not in answer:
             raise NotOutrider("something whose status has no version")
-        return told
+        return answer
 
     def put(self, key: str, body: bytes, more: Mapping[str, str] | None = None) -> str | None:
         """Put an object into the control bucket; None: done, else the reason of the refusal. `more`: headers.
@@ -119,8 +119,8 @@ class S3Port:
             return None
         if reply.status != 200:
             raise OSError(_reason(reply.status, said))
-        told: dict[str, Any] = json.loads(said)
-        return told
+        answer: dict[str, Any] = json.loads(said)
+        return answer
 
     def delete(self, key: str) -> Mapping[str, str]:
         """Delete an object of the control bucket. Returns the headers of the answer; an absent object is no error.

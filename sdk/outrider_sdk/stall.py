@@ -98,18 +98,18 @@ class StallMeter:
         epoch = EpochStall(self._begun)
         self.epochs.append(epoch)
         clock = self._clock
-        asked_at = clock()
+        requested_at = clock()
         got_at = None
         try:
             for batch in self.loader:
                 got_at = clock()
-                epoch.waited(got_at - asked_at)
+                epoch.waited(got_at - requested_at)
                 self._unsent[0] += 1
-                self._unsent[1] += got_at - asked_at
+                self._unsent[1] += got_at - requested_at
                 yield batch
-                asked_at, got_at = self._computed(epoch, got_at), None
-                if asked_at - self._sent_at >= _SEND_EVERY_S:
-                    self._send(epoch, asked_at)
+                requested_at, got_at = self._computed(epoch, got_at), None
+                if requested_at - self._sent_at >= _SEND_EVERY_S:
+                    self._send(epoch, requested_at)
         finally:
             # With `got_at` set, the loop was left in the middle of a step.
             self._send(epoch, clock() if got_at is None else self._computed(epoch, got_at))
@@ -119,7 +119,7 @@ class StallMeter:
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this only for names that the meter lacks. A copy in the making, which has no `loader` yet, is
-        # asked for special names.
+        # requested special names.
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.loader, name)

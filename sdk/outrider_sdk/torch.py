@@ -56,7 +56,7 @@ class AnnouncingSampler:
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this only for names that this class lacks. A copy in the making, which has no `sampler` yet, is
-        # asked for special names.
+        # requested special names.
         if name.startswith("__"):
             raise AttributeError(name)
         found = getattr(self.sampler, name)

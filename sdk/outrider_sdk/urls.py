@@ -67,8 +67,8 @@ def _object_of_command(command: str, endpoint: str | None) -> str | None:
 def _object_at(url: str, endpoint: str) -> str | None:
     # A sampler's first batch waits until a thousand URLs were announced. `urlsplit` and `parse_qsl`, which also decodes
     # the values of a signature, take several times as long as this.
-    asked, _, query = url.partition("#")[0].partition("?")
-    scheme, _, rest = asked.partition("//")
+    plain, _, query = url.partition("#")[0].partition("?")
+    scheme, _, rest = plain.partition("//")
     host, slash, path = rest.partition("/")
     place = _place(f"{scheme}//{host}", endpoint)
     if place is None or _SIGNATURE.fullmatch(query) is None:
@@ -83,12 +83,12 @@ def _place(url: str, endpoint: str) -> tuple[str, str] | None:
     """Beginning of the object's name that the host of `url` gives ("" or `BUCKET/`), and the path before the rest of
     the name; None: `url` is not at `endpoint`."""
     try:
-        asked, proxy = urlsplit(url), urlsplit(endpoint)
-        if _port(asked) != _port(proxy):
+        plain, proxy = urlsplit(url), urlsplit(endpoint)
+        if _port(plain) != _port(proxy):
             return None
     except ValueError:
         return None
-    host, own = asked.hostname or "", proxy.hostname or ""
+    host, own = plain.hostname or "", proxy.hostname or ""
     if host == own or {host, own} <= _LOOPBACK:
         return "", proxy.path
     return (f"{host.removesuffix(f'.{own}')}/", proxy.path) if host.endswith(f".{own}") else None

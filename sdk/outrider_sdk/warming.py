@@ -59,24 +59,24 @@ class Warmed:
         """
         port = S3Port(self._endpoint, _TIMEOUT_S)
         try:
-            told = port.get(self._key)
+            answer = port.get(self._key)
         finally:
             port.close()
-        if told is None:
+        if answer is None:
             raise Gone(f"the proxy no longer has {self._key}: was it restarted?")
-        self._take(told)
+        self._take(answer)
         return self
 
-    def _take(self, told: dict[str, Any]) -> None:
-        self.state = told["state"]
-        self.objects, self.wanted_objects = told["objects"]["on_disk"], told["objects"]["wanted"]
-        self.bytes, self.wanted_bytes = told["bytes"]["on_disk"], told["bytes"]["wanted"]
-        self.fetched_bytes = told["bytes"]["fetched"]
-        self.failures = {failure["object"]: failure["error"] for failure in told["failures"]}
-        self.notes = told.get("notes", [])
+    def _take(self, answer: dict[str, Any]) -> None:
+        self.state = answer["state"]
+        self.objects, self.wanted_objects = answer["objects"]["on_disk"], answer["objects"]["wanted"]
+        self.bytes, self.wanted_bytes = answer["bytes"]["on_disk"], answer["bytes"]["wanted"]
+        self.fetched_bytes = answer["bytes"]["fetched"]
+        self.failures = {failure["object"]: failure["error"] for failure in answer["failures"]}
+        self.notes = answer.get("notes", [])
 
     def wait(self, timeout_s: float | None = None) -> Warmed:
-        """Wait until it has ended, or for `timeout_s`; `done` tells which. Ctrl-C leaves it running in the proxy.
+        """Wait until it has ended, or for `timeout_s`; `done` says which. Ctrl-C leaves it running in the proxy.
 
         `progress` is called whenever more is on disk. Raises the errors of `refresh` and `progress`. Returns itself.
         """

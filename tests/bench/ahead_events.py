@@ -54,7 +54,7 @@ class Clocked:
 
     def read(self, i: int, now: float) -> None:
         planner, ref, block = self.planner, self.refs[i], self.blocks[i]
-        self.timed("asked", lambda: planner.asked("client", ref, BYTES, Extent(0, BYTES), now))
+        self.timed("asked", lambda: planner.requested("client", ref, BYTES, Extent(0, BYTES), now))
         if i not in self.present:
             self.fill(i)
         self.timed("read", lambda: planner.read(block))
@@ -80,7 +80,7 @@ def step_times_s(count: int, reads: list[int]) -> list[float]:
     refs = [ObjectRef("bucket", f"train/part-{i:08d}.tar") for i in range(count)]
     planner.discovery.listed("bucket", [(ref.key, BYTES) for ref in refs])
     for number, i in enumerate(reads):
-        planner.asked("client", refs[i], BYTES, Extent(0, BYTES), float(number))
+        planner.requested("client", refs[i], BYTES, Extent(0, BYTES), float(number))
         planner.sent("client", refs[i], float(number))
     steps_s, more = [], True
     while more:
@@ -115,7 +115,7 @@ def main() -> None:
     planner.discovery.listed("bucket", ((f"train/part-{i:08d}.tar", BYTES) for i in range(1_000_000)))
     for i in range(10):
         ref = ObjectRef("bucket", f"train/part-{i:08d}.tar")
-        planner.asked("client", ref, BYTES, Extent(0, BYTES), float(i))
+        planner.requested("client", ref, BYTES, Extent(0, BYTES), float(i))
     mb = tracemalloc.get_traced_memory()[0] / 1e6
     print(f"a million names take {mb:.0f} MB, goal < {GOAL_MB}: {'met' if mb < GOAL_MB else 'NOT MET'}")
 

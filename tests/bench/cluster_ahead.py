@@ -112,13 +112,13 @@ def quarter(directory: Path, scale: float) -> list[Measured]:
 
 def known(row: str, directory: Path, scale: float) -> list[Measured]:
     """The same, where the order is the same in each epoch, or each rank tells its own as the epoch begins."""
-    data, is_told = _quarter_data(scale), row == "told"
+    data, is_announced = _quarter_data(scale), row == "told"
     with ExitStack() as stack:
         bucket, simulator = _quarter_bucket(stack, data, directory / "files")
         beside = _beside(bucket, simulator, data, directory / "files", _NODES, _PACE_BYTES_S)
-        deal: Deal = lambda epoch: data.dealt(epoch if is_told else 1, _NODES)  # noqa: E731
-        reports, served = _job(stack, directory, bucket, simulator, data, deal, is_told=is_told)
-    order = "order told" if is_told else "order repeated"
+        deal: Deal = lambda epoch: data.dealt(epoch if is_announced else 1, _NODES)  # noqa: E731
+        reports, served = _job(stack, directory, bucket, simulator, data, deal, is_announced=is_announced)
+    order = "order told" if is_announced else "order repeated"
     excess = [beside.excess(report) for report in reports]
     return [
         *_from_bucket(row, order, reports, data, 0.78),
@@ -137,7 +137,7 @@ def near(directory: Path, scale: float) -> list[Measured]:
     with ExitStack() as stack:
         bucket, simulator = _quarter_bucket(stack, data)
         deal: Deal = lambda epoch: data.dealt(epoch, _NODES)  # noqa: E731
-        _, served = _job(stack, directory, bucket, simulator, data, deal, held=_WITH_ROOM, is_told=True)
+        _, served = _job(stack, directory, bucket, simulator, data, deal, held=_WITH_ROOM, is_announced=True)
     return [_share_here("near", served)]
 
 
@@ -236,7 +236,7 @@ def _quarter_bucket(
 
 def _job(
     stack: ExitStack, directory: Path, bucket: Bucket, simulator: SimulatorProcess, data: Data, deal: Deal, *,
-    held: float = _QUARTER, is_told: bool = False,
+    held: float = _QUARTER, is_announced: bool = False,
 ) -> tuple[list[EpochReport], list[Counter[str]]]:  # fmt: skip
     """The job's epochs, and the bytes that its clients got in each, by their source. `held`: the part of the data that
     all nodes hold together."""
@@ -251,7 +251,7 @@ def _job(
     for epoch in _EPOCHS:
         orders = deal(epoch)
         before = _counted(nodes, "outrider_served_bytes", "source")
-        if is_told:
+        if is_announced:
             for rank, (node, order) in enumerate(zip(nodes.all, orders, strict=True)):
                 _put(node, f"plan/rank-{rank}", json.dumps({"reads": [f"s3://{BUCKET}/{key}" for key in order]}))
         places = [node.endpoint for node in nodes.all]

@@ -351,7 +351,7 @@ class Wanting:
     def kind_for(self, meta: BlockMeta) -> Kind:
         return Kind.CRC32
 
-    def came(self, meta: BlockMeta, kind: Kind, digest: bytes) -> None:
+    def hashed(self, meta: BlockMeta, kind: Kind, digest: bytes) -> None:
         raise AssertionError
 
     def saved(self, layout: BlockLayout, version: ObjectVersion) -> object:

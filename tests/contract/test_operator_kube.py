@@ -16,9 +16,9 @@ from outrider.adapters.kubernetes.kube_api import KubeApi
 from outrider.core.operator.affinity import Holding, preferred_terms
 from outrider.core.operator.pod_patch import GATE, opened
 from outrider.core.operator.wishes import SCHEDULE
+from outrider.engine.operator.certificate_keeper import CertificateKeeper
 from outrider.engine.operator.event_writer import event_of
-from outrider.engine.operator.holdings import pods_of
-from outrider.engine.operator.keeper import CertificateKeeper
+from outrider.engine.operator.holdings_watch import pods_of
 from outrider.engine.operator.leader import Leader
 from outrider.engine.operator.rights import Rights
 from outrider.operator_ports import CachePod, ConflictError, KubeError

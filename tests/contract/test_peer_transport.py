@@ -14,16 +14,16 @@ from outrider.core.cluster.messages import (
     FORGET_PATH,
     ORDER_PATH,
     READS_PATH,
+    BegunRead,
     Command,
     CommandAnswer,
     DatasetShare,
     DatasetShares,
     Forget,
     Hello,
-    OrderTold,
-    ReadsTold,
-    SharesAsked,
-    ToldRead,
+    OrderNotice,
+    ReadsNotice,
+    SharesRequest,
     forget_body,
     reads_body,
 )
@@ -130,7 +130,7 @@ async def test_past_the_end_the_version_comes_alone(wire: Wire) -> None:
 async def test_bytes_of_a_known_version(wire: Wire, size: int) -> None:
     wire.service.put(REF, ramp(2 * size))
     known = Confirmed(ObjectVersion(REF, '"etag"', 2 * size, (("x-amz-meta-mine", "1"),), whole_headers=True), 3.25)
-    read = PeerRead(REF, Extent(size, 2 * size), 1, known, ReadClass.AHEAD, only_if_here=True, whole_headers=True)
+    read = PeerRead(REF, Extent(size, 2 * size), 1, known, ReadClass.AHEAD, only_if_cached=True, whole_headers=True)
     wire.service.age_s = 1.0
     confirmed, extent, _, data = await wire.read(read)
     assert confirmed == Confirmed(known.version, 1.0, is_settled=True)
@@ -235,8 +235,8 @@ async def test_a_forget_has_arrived_when_it_returns(wire: Wire) -> None:
 
 
 async def test_reads_are_told(wire: Wire) -> None:
-    message = ReadsTold(
-        "edge", 3, (ToldRead("10.0.0.1", REF, 5, 0.25), ToldRead("10.0.0.2", ObjectRef("b", "é"), 0, 0.0))
+    message = ReadsNotice(
+        "edge", 3, (BegunRead("10.0.0.1", REF, 5, 0.25), BegunRead("10.0.0.2", ObjectRef("b", "é"), 0, 0.0))
     )
     await wire.transport.send(wire.member, READS_PATH, reads_body(message))
     assert wire.service.reads == [message]
@@ -255,7 +255,7 @@ async def test_a_command_is_answered_with_the_progress_of_the_part(wire: Wire) -
 
 
 async def test_an_order_is_passed_on(wire: Wire) -> None:
-    message = OrderTold("edge", 7, 3, 2, "10.0.0.1", (REF, ObjectRef("b", "é")), 4, 9)
+    message = OrderNotice("edge", 7, 3, 2, "10.0.0.1", (REF, ObjectRef("b", "é")), 4, 9)
     await wire.transport.send(wire.member, ORDER_PATH, encode(message))
     assert wire.service.orders == [message]
 
@@ -278,4 +278,6 @@ async def test_nobody_at_the_address(wire: Wire) -> None:
 
 async def test_a_member_tells_what_it_has_of_each_dataset(wire: Wire) -> None:
     wire.service.has = (DatasetShare("b", "train-{}.tar", 3, 300, 200, 50), DatasetShare("b", "\udc80", 0, 0, 1, 0))
-    assert (await wire.transport.request(wire.member, SharesAsked("edge"), DatasetShares)).datasets == wire.service.has
+    assert (
+        await wire.transport.request(wire.member, SharesRequest("edge"), DatasetShares)
+    ).datasets == wire.service.has

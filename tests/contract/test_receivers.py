@@ -285,11 +285,11 @@ async def test_a_forward_proxy_on_the_way_is_asked_for_a_tunnel_first(
 ) -> None:
     """The name of the bucket's host need not be known here."""
     made = certify(tmp_path, "bucket.test")
-    asked_for: list[bytes] = []
+    requests: list[bytes] = []
 
     async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        asked_for.append(head.split(b"\r\n")[0])
+        requests.append(head.split(b"\r\n")[0])
         writer.write(b"HTTP/1.1 %d what it says\r\n\r\n" % status)
         if status == 200:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", secure.port)
@@ -312,7 +312,7 @@ async def test_a_forward_proxy_on_the_way_is_asked_for_a_tunnel_first(
             with pytest.raises(OriginBroke, match="its proxy answers 403"):
                 async with reply_to(origin, request):
                     pass
-        assert asked_for == [b"CONNECT bucket.test:443 HTTP/1.1"]
+        assert requests == [b"CONNECT bucket.test:443 HTTP/1.1"]
 
 
 async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -339,9 +339,9 @@ def test_a_slow_disk_makes_no_receiver_look_dead(monkeypatch: pytest.MonkeyPatch
     with subprocess.Popen(["sleep", "60"]) as process:
         one = module._Receiver(process, control, module.ReceiverTrust())
         theirs.send(b"1")
-        assert one.hear()
-        one.ask()
-        assert (one.is_asked, one.is_stopped()) == (True, False)
+        assert one.is_alive()
+        one.ping()
+        assert (one.is_pinged, one.is_stopped()) == (True, False)
         os.kill(process.pid, signal.SIGSTOP)
         while not one.is_stopped():
             time.sleep(0.001)

@@ -40,7 +40,7 @@ def started(directory: BlockDir, names: set[ObjectRef] | None = None) -> Written
     return touched
 
 
-def told(directory: BlockDir) -> list[bool]:
+def noted(directory: BlockDir) -> list[bool]:
     """For each name, whether a start after a crash would take it for written."""
     found = started(directory)
     return [found.has(ref) for ref in (A, B, C, ODD)]
@@ -51,19 +51,19 @@ NONE, ALL = [False] * 4, [True] * 4
 
 async def test_a_noted_name_is_known_to_the_next_two_starts(directory: BlockDir) -> None:
     await started(directory, set()).note([A])
-    assert told(directory) == [True, False, False, False]
+    assert noted(directory) == [True, False, False, False]
     again = started(directory)
     await again.note([ODD, "other"])
-    assert told(directory) == [True, False, True, True]
+    assert noted(directory) == [True, False, True, True]
     again.settle({A})
-    assert told(directory) == [True, False, True, True], "names that were noted meanwhile are known, too"
+    assert noted(directory) == [True, False, True, True], "names that were noted meanwhile are known, too"
     assert directory.touched.stat().st_mode & 0o077 == 0
 
 
 async def test_a_start_keeps_only_names_that_have_blocks(directory: BlockDir) -> None:
     await started(directory, set()).note([A, B, C])
     started(directory, {B})
-    assert told(directory) == [False, True, False, False]
+    assert noted(directory) == [False, True, False, False]
     assert len(directory.touched.read_bytes().splitlines()) == 3
     part = directory.root / "touched.part"
     part.write_bytes(b"cut off")
@@ -83,7 +83,7 @@ async def test_a_name_that_was_written_for_a_tenant_may_be_known_without_it_and_
     directory: BlockDir,
 ) -> None:
     await started(directory, set()).note([ObjectRef("tenant:bkt", "a"), "tenant:other"])
-    assert told(directory) == [True, False, True, False]
+    assert noted(directory) == [True, False, True, False]
     assert started(directory).has(ObjectRef("tenant:bkt", "b")), "a write without the tenant is not noted for it"
 
 
@@ -93,13 +93,13 @@ async def test_a_start_knows_which_names_the_last_process_noted(directory: Block
     assert (found.has(C), found.recent) == (True, [B, A])
     found.carry(["bkt"])
     found.settle({A})
-    assert (told(directory), started(directory).recent) == ([True, True, False, True], ["bkt"])
+    assert (noted(directory), started(directory).recent) == ([True, True, False, True], ["bkt"])
 
 
 async def test_the_notes_of_a_member_of_a_cluster_do_not_do_for_a_proxy_alone(directory: BlockDir) -> None:
     member = WrittenNamesFile(directory, DiskThreads(Metrics(), FakeClock()), is_alone=False)
     assert member.settle({A}) is None
-    assert told(directory) == ALL
+    assert noted(directory) == ALL
 
 
 @pytest.mark.parametrize("settled", [False, True])
@@ -111,15 +111,15 @@ async def test_beyond_the_bound_any_name_may_have_been_written(
     touched = started(directory, set() if settled else None)
     await touched.note([A])
     await touched.note([B])
-    assert told(directory) == [True, True, False, False]
+    assert noted(directory) == [True, True, False, False]
     await touched.note([C])
-    assert told(directory) == ALL
+    assert noted(directory) == ALL
     await touched.note([ODD])
-    assert told(directory) == ALL
+    assert noted(directory) == ALL
     assert started(directory, {A, B, C}).has(ODD) is False, "settled"
-    assert told(directory) == ALL
+    assert noted(directory) == ALL
     started(directory, {A})
-    assert told(directory) == [True, False, False, False]
+    assert noted(directory) == [True, False, False, False]
 
 
 @pytest.mark.parametrize("damage", ["cut", "odd", "another boot", "none"])
@@ -131,9 +131,9 @@ async def test_without_a_complete_file_any_name_may_have_been_written(damage: st
     else:
         cut = {"cut": raw[:-1], "odd": raw + b"[1]\n", "another boot": raw.replace(b'"boot":"', b'"boot":"0')}
         directory.touched.write_bytes(cut[damage])
-    assert told(directory) == ALL
+    assert noted(directory) == ALL
     await started(directory).note([B])
-    assert told(directory) == ALL, "later notes do not make the file complete"
+    assert noted(directory) == ALL, "later notes do not make the file complete"
 
 
 async def test_in_another_directory_any_name_may_have_been_written(directory: BlockDir) -> None:
@@ -142,7 +142,7 @@ async def test_in_another_directory_any_name_may_have_been_written(directory: Bl
     directory.touched.rename(directory.root / "of old")
     started(directory, set())
     await touched.note([B])
-    assert told(directory) == ALL
+    assert noted(directory) == ALL
 
 
 async def test_the_file_of_another_process_that_has_locked_the_directory_is_not_changed(
@@ -155,7 +155,7 @@ async def test_the_file_of_another_process_that_has_locked_the_directory_is_not_
     await touched.note([A])
     await touched.note([C])
     assert later.settle({C}) is not None
-    assert told(other) == [False, True, False, False]
+    assert noted(other) == [False, True, False, False]
     other.close()
 
 
@@ -170,7 +170,7 @@ async def test_after_a_failed_note_the_file_is_removed_once_the_disk_works_again
         await touched.note([B])
         disk.heal()
         await touched.note([A])
-    assert told(directory) == ALL
+    assert noted(directory) == ALL
 
 
 async def test_a_disk_that_hangs_is_waited_for_once(directory: BlockDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ async def test_a_disk_that_hangs_is_waited_for_once(directory: BlockDir, monkeyp
         assert touched._late is not None
         await touched._late
         await touched.note([B])
-    assert told(directory) == ALL
+    assert noted(directory) == ALL
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -210,13 +210,13 @@ async def test_only_names_that_may_have_blocks_are_noted(directory: BlockDir) ->
     files = WrittenNamesFiles([touched], {B}.__contains__)
     await files.note([A])
     touched.settle(set())
-    assert told(directory) == [True, False, False, False], "before all is known that was found"
+    assert noted(directory) == [True, False, False, False], "before all is known that was found"
     touched = started(directory, set())
     files = WrittenNamesFiles([touched], {B}.__contains__)
     await files.note([A, ODD])
-    assert told(directory) == NONE
+    assert noted(directory) == NONE
     await files.note([A, B, "other", ObjectRef("tenant:bkt", "\udcff\n")])
-    assert told(directory) == [False, True, True, True], "of a tenant's bucket nobody knows the blocks"
+    assert noted(directory) == [False, True, True, True], "of a tenant's bucket nobody knows the blocks"
 
 
 async def test_an_object_whose_version_is_being_looked_up_is_about_to_have_blocks(tmp_path: Path) -> None:
@@ -224,14 +224,14 @@ async def test_an_object_whose_version_is_being_looked_up_is_about_to_have_block
     with engine(tmp_path / "cache") as room:
         room.origin.put(REF, b"some")
         room.origin.faults = [Fault(gate=gate)]
-        assert not room.version_lookup.is_asking(REF)
+        assert not room.version_lookup.is_looking_up(REF)
         reading = asyncio.create_task(room.reads.head(REF, {}))
-        while not room.version_lookup.is_asking(REF):
+        while not room.version_lookup.is_looking_up(REF):
             await asyncio.sleep(0)
         assert not room.versions.may_have(REF)
         gate.set()
         await reading
-        assert not room.version_lookup.is_asking(REF)
+        assert not room.version_lookup.is_looking_up(REF)
         assert room.versions.may_have(REF)
 
 

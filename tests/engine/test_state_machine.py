@@ -256,7 +256,7 @@ class OneVersion(RuleBasedStateMachine):
         self.act(reads())
 
     def _asked(self, version: ObjectVersion, extent: Extent) -> None:
-        self.room.prefetch.asked("job", version, extent, checksums=False)
+        self.room.prefetch.requested("job", version, extent, checksums=False)
 
     @rule(key=keys, start=starts, length=lengths, steps=st.integers(0, 80), stays=st.booleans())
     def we_leave_a_read(self, key: str, start: int | None, length: int | None, steps: int, stays: bool) -> None:

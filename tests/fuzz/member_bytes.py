@@ -9,25 +9,25 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.core.cluster import peer_wire
-from outrider.core.cluster.held_blocks import BlocksTold
+from outrider.core.cluster.held_blocks import HeldBlocks
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
+    BegunRead,
     Command,
     CommandAnswer,
     DatasetShare,
     DatasetShares,
     Forget,
     Hello,
-    OrderTold,
+    OrderNotice,
     PinPage,
-    PinsTold,
-    PinTold,
-    ReadsTold,
-    SharesAsked,
-    ToldRead,
+    PinReport,
+    PinsReport,
+    ReadsNotice,
+    SharesRequest,
 )
 from outrider.core.cluster.peer_messages import Confirmed, PeerRead, ReadClass
-from outrider.core.cluster.peer_wire import AnswerHead, Asker
+from outrider.core.cluster.peer_wire import AnswerHead, Requester
 from outrider.core.cluster.wire_forms import WireError, decode, encode
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion, VersionIdentity
 from tests.fuzz.target import target
@@ -35,9 +35,9 @@ from tests.fuzz.target import target
 _REF = ObjectRef("bucket", "key\udcff/é")
 _VERSION = ObjectVersion(_REF, '"e"', 100, (("content-type", "a/b"), ("x-amz-meta-a", "é")))
 _CONFIRMED = Confirmed(_VERSION, 1.5, is_settled=True)
-_ASKER = Asker("edge-1.local", "aa11", "bb22")
+_ASKER = Requester("edge-1.local", "aa11", "bb22")
 _READS = (
-    PeerRead(_REF, Extent(0, 10), 0, _CONFIRMED, ReadClass.AHEAD, only_if_here=True),
+    PeerRead(_REF, Extent(0, 10), 0, _CONFIRMED, ReadClass.AHEAD, only_if_cached=True),
     PeerRead(_REF, Extent(10, 20), 1),
     PeerRead(_REF, None, whole_headers=True),
 )
@@ -78,9 +78,9 @@ def read_of_a_member(data: bytes) -> None:
     with suppress(WireError):
         peer_wire.sequence_of(headers)
     with suppress(WireError):
-        asker = peer_wire.parse_asker(headers)
-        assert peer_wire.parse_asker(peer_wire.control_headers(asker)) == asker
-        peer_wire.is_spoken(asker.wire)
+        requester = peer_wire.parse_requester(headers)
+        assert peer_wire.parse_requester(peer_wire.control_headers(requester)) == requester
+        peer_wire.is_spoken(requester.wire)
     try:
         read = peer_wire.parse_read(method, path, headers)
     except WireError:
@@ -129,11 +129,11 @@ def _hello() -> Hello:
 _MESSAGES: tuple[Any, ...] = (
     _hello(), Forget("n", 1, 2, (_REF, "bucket"), in_doubt=True),
     Command("n", "put", "warm", "o", "a", b"s3://b/", 1.5), CommandAnswer({"state": "done"}, "e", "c"),
-    OrderTold("n", 1, 2, 3, "c", (_REF,), 0, 12),
-    ReadsTold("n", 2, (ToldRead("10.0.0.1", _REF, 5, 0.5),)),
+    OrderNotice("n", 1, 2, 3, "c", (_REF,), 0, 12),
+    ReadsNotice("n", 2, (BegunRead("10.0.0.1", _REF, 5, 0.5),)),
     DatasetShares((DatasetShare("b", "a-{}.tar", 12, 34, 5, 6),)),
-    SharesAsked("n"), BlocksTold((None, (b"1" * 16, 2, 3))), PinPage("c", 1.0, b"s3://b/k", _OBJECTS, more=True),
-    PinsTold((PinTold("o", "n", 1.0, has_ended=False),)),
+    SharesRequest("n"), HeldBlocks((None, (b"1" * 16, 2, 3))), PinPage("c", 1.0, b"s3://b/k", _OBJECTS, more=True),
+    PinsReport((PinReport("o", "n", 1.0, has_ended=False),)),
 )  # fmt: skip
 
 
@@ -147,6 +147,6 @@ def body_of_a_member(data: bytes) -> None:
         except WireError:
             continue
         again = decode(kind, encode(message))
-        if isinstance(message, ReadsTold):
+        if isinstance(message, ReadsNotice):
             again = replace(again, reads=message.reads)  # milliseconds are rounded
         assert again == message or json.dumps(str(again)) == json.dumps(str(message)), (message, again)

@@ -274,7 +274,7 @@ LISTED_KEYS = (
 # -- sending ----------------------------------------------------------------------------------------------------------
 
 
-class Asker:
+class Requester:
     """One keep-alive connection to one endpoint; a request is signed for it, unless it is `unsigned`."""
 
     def __init__(self, endpoint: str, keys: tuple[str, str]) -> None:

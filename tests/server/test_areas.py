@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.server.areas import AREAS, Step, tags
-from tests.server.differential import Asker, difference
+from tests.server.differential import Requester, difference
 from tests.support.forms import encoded, policy, post, signed
 from tests.support.proxy import ANY_KEYS, Keys, Proxy
 from tests.support.rawhttp import Answer
@@ -44,7 +44,7 @@ class Side:
     def __init__(self, endpoint: str, keys: Keys, bucket: str) -> None:
         self.bucket = bucket
         self.keys = keys
-        self.asker = Asker(endpoint, keys)
+        self.requester = Requester(endpoint, keys)
         host, _, port = endpoint.rpartition("//")[2].partition(":")
         self.address = (host, int(port))
         self.told: dict[str, str] = {}
@@ -53,7 +53,7 @@ class Side:
         query = self._filled(step.query, escaped=True)
         headers = [(name, self._filled(value)) for name, value in step.headers]
         body = self._filled(step.body).encode() if isinstance(step.body, str) else step.body
-        answer = self.asker.ask(
+        answer = self.requester.ask(
             step.method, self.bucket, step.key, query, headers,
             body=body, presigned=step.presigned, unsigned=not step.signed,
         )  # fmt: skip
@@ -115,7 +115,7 @@ def sides(bucket: Bucket, proxies: dict[str, Proxy], area: str) -> Iterator[tupl
         yield direct, through
     finally:
         for side in (direct, *through.values()):
-            side.asker.close()
+            side.requester.close()
 
 
 @pytest.mark.parametrize("area", AREAS)
@@ -166,7 +166,7 @@ def test_a_form_upload_is_the_same_directly_and_through_the_proxy(
         made = signed(fields, policy(conditions), side.keys, version)
         answer = post(side.address, side.bucket, encoded(made.items(), file))
         headers = {
-            name: value.replace(side.bucket, "BUCKET").replace(side.asker.endpoint, "ENDPOINT")
+            name: value.replace(side.bucket, "BUCKET").replace(side.requester.endpoint, "ENDPOINT")
             for name, value in answer.headers.items()
         }
         body = answer.body.replace(side.bucket.encode(), b"BUCKET")

@@ -94,7 +94,7 @@ def test_a_plan_is_not_withdrawn_before_all_of_it_has_reached_the_planner(proxy:
     with RawConnection(proxy.address) as withdrawing:
 
         class Seeing(RecordedPlans):
-            def told(
+            def announce(
                 self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint
             ) -> None:
                 if not seen:

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.server.differential import (
     LISTED_KEYS,
     RAMP,
-    Asker,
     BucketShape,
+    Requester,
     Shape,
     Stored,
     bucket_shapes,
@@ -57,7 +57,7 @@ pytestmark = pytest.mark.timeout(120 + EXAMPLES)
 class Pair:
     """The bucket and the proxy in front of it; each request goes to both."""
 
-    def __init__(self, direct: Asker, proxied: Asker) -> None:
+    def __init__(self, direct: Requester, proxied: Requester) -> None:
         self.direct = direct
         self.proxied = proxied
         self.numbers = itertools.count()
@@ -75,7 +75,7 @@ def pair(bucket: Bucket) -> Iterator[Pair]:
     bucket.make_bucket(LISTED)
     keys = (bucket.access_key, bucket.secret_key)
     with Proxy(bucket, block_size="64KiB", prefetch="epoch", cross_site=True) as proxy:
-        both = Pair(Asker(bucket.endpoint, keys), Asker(proxy.endpoint, keys))
+        both = Pair(Requester(bucket.endpoint, keys), Requester(proxy.endpoint, keys))
         for key in LISTED_KEYS:
             assert both.direct.ask("PUT", LISTED, key, body=key.encode() * (not key.endswith("/"))).status == 200
         try:
@@ -102,8 +102,8 @@ def _ask_about_objects(pair: Pair, shape: Shape, stored: Stored) -> None:
         known = pair.direct.ask("HEAD", NAME, key).headers
     meant = shape.filled(known)
 
-    def asked_of(asker: Asker) -> Answer:
-        return asker.ask(meant.method, NAME, key, meant.query, meant.headers, presigned=meant.presigned)
+    def asked_of(requester: Requester) -> Answer:
+        return requester.ask(meant.method, NAME, key, meant.query, meant.headers, presigned=meant.presigned)
 
     before = asked_of(pair.direct)
     pair.compare(before, asked_of(pair.proxied), "cold")
@@ -123,8 +123,8 @@ def _ask_about_objects(pair: Pair, shape: Shape, stored: Stored) -> None:
 def _ask_about_buckets(pair: Pair, shape: BucketShape) -> None:
     name, key = LISTED if shape.there else MISSING, "" if shape.slash else None
     answers = [
-        asker.ask(shape.method, name, key, shape.query, shape.headers, presigned=shape.presigned)
-        for asker in (pair.direct, pair.proxied)
+        requester.ask(shape.method, name, key, shape.query, shape.headers, presigned=shape.presigned)
+        for requester in (pair.direct, pair.proxied)
     ]
     pair.compare(answers[0], answers[1], "a bucket")
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from tests.server.differential import RAMP, Asker, Shape, object_shapes
+from tests.server.differential import RAMP, Requester, Shape, object_shapes
 from tests.server.differential_calls import OF_BUCKETS, Call, Change, calls, changes, cors_questions
 from tests.server.test_differential import EXAMPLES, SEED, Pair, generated
 from tests.support.proxy import Proxy
@@ -42,7 +42,7 @@ def pair(bucket: Bucket) -> Iterator[Pair]:
         bucket.make_bucket(name)
     keys = (bucket.access_key, bucket.secret_key)
     with Proxy(bucket, block_size="1MiB", cross_site=True) as proxy:
-        both = Pair(Asker(bucket.endpoint, keys), Asker(proxy.endpoint, keys))
+        both = Pair(Requester(bucket.endpoint, keys), Requester(proxy.endpoint, keys))
         enabled = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
         assert both.proxied.ask("PUT", VERSIONS, None, "versioning=", body=enabled).status == 200
         whole = RAMP * 21
@@ -106,8 +106,8 @@ def _ask_about_versions(pair: Pair, made: list[Change]) -> None:
 def _ask_about_parts(pair: Pair, shape: Shape, query: str) -> None:
     asked = replace(shape, query=query).filled(pair.direct.ask("HEAD", PARTS, "two").headers)
     answers = [
-        asker.ask(asked.method, PARTS, "two", asked.query, asked.headers, presigned=asked.presigned)
-        for asker in (pair.direct, pair.proxied)
+        requester.ask(asked.method, PARTS, "two", asked.query, asked.headers, presigned=asked.presigned)
+        for requester in (pair.direct, pair.proxied)
     ]
     pair.compare(answers[0], answers[1], "parts")
 
@@ -126,8 +126,8 @@ def same_name(answer: Answer) -> Answer:
 
 def ask_twins(pair: Pair, call: Call) -> None:
     wanted, got = (
-        same_name(asker.ask(call.method, name, call.key, call.query, call.headers, body=call.body))
-        for asker, name in zip((pair.direct, pair.proxied), TWINS, strict=True)
+        same_name(requester.ask(call.method, name, call.key, call.query, call.headers, body=call.body))
+        for requester, name in zip((pair.direct, pair.proxied), TWINS, strict=True)
     )
     pair.compare(wanted, got, str(call))
 

@@ -25,7 +25,7 @@ def started(*words: str, forked: bool, **how: Any) -> Process:
     return process
 
 
-def told(directory: Path, *, forked: bool) -> dict[str, Any]:
+def report(directory: Path, *, forked: bool) -> dict[str, Any]:
     environ = {**os.environ, "TOLD": "by the test", "PYTHONPATH": f"{REPOSITORY}{os.pathsep}."}
     streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with started(
@@ -40,7 +40,7 @@ def told(directory: Path, *, forked: bool) -> dict[str, Any]:
 
 
 def test_a_child_has_the_arguments_streams_environment_and_path_of_a_new_interpreter(tmp_path: Path) -> None:
-    forked, executed = told(tmp_path, forked=True), told(tmp_path, forked=False)
+    forked, executed = report(tmp_path, forked=True), report(tmp_path, forked=False)
     assert forked == executed
     assert forked["stdin"] == "what is typed\n"
     assert forked["cwd"] == str(tmp_path)

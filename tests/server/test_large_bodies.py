@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outrider.adapters.origin import blocking_connection, bulk_client
+from outrider.adapters.origin.body_sender import pass_on
 from outrider.adapters.origin.http_origin import HttpOrigin
-from outrider.adapters.origin.pass_on import pass_on
 from outrider.core.auth.sigv4 import Credentials
 from outrider.metrics import Metrics
 from outrider.ports import Buffer, OriginRequest

@@ -16,7 +16,7 @@ import pytest
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.cli.mount.missing import complaint, facts
 from outrider.cli.mount.mounting import is_mounted
-from outrider.cli.mount.running_proxy import Who, asked
+from outrider.cli.mount.running_proxy import Who, look_up_proxy
 from outrider.core.cache.freshness import Freshness
 from outrider.mount.listed import FileVersion
 from outrider.mount.plain_gets import PlainGets
@@ -72,7 +72,7 @@ def test_a_command_reads_files_and_a_mount_whose_client_died_is_gone(bucket: Buc
     place = tmp_path / "mount"
     place.mkdir()
     with Proxy(bucket, freshness="ttl:7") as proxy:
-        there = asked(proxy.endpoint, {})
+        there = look_up_proxy(proxy.endpoint, {})
         assert (there.who, there.freshness) == (Who.OUTRIDER, Freshness(7.0))
         words = ("--client", "rclone", "--endpoint", proxy.endpoint, f"s3://{name}/train", place)
         done = command.run("mount", *words, "--", "sh", "-c", f"sha256sum < {place}/cat/0.jpg; exit 3")
@@ -279,10 +279,10 @@ async def test_bytes_come_without_a_signature_where_none_is_asked_for(bucket: Bu
     etag = client.put_object(Bucket=name, Key="a b/0.jpg", Body=IMAGE)["ETag"].strip('"')
     client.close()
 
-    async def came(gets: PlainGets, start: int, size: int) -> bytes:
+    async def read(gets: PlainGets, start: int, size: int) -> bytes:
         target = Target(size)
         await gets.fill(target, "a b/0.jpg", start, FileVersion(len(IMAGE), etag, is_settled=True))
-        return bytes(target.bytes[: target.came])
+        return bytes(target.bytes[: target.received])
 
     def gets(proxy: Proxy) -> PlainGets:
         return PlainGets(Endpoint.at(proxy.endpoint, "eu-west-1"), name, connections=2, reply_s=60.0)
@@ -290,19 +290,19 @@ async def test_bytes_come_without_a_signature_where_none_is_asked_for(bucket: Bu
     with Proxy(bucket) as proxy:
         plain = gets(proxy)
         for _ in ("from the bucket", "from the cache"):
-            assert await came(plain, 0, len(IMAGE)) == IMAGE
-            assert await came(plain, 1000, 500) == IMAGE[1000:1500]
+            assert await read(plain, 0, len(IMAGE)) == IMAGE
+            assert await read(plain, 1000, 500) == IMAGE[1000:1500]
         plain.close()
     clients = tmp_path / "clients.toml"
     clients.write_text(CLIENTS)
     with Proxy(bucket, auth="sigv4", clients=clients) as proxy:
         plain = gets(proxy)
-        assert await came(plain, 0, len(IMAGE)) == b""
+        assert await read(plain, 0, len(IMAGE)) == b""
         plain.close()
     clients.write_text(f'{CLIENTS}[[client]]\nanonymous = true\ngrants = [{{bucket = "{name}", access = "read"}}]\n')
     with Proxy(bucket, auth="sigv4", clients=clients) as proxy:
         plain = gets(proxy)
         # Strangers are served past the cache, so the mount signs from then on.
-        assert await came(plain, 0, len(IMAGE)) == IMAGE
-        assert await came(plain, 0, len(IMAGE)) == b""
+        assert await read(plain, 0, len(IMAGE)) == IMAGE
+        assert await read(plain, 0, len(IMAGE)) == b""
         plain.close()

@@ -116,7 +116,7 @@ async def stub(
 @asynccontextmanager
 async def edge_client() -> AsyncIterator[PeerClient]:
     edge = Side("edge")
-    client = PeerClient(edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1)
+    client = PeerClient(edge.requester, lambda: edge.secrets, edge.metrics, edge.clock, boot=1)
     await client.open()
     try:
         yield client

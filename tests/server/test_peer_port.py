@@ -28,9 +28,9 @@ from outrider.core.cluster.messages import (
     CommandAnswer,
     DatasetShares,
     Forget,
-    OrderTold,
-    ReadsTold,
-    SharesAsked,
+    OrderNotice,
+    ReadsNotice,
+    SharesRequest,
     forget_body,
     reads_body,
 )
@@ -247,8 +247,8 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (saying(**{PEER: f"{PEER_FIELDS};to=third"}), 403, "receiver"),
         (by("POST", HELLO_PATH, HELLO, **{PEER: f"{PEER_FIELDS};to=third"}), 403, "receiver"),
         (by("POST", COMMAND_PATH, COMMAND.replace(b"edge", b"else"), **{PEER: OF_A_STRANGER}), 403, "stranger"),
-        (by("POST", READS_PATH, reads_body(ReadsTold("else", 1, ())), **{PEER: OF_A_STRANGER}), 403, "stranger"),
-        (by("POST", ORDER_PATH, encode(OrderTold("else", 1, 1, 1, "")), **{PEER: OF_A_STRANGER}), 403, "stranger"),
+        (by("POST", READS_PATH, reads_body(ReadsNotice("else", 1, ())), **{PEER: OF_A_STRANGER}), 403, "stranger"),
+        (by("POST", ORDER_PATH, encode(OrderNotice("else", 1, 1, 1, "")), **{PEER: OF_A_STRANGER}), 403, "stranger"),
         (saying(**{PEER: PEER_FIELDS.replace("cluster=cluster", "cluster=other")}), 421, "cluster"),
         (saying(**{PEER: LATER_FIELDS}), 400, "wire"),
         (by("POST", FORGET_PATH, FORGET, **{PEER: LATER_FIELDS}), 400, "wire"),
@@ -261,12 +261,12 @@ def with_another_body(raw: Raw) -> dict[str, str]:
         (by("POST", HELLO_PATH, b"{}"), 400, "garbage"),
         (by("POST", HELLO_PATH, encode(hello_of("other"))), 400, "garbage"),
         (by("POST", FORGET_PATH, forget_body(Forget("other", 1, 1, ("b",)))), 400, "garbage"),
-        (by("POST", READS_PATH, reads_body(ReadsTold("other", 1, ()))), 400, "garbage"),
+        (by("POST", READS_PATH, reads_body(ReadsNotice("other", 1, ()))), 400, "garbage"),
         (by("POST", COMMAND_PATH, encode(Command("other", "put", "warm", "", "w"))), 400, "garbage"),
         (by("POST", COMMAND_PATH, encode(Command("edge", "put", "stall", "", "w"))), 400, "garbage"),
         (by("POST", COMMAND_PATH, COMMAND, **{PEER: LATER_FIELDS}), 400, "wire"),
-        (by("POST", SHARES_PATH, encode(SharesAsked("other"))), 400, "garbage"),
-        (by("POST", ORDER_PATH, encode(OrderTold("other", 1, 1, 1, ""))), 400, "garbage"),
+        (by("POST", SHARES_PATH, encode(SharesRequest("other"))), 400, "garbage"),
+        (by("POST", ORDER_PATH, encode(OrderNotice("other", 1, 1, 1, ""))), 400, "garbage"),
         (by("POST", FORGET_PATH, b" " * (BODY_BYTES_MAX + 1)), 400, "too large"),
     ],
 )
@@ -325,12 +325,12 @@ async def test_a_recorded_request_is_refused_by_each_other_member_and_by_the_sam
         assert await read_whole(wire, SMALL, member) == ramp(SMALL)
         await client.hello(member.address, hello_of("edge"), member.name)
         await client.send(member, FORGET_PATH, forget_body(Forget("edge", 1, 1, ("b",))))
-        await client.send(member, READS_PATH, reads_body(ReadsTold("edge", 1, ())))
+        await client.send(member, READS_PATH, reads_body(ReadsNotice("edge", 1, ())))
         await client.request(
             member, Command("edge", "put", "evict", "a-tenant", "e", b"s3://bucket/key"), CommandAnswer
         )
-        await client.request(member, SharesAsked("edge"), DatasetShares)
-        await client.send(member, ORDER_PATH, encode(OrderTold("edge", 1, 1, 1, "")))
+        await client.request(member, SharesRequest("edge"), DatasetShares)
+        await client.send(member, ORDER_PATH, encode(OrderNotice("edge", 1, 1, 1, "")))
         assert len(requests) == 7
         for request in requests:
             assert await answered(third.port, request) == 403

@@ -36,7 +36,7 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
         yield running
 
 
-def tell(proxy: Proxy, keys: list[str], name: str = "a", **more: int) -> None:
+def announce(proxy: Proxy, keys: list[str], name: str = "a", **more: int) -> None:
     body = json.dumps({"reads": [f"s3://{NAME}/{key}" for key in keys], **more}).encode()
     head = [("content-length", str(len(body)))]
     assert ask(proxy.address, "PUT", f"/_outrider/plan/{name}", head, body).status == 200
@@ -59,7 +59,7 @@ def tell_until(proxy: Proxy, here: int, keys: list[str], name: str = "a") -> Non
     and does not read."""
 
     def are_here() -> bool:
-        tell(proxy, keys, name, total=len(keys))
+        announce(proxy, keys, name, total=len(keys))
         told: int = progress(proxy, name)["here"]
         return told >= here
 
@@ -105,7 +105,7 @@ def test_a_plan_shows_how_much_of_it_was_read_is_cached_and_is_left(proxy: Proxy
 
 def test_a_plan_announced_in_parts_under_one_name_is_counted_together(proxy: Proxy) -> None:
     for first in range(0, SHARDS, 10):
-        tell(proxy, ORDER[first : first + 10], start=first, total=SHARDS)
+        announce(proxy, ORDER[first : first + 10], start=first, total=SHARDS)
     read(proxy, ORDER[:3])
     told = progress(proxy)
     assert (told["told"], told["read"]) == (SHARDS, 3)
@@ -113,7 +113,7 @@ def test_a_plan_announced_in_parts_under_one_name_is_counted_together(proxy: Pro
 
 
 def test_a_plan_has_the_length_that_the_listing_states(proxy: Proxy) -> None:
-    tell(proxy, ORDER, total=SHARDS)
+    announce(proxy, ORDER, total=SHARDS)
     lengths = set()
     for key in ORDER[:4]:
         head = ask(proxy.address, "HEAD", "/_outrider/plan/a").headers["content-length"]
@@ -136,8 +136,8 @@ def test_a_plan_that_was_withdrawn_makes_room_for_the_next_of_its_name(proxy: Pr
 
 def test_another_plan_goes_on_as_it_was(bucket: Bucket) -> None:
     with Proxy(bucket, freshness="immutable", prefetch="epoch") as proxy:
-        tell(proxy, ORDER[:20], "a")
-        tell(proxy, ORDER[20:], "b")
+        announce(proxy, ORDER[:20], "a")
+        announce(proxy, ORDER[20:], "b")
         assert withdraw(proxy, "a") == 20
         other = progress(proxy, "b")
         assert (other["told"], other["here"] + other["left"]) == (20, 20)
@@ -147,14 +147,14 @@ def test_another_plan_goes_on_as_it_was(bucket: Bucket) -> None:
 
 def test_without_prefetch_the_status_of_a_plan_says_so(bucket: Bucket) -> None:
     with Proxy(bucket, prefetch="off") as proxy:
-        tell(proxy, ORDER[:5])
+        announce(proxy, ORDER[:5])
         assert progress(proxy) == {"told": 0, "read": 0, "here": 0, "left": 0, "unknown": 0, "ignored": 5}
         assert withdraw(proxy) == 0
 
 
 def test_a_restart_forgets_plans_and_they_can_be_announced_again(proxy: Proxy) -> None:
-    tell(proxy, ORDER)
+    announce(proxy, ORDER)
     proxy.restart()
     assert ask(proxy.address, "GET", "/_outrider/plan/a").status == 404
-    tell(proxy, ORDER)
+    announce(proxy, ORDER)
     assert progress(proxy)["told"] == SHARDS

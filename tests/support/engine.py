@@ -90,10 +90,10 @@ class OnlyBlocks:
     def origin_flowed(self, count: int, waited_s: float, *, is_first: bool) -> None:
         self.peers.origin_flowed(count, waited_s, is_first=is_first)
 
-    def tells(self, ref: ObjectRef) -> bool:
+    def has_authority(self, ref: ObjectRef) -> bool:
         return False
 
-    def told(self, ref: ObjectRef) -> bool:
+    def had_authority(self, ref: ObjectRef) -> bool:
         return False
 
     def near_first(self, policy: EvictionPolicy) -> EvictionPolicy:

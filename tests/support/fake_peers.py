@@ -24,13 +24,13 @@ from outrider.core.cluster.messages import (
     Forget,
     Hello,
     Notice,
-    OrderTold,
+    OrderNotice,
     Question,
-    ReadsTold,
-    SharesAsked,
+    ReadsNotice,
+    SharesRequest,
 )
 from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerChanged, PeerFailed, PeerRead, Sending
-from outrider.core.cluster.peer_wire import Asker
+from outrider.core.cluster.peer_wire import Requester
 from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.core.cluster.wire_forms import decode
 from outrider.core.errors import S3Error, Signal
@@ -132,9 +132,9 @@ class FakePeers:
     forgets: list[tuple[str, Forget]] = field(default_factory=list)
     forgets_way: Callable[[str], Awaitable[None]] | None = None
     """Called with the member's name before a forget arrives there: it may wait, or raise PeerFailed."""
-    told: list[tuple[str, ReadsTold]] = field(default_factory=list)
+    told: list[tuple[str, ReadsNotice]] = field(default_factory=list)
     commands: list[tuple[str, Command]] = field(default_factory=list)
-    orders: list[tuple[str, OrderTold]] = field(default_factory=list)
+    orders: list[tuple[str, OrderNotice]] = field(default_factory=list)
     shares_asked: list[str] = field(default_factory=list)
     """The members that were asked for their shares of the datasets."""
     body_bytes: int = 0
@@ -176,9 +176,9 @@ class FakePeers:
                 self.forgets.append((member.name, message))
                 if self.forgets_way is not None:
                     await self.forgets_way(member.name)
-            case ReadsTold():
+            case ReadsNotice():
                 self.told.append((member.name, message))
-            case OrderTold():
+            case OrderNotice():
                 self.orders.append((member.name, message))
         await (await self._service(member.address)).answer(message)
 
@@ -254,7 +254,7 @@ def _reply(
     confirmed = answer.confirmed
     assert confirmed is not None
     known = read.known
-    if answer.status == 200 and read.extent is not None and not read.only_if_here:
+    if answer.status == 200 and read.extent is not None and not read.only_if_cached:
         assert known is None
         assert read.extent.start >= confirmed.version.size
     if known is not None and answer.status != 200:
@@ -286,11 +286,11 @@ class FakeMember:
     """All reads, with the name of the member that asked."""
     met: list[Hello] = field(default_factory=list)
     forgets: list[Forget] = field(default_factory=list)
-    reads: list[ReadsTold] = field(default_factory=list)
+    reads: list[ReadsNotice] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     told: CommandAnswer = field(default_factory=CommandAnswer)
     """The answer to each command."""
-    orders: list[OrderTold] = field(default_factory=list)
+    orders: list[OrderNotice] = field(default_factory=list)
     has: Sequence[DatasetShare] = ()
     """Its shares of the datasets."""
     gate: asyncio.Event | None = None
@@ -337,16 +337,16 @@ class FakeMember:
             case Hello():
                 self.met.append(message)
                 return self.mine
-            case ReadsTold():
+            case ReadsNotice():
                 self.reads.append(message)
-            case OrderTold():
+            case OrderNotice():
                 self.orders.append(message)
             case Forget():
                 self.forgets.append(message)
             case Command():
                 self.commands.append(message)
                 return self.told
-            case SharesAsked():
+            case SharesRequest():
                 return DatasetShares(tuple(self.has))
         return None
 
@@ -373,8 +373,8 @@ class Side:
     calls_itself: str = ""
     """In its answers; empty: its name."""
 
-    def asker(self) -> Asker:
-        return Asker(self.calls_itself or self.name, self.ring, self.cluster_id, self.hops, self.wire)
+    def requester(self) -> Requester:
+        return Requester(self.calls_itself or self.name, self.ring, self.cluster_id, self.hops, self.wire)
 
     def refused(self, why: str) -> float:
         return self.metrics.value("outrider_peer_refused_total", why=why)
@@ -409,11 +409,11 @@ async def peer_wire(
     owner, edge = owner or Side("owner"), edge or Side("edge")
     gatekeeper = Gatekeeper(owner.name, lambda: owner.secrets, ReplayGuard(), owner.clock)
     handler = PeerHandler(
-        service, gatekeeper, owner.asker, owner.members.__contains__, owner.metrics, reads_max=reads_max
+        service, gatekeeper, owner.requester, owner.members.__contains__, owner.metrics, reads_max=reads_max
     )
     server = PeerServer(handler)
     client = PeerClient(
-        edge.asker, lambda: edge.secrets, edge.metrics, edge.clock, boot=1, tls=lambda: edge.tls,
+        edge.requester, lambda: edge.secrets, edge.metrics, edge.clock, boot=1, tls=lambda: edge.tls,
         reads_per_peer=reads_per_peer, reads_max=client_reads_max, threads=threads, receivers=receivers,
     )  # fmt: skip
     async with AsyncExitStack() as stack:

@@ -390,7 +390,7 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One call of `told`."""
+    """One call of `announce`."""
 
     client: str
     urls: tuple[str, ...]
@@ -405,7 +405,7 @@ class RecordedPlans:
     pieces: list[Piece] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
+    def announce(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
         with self._changed:
             self.pieces.append(Piece(client, tuple(map(str, refs)), start, total))
             self._changed.notify_all()

@@ -41,7 +41,7 @@ _WAITS_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SetMember:
     """A member as it is told to the world of a source."""
 
     host: str
@@ -135,15 +135,15 @@ class Watched:
 
 
 class World(Protocol):
-    """`tell`: the members from now on. `away`: the source cannot be asked, until `back`."""
+    """`set_members`: the members from now on. `away`: the source cannot be asked, until `back`."""
 
     watched: Watched
 
     def source(self) -> MemberSource: ...
 
-    def expected(self, member: Told) -> ListedMember: ...
+    def expected(self, member: SetMember) -> ListedMember: ...
 
-    def tell(self, members: Sequence[Told]) -> None: ...
+    def set_members(self, members: Sequence[SetMember]) -> None: ...
 
     def away(self) -> None: ...
 
@@ -159,10 +159,10 @@ class FileWorld:
         outages = Outages("file", self.watched.metrics.peers.source_failures, lambda: 0.0, backoff=FILE_BACKOFF)
         return FileSource(self._path, outages, sleep=self.watched.sleeps)
 
-    def expected(self, member: Told) -> ListedMember:
+    def expected(self, member: SetMember) -> ListedMember:
         return ListedMember(f"{member.host}:{PORT}", member.name, member.zone)
 
-    def tell(self, members: Sequence[Told]) -> None:
+    def set_members(self, members: Sequence[SetMember]) -> None:
         lines = [
             f"{member.host}:{PORT} name={member.name}" + (f" zone={member.zone}" if member.zone else "")
             for member in members
@@ -217,10 +217,10 @@ class DnsWorld:
         peers = DnsPeers("peers.example", PORT)
         return DnsSource(peers, self.watched.outages(), resolver=self.resolver, sleep=self.watched.sleeps)
 
-    def expected(self, member: Told) -> ListedMember:
+    def expected(self, member: SetMember) -> ListedMember:
         return ListedMember(f"{member.host}:{PORT}")
 
-    def tell(self, members: Sequence[Told]) -> None:
+    def set_members(self, members: Sequence[SetMember]) -> None:
         self.resolver.addresses = [member.host for member in members]
 
     def away(self) -> None:
@@ -236,7 +236,7 @@ class KubernetesWorld:
     def __init__(self, server: ApiServer) -> None:
         self.watched = Watched()
         self.server = server
-        self._told: Sequence[Told] = ()
+        self._told: Sequence[SetMember] = ()
 
     def source(self) -> MemberSource:
         return self.source_of("n1")
@@ -248,10 +248,10 @@ class KubernetesWorld:
             sleep=self.watched.sleeps,
         )  # fmt: skip
 
-    def expected(self, member: Told) -> ListedMember:
+    def expected(self, member: SetMember) -> ListedMember:
         return ListedMember(f"{member.host}:{PORT}", member.name, member.zone)
 
-    def tell(self, members: Sequence[Told]) -> None:
+    def set_members(self, members: Sequence[SetMember]) -> None:
         """One change of the world, as far as a client sees: a slice that stays the same is no change."""
         for name, mine, before in (
             ("peers-a", members[::2], self._told[::2]),
@@ -275,15 +275,15 @@ class SlurmWorld:
 
     def __init__(self) -> None:
         self.watched = Watched()
-        self._members: Sequence[Told] = ()
+        self._members: Sequence[SetMember] = ()
 
     def source(self) -> MemberSource:
         return SlurmSource({"SLURM_JOB_NODELIST": ",".join(member.name for member in self._members)}, PORT)
 
-    def expected(self, member: Told) -> ListedMember:
+    def expected(self, member: SetMember) -> ListedMember:
         return ListedMember(f"{member.name}:{PORT}", member.name)
 
-    def tell(self, members: Sequence[Told]) -> None:
+    def set_members(self, members: Sequence[SetMember]) -> None:
         self._members = members
 
     def away(self) -> None:

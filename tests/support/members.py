@@ -26,7 +26,7 @@ from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
 from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
 from outrider.engine.cluster.peer_service import PeerService
-from outrider.engine.cluster.told_reads import ToldReads
+from outrider.engine.cluster.reads_sender import ReadsSender
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.fill_scheduler import FillScheduler
 from outrider.engine.listing.list_cache import ListCache
@@ -77,7 +77,7 @@ class Node:
         self.members: LiveMembers
         self.reads: PeerReads
         self.forgets: ForgetQueues
-        self.told: ToldReads
+        self.reads_sender: ReadsSender
         self.plans: PlansAcrossMembers
         self.map: ClusterMap
         self._layout: BlockLayout
@@ -113,7 +113,7 @@ class Node:
             metrics,
         )  # fmt: skip
         self.reads = PeerReads(self.members, self.wire, self._layout, versions, contents, runtime, metrics)
-        self.told = ToldReads(self.view, self.wire, runtime, lambda: self.engine.planner.readers)
+        self.reads_sender = ReadsSender(self.view, self.wire, runtime, lambda: self.engine.planner.readers)
 
     def serve(self, made: Engine) -> None:
         """The engine is there: answer the other members."""
@@ -124,16 +124,16 @@ class Node:
             self.reads, self.members, made.metrics, self._runtime,
         )  # fmt: skip
         self.wire.services[self.address] = self.service
-        made.planner.join(self.told.opened, self._mine_of, lambda: self.near.bytes)
-        self.service.hear_reads = made.prefetch.heard
+        made.planner.join(self.reads_sender.opened, self._mine_of, lambda: self.near.bytes)
+        self.service.on_reads = made.prefetch.on_reads
         here = CachedAcrossMembers(made.fills, self.view, self.wire)
-        self.service.look_here = here.answer
+        self.service.look_up_cached = here.answer
         own = self.service.own_shares = partial(own_shares, made.planner, self._mine_of)
         self.map = ClusterMap(own, self.view, self.wire, self.clock)
         self.plans = PlansAcrossMembers(
             made.prefetch, here, self.view, self.wire, self._runtime, boot=self.boot
         )  # fmt: skip
-        self.service.hear_orders = self.plans.heard
+        self.service.on_orders = self.plans.on_order
         self.members.on_hello.append(self.plans.send)
 
     def _mine_of(self, ref: ObjectRef, blocks: int) -> int:

@@ -59,7 +59,7 @@ class PlannedStore:
         assert served is None or victim.index in served, "a reader has yet to read this block"
 
     def ask(self, ref: ObjectRef, client: str = "a") -> None:
-        self.planner.asked(client, ref, self.size, Extent(0, self.size), self.now)
+        self.planner.requested(client, ref, self.size, Extent(0, self.size), self.now)
         self.reading[ref] = set()
         self.client_of[ref] = client
 
@@ -173,7 +173,7 @@ class Sampled:
     def read(self, numbers: Iterable[int], client: str = "client") -> None:
         for number in numbers:
             self.now += 0.1
-            self.planner.asked(client, self.refs[number], SIZE, Extent(0, SIZE), self.now)
+            self.planner.requested(client, self.refs[number], SIZE, Extent(0, SIZE), self.now)
             self.planner.sent(client, self.refs[number], self.now)
 
     def steps(self) -> Iterator[None]:

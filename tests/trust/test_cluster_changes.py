@@ -125,8 +125,8 @@ def faults_of(nodes: list[Node]) -> int:
     return sum(member.get("failures") or 0 for node in nodes for member in node.cluster["members"])
 
 
-def owner_of(asker: Node, key: str) -> str:
-    with urllib.request.urlopen(f"{asker.admin}/cluster/who?object=s3://{NAME}/{key}", timeout=60) as answer:
+def owner_of(requester: Node, key: str) -> str:
+    with urllib.request.urlopen(f"{requester.admin}/cluster/who?object=s3://{NAME}/{key}", timeout=60) as answer:
         return str(json.load(answer)["owners"][0]["owners"][0])
 
 

@@ -205,14 +205,14 @@ def test_an_object_is_overwritten_while_members_stream_it(world: World, through:
             new = Stored(stored.key, world.rng.randbytes(len(stored.data)))
             began = time.perf_counter()
             assert put(nodes[0], new) == 200
-            is_told = time.perf_counter() - began < WAIT_S
+            is_announced = time.perf_counter() - began < WAIT_S
         else:
-            new, is_told = world.overwrite(stored), False
+            new, is_announced = world.overwrite(stored), False
         world.simulator.release()
         for reading in readings:
             assert outcome(reading) in (stored.data, "cut")
     for node in nodes:
-        assert body(node, stored.key) in ((new.data,) if is_told else (stored.data, new.data))
+        assert body(node, stored.key) in ((new.data,) if is_announced else (stored.data, new.data))
 
 
 def outcome(reading: Reading) -> bytes | str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trustme
 
-from outrider.adapters.process import read_again
+from outrider.adapters.process import file_reload
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.ownership import Ring
 from outrider.core.model import ObjectRef
@@ -150,7 +150,7 @@ def shaken_hands(pair: Pair, member: int, certificate: trustme.LeafCert, authori
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at often."""
-    monkeypatch.setattr(read_again, "_EVERY_S", 0.02)
+    monkeypatch.setattr(file_reload, "_EVERY_S", 0.02)
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def load(proxy: Mortal, known: KnownObjects, seed: int) -> list[str]:
     return seen
 
 
-def told(seen: list[str]) -> str:
+def summary(seen: list[str]) -> str:
     if not seen:
         return "nothing: it did not serve yet"
     return "right bytes until a broken connection" if BROKEN in seen else RIGHT
@@ -167,7 +167,7 @@ def test_killed_at_any_moment_it_starts_again_with_right_bytes_and_within_its_bu
                 assert on_disk(proxy.cache_dir) <= BUDGET_BYTES
                 if status == 0:
                     continue  # the operation did not come up: an orderly stop between two kills
-            trials.record("crash", f"SIGKILL in {fault}", told(seen))
+            trials.record("crash", f"SIGKILL in {fault}", summary(seen))
     with proxy:
         proxy.examine()
         assert known.read_all(proxy.address) == RIGHT

@@ -30,12 +30,12 @@ def objects(bucket: Bucket) -> None:
 def proxy(bucket: Bucket) -> Iterator[Proxy]:
     with Proxy(bucket, freshness="immutable", domain=("s3.corp.example",)) as running:
         for _ in range(2):  # a hit from here on: the fast path must not let in a sender that the slow path refuses
-            assert asked(running.outrider.listen, f"GET /{NAME}/key", "host: 127.0.0.1").body == b"private"
+            assert reply_to(running.outrider.listen, f"GET /{NAME}/key", "host: 127.0.0.1").body == b"private"
             running.settle()
         yield running
 
 
-def asked(address: str, line: str, *headers: str, body: bytes = b"") -> Answer:
+def reply_to(address: str, line: str, *headers: str, body: bytes = b"") -> Answer:
     host, _, port = address.rpartition(":")
     with RawConnection((host, int(port))) as connection:
         lines = [f"{line} HTTP/1.1", *headers, *([f"content-length: {len(body)}"] if body else [])]
@@ -70,12 +70,12 @@ def test_a_name_that_a_stranger_could_own_is_refused(proxy: Proxy, host: str, tr
     """DNS rebinding: the page's own name now points to 127.0.0.1, and the browser takes the proxy for the page's own
     site."""
     for line in (f"GET /{NAME}/key", f"PUT /{NAME}/rebound", f"GET /{NAME}", "GET /_outrider/status.json", "GET /"):
-        answer = asked(proxy.outrider.listen, line, f"host: {host}")
+        answer = reply_to(proxy.outrider.listen, line, f"host: {host}")
         assert (answer.status, answer.code) == (403, "AccessDenied"), line
         trials.record("security", "a name that a stranger points to loopback", "AccessDenied")
     for path in ("/status", "/metrics"):
-        assert asked(proxy.outrider.admin, f"GET {path}", f"host: {host}").status == 403
-    assert asked(proxy.outrider.admin, "GET /healthz", f"host: {host}").status == 200, (
+        assert reply_to(proxy.outrider.admin, f"GET {path}", f"host: {host}").status == 403
+    assert reply_to(proxy.outrider.admin, "GET /healthz", f"host: {host}").status == 200, (
         "/healthz reveals nothing and stays open"
     )
 
@@ -84,10 +84,11 @@ def test_a_name_that_a_stranger_could_own_is_refused(proxy: Proxy, host: str, tr
 def test_names_that_no_stranger_can_own_are_accepted(proxy: Proxy, host: str) -> None:
     for again in ("", "connection: keep-alive"):
         assert (
-            asked(proxy.outrider.listen, f"GET /{NAME}/key", f"host: {host}", *([again] if again else [])).status == 200
+            reply_to(proxy.outrider.listen, f"GET /{NAME}/key", f"host: {host}", *([again] if again else [])).status
+            == 200
         )
     if "corp" not in host.lower():
-        assert asked(proxy.outrider.admin, "GET /status", f"host: {host}").status == 200
+        assert reply_to(proxy.outrider.admin, "GET /status", f"host: {host}").status == 200
 
 
 FORM = (
@@ -115,7 +116,7 @@ PAGES = {
 @pytest.mark.parametrize("case", PAGES)
 def test_the_page_of_another_site_is_refused(proxy: Proxy, bucket: Bucket, case: str, trials: Trials) -> None:
     line, headers, body = PAGES[case]
-    answer = asked(proxy.outrider.listen, line, f"host: {proxy.outrider.listen}", *headers, body=body)
+    answer = reply_to(proxy.outrider.listen, line, f"host: {proxy.outrider.listen}", *headers, body=body)
     assert (answer.status, answer.code) == (403, "AccessDenied")
     assert "access-control-allow-origin" not in answer.headers
     direct = bucket.client()
@@ -126,7 +127,7 @@ def test_the_page_of_another_site_is_refused(proxy: Proxy, bucket: Bucket, case:
 
 def test_the_admin_port_is_not_for_pages_either(proxy: Proxy) -> None:
     for header in ("origin: https://evil.example", "sec-fetch-site: cross-site"):
-        assert asked(proxy.outrider.admin, "GET /metrics", "host: 127.0.0.1", header).status == 403
+        assert reply_to(proxy.outrider.admin, "GET /metrics", "host: 127.0.0.1", header).status == 403
 
 
 def test_a_person_may_open_an_address_in_the_browser(proxy: Proxy) -> None:
@@ -135,11 +136,11 @@ def test_a_person_may_open_an_address_in_the_browser(proxy: Proxy) -> None:
         ["sec-fetch-site: none"],
         ["sec-fetch-site: same-origin", f"origin: http://{proxy.outrider.listen}"],
     ):
-        assert asked(proxy.outrider.listen, f"GET /{NAME}/key", host, *headers).status == 200
-    assert asked(proxy.outrider.admin, "GET /status", "host: localhost:9481", "sec-fetch-site: none").status == 200
+        assert reply_to(proxy.outrider.listen, f"GET /{NAME}/key", host, *headers).status == 200
+    assert reply_to(proxy.outrider.admin, "GET /status", "host: localhost:9481", "sec-fetch-site: none").status == 200
 
 
 def test_the_setting_cross_site_lets_pages_of_other_sites_in(bucket: Bucket) -> None:
     with Proxy(bucket, cross_site=True) as proxy:
         for header in ("origin: https://evil.example", "sec-fetch-site: cross-site", "accept: */*"):
-            assert asked(proxy.outrider.listen, f"GET /{NAME}/key", "host: evil.example", header).status == 200
+            assert reply_to(proxy.outrider.listen, f"GET /{NAME}/key", "host: evil.example", header).status == 200

@@ -45,7 +45,7 @@ def proxy(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield running
 
 
-def told(answer: Answer) -> tuple[int, dict[str, str], str]:
+def visible(answer: Answer) -> tuple[int, dict[str, str], str]:
     """All of a refusal except its request id, its date, and the name that was asked for."""
     headers = {name: value for name, value in answer.headers.items() if name not in ("date", "x-amz-request-id")}
     body = re.sub(r"<RequestId>[^<]*</RequestId>", "", answer.body.decode()).replace("team/here", "team/gone")
@@ -89,7 +89,7 @@ def test_a_refusal_reads_the_same_for_a_cached_object_and_for_none(
     method, here, gone, headers = PAIRS[case]
     refusals = [answer_to(proxy, request_of(proxy, who, method, target, headers)) for target in (here, gone)]
     assert [answer.status for answer in refusals] == [403, 403]
-    assert told(refusals[0]) == told(refusals[1])
+    assert visible(refusals[0]) == visible(refusals[1])
     trials.record(
         "security", f"{who} asks for what is cached, and for what does not exist", "the same refusal", times=2
     )
@@ -180,7 +180,7 @@ def test_a_tenant_neither_sees_nor_touches_the_plans_of_another(proxy: Proxy, tr
     before = answer_to(proxy, wire(proxy, TEAM, "GET", "/_outrider/plan/mine")).body
     here, gone = (answer_to(proxy, wire(proxy, OTHER, "GET", f"/_outrider/plan/{name}")) for name in ("mine", "none"))
     assert here.status == gone.status == 404
-    assert told(here)[2].replace("mine", "none") == told(gone)[2]
+    assert visible(here)[2].replace("mine", "none") == visible(gone)[2]
     assert answer_to(proxy, wire(proxy, OTHER, "DELETE", "/_outrider/plan/mine")).status == 204, (
         "OTHER has no such plan, and S3 answers so"
     )

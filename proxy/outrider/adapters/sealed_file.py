@@ -141,7 +141,7 @@ class JsonFormat:
 
 
 class DigestFormat:
-    """The XXH3-128 digest of the payload, 16 bytes, then the payload, which tells its own version."""
+    """The XXH3-128 digest of the payload, 16 bytes, then the payload, which names its own version."""
 
     def encode(self, payload: bytes) -> bytes:
         return xxhash.xxh3_128_digest(payload) + payload

@@ -13,7 +13,7 @@ from outrider.settings import Settings
 from outrider.settings.members import is_everywhere
 
 STATUS_URL = "OUTRIDER_STATUS_URL"
-"""The variable by which `outrider run` tells its child where the admin port is. It is no setting."""
+"""The variable by which `outrider run` shows its child where the admin port is. It is no setting."""
 
 _TIMEOUT_S = 5.0
 _BYTES_MAX = 16 * 2**20

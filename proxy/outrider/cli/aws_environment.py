@@ -40,7 +40,7 @@ def endpoint_in_profile(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def ignores_endpoints(environ: Mapping[str, str]) -> bool:
-    """Whether the variable, else the profile, tells the AWS SDKs to ignore AWS_ENDPOINT_URL."""
+    """Whether the variable, else the profile, has the AWS SDKs to ignore AWS_ENDPOINT_URL."""
     return aws_config.is_on(environ, IGNORE_ENDPOINTS.removeprefix("AWS_").lower())
 
 

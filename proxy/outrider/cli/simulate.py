@@ -84,7 +84,7 @@ def simulate(
     jobs: Annotated[int, typer.Option(min=1, max=16, help="Jobs over the same dataset.")] = 1,
     lag: Annotated[int, typer.Option(min=0, help="Shards by which each job starts after the previous one.")] = 50,
     switch: Annotated[bool, typer.Option("--switch", help="Afterwards, as many epochs over another dataset.")] = False,
-    told: Annotated[bool, typer.Option("--told", help="The order is announced as each epoch begins.")] = False,
+    announced: Annotated[bool, typer.Option("--told", help="The order is announced as each epoch begins.")] = False,
     listing: Annotated[bool, typer.Option("--list/--no-list", help="The bucket may be listed.")] = True,
     prefetch: Annotated[
         bool, typer.Option("--prefetch/--no-prefetch", help="The policy epoch prefetches; without, it only evicts.")
@@ -148,7 +148,7 @@ def simulate(
             )  # fmt: skip
             cluster_question = simulate_cluster.ClusterQuestion(
                 nodes, gpus_per_node, readers or 4, images * _bytes("--image-size", image_size),
-                Shards(shards, _bytes("--size", size), "train"), kind, epochs, seed, told, machine,
+                Shards(shards, _bytes("--size", size), "train"), kind, epochs, seed, announced, machine,
                 simulate_cluster.parse_rate("--link", link), simulate_cluster.parse_rate("--connection", connection),
             )  # fmt: skip
             simulate_cluster.answer(cluster_question, caches, as_json, plot)
@@ -161,7 +161,7 @@ def simulate(
             reader_bytes_s = float(_bytes("--compute", compute))
             made_up = _made_up(
                 Shards(shards, _bytes("--size", size), "train"), readers, kind, reader_bytes_s, epochs, seed,
-                is_told=told, count=jobs, lag_shards=lag, switches=switch,
+                is_announced=announced, count=jobs, lag_shards=lag, switches=switch,
             )  # fmt: skip
             demand = sum(readers * job.reader_bytes_s for job in made_up[:jobs])
             data = sum({job.shards: job.shards.count * job.shards.size for job in made_up[:jobs]}.values())
@@ -192,11 +192,11 @@ def _check_use(context: typer.Context, *, is_cluster: bool) -> None:
 
 
 def _made_up(
-    shards: Shards, readers: int, order: OrderKind, reader_bytes_s: float, epochs: int, seed: int, *, is_told: bool,
-    count: int, lag_shards: int, switches: bool,
+    shards: Shards, readers: int, order: OrderKind, reader_bytes_s: float, epochs: int, seed: int, *,
+    is_announced: bool, count: int, lag_shards: int, switches: bool,
 ) -> list[JobSpec]:  # fmt: skip
     """`count` jobs over one dataset, each `lag_shards` behind the one before; with `switches`, then over another one.
-    `is_told`: the order is announced as each epoch begins."""
+    `is_announced`: the order is announced as each epoch begins."""
     shard_s = shards.size / reader_bytes_s / readers
     return [
         JobSpec(
@@ -208,7 +208,7 @@ def _made_up(
             f"10.0.0.{number + 1}",
             # A tenth more than reading the first dataset takes, so that its jobs have ended.
             number * lag_shards * shard_s + turn * 1.1 * epochs * shards.count * shard_s,
-            is_told,
+            is_announced,
         )
         for turn, name in enumerate((shards.name, "other") if switches else (shards.name,))
         for number in range(count)

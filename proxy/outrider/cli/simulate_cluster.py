@@ -57,7 +57,7 @@ class ClusterQuestion:
     order: OrderKind
     epochs: int
     seed: int
-    is_told: bool
+    is_announced: bool
     machine: Machine
     link_bytes_s: float
     connection_bytes_s: float
@@ -66,7 +66,12 @@ class ClusterQuestion:
         readers = self.nodes * self.gpus_per_node * self.readers
         order = order_of(self.order, list(range(self.shards.count)), readers, self.seed)
         return JobSpec(
-            self.shards.name, self.shards, order, self.epochs, self.gpu_bytes_s / self.readers, told=self.is_told
+            self.shards.name,
+            self.shards,
+            order,
+            self.epochs,
+            self.gpu_bytes_s / self.readers,
+            announced=self.is_announced,
         )
 
     def nodes_of(self, cache: float) -> SimNodes:

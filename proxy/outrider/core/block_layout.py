@@ -96,7 +96,7 @@ class BlockLayout:
         return whole * of_block(self.block_bytes) + (of_block(rest) if rest else 0)
 
 
-# A cache directory tells the layout with each block. It names few: those of the origins and block sizes in use so far.
+# A cache directory states the layout with each block. It names few: those of the origins and block sizes in use so far.
 @lru_cache(maxsize=64)
 def shared_layout(origin: str, block_bytes: int) -> BlockLayout:
     """The layout, held once for all blocks that were written under it."""

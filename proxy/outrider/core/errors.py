@@ -174,7 +174,7 @@ class StoreUnavailable(Signal):
 
 
 class WrongDigest(Signal):
-    """The bytes of a block do not have the digest that the peer told that sent them. None of them is kept."""
+    """The bytes of a block do not have the digest that the peer stated that sent them. None of them is kept."""
 
 
 class Broke(Enum):

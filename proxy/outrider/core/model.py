@@ -92,7 +92,7 @@ class VersionIdentity(NamedTuple):
 class ObjectVersion:
     """One content of an object. `etag` is strong and quoted; `headers` are what a reply replays.
 
-    `whole_headers`: the origin was asked in the form in which it tells checksums of the whole object, so a checksum
+    `whole_headers`: the origin was asked in the form in which it states checksums of the whole object, so a checksum
     that is not among `headers` does not exist. False: `headers` came with a part of the object, or from a block file of
     an older release.
     """

@@ -151,7 +151,7 @@ class Packing:
         return number
 
     def unpack_once(self, packed: bytes) -> ObjectVersion:
-        """As `unpack`, for a version that is not asked for again.
+        """As `unpack`, for a version that is not requested again.
 
         Raises ValueError, LookupError, struct.error: `packed` is from a file, and nothing was packed like that.
         """

@@ -3,7 +3,7 @@
 It runs on one event loop. The packages, from the lowest floor to the highest:
 
 `tasks`        Background tasks and task groups that end with their owner, and the runtime that parts of the engine get.
-`fill`         A missing block is brought once, for all its readers: the flight table, the scheduler of fills, one fill,
+`fill`         A missing block is filled once, for all its readers: the flight table, the scheduler of fills, one fill,
                and the source that its bytes come from.
 `read`         A GET or HEAD becomes a version, an extent and a body; each byte comes from the nearest place.
 `write`        Writes and all other requests pass through to the origin, and the names that they touch are forgotten.

@@ -19,10 +19,10 @@ SOURCES = ("disk", "flight", "peer", "origin")
 """The sources of a served byte: a block on disk, a block that is still arriving, or a relay past the cache."""
 
 DUPLICATE_CAUSES = ("hedge", "question", "relay", "abandoned", "restart")
-"""Why bytes of the origin came for nothing.
+"""Why bytes of the origin were received in vain.
 
 hedge      the other one of two requests was answered first
-question   the GET that was to tell the version brought a block that was here, or on its way
+question   the GET that was to get the version brought a block that was here, or on its way
 relay      the block was filled, or relayed to another reader, at the same time
 abandoned  the reader left, or the fill failed, while they were under way
 restart    the origin ignored the Range and sent them before the wanted ones, or the fill failed that had brought them
@@ -170,7 +170,7 @@ class Metrics:
         self.origin_bytes = counter("outrider_origin_bytes", "Body bytes received from the origin.")
         self.duplicate_origin_bytes = counter(
             "outrider_duplicate_origin_bytes",
-            "Body bytes that came from the origin for nothing, as far as this end of its connections tells.",
+            "Body bytes that came from the origin for nothing, as far as this end of its connections knows.",
             ["cause"],
         )
         for cause in DUPLICATE_CAUSES:
@@ -277,11 +277,11 @@ class Metrics:
         self.disk_blocks.labels(name).set_function(lambda: disk.blocks)
         self.disk_works.labels(name).set_function(lambda: disk.works)
 
-    def came(self, count: int) -> None:
+    def received(self, count: int) -> None:
         """Bytes of a body came from the origin."""
         self.origin_bytes.inc(count)
 
-    def came_for_nothing(self, cause: str, count: int) -> None:
+    def duplicated(self, cause: str, count: int) -> None:
         """`cause`: one of `DUPLICATE_CAUSES`."""
         self.duplicate_origin_bytes.labels(cause).inc(count)
 

@@ -41,25 +41,25 @@ _REPORT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-async def serve(told: Mapping[str, str], helper: str, open_files: int) -> None:
+async def serve(terms: Mapping[str, str], helper: str, open_files: int) -> None:
     """Mount, and serve until it is unmounted, or at SIGTERM. `open_files`: the limit."""
-    directory = told["directory"]
-    options = ["ro", "nosuid", "nodev", f"fsname=s3://{told['bucket']}", "subtype=outrider", "default_permissions"]
-    fd = device.mount(helper, directory, [*options, *(["allow_other"] if told["allow_other"] else [])])
+    directory = terms["directory"]
+    options = ["ro", "nosuid", "nodev", f"fsname=s3://{terms['bucket']}", "subtype=outrider", "default_permissions"]
+    fd = device.mount(helper, directory, [*options, *(["allow_other"] if terms["allow_other"] else [])])
     proxy = HttpOrigin(
-        told["endpoint"], told["region"], AwsCredentials(), Metrics(), time.time, connections=_CONNECTIONS,
+        terms["endpoint"], terms["region"], AwsCredentials(), Metrics(), time.time, connections=_CONNECTIONS,
         read_timeout_s=_REPLY_S,
     )  # fmt: skip
-    at, plain = Endpoint.at(told["endpoint"], told["region"]), None
+    at, plain = Endpoint.at(terms["endpoint"], terms["region"]), None
     if at.base.startswith("http:") and at.proxy.url is None:
-        plain = PlainGets(at, told["bucket"], connections=_CONNECTIONS, reply_s=_REPLY_S)
-    loans = Loans(proxy, told["bucket"], held_max=min(LOANS_MAX, open_files // 2))
+        plain = PlainGets(at, terms["bucket"], connections=_CONNECTIONS, reply_s=_REPLY_S)
+    loans = Loans(proxy, terms["bucket"], held_max=min(LOANS_MAX, open_files // 2))
     files: FileSystem | None = None
     reporting: asyncio.Task[None] | None = None
     try:
         await proxy.open()
-        bucket = MountBucket(proxy, told["bucket"], plain=plain)
-        files = FileSystem(fd, bucket, told["prefix"], float(told["believed_s"]), loans=loans)
+        bucket = MountBucket(proxy, terms["bucket"], plain=plain)
+        files = FileSystem(fd, bucket, terms["prefix"], float(terms["believed_s"]), loans=loans)
 
         def stop(ended: asyncio.Event) -> None:
             subprocess.Popen([helper, "-u", "-z", directory], stderr=subprocess.DEVNULL)
@@ -70,7 +70,7 @@ async def serve(told: Mapping[str, str], helper: str, open_files: int) -> None:
         await loans.start()
         files.start()
         device.read_ahead(directory, READ_BYTES_MAX)
-        reporting = asyncio.create_task(_report_if_empty(bucket, told["prefix"]), name="prefix")
+        reporting = asyncio.create_task(_report_if_empty(bucket, terms["prefix"]), name="prefix")
         await files.ended.wait()
         # A command may end at once for want of files.
         await asyncio.wait([reporting], timeout=_REPORT_S)
@@ -96,7 +96,7 @@ async def _report_if_empty(bucket: MountBucket, prefix: str) -> None:
 def main() -> None:
     # A mount whose command was killed must not stay behind.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    told = json.loads(sys.argv[1])
+    terms = json.loads(sys.argv[1])
     set_up_logs("warning", None)
     keep_memory_small()
     keep_collections_short()
@@ -104,9 +104,9 @@ def main() -> None:
     helper = shutil.which("fusermount3") or shutil.which("fusermount") or "fusermount3"
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(serve(told, helper, open_files))
+            runner.run(serve(terms, helper, open_files))
     except device.NotMounted:
-        sys.exit(1)  # fusermount3 has told why
+        sys.exit(1)  # fusermount3 has said why
 
 
 if __name__ == "__main__":

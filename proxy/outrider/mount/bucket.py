@@ -29,16 +29,17 @@ _PAUSES_S = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 class Stale(Exception):
-    """The object is gone, or is not of the version and size that were asked for."""
+    """The object is gone, or is not of the version and size that were requested."""
 
 
-class Away(OSError):
+class Unreachable(OSError):
     """The proxy is away or busy, and was for half a minute."""
 
 
 class MountBucket:
     """Errors are those of a file system: each call raises OSError, EACCES where the proxy or the store refuses, and EIO
-    for all else. Where the proxy is away or busy it is tried again for half a minute, and the error is `Away`."""
+    for all else. Where the proxy is away or busy it is tried again for half a minute, and the error is
+    `Unreachable`."""
 
     def __init__(
         self, proxy: Origin, name: str, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -111,7 +112,7 @@ class MountBucket:
                 return await call()
             except OriginBroke as error:
                 if pause_s is None or error.lasting:
-                    raise Away(errno.EIO, str(error)) from error
+                    raise Unreachable(errno.EIO, str(error)) from error
                 await self._sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
@@ -127,7 +128,7 @@ class MountBucket:
         """Goes on where a body broke off."""
         if not buffer.room:
             return
-        first = start + buffer.came
+        first = start + buffer.received
         headers: Headers = ()
         if buffer.room < version.size:
             headers = (("range", f"bytes={first}-{first + buffer.room - 1}"),)

@@ -14,7 +14,7 @@ _COMMFD = "_FUSE_COMMFD"
 
 
 class NotMounted(OSError):
-    """fusermount3 did not mount; it has told why on stderr."""
+    """fusermount3 did not mount; it has said why on stderr."""
 
 
 def mount(helper: str, directory: str, options: Sequence[str]) -> int:

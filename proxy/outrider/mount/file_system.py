@@ -1,13 +1,13 @@
 """Answers the kernel's requests: names and attributes from LISTs and HEADs, bytes from GETs.
 
-The kernel keeps what it is told: names and attributes as long as they are believed, and pages as long as it has room.
-OPEN is not known here, after which the kernel opens files by itself. So a file that was read before is read again
-without any request here.
+The kernel keeps the answers that it gets: names and attributes as long as they are believed, and pages as long as it
+has room. OPEN is not known here, after which the kernel opens files by itself. So a file that was read before is read
+again without any request here.
 
-The kernel reads no byte after the size that it was told. So a size that only a LIST told, and that is not believed
-(`listed.ListTrust`), is told for no time at all: then the kernel asks for the attributes before it opens, looks or
+The kernel reads no byte after the size that it got. So a size that only a LIST stated, and that is not believed
+(`listed.ListTrust`), is given for no time at all: then the kernel asks for the attributes before it opens, looks or
 reads, and a HEAD settles them. Each reply to a GET is compared, too. Where one shows that a believed LIST was wrong,
-the kernel is told that the attributes are out of date, and asks for them before it reads on.
+the kernel learns that the attributes are out of date, and asks for them before it reads on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 16
 _SILENT = (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT)
 _NOTICES = (*_SILENT, Op.RELEASEDIR, Op.DESTROY)
-# A proxy that is away fails each call. One line a minute tells why.
+# A proxy that is away fails each call. One line a minute says why.
 _LOG_PAUSE_S = 60.0
 # So many names of a directory are looked at for kinds of objects of which LISTs are not believed yet.
 _LOOKED_AT = 1000
@@ -180,7 +180,7 @@ class FileSystem:
         if not is_name(name):
             return messages.absent_reply(self._believed_s)
         if self._believed_s > 0 and self._clock() >= parent.heads_until and not self._holds(parent.listed_at):
-            # A page of a LIST tells of a thousand names what a HEAD tells of one. Names of a directory with more of
+            # A page of a LIST says of a thousand names what a HEAD says of one. Names of a directory with more of
             # them are not held up by its other pages.
             await self._listings.of(parent).page()
             if self._is_known(parent, name):
@@ -196,7 +196,7 @@ class FileSystem:
         return messages.absent_reply(0.0)
 
     def _entry(self, node: Node | None, parent: Directory) -> bytes:
-        """The kernel is told of the node."""
+        """The kernel knows the node."""
         if node is None:
             return messages.absent_reply(self._left_s(parent.listed_at))
         self._nodes.shown(node)
@@ -263,7 +263,7 @@ class FileSystem:
         return OSError(errno.ESTALE, "it was written anew")
 
     def _distrust_lists(self, file: File) -> None:
-        """The LIST that showed `file` was wrong. The kernel may have been told of others by a LIST that it believes."""
+        """The LIST that showed `file` was wrong. The kernel may know others by a LIST that it believes."""
         self._reads.drop(file)
         if not self._trust.is_lost:
             self._trust.lose()
@@ -301,8 +301,8 @@ class FileSystem:
         numbers = self._nodes.children(directory)[: _LOOKED_AT if self._believed_s > 0 else 0]
         nodes = map(self._nodes.__getitem__, numbers)
         files = [node for node in nodes if isinstance(node, File) and not node.is_settled]
-        asked = [files[place] for place in self._trust.unproved(file.facts for file in files)]
-        await asyncio.gather(*(self._settle(file) for file in asked), return_exceptions=True)
+        unproved = [files[place] for place in self._trust.unproved(file.facts for file in files)]
+        await asyncio.gather(*(self._settle(file) for file in unproved), return_exceptions=True)
 
     def _entries(self, number: int, handle: int, offset: int, size: int, *, plus: bool) -> bytes:
         numbers, parent, body = self._opened.get(handle, array("Q")), self._directory(number), bytearray()

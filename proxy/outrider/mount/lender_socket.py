@@ -45,8 +45,8 @@ async def offered(proxy: Origin) -> dict[str, str] | None:
         while (piece := await reply.some()) and len(body) <= _OFFER_BYTES_MAX:
             body += piece
     try:
-        told = json.loads(body)
-        return {"path": str(told["path"]), "token": str(told["token"])}
+        reply = json.loads(body)
+        return {"path": str(reply["path"]), "token": str(reply["token"])}
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -1,5 +1,5 @@
-"""LISTs are hints. The object itself tells which version a file has: when a LIST may be shown, and what follows where a
-HEAD tells otherwise."""
+"""LISTs are hints. The object itself says which version a file has: when a LIST may be shown, and what follows where a
+HEAD says otherwise."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PROOFS = 4
 
 
 class ObjectFacts(NamedTuple):
-    """An object as a HEAD or a LIST tells of it. `size`: -1 where none was told. `etag` has no quotes, and is empty
-    where none was told. `seconds`: the time of its upload since 1970; 0: not told."""
+    """An object as a HEAD or a LIST describes it. `size`: -1 where none was stated. `etag` has no quotes, and is empty
+    where none was stated. `seconds`: the time of its upload since 1970; 0: not stated."""
 
     size: int
     etag: str
@@ -36,7 +36,7 @@ class ObjectFacts(NamedTuple):
 
 
 class FileVersion(NamedTuple):
-    """Replies to the GETs of a file must tell this version. `is_settled`: the object told so, and not a LIST alone.
+    """Replies to the GETs of a file must have this version. `is_settled`: the object said so, and not a LIST alone.
     `seconds`: see `ObjectFacts`."""
 
     size: int
@@ -45,13 +45,13 @@ class FileVersion(NamedTuple):
     seconds: int = 0
 
     def may_be(self, facts: ObjectFacts) -> bool:
-        """Whether a reply that tells this brings the version."""
+        """Whether a reply that states this brings the version."""
         size, etag, seconds = facts
         if (size >= 0 and size != self.size) or (etag and self.etag and etag != self.etag):
             return False
         if seconds and self.seconds and seconds != self.seconds:
             return False
-        # A reply that proves nothing will do where the object has told this version before.
+        # A reply that proves nothing will do where the object has shown this version before.
         return self.is_settled or (size >= 0 and etag == self.etag != "")
 
 
@@ -62,7 +62,7 @@ class SettleVerdict(Enum):
 
 
 def verdict(known: ObjectFacts, found: ObjectFacts, *, is_settled: bool) -> SettleVerdict:
-    """A HEAD shows `found` of a file that is known as `known`. `is_settled`: the object told so before;
+    """A HEAD shows `found` of a file that is known as `known`. `is_settled`: the object said so before;
     False: a LIST did, and no byte was read by it."""
     if known.is_version(found):
         return SettleVerdict.SAME

@@ -11,14 +11,14 @@ from math import inf
 from typing import Any
 
 from outrider.core.s3.list_page import ListedObject
-from outrider.mount.bucket import Away, MountBucket
+from outrider.mount.bucket import MountBucket, Unreachable
 from outrider.mount.listed import ObjectFacts
 from outrider.mount.nodes import Directory, MountNodes, is_name
 from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
 
-# Names of a directory whose LIST has failed are asked for one by one for so long.
+# Names of a directory whose LIST has failed are requested one by one for so long.
 _HEADS_S = 60.0
 # The same after a LIST that took too long, as a multiple of that time.
 _REST = 10
@@ -31,13 +31,13 @@ class UnderWay:
 
     def __init__(self) -> None:
         self.has_page = asyncio.Event()
-        self.away: Away | None = None
+        self.failure: Unreachable | None = None
 
     async def page(self) -> None:
         """Wait for the first page, or for a failure. Raises Away."""
         await self.has_page.wait()
-        if self.away is not None:
-            raise self.away
+        if self.failure is not None:
+            raise self.failure
 
     async def end(self) -> None:
         """Raises OSError: it failed."""
@@ -74,19 +74,19 @@ class Listings:
 
     async def _listed(self, directory: Directory, listed: UnderWay) -> None:
         try:
-            began_at = asked_at = self._clock()
+            began_at = requested_at = self._clock()
             listing = DirectoryListing(self._nodes, directory, began_at)
             async for page in self._bucket.pages(directory.prefix):
-                listing.take(page.objects, page.groups, asked_at)
+                listing.take(page.objects, page.groups, requested_at)
                 if page.is_truncated:
                     listed.has_page.set()
-                asked_at = self._clock()
+                requested_at = self._clock()
             listing.done()
             if not self._holds(directory.listed_at):
                 # It took longer than it is believed: otherwise the next name would begin it anew.
                 directory.heads_until = self._clock() + _REST * (self._clock() - began_at)
-        except Away as error:
-            listed.away = error
+        except Unreachable as error:
+            listed.failure = error
             raise
         except OSError as error:
             directory.heads_until = inf if error.errno == errno.EACCES else self._clock() + _HEADS_S
@@ -105,7 +105,7 @@ class DirectoryListing:
         self._number = next(nodes.listing_numbers)
 
     def take(self, objects: Iterable[ListedObject], groups: Iterable[str], now: float) -> None:
-        """`now`: when the page was asked for."""
+        """`now`: when the page was requested."""
         prefix = self._directory.prefix
         for group in groups:
             self._take_directory(group.removeprefix(prefix).removesuffix("/"))

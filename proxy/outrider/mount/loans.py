@@ -67,13 +67,13 @@ class _HeldLoan:
 class _LoanQuestion:
     """For a loan of a block of `version`, asked at this time: that of the loan runs from then at the earliest."""
 
-    __slots__ = ("asked_at", "key", "number", "timer", "version", "waiters")
+    __slots__ = ("key", "number", "requested_at", "timer", "version", "waiters")
 
-    def __init__(self, number: int, key: tuple[int, int], version: FileVersion, asked_at: float) -> None:
+    def __init__(self, number: int, key: tuple[int, int], version: FileVersion, requested_at: float) -> None:
         self.number = number
         self.key = key
         self.version = version
-        self.asked_at = asked_at
+        self.requested_at = requested_at
         self.timer: asyncio.TimerHandle | None = None
         self.waiters: list[asyncio.Future[None]] = []
 
@@ -102,8 +102,8 @@ class Loans:
         self._held: OrderedDict[tuple[int, int], _HeldLoan] = OrderedDict()
         self._numbers = count(1)
         # The same questions by their numbers, and by file and block.
-        self._asked: dict[int, _LoanQuestion] = {}
-        self._asking: dict[tuple[int, int], _LoanQuestion] = {}
+        self._questions: dict[int, _LoanQuestion] = {}
+        self._open_questions: dict[tuple[int, int], _LoanQuestion] = {}
         self._reports: list[LoanRead] = []
         self._timer: asyncio.TimerHandle | None = None
         self._read_at = time.perf_counter()
@@ -148,9 +148,9 @@ class Loans:
             if (data := self._in_memory(held, start, stop)) is not None:
                 self._note(file, start, stop, began)
                 return data
-            end, asked_at = min(stop, held.loan.stop), time.perf_counter()
+            end, requested_at = min(stop, held.loan.stop), time.perf_counter()
             piece = await self._from_disk(held, at, end)
-            disk_s += time.perf_counter() - asked_at
+            disk_s += time.perf_counter() - requested_at
             if piece is None:
                 self._held.pop((file.number, at // self._block_bytes), None)
                 return None
@@ -198,16 +198,16 @@ class Loans:
     async def _ask(self, file: File, start: int) -> _HeldLoan | None:
         """The kernel asks for several parts of a block at once, and the proxy is asked for it once."""
         key = (file.number, start // self._block_bytes)
-        question = self._asking.get(key)
+        question = self._open_questions.get(key)
         if question is None:
-            if self._line is None or len(self._asking) >= self._line.terms.questions_max:
+            if self._line is None or len(self._open_questions) >= self._line.terms.questions_max:
                 return None
             number = next(self._numbers)
             question = _LoanQuestion(number, key, file.version, self._clock())
-            self._asking[key] = self._asked[number] = question
+            self._open_questions[key] = self._questions[number] = question
             question.timer = asyncio.get_running_loop().call_later(ANSWER_S, self._end, question, None)
             self.report(LoanRead(number, file.key, start, start + 1))
-        if key in self._asking:
+        if key in self._open_questions:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             question.waiters.append(waiter)
             await waiter
@@ -217,7 +217,7 @@ class Loans:
 
     def _end(self, question: _LoanQuestion, held: _HeldLoan | None) -> None:
         """The question is answered; None: there is no loan, or no answer came."""
-        del self._asking[question.key], self._asked[question.number]
+        del self._open_questions[question.key], self._questions[question.number]
         if question.timer is not None:
             question.timer.cancel()
         if held is not None and question.is_answered_by(held):
@@ -310,11 +310,11 @@ class Loans:
             close_all(fds)
             self._lose()
             return
-        question = self._asked.get(number)
+        question = self._questions.get(number)
         if question is None or loan is None or not fds:
             close_all(fds)
         if question is not None:
-            held = None if loan is None or not fds else _HeldLoan(loan, fds[0], question.asked_at + loan.fresh_s)
+            held = None if loan is None or not fds else _HeldLoan(loan, fds[0], question.requested_at + loan.fresh_s)
             self._end(question, held)
 
     def _lose(self) -> None:
@@ -322,7 +322,7 @@ class Loans:
         line, self._line = self._line, None
         self._held.clear()
         self._reports.clear()
-        for question in list(self._asked.values()):
+        for question in list(self._questions.values()):
             self._end(question, None)
         if line is not None:
             asyncio.get_running_loop().remove_reader(line.socket.fileno())

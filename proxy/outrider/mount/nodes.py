@@ -62,7 +62,7 @@ class File:
     @property
     def time_ns(self) -> int:
         # Programs compare the times of files. Two versions within a second differ in the ETag only, so the ETag makes
-        # the fraction of the second. HEAD tells whole seconds, LIST may tell more.
+        # the fraction of the second. HEAD states whole seconds, LIST may state more.
         return self._nodes.seconds[self._row] * _NANOSECONDS + zlib.crc32(self.etag.encode()) % _NANOSECONDS
 
     @property
@@ -131,7 +131,7 @@ class Directory:
         self.files = 0
         # None: never, so its members are those that were looked up.
         self.listed_at: float | None = None
-        # Until then its names are asked for one by one, and not by a LIST.
+        # Until then its names are requested one by one, and not by a LIST.
         self.heads_until = -inf
         self.lookups = 0
         self.is_child = False

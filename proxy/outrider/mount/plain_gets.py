@@ -95,24 +95,24 @@ class PlainGets:
     def _request(self, buffer: Target, key: str, start: int, version: FileVersion) -> bytes:
         path = self._endpoint.path_of(OriginRequest("GET", self._bucket, key)).encode("ascii")
         is_whole = buffer.room == version.size
-        asked = b"" if is_whole else b"Range: bytes=%d-%d\r\n" % (start, start + buffer.room - 1)
-        return b"GET %s%s%s\r\n" % (path, self._rest, asked)
+        range_line = b"" if is_whole else b"Range: bytes=%d-%d\r\n" % (start, start + buffer.room - 1)
+        return b"GET %s%s%s\r\n" % (path, self._rest, range_line)
 
     def close(self) -> None:
         self._idle.close()
 
 
 def _is_usual(reader: ReplyReader, buffer: Target, start: int, version: FileVersion) -> bool:
-    """The body is the bytes of `version` that were asked for, and the connection stays."""
+    """The body is the bytes of `version` that were requested, and the connection stays."""
     headers = dict(reader.headers)
     # None if it was put again, or has a date in another form.
     dates = ("", formatdate(version.seconds, usegmt=True)) if version.seconds else ("", headers.get("last-modified"))
     if buffer.room == version.size:
-        is_asked = reader.status == 200
+        is_expected = reader.status == 200
     else:
         part = f"bytes {start}-{start + buffer.room - 1}/{version.size}"
-        is_asked = reader.status == 206 and headers.get("content-range") == part
+        is_expected = reader.status == 206 and headers.get("content-range") == part
     return (
-        is_asked and reader.keeps and reader.is_measured and reader.content_length == buffer.room
+        is_expected and reader.keeps and reader.is_measured and reader.content_length == buffer.room
         and headers.get("etag", "").strip('"') == version.etag and headers.get("last-modified", "") in dates
     )  # fmt: skip

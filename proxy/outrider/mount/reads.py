@@ -1,4 +1,4 @@
-"""The reads of open files: ranges as they are asked for, and a stream for each reader that goes on."""
+"""The reads of open files: ranges as they are requested, and a stream for each reader that goes on."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class _Stream(Target):
     def stop(self) -> int:
         return self.start + len(self.bytes)
 
-    def arrived(self, count: int) -> None:
-        super().arrived(count)
+    def landed(self, count: int) -> None:
+        super().landed(count)
         self._wake()
 
     def failed(self, error: Exception) -> None:
@@ -48,7 +48,7 @@ class _Stream(Target):
 
     async def until(self, count: int) -> None:
         """Wait until the first `count` bytes are here."""
-        while self.came < count:
+        while self.received < count:
             if self.failure is not None:
                 raise self.failure
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -58,7 +58,7 @@ class _Stream(Target):
     def _wake(self) -> None:
         still = []
         for count, future in self._waiting:
-            if self.came < count and self.failure is None:
+            if self.received < count and self.failure is None:
                 still.append((count, future))
             elif not future.done():
                 future.set_result(None)

@@ -8,26 +8,26 @@ from outrider.ports import Buffer
 
 
 class Target:
-    """Bytes that come in order. `came`: how many are there."""
+    """Bytes that come in order. `received`: how many are there."""
 
     def __init__(self, size: int) -> None:
         self.bytes = bytearray(size)
-        self.came = 0
+        self.received = 0
 
     @property
     def room(self) -> int:
-        return len(self.bytes) - self.came
+        return len(self.bytes) - self.received
 
     def take(self, chunk: Buffer) -> None:
-        end = self.came + len(chunk)
+        end = self.received + len(chunk)
         if end > len(self.bytes):
             raise OSError(errno.EIO, "more bytes came than were asked for")
-        self.bytes[self.came : end] = chunk
-        self.arrived(len(chunk))
+        self.bytes[self.received : end] = chunk
+        self.landed(len(chunk))
 
     def empty(self) -> memoryview:
-        """The room for what has not come. `arrived` is told of what is put there."""
-        return memoryview(self.bytes)[self.came :]
+        """The room for what has not come. `landed` is called with what is put there."""
+        return memoryview(self.bytes)[self.received :]
 
-    def arrived(self, count: int) -> None:
-        self.came += count
+    def landed(self, count: int) -> None:
+        self.received += count

@@ -152,7 +152,7 @@ class Settings(BaseModel):
         "Required with `peers`; read again when it changes.",
     )
     peer_zone: Annotated[str, AfterValidator(members.member_name)] | None = Field(
-        None, description="Zone of this member; default: as the source of members tells it."
+        None, description="Zone of this member; default: as the source of members gives it."
     )
     peer_domain: Literal["zone", "cluster"] = Field(
         "zone", description="The members that share blocks: those of one zone, or all."
@@ -195,7 +195,7 @@ class Settings(BaseModel):
         description="When the checksum of a block is verified: at its first read after a start, or at every read.",
     )
     verify_origin: Literal["auto", "off"] = Field(
-        "auto", description="Compare what comes from the origin with its checksums and MD5 ETags, where it tells them."
+        "auto", description="Compare what comes from the origin with its checksums and MD5 ETags, where it states them."
     )
     scrub_bandwidth: Bytes = Field(
         20_000_000, ge=0, description="Bytes a second that the scrubber reads to find damaged blocks; 0: no scrubbing."

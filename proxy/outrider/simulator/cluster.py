@@ -18,7 +18,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.near_blocks import NearBlocks
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import told_every_s
+from outrider.core.cluster.messages import notice_interval_s
 from outrider.core.cluster.ownership import Ring
 from outrider.core.model import ObjectRef, ObjectVersion
 from outrider.simulator.run import EpochResult, Machine, Mark, SimProxy, read_all
@@ -139,7 +139,7 @@ class ClusterSimulation:
         for number, part in enumerate(lists):
             node = members[number * len(members) // len(lists)]
             shards = [self.objects[ObjectRef(job.shards.bucket, job.shards.key(index))] for index in part]
-            if job.told and part:
+            if job.announced and part:
                 self._announce(node, [of.ref for of in shards])
             buffer = Buffer(self.time, job.reader_bytes_s, self.nodes.buffered_blocks)
             if self.way == "direct":
@@ -152,7 +152,7 @@ class ClusterSimulation:
         members."""
         for member in self.members.values() if self.way == "cluster" else (node,):
             if member.planner is not None:
-                member.planner.told(node.client, refs, self.time.now, on_peer=member is not node)
+                member.planner.announced(node.client, refs, self.time.now, on_peer=member is not node)
 
     @property
     def _mark(self) -> Mark:
@@ -223,9 +223,9 @@ class SimNode(SimProxy):
         return bits & ((1 << blocks) - 1)
 
     def _note_read(self, client: str, ref: ObjectRef, size: int) -> None:
-        """As `engine.cluster.told_reads` does."""
+        """As `engine.cluster.reads_sender` does."""
         if not self._unreported:
-            self.time.at(self.time.now + told_every_s(len(self.cluster.members) - 1), self._report_reads)
+            self.time.at(self.time.now + notice_interval_s(len(self.cluster.members) - 1), self._report_reads)
         self._unreported.append((client, ref, size, self.time.now))
 
     def _report_reads(self) -> None:

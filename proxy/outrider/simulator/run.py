@@ -40,7 +40,7 @@ Mark = tuple[float, int, int]
 class EpochResult:
     """The result of one epoch of a job.
 
-    A hit is a shard whose blocks were all in the store when its reader asked for it; a block that was still on its way
+    A hit is a shard whose blocks were all in the store when its reader requested it; a block that was still on its way
     makes it a miss. `stall_s` is the time that a reader waited, averaged over the readers. `origin_bytes` and
     `wasted_bytes` count for the whole cache during the epoch; wasted bytes were prefetched and evicted unread.
     """
@@ -200,10 +200,10 @@ class SimProxy:
     def _count(self, bucket: str, numbering: NumberedNames) -> None:
         probe, rounds = numbering.probe(), 0
         try:
-            asked = next(probe)
+            names = next(probe)
             while True:
                 rounds += 1
-                asked = probe.send([ObjectRef(bucket, name) in self.objects for name in asked])
+                names = probe.send([ObjectRef(bucket, name) in self.objects for name in names])
         except StopIteration as end:
             found: NumberedRange | None = end.value
         after_s = rounds * self.machine.latency_s
@@ -266,7 +266,7 @@ class Visit:
         sim.opened.append((of.ref, row))
         if sim.planner is not None:
             # The read-ahead that it returns is for readers of many requests; these here ask for whole shards.
-            sim.planner.asked(client, of.ref, of.version.size, extent, sim.time.now)
+            sim.planner.requested(client, of.ref, of.version.size, extent, sim.time.now)
             sim.prefetch()
         self._since = sim.time.now
         self._step()
@@ -344,9 +344,9 @@ class _SimJob:
         self._row = EpochResult(spec.name, self._number, whole * spec.shards.size)
         self._before = sim.mark
         sim.epochs.append(self._row)
-        if spec.told and sim.planner is not None:
+        if spec.announced and sim.planner is not None:
             for part in lists:
-                sim.planner.told(spec.client, [self._object(index).ref for index in part], sim.time.now)
+                sim.planner.announced(spec.client, [self._object(index).ref for index in part], sim.time.now)
         self._reading = self._readers = len(lists)
         for shards in lists:
             read_all(sim, spec.client, map(self._object, shards), self._consume, self._row, self._ended)

@@ -36,7 +36,7 @@ class JobSpec:
     """A job of several epochs. Its readers read in parallel in the given `order`, each shard front to back at
     `reader_bytes_s`.
 
-    A proxy sees only `client` of them. `told`: a hint announces the order as each epoch begins.
+    A proxy sees only `client` of them. `announced`: a hint announces the order as each epoch begins.
     """
 
     name: str
@@ -46,12 +46,12 @@ class JobSpec:
     reader_bytes_s: float
     client: str = "10.0.0.1"
     start_s: float = 0.0
-    told: bool = False
+    announced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One logged read: bytes `[start, stop)` of an object of at least `size` bytes, asked for at `at` seconds."""
+    """One logged read: bytes `[start, stop)` of an object of at least `size` bytes, requested at `at` seconds."""
 
     at: float
     client: str

@@ -202,7 +202,7 @@ class SimFill:
 class SimOrigin:
     """All blocks come through one pipe, the most urgent first, each `latency_s` after it left the pipe.
 
-    `landed` is called for each block that came, `refused` for a prefetched block without room in the store, and `idle`
+    `landed` is called for each block received, `refused` for a prefetched block without room in the store, and `idle`
     whenever the pipe is free. A block that somebody waits for and that has no room is relayed.
     """
 

@@ -30,7 +30,7 @@ async def read(room: Engine, *numbers: int) -> None:
     for number in numbers:
         ref = REFS[number]
         answer = await room.reads.get(
-            ref, {}, lambda version, extent: room.prefetch.asked(CLIENT, version, extent, checksums=False)
+            ref, {}, lambda version, extent: room.prefetch.requested(CLIENT, version, extent, checksums=False)
         )
         assert await taken(answer) == ramp(SMALL, number)
         room.prefetch.sent(CLIENT, ref)
@@ -47,7 +47,7 @@ def heads(room: Engine) -> int:
 
 async def test_small_objects_with_numbered_names_are_found_by_a_few_heads_and_prefetched(room: Engine) -> None:
     await read(room, 20, 7, 38, 3)
-    assert all(map(room.fills.is_here, REFS))
+    assert all(map(room.fills.is_cached, REFS))
     assert lists(room) == 0
     assert 8 < heads(room) < 32
     assert not room.tasks.failures
@@ -65,7 +65,7 @@ async def test_numbered_names_are_found_where_missing_objects_are_forbidden(miss
     beyond = [Fault(times=None, key=f"{number:06d}.bin", status=missing) for number in range(COUNT, 2 * COUNT)]
     room.origin.faults += [NO_LIST, *beyond]
     await read(room, 20, 7, 38, 3)
-    assert all(map(room.fills.is_here, REFS))
+    assert all(map(room.fills.is_cached, REFS))
 
 
 @pytest.mark.parametrize("fault", [
@@ -88,7 +88,7 @@ async def test_a_missing_object_costs_one_request_and_then_a_list(room: Engine) 
     asked = [request.key for request in room.origin.log if request.method == "GET"]
     assert asked.count(REFS[32].key) == 1
     assert lists(room) == 1
-    assert all(room.fills.is_here(ref) for ref in REFS if ref != REFS[32])
+    assert all(room.fills.is_cached(ref) for ref in REFS if ref != REFS[32])
     await read(room, 31)
     assert lists(room) == 1
 
@@ -99,7 +99,7 @@ async def test_empty_objects_are_not_missing(room: Engine) -> None:
     for ref in REFS[4:34:2]:
         room.origin.put(ref, b"")
     await read(room, 35, 7, 38, 3, 1)
-    assert all(room.fills.is_here(ref) for ref in (*REFS[:4], *REFS[5:34:2], *REFS[34:]))
+    assert all(room.fills.is_cached(ref) for ref in (*REFS[:4], *REFS[5:34:2], *REFS[34:]))
     [dataset] = room.planner.registry.datasets()
     assert dataset.discovery.is_numbered
 
@@ -117,7 +117,7 @@ async def test_a_list_that_is_refused_after_its_first_page_has_failed(tmp_path: 
             await taken(
                 await room.reads.get(
                     REFS[number], {},
-                    lambda version, extent: room.prefetch.asked(CLIENT, version, extent, checksums=False),
+                    lambda version, extent: room.prefetch.requested(CLIENT, version, extent, checksums=False),
                 )
             )  # fmt: skip
             room.prefetch.sent(CLIENT, REFS[number])

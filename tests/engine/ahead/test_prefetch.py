@@ -16,7 +16,7 @@ from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.ahead.order.torch_sampler import Draw, order_at_once
 from outrider.core.ahead.prefetch_candidates import Want
-from outrider.core.cluster.messages import ReadsTold, ToldRead
+from outrider.core.cluster.messages import BegunRead, ReadsNotice
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.fill.fill_scheduler import READS_ON_S, FillSlot, Purpose
@@ -51,14 +51,14 @@ def sizes_known(room: Engine) -> None:
     room.planner.discovery.listed(REFS[0].bucket, [(ref.key, BLOCK) for ref in REFS])
 
 
-def tell(room: Engine, refs: list[ObjectRef] = REFS) -> None:
-    room.prefetch.told(CLIENT, refs, start=0, total=len(refs))
+def announce(room: Engine, refs: list[ObjectRef] = REFS) -> None:
+    room.prefetch.announce(CLIENT, refs, start=0, total=len(refs))
 
 
 async def read(room: Engine, ref: ObjectRef) -> str:
     """Read as the server does, and return the answer's `x-cache`."""
     answer = await room.reads.get(
-        ref, {}, lambda version, extent: room.prefetch.asked(CLIENT, version, extent, checksums=False)
+        ref, {}, lambda version, extent: room.prefetch.requested(CLIENT, version, extent, checksums=False)
     )
     assert await taken(answer) == BODIES.get(ref, ramp(BLOCK, 77))
     room.prefetch.sent(CLIENT, ref)
@@ -76,7 +76,7 @@ async def test_reads_of_all_clients_are_reported_in_any_mode(making: Making) -> 
         assert await room.prefetch.tick()
     with making() as room:
         room.prefetch.on_read = lambda client, ref, version: read_by.append((client, ref, version is not None))
-        room.prefetch.heard(ReadsTold("b", 1, (ToldRead("told", REFS[2], BLOCK, 0.0),)))
+        room.prefetch.on_reads(ReadsNotice("b", 1, (BegunRead("told", REFS[2], BLOCK, 0.0),)))
         assert await room.prefetch.tick()
     assert read_by == [(CLIENT, REFS[0], True), ("noted", REFS[1], True), ("b/told", REFS[2], False)]
 
@@ -101,7 +101,7 @@ async def under_way(room: Engine, at_least: int) -> None:
 
 
 async def test_hinted_objects_are_fetched_once_and_before_their_reads(room: Engine) -> None:
-    tell(room)
+    announce(room)
     await room.tasks.settle()
     for ref in REFS:
         assert await read(room, ref) == "HIT"
@@ -134,7 +134,7 @@ async def test_after_a_withdrawal_only_fills_under_way_are_completed(making: Mak
         gate, hint = asyncio.Event(), Hint()
         room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
         sizes_known(room)
-        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, hint=hint)
+        room.prefetch.announce(CLIENT, REFS, start=0, total=COUNT, hint=hint)
         await under_way(room, 2)
         before = gets(room)
         assert room.prefetch.withdraw(hint, ()) == COUNT
@@ -153,7 +153,7 @@ async def test_progress_counts_objects_that_are_cached_whole(making: Making) -> 
         hint, gate = Hint(), asyncio.Event()
         # The first block of one object comes whole, and the second one in part.
         room.origin.faults += [Fault(key=REFS[5].key), Fault(key=REFS[5].key, body_gate=gate, gate_after=10)]
-        room.prefetch.told(CLIENT, REFS, start=0, total=COUNT, hint=hint)
+        room.prefetch.announce(CLIENT, REFS, start=0, total=COUNT, hint=hint)
         async with asyncio.timeout(60):
             while len(room.store) < 2 * COUNT - 1:
                 await asyncio.sleep(0)
@@ -171,7 +171,7 @@ async def test_a_reader_joins_the_prefetch_of_its_object(making: Making) -> None
     with making() as room:
         gate = asyncio.Event()
         room.origin.faults.append(Fault(times=None, key=REFS[0].key, body_gate=gate, gate_after=30_000))
-        tell(room)
+        announce(room)
         await under_way(room, 1)
         reading = asyncio.create_task(read(room, REFS[0]))
         await settled_loop()
@@ -191,7 +191,7 @@ async def told_amid_a_get(
     room.origin.faults += [
         Fault(key=ref.key, method="HEAD", gate=head), Fault(key=ref.key, method="GET", gate=get)
     ]  # fmt: skip
-    told = asyncio.create_task(room.fills.told(ref))
+    told = asyncio.create_task(room.fills.look_up(ref))
     await under_way(room, 1)
     reading = asyncio.create_task(room.get(ref, **headers))
     await under_way(room, 2)
@@ -203,7 +203,7 @@ async def told_amid_a_get(
 
 async def begun_by_a(way: str, room: Engine, told: asyncio.Task[ObjectVersion]) -> asyncio.Task[ObjectVersion]:
     if way == "known version":
-        tell(room, REFS[:1])
+        announce(room, REFS[:1])
     elif way == "opened object":
         told = asyncio.create_task(room.fills.opened(REFS[0]))
     await settled_loop()
@@ -243,7 +243,7 @@ async def test_the_version_that_a_get_under_way_brings_is_fetched(making: Making
         await room.tasks.settle()
         assert old is not None
         assert old.etag not in [dict(request.headers).get("if-match") for request in room.origin.log]
-        assert room.fills.is_here(REFS[0])
+        assert room.fills.is_cached(REFS[0])
 
 
 async def test_a_reader_that_joins_the_first_request_of_an_object_reports_the_bytes_to_come(room: Engine) -> None:
@@ -283,7 +283,7 @@ async def test_demand_does_not_wait_for_prefetch(making: Making) -> None:
     with making(fills_max=1) as room:
         gate = asyncio.Event()
         room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
-        tell(room)
+        announce(room)
         await under_way(room, 1)
         assert await asyncio.wait_for(read(room, OTHER), 60) == "MISS"
         gate.set()
@@ -296,7 +296,7 @@ async def test_a_reader_promotes_the_prefetched_blocks_that_it_would_request(mak
         room.origin.put(REFS[0], ramp(6 * BLOCK, 5))
         await room.reads.head(REFS[0], {})
         room.origin.faults.append(Fault(times=None, key=REFS[0].key, body_gate=gate))
-        tell(room, REFS[:1])
+        announce(room, REFS[:1])
         await under_way(room, 1)
         alone = room.origin.under_way
         reading = asyncio.create_task(room.get(REFS[0]))
@@ -327,20 +327,20 @@ async def test_no_more_blocks_are_outstanding_than_the_budget_allows(making: Mak
             await bring(want)  # type: ignore[arg-type]
 
         room.prefetch._bring = counted  # type: ignore[method-assign]
-        tell(room)
+        announce(room)
         await room.tasks.settle()
         assert 1 <= most <= 4, "an object's last block may be one too many"
 
 
 async def test_prefetch_keeps_to_the_bandwidth_of_the_budget(making: Making) -> None:
     with making(prefetch_bytes_s=BLOCK) as room:
-        tell(room)
+        announce(room)
         await room.tasks.settle()
         assert gets(room) == 0
         for _ in range(4):
             room.clock.advance(1.0)
-            room.planner.told(CLIENT, (), room.clock())
-            tell(room)
+            room.planner.announced(CLIENT, (), room.clock())
+            announce(room)
             await room.tasks.settle()
         # Whole objects of two blocks are fetched, since their size is not known before.
         assert 2 * BLOCK <= room.origin.body_bytes <= (4 + 4) * BLOCK
@@ -349,7 +349,7 @@ async def test_prefetch_keeps_to_the_bandwidth_of_the_budget(making: Making) -> 
 async def test_bandwidth_that_was_not_spent_for_a_minute_is_not_saved_up(making: Making) -> None:
     with making(prefetch_bytes_s=BLOCK) as room:
         room.clock.advance(60.0)
-        tell(room)
+        announce(room)
         assert room.planner.outstanding.blocks == 1
         await room.tasks.settle()
 
@@ -358,7 +358,7 @@ async def test_a_request_for_prefetch_waits_for_a_slot(room: Engine) -> None:
     gate = asyncio.Event()
     room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
     sizes_known(room)
-    tell(room)
+    announce(room)
     await under_way(room, 2)
     await settled_loop()
     assert room.planner.outstanding.blocks > 2
@@ -370,7 +370,7 @@ async def test_a_request_for_prefetch_waits_for_a_slot(room: Engine) -> None:
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.OBJECT])
 async def test_without_prefetch_of_epochs_no_object_is_fetched_before_its_read(making: Making, mode: Mode) -> None:
     with making(prefetch=mode) as room:
-        tell(room)
+        announce(room)
         for ref in REFS[:4]:
             assert await read(room, ref) == "MISS"
             await room.prefetch.tick()
@@ -380,7 +380,7 @@ async def test_without_prefetch_of_epochs_no_object_is_fetched_before_its_read(m
 
 async def test_prefetching_ends_within_a_second_of_its_readers(making: Making) -> None:
     with making(prefetch_blocks=1) as room:
-        tell(room)
+        announce(room)
         await room.tasks.settle()
         gate = asyncio.Event()
         room.origin.faults += [Fault(times=None, key=ref.key, body_gate=gate) for ref in REFS]
@@ -411,7 +411,7 @@ async def test_objects_of_a_long_list_are_prefetched_before_its_end(then: int, r
     for number in (3, 0, 5, 1):
         await read(room, REFS[number])
     async with asyncio.timeout(60):
-        while not all(map(room.fills.is_here, REFS[:6])):
+        while not all(map(room.fills.is_cached, REFS[:6])):
             await asyncio.sleep(0)
     assert not any(request.key == REFS[6].key for request in room.origin.log)
     room.scheduler._background_limit.beside = 40
@@ -421,13 +421,13 @@ async def test_objects_of_a_long_list_are_prefetched_before_its_end(then: int, r
     await read(room, REFS[11])
     await read(room, REFS[8])
     await room.tasks.settle()
-    assert all(map(room.fills.is_here, REFS)) == (then == 200)
+    assert all(map(room.fills.is_cached, REFS)) == (then == 200)
 
 
 async def test_a_failed_list_or_get_is_not_retried_for_ever_and_ends_no_task(room: Engine) -> None:
     broken = [Fault(times=None, key=REFS[0].key, status=403), Fault(times=None, key=REFS[1].key, refuse=True)]
     room.origin.faults += broken
-    tell(room)
+    announce(room)
     async with asyncio.timeout(60):
         await room.tasks.settle()
     tried = len(room.origin.log)
@@ -438,7 +438,7 @@ async def test_a_failed_list_or_get_is_not_retried_for_ever_and_ends_no_task(roo
     seen = []
     for ref in REFS:
         room.clock.advance(10.0)
-        tell(room, REFS)
+        announce(room, REFS)
         await room.prefetch.tick()
         await room.tasks.settle()
         seen.append(await read(room, ref))
@@ -461,14 +461,14 @@ async def test_a_list_is_retried_unless_it_was_refused(status: int, lists: int, 
 
 async def test_without_room_prefetch_pauses(room: Engine) -> None:
     room.store.disks[0].admitting = False
-    tell(room)
+    announce(room)
     async with asyncio.timeout(60):
         await room.tasks.settle()
     assert len(room.origin.log) <= 4 * COUNT
     assert room.planner.outstanding.blocks == 0
     room.store.disks[0].admitting = True
     room.clock.advance(10.0)
-    tell(room)
+    announce(room)
     await room.prefetch.tick()
     await room.tasks.settle()
     assert await read(room, REFS[0]) == "HIT"
@@ -480,7 +480,7 @@ async def tries(room: Engine, seconds: float) -> list[float]:
     began, asked = room.clock(), []
     while room.clock() <= began + seconds:
         before = len(room.origin.log)
-        tell(room)
+        announce(room)
         await room.prefetch.tick()
         await room.tasks.settle()
         if len(room.origin.log) > before:
@@ -509,12 +509,12 @@ async def test_the_pause_after_failures_doubles_up_to_five_seconds_and_ends_with
 async def test_fills_that_fail_together_are_one_failure(room: Engine) -> None:
     room.origin.faults += [Fault(times=None, key=ref.key, refuse=True) for ref in REFS]
     sizes_known(room)
-    tell(room)
+    announce(room)
     await room.tasks.settle()
     assert len({request.key for request in room.origin.log if request.key}) >= 4
     room.origin.faults.clear()
     room.clock.advance(0.15)
-    tell(room)
+    announce(room)
     await room.tasks.settle()
     assert await read(room, REFS[0]) == "HIT"
 
@@ -523,7 +523,7 @@ async def test_after_a_pause_every_object_is_requested_again_from_a_busy_origin(
     with making(prefetch_blocks=4) as room:
         sizes_known(room)
         room.origin.faults.append(Fault(times=None, status=503))
-        tell(room)
+        announce(room)
         for _ in range(10):
             await room.tasks.settle()
             room.clock.advance(0.02)
@@ -531,10 +531,10 @@ async def test_after_a_pause_every_object_is_requested_again_from_a_busy_origin(
         room.origin.faults.clear()
         room.clock.advance(5.0)
         for _ in range(10):
-            tell(room, REFS[:1])
+            announce(room, REFS[:1])
             await room.tasks.settle()
             room.clock.advance(0.02)
-        assert all(map(room.fills.is_here, REFS))
+        assert all(map(room.fills.is_cached, REFS))
 
 
 async def test_an_object_that_has_changed_is_fetched_in_its_new_version(making: Making) -> None:
@@ -544,14 +544,14 @@ async def test_an_object_that_has_changed_is_fetched_in_its_new_version(making: 
         await room.tasks.settle()
         await room.store.drop(room.store.blocks_of(lambda ref: ref == REFS[1]))
         room.origin.put(REFS[1], ramp(2 * BLOCK, 99))
-        tell(room, [REFS[0], *REFS[2:], REFS[1]])
+        announce(room, [REFS[0], *REFS[2:], REFS[1]])
         for _ in range(3):
             # Only the fill learns that the object has changed; no read makes the cache forget it.
             room.clock.advance(10.0)
-            room.planner.told("another", REFS, room.clock())
+            room.planner.announced("another", REFS, room.clock())
             await room.prefetch.tick()
             await room.tasks.settle()
-        assert room.fills.is_here(REFS[1])
+        assert room.fills.is_cached(REFS[1])
 
 
 async def test_a_hint_keeps_its_order_where_the_settings_exclude_some_objects(
@@ -561,7 +561,7 @@ async def test_a_hint_keeps_its_order_where_the_settings_exclude_some_objects(
         monkeypatch.setattr(room.prefetch, "_mode_of", lambda ref: Mode.OFF if ref.key.endswith("json") else Mode.EPOCH)
         refs = [ObjectRef("train", f"s/{n:06d}.{kind}") for n in range(60) for kind in ("jpg", "json")]
         for at in range(0, 120, 40):
-            room.prefetch.told(CLIENT, refs[at : at + 40], start=at, total=120)
+            room.prefetch.announce(CLIENT, refs[at : at + 40], start=at, total=120)
         [dataset] = room.planner.registry.datasets()
         told = [dataset.names.keys[key] for key in dataset.epochs()[-1].agenda]
         await room.tasks.cancel()
@@ -591,7 +591,7 @@ async def test_a_samplers_order_is_prefetched_after_its_first_reads(
         for number in order[:16]:
             version = ObjectVersion(refs[number], '"e"', 100)
             room.clock.advance(1.0)
-            room.prefetch.asked(CLIENT, version, Extent(0, 100), checksums=False)
+            room.prefetch.requested(CLIENT, version, Extent(0, 100), checksums=False)
             room.prefetch.sent(CLIENT, refs[number])
         monkeypatch.undo()
         # Each reading of the CPU time takes a millisecond, so each step is followed by a pause of ten milliseconds.
@@ -658,7 +658,7 @@ async def test_a_bug_in_a_long_computation_ends_no_other_one(
         raise RuntimeError("a thought of ours")
 
     monkeypatch.setattr(room.planner, "step", fail)
-    tell(room)
+    announce(room)
     assert "prefetch failed" in caplog.text
     thoughts = iter([True, True])
     monkeypatch.setattr(room.planner, "step", lambda: next(thoughts))
@@ -699,7 +699,7 @@ async def test_a_tick_tells_of_some_of_a_burst_of_hits_and_the_oldest_beyond_a_b
 
 
 async def test_other_work_runs_during_a_burst_of_hits(room: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, asked, event_s = [], room.planner.asked, 0.0004
+    heard, asked, event_s = [], room.planner.requested, 0.0004
 
     def takes_long(client: str, ref: ObjectRef, *rest: Any) -> Extent | None:
         room.clock.advance(event_s)
@@ -711,7 +711,7 @@ async def test_other_work_runs_during_a_burst_of_hits(room: Engine, monkeypatch:
             scheduler.append(room.clock())
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(room.planner, "asked", takes_long)
+    monkeypatch.setattr(room.planner, "requested", takes_long)
     scheduler: list[float] = []
     for number in range(100):
         room.prefetch.note(CLIENT, many(number), 0, 100, room.clock())
@@ -741,7 +741,7 @@ async def test_random_reads_of_one_object_do_not_displace_reads_of_others(room: 
 
 async def test_a_stop_leaves_nothing_behind(room: Engine) -> None:
     room.origin.faults += [Fault(times=None, key=ref.key, body_gate=asyncio.Event()) for ref in REFS]
-    tell(room)
+    announce(room)
     await under_way(room, 2)
     await room.tasks.cancel()
     assert room.tasks.failures == []

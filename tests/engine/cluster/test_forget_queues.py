@@ -155,7 +155,7 @@ async def test_forgets_that_wait_go_where_the_member_is_by_then(tmp_path: Path) 
         await time.run(write(writer, "PUT", body=NEW))
         hello = replace(moved.members.mine(), boot=2)
         new = writer.wire.services["new:1"] = FakeMember(hello)
-        writer.membership.heard("new:1", hello, time(), 0.0)
+        writer.membership.answered("new:1", hello, time(), 0.0)
         await time.run(write(writer, "PUT", body=RAMP[:3000]))
         gate.set()
         await time.turns()
@@ -173,8 +173,8 @@ async def sent_to(nodes: Cluster, time: Time, member: Member, names: list[list[s
     telling = []
     for number, some in enumerate(names):
         if number == unknown:
-            node.membership.unheard(member.address, time())
-        telling.append(asyncio.ensure_future(node.forgets.tell(some, in_doubt="doubt" in some)))
+            node.membership.unanswered(member.address, time())
+        telling.append(asyncio.ensure_future(node.forgets.forget(some, in_doubt="doubt" in some)))
         await asyncio.sleep(0)
         if number == unknown:
             await node.members._greeted(member.address)

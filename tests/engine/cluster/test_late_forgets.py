@@ -119,17 +119,17 @@ async def test_a_member_that_no_message_reaches_serves_nothing_older_than_the_ti
     time = Time()
     with cluster(tmp_path, clock=time, sleep=time.sleep, freshness="ttl:60") as nodes:
         late, writer, third = await time.run(known_to_all(nodes, time))
-        asked_at = time() - 5
+        requested_at = time() - 5
         third.engine.versions._entries.clear()
         # Two members are cut off from the writer, and not from each other.
         for node in (late, third):
-            writer.membership.unheard(node.address, time())
+            writer.membership.unanswered(node.address, time())
         await time.run(write(writer, "PUT", body=NEW))
-        await time.until(asked_at + 59)
+        await time.until(requested_at + 59)
         asked = nodes.origin.count()
         assert [await time.run(node.get()) for node in (late, third)] == [OLD] * 2
         assert nodes.origin.count() == asked
-        await time.until(asked_at + 61)
+        await time.until(requested_at + 61)
         assert [await time.run(node.get()) for node in (third, late)] == [NEW] * 2
         await time.run(nodes.settle())
 

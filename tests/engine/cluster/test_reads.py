@@ -64,7 +64,7 @@ async def test_members_that_fail_leave_no_cycle(tmp_path: Path) -> None:
             left = weakref.ref(body)
             del body, block
             assert left() is None
-            asked = edge.reads.asked(ref, None, whole_headers=False, is_ahead=False, only_if_here=False)
+            asked = edge.reads.lookup(ref, None, whole_headers=False, is_ahead=False, only_if_cached=False)
             with pytest.raises(PeerFailed) as failed:
                 await asked.__aenter__()
             error = weakref.ref(failed.value)
@@ -273,7 +273,7 @@ def with_all_at(nodes: Cluster, node: str, owner: str) -> View:
 @pytest.fixture
 def as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No block is so small that it is held until it is whole."""
-    monkeypatch.setattr("outrider.engine.cluster.asked_block._HELD_BYTES_MAX", 0)
+    monkeypatch.setattr("outrider.engine.cluster.requested_block._HELD_BYTES_MAX", 0)
 
 
 FAULTS = [PeerFault(None, why=why) for why in ("connect", "busy", "absent", "refused", "garbage", "changed")]
@@ -475,7 +475,7 @@ async def test_members_of_a_young_cluster_are_not_asked_for_what_they_cannot_hav
         for ref in refs:
             nodes.origin.put(ref, DATA[:1000])
             await owner.get(ref)
-        asked = [read for _, read in owner.wire.reads if read.only_if_here]
+        asked = [read for _, read in owner.wire.reads if read.only_if_cached]
         # Eight of each of the two others.
         assert len(asked) == 16
         assert len(refs) > 40
@@ -492,8 +492,8 @@ async def test_nobody_asks_the_bucket_who_is_only_asked_for_what_it_has(tmp_path
         assert version is not None
         known = Confirmed(version, 0.0)
         for read in (
-            PeerRead(REF, Extent(0, BLOCK), 0, known, only_if_here=True),
-            PeerRead(ObjectRef("train", "other"), Extent(0, BLOCK), only_if_here=True),
+            PeerRead(REF, Extent(0, BLOCK), 0, known, only_if_cached=True),
+            PeerRead(ObjectRef("train", "other"), Extent(0, BLOCK), only_if_cached=True),
         ):
             assert (await owner.service.read(read, "x")).status == 404
         assert nodes.origin.count() == asked

@@ -120,7 +120,7 @@ async def test_a_member_that_missed_a_write_asks_about_everything_once_it_hears_
         cut_off, writer = nodes["a"], nodes["b"]
         # A partition, of which both sides know.
         for node, other in ((writer, cut_off), (cut_off, writer)):
-            node.membership.unheard(other.address, nodes.clock())
+            node.membership.unanswered(other.address, nodes.clock())
         await write(writer, "PUT", body=RAMP[:2000])
         assert await cut_off.get() == RAMP[:1000]
         nodes.clock.advance(5)

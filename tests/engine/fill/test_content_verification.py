@@ -30,7 +30,7 @@ CRCS = [kind for kind in Kind if kind.is_crc]
 MD5 = f'"{md5(SMALL).hexdigest()}"'
 
 
-def told(kind: Kind, data: bytes, *, is_full: bool = True) -> Headers:
+def checksum_headers(kind: Kind, data: bytes, *, is_full: bool = True) -> Headers:
     running = kind.begin()
     running.update(data)
     value = b64encode(running.digest()).decode()
@@ -39,7 +39,7 @@ def told(kind: Kind, data: bytes, *, is_full: bool = True) -> Headers:
 
 
 # A checksum of the checksums of the parts, as stores send it that leave out the number of parts, the type, or both.
-_COMPOSITE = told(Kind.CRC32, bytes(12), is_full=False)
+_COMPOSITE = checksum_headers(Kind.CRC32, bytes(12), is_full=False)
 _UNMARKED = _COMPOSITE[0][0], _COMPOSITE[0][1].partition("-")[0]
 COMPOSITES = ((_UNMARKED, _COMPOSITE[1]), (_COMPOSITE[0],), (_UNMARKED,))
 
@@ -102,7 +102,7 @@ def proved(room: Engine, ref: ObjectRef = REF) -> list[int]:
 
 @pytest.mark.parametrize("kind", [*Kind])
 async def test_a_bit_turned_in_a_small_object_is_noticed_by_no_reader(kind: Kind, room: Engine) -> None:
-    headers = () if kind is Kind.MD5 else told(kind, SMALL)
+    headers = () if kind is Kind.MD5 else checksum_headers(kind, SMALL)
     put(room, SMALL, *headers, etag=MD5 if kind is Kind.MD5 else '"v1"')
     await asked_before(room)
     room.origin.turned[REF] = Turned(offset=500, times=1)
@@ -150,7 +150,7 @@ async def test_the_last_bytes_of_a_wrong_body_reach_no_reader(room: Engine, monk
 async def test_a_small_object_that_never_matches_is_relayed_and_asked_about_again_after_a_while(
     kind: Kind, room: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    headers = () if kind is Kind.MD5 else told(kind, SMALL)
+    headers = () if kind is Kind.MD5 else checksum_headers(kind, SMALL)
     put(room, SMALL, *headers, etag=MD5 if kind is Kind.MD5 else '"v1"')
     await asked_before(room)
     room.origin.turned[REF] = Turned(offset=500, times=-1)
@@ -214,7 +214,7 @@ async def test_an_etag_under_a_key_of_kms_or_of_the_client_is_not_compared(heade
 @pytest.mark.parametrize("kind", [Kind.MD5, Kind.CRC64NVME])
 async def test_a_small_object_whose_end_is_read_first_is_compared_when_it_is_whole(kind: Kind, room: Engine) -> None:
     data = RAMP[: BLOCK - 10]
-    put(room, data, *(() if kind is Kind.MD5 else told(kind, data)))
+    put(room, data, *(() if kind is Kind.MD5 else checksum_headers(kind, data)))
     await room.reads.head(REF, {})
     room.origin.turned[REF] = Turned(offset=BLOCK - 20, times=1)
     # These bytes are out before the object is whole.
@@ -229,7 +229,7 @@ async def test_a_small_object_whose_end_is_read_first_is_compared_when_it_is_who
 
 @pytest.mark.parametrize("kind", CRCS)
 async def test_a_bit_turned_in_a_large_object_is_found_when_the_last_block_is_here(kind: Kind, room: Engine) -> None:
-    put(room, LARGE, *told(kind, LARGE), etag='"v1-3"')
+    put(room, LARGE, *checksum_headers(kind, LARGE), etag='"v1-3"')
     room.origin.turned[REF] = Turned(offset=2 * BLOCK + 5, times=1)
     # The reply has other bytes than the object, unless it is cut in time.
     assert await read_or_cut(room) != LARGE
@@ -247,7 +247,7 @@ async def test_a_bit_turned_in_a_large_object_is_found_when_the_last_block_is_he
 
 
 async def test_a_large_object_that_does_not_match_twice_is_relayed(room: Engine) -> None:
-    put(room, LARGE, *told(Kind.CRC64NVME, LARGE), etag='"v1-3"')
+    put(room, LARGE, *checksum_headers(Kind.CRC64NVME, LARGE), etag='"v1-3"')
     room.origin.turned[REF] = Turned(offset=2 * BLOCK + 5, times=-1)
     for _ in range(2):
         await read_or_cut(room)
@@ -260,7 +260,7 @@ async def test_a_large_object_that_does_not_match_twice_is_relayed(room: Engine)
 
 
 async def test_readers_under_way_of_a_condemned_object_are_cut(room: Engine) -> None:
-    put(room, LARGE, *told(Kind.CRC64NVME, LARGE), etag='"v1-3"')
+    put(room, LARGE, *checksum_headers(Kind.CRC64NVME, LARGE), etag='"v1-3"')
     room.origin.turned[REF] = Turned(offset=5, times=1)
     last = BLOCKS - 1
     await read(room, range=f"bytes=0-{last * BLOCK - 1}")
@@ -294,7 +294,7 @@ async def test_readers_under_way_of_a_condemned_object_are_cut(room: Engine) -> 
 
 
 async def test_a_wrong_block_that_replaces_a_proved_one_goes_alone(room: Engine) -> None:
-    put(room, LARGE, *told(Kind.CRC64NVME, LARGE), etag='"v1-3"')
+    put(room, LARGE, *checksum_headers(Kind.CRC64NVME, LARGE), etag='"v1-3"')
     assert await read(room) == LARGE
     version = room.versions.stale(REF)
     assert version is not None
@@ -309,7 +309,7 @@ async def test_a_wrong_block_that_replaces_a_proved_one_goes_alone(room: Engine)
 
 
 async def test_an_object_is_proved_whose_blocks_were_never_here_together(room: Engine) -> None:
-    put(room, LARGE, *told(Kind.CRC64NVME, LARGE), etag='"v1-3"')
+    put(room, LARGE, *checksum_headers(Kind.CRC64NVME, LARGE), etag='"v1-3"')
     for index in range(BLOCKS):
         await read(room, range=f"bytes={index * BLOCK}-{index * BLOCK + 999}")
         version = room.versions.stale(REF)
@@ -320,14 +320,14 @@ async def test_an_object_is_proved_whose_blocks_were_never_here_together(room: E
 
 
 async def test_blocks_are_read_again_where_the_bucket_has_another_kind_of_crc(room: Engine) -> None:
-    put(room, LARGE, *told(Kind.CRC32C, LARGE), etag='"v1-3"')
+    put(room, LARGE, *checksum_headers(Kind.CRC32C, LARGE), etag='"v1-3"')
     assert await read(room) == LARGE
     assert proved(room) == [*range(BLOCKS)]
     scrubbed = room.metrics.value("outrider_scrubbed_blocks_total")
     assert 0 < scrubbed <= BLOCKS
     # From then on, blocks of this bucket are hashed so as they come.
     other = ObjectRef(REF.bucket, "b.tar")
-    put(room, LARGE, *told(Kind.CRC32C, LARGE), etag='"v2-3"', ref=other)
+    put(room, LARGE, *checksum_headers(Kind.CRC32C, LARGE), etag='"v2-3"', ref=other)
     assert await read(room, other) == LARGE
     assert proved(room, other) == [*range(BLOCKS)]
     assert room.metrics.value("outrider_scrubbed_blocks_total") == scrubbed
@@ -335,7 +335,7 @@ async def test_blocks_are_read_again_where_the_bucket_has_another_kind_of_crc(ro
 
 @pytest.mark.parametrize(
     "headers",
-    [(), told(Kind.CRC32, LARGE, is_full=False), *COMPOSITES, told(Kind.SHA256, LARGE)],
+    [(), checksum_headers(Kind.CRC32, LARGE, is_full=False), *COMPOSITES, checksum_headers(Kind.SHA256, LARGE)],
     ids=["no checksum", "composite", "no suffix", "no type", "no suffix and no type", "no CRC"],
 )
 async def test_nothing_is_claimed_where_the_bucket_tells_nothing_that_can_be_compared(
@@ -382,7 +382,7 @@ async def test_an_object_that_was_overwritten_meanwhile_proves_nothing(room: Eng
     put(room, LARGE, etag='"v1-3"')
     await read(room, range=f"bytes=0-{2 * BLOCK - 1}")
     room.origin.faults.append(Fault(method="GET", times=0))
-    put(room, bytes(len(LARGE)), *told(Kind.CRC64NVME, bytes(len(LARGE))), etag='"v2-3"')
+    put(room, bytes(len(LARGE)), *checksum_headers(Kind.CRC64NVME, bytes(len(LARGE))), etag='"v2-3"')
     await read(room, range=f"bytes={2 * BLOCK}-{2 * BLOCK + 9}")
     assert mismatches(room) == 0
     assert await read(room) == bytes(len(LARGE))
@@ -390,7 +390,7 @@ async def test_an_object_that_was_overwritten_meanwhile_proves_nothing(room: Eng
 
 
 async def test_a_head_that_fails_is_asked_again_and_costs_no_reader_anything(room: Engine) -> None:
-    put(room, LARGE, *told(Kind.CRC64NVME, LARGE), etag='"v1-3"')
+    put(room, LARGE, *checksum_headers(Kind.CRC64NVME, LARGE), etag='"v1-3"')
     room.origin.faults.append(Fault(method="HEAD", times=12, refuse=True))
     assert await read(room) == LARGE
     assert proved(room) == [*range(BLOCKS)]
@@ -402,7 +402,7 @@ async def test_a_head_that_fails_is_asked_again_and_costs_no_reader_anything(roo
 
 async def test_off_nothing_is_asked_and_nothing_claimed(tmp_path: Path) -> None:
     with engine(tmp_path / "c", verify_origin=False) as room:
-        put(room, LARGE, *told(Kind.CRC64NVME, LARGE), etag='"v1-3"')
+        put(room, LARGE, *checksum_headers(Kind.CRC64NVME, LARGE), etag='"v1-3"')
         room.origin.turned[REF] = Turned(offset=5, times=1)
         assert await read(room) != LARGE
         assert room.origin.count("HEAD") == 0
@@ -417,8 +417,8 @@ async def test_a_start_knows_what_was_proved_or_proves_it_anew(clean: bool, tmp_
     small, alone = ObjectRef("train", "small.bin"), ObjectRef("train", "later.tar")
     origin = FakeOrigin()
     with engine(tmp_path / "c", origin, verify_origin=True, sleep=_at_once) as room:
-        put(room, LARGE, *told(Kind.CRC64NVME, LARGE), etag='"v1-3"')
-        put(room, LARGE, *told(Kind.CRC64NVME, LARGE), etag='"v2-3"', ref=alone)
+        put(room, LARGE, *checksum_headers(Kind.CRC64NVME, LARGE), etag='"v1-3"')
+        put(room, LARGE, *checksum_headers(Kind.CRC64NVME, LARGE), etag='"v2-3"', ref=alone)
         put(room, SMALL, ref=small)
         await read(room)
         await read(room, small)

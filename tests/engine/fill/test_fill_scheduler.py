@@ -557,7 +557,7 @@ async def test_the_background_limit_does_not_grow_while_the_aimd_limit_holds_pre
     queue = Queue(16)
     await queue.add(*(f"d{i}" for i in range(14)), "p1")
     for _ in range(100):
-        queue.scheduler.came_small(0.05)
+        queue.scheduler.small_received(0.05)
         queue.scheduler.written(1000)
     assert queue.background_limit.beside == 1, "no measurement has shown that more would be harmless"
     await queue.drain()

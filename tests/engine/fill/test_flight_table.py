@@ -711,7 +711,7 @@ async def test_small_bodies_report_their_time_and_large_ones_their_bytes(
     small: list[float] = []
     flowed: list[int] = []
     monkeypatch.setattr(fill_module, "_SMALL_BYTES", BLOCK)
-    monkeypatch.setattr(room.scheduler, "came_small", small.append)
+    monkeypatch.setattr(room.scheduler, "small_received", small.append)
     monkeypatch.setattr(room.scheduler, "flowed", lambda count, awaited: flowed.append(count))
     version, gate = version_in(room), asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=25_000)]

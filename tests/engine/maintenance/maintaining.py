@@ -13,10 +13,10 @@ from outrider.core.cache.pins import SavedPin
 from outrider.core.model import ObjectRef
 from outrider.core.s3.body_integrity import UNSIGNED
 from outrider.core.s3.operation import Operation, OperationKind
-from outrider.engine.cluster.commands import CommandsElsewhere
+from outrider.engine.cluster.commands import MemberCommands
+from outrider.engine.maintenance.commands_across_members import Together
 from outrider.engine.maintenance.pinning import Pinning
-from outrider.engine.maintenance.pins_together import PinsTogether
-from outrider.engine.maintenance.together import Together
+from outrider.engine.maintenance.pins_across_members import PinsTogether
 from outrider.engine.maintenance.verification import Verification
 from outrider.engine.maintenance.warmup import Book
 from outrider.engine.tasks.runtime import Runtime
@@ -48,7 +48,7 @@ class Commands:
         async def save(saved: Sequence[SavedPin]) -> None:
             self.saved = saved
 
-        elsewhere = CommandsElsewhere(lambda: node.membership.view, node.wire)
+        elsewhere = MemberCommands(lambda: node.membership.view, node.wire)
         self.pinning = Pinning(made.warmup_runner, made.fills, made.version_lookup, save)
         pins = PinsTogether(elsewhere, self.pinning, runtime)
         self.commands = MaintenanceCommands(
@@ -103,7 +103,7 @@ class Room:
         address = self.nodes[name].address
         for node in self.nodes:
             node.wire.services.pop(address, None)
-            node.membership.unheard(address, self.time())
+            node.membership.unanswered(address, self.time())
 
 
 @contextmanager

@@ -59,7 +59,9 @@ async def test_own_blocks_come_first_and_each_member_begins_with_the_one_after_i
         for name, first, then in (("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b")):
             reads = here.nodes[name].wire.reads
             # The others are of own blocks, of which the ring of a moment ago had another owner.
-            asked = [(read.ref, member) for member, read in reads if read.extent is not None and not read.only_if_here]
+            asked = [
+                (read.ref, member) for member, read in reads if read.extent is not None and not read.only_if_cached
+            ]
             assert len(asked) == len(EVERY) - len(ranked(here, name, 1))
             for ref in REFS:
                 of = [member for each, member in asked if each == ref]
@@ -96,8 +98,8 @@ async def test_a_member_of_0_2_keeps_what_it_owns_and_that_is_said(tmp_path: Pat
 
         async def as_before_0_3(command: Command) -> CommandAnswer:
             answer = await take(replace(command, copies=None))
-            told = answer.told or {}
-            return replace(answer, told={name: told[name] for name in told if name not in ("copies", "notes")})
+            told = answer.report or {}
+            return replace(answer, report={name: told[name] for name in told if name not in ("copies", "notes")})
 
         here.nodes["b"].service.take_command = as_before_0_3
         await here.time.run(here.of["a"].send("PUT", "warm", LIST, x_amz_meta_copies="all"))

@@ -18,7 +18,7 @@ from outrider.core.operator.pod_patch import GATE
 from outrider.core.operator.warm_gate import warmup_name
 from outrider.engine.operator.event_writer import event_of
 from outrider.engine.operator.gates import Gates
-from outrider.engine.operator.holdings import Holdings
+from outrider.engine.operator.holdings_watch import Holdings
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.engine.operator.namespaces import Namespaces
 from outrider.operator_ports import CacheError, CachePod, CacheRefusedError, ConflictError, KubeError, Manifest

@@ -8,7 +8,7 @@ from typing import Any
 from outrider.core.operator.affinity import ZONE_LABEL
 from outrider.core.operator.holdings import HeldDataset
 from outrider.core.operator.pod_patch import wishes_in
-from outrider.engine.operator.holdings import Holdings
+from outrider.engine.operator.holdings_watch import Holdings
 from outrider.engine.operator.warming import Warming
 from outrider.operator_ports import CacheError, CachePod, Manifest
 from tests.support.fake_kube import FakeKube

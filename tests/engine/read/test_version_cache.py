@@ -335,8 +335,8 @@ def test_no_fresh_version_was_requested_before_the_last_write_under_any_limits(
         if act == "mark":
             marks.append((at, versions.mark()))
         elif act == "learn":
-            asked_at, mark = marks[pick % len(marks)]
-            versions.learn(version(ref, asked_at), mark)
+            requested_at, mark = marks[pick % len(marks)]
+            versions.learn(version(ref, requested_at), mark)
         elif act == "forget":
             versions.forget(ref)
             written[ref] = at

@@ -51,7 +51,7 @@ async def room(tmp_path: Path, bound: Bound) -> AsyncIterator[Engine]:
         await made.tasks.cancel()
 
 
-def told(answer: ReadAnswer) -> bool:
+def has_checksums(answer: ReadAnswer) -> bool:
     return CHECKSUM in answer.headers
 
 
@@ -76,7 +76,7 @@ async def test_first_block_and_checksums_of_an_unknown_object_are_requested_at_t
         await asyncio.sleep(0)
     assert sorted(questions(room)) == ["GET part", "HEAD"]
     gate.set()
-    assert told(await reading)
+    assert has_checksums(await reading)
     assert questions(room).count("HEAD") == 1
 
 
@@ -89,12 +89,12 @@ async def test_where_objects_like_it_are_small_one_get_brings_the_whole_object(r
     await room.tasks.settle()
     room.origin.log.clear()
     for ref in refs[1:]:
-        assert told(await whole(room, ref, SMALL))
+        assert has_checksums(await whole(room, ref, SMALL))
     await room.tasks.settle()
     assert questions(room) == ["GET", "GET"]
     room.origin.log.clear()
     for ref in refs[1:]:
-        assert told(await whole(room, ref, SMALL))
+        assert has_checksums(await whole(room, ref, SMALL))
     assert questions(room) == [], "the objects are cached whole"
 
 
@@ -115,7 +115,7 @@ async def test_a_large_object_among_small_ones_costs_no_more_than_its_bytes(room
     room.origin.put(other, LARGE, (CHECKSUM,))
     await whole(room, REF, SMALL)
     room.origin.body_bytes = 0
-    assert told(await whole(room, other))
+    assert has_checksums(await whole(room, other))
     await room.tasks.settle()
     assert room.origin.body_bytes <= len(LARGE) + room.origin.chunk_bytes
 
@@ -134,7 +134,7 @@ async def test_a_head_that_hangs_delays_the_first_read_no_longer_than_its_bound(
     await bound.begun.wait()
     assert not reading.done()
     bound.over.set()
-    assert not told(await reading)
+    assert not has_checksums(await reading)
 
 
 @pytest.mark.parametrize("fault", [Fault(None, "HEAD", status=403), Fault(None, "HEAD", status=503),
@@ -142,17 +142,17 @@ async def test_a_head_that_hangs_delays_the_first_read_no_longer_than_its_bound(
 async def test_a_head_that_fails_costs_the_checksums_and_nothing_else(room: Engine, fault: Fault) -> None:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     room.origin.faults = [fault]
-    assert not told(await whole(room))
-    assert not told(await whole(room)), "a hit has no checksums either"
+    assert not has_checksums(await whole(room))
+    assert not has_checksums(await whole(room)), "a hit has no checksums either"
     assert not [request for request in room.origin.log if request.method == "GET" and not request.headers], (
         "the read was forwarded"
     )
     room.origin.faults.clear()
     asked = room.origin.count("HEAD")
-    assert not told(await whole(room)), "the next read waits for a HEAD"
+    assert not has_checksums(await whole(room)), "the next read waits for a HEAD"
     assert room.origin.count("HEAD") == asked
     room.clock.advance(61.0)
-    assert told(await whole(room))
+    assert has_checksums(await whole(room))
 
 
 async def test_after_a_failed_head_the_next_object_of_the_folder_gets_none(room: Engine) -> None:
@@ -160,12 +160,12 @@ async def test_after_a_failed_head_the_next_object_of_the_folder_gets_none(room:
     for number in range(3):
         ref = ObjectRef("train", f"{number}.tar")
         room.origin.put(ref, LARGE, (CHECKSUM,))
-        assert not told(await whole(room, ref))
+        assert not has_checksums(await whole(room, ref))
         await room.tasks.settle()
     assert room.origin.count("HEAD") == 1
     other = ObjectRef("train", "other/0.tar")
     room.origin.put(other, LARGE, (CHECKSUM,))
-    assert not told(await whole(room, other))
+    assert not has_checksums(await whole(room, other))
     assert room.origin.count("HEAD") == 2, "another folder may have other rights, and gets a HEAD of its own"
 
 
@@ -177,7 +177,7 @@ async def test_an_object_that_is_gone_costs_the_others_of_its_folder_nothing(roo
     room.origin.delete(gone)
     with pytest.raises(OriginRefused):
         await room.reads.head(gone, MODE)
-    assert told(await whole(room))
+    assert has_checksums(await whole(room))
 
 
 @pytest.mark.parametrize("act", ["get", "head"])
@@ -194,10 +194,10 @@ async def test_a_head_that_hangs_delays_a_hit_once_and_no_longer_than_its_bound(
     bound.over.set()
     answer = await reading
     bound.begun.clear()
-    assert not told(answer)
+    assert not has_checksums(answer)
     if answer.body is not None:
         await answer.body.aclose()
-    assert not told(await whole(room))
+    assert not has_checksums(await whole(room))
     assert not bound.begun.is_set(), "the next read waits, too"
     assert room.origin.count("HEAD") == 1
 
@@ -215,7 +215,7 @@ async def test_a_head_of_another_version_lends_no_headers(room: Engine) -> None:
     room.origin.put(REF, LARGE[:-1], (CHECKSUM,))
     late.set()
     answer = await reading
-    assert (answer.length, told(answer)) == (len(LARGE), False)
+    assert (answer.length, has_checksums(answer)) == (len(LARGE), False)
     assert answer.body is not None
     await answer.body.aclose()
 
@@ -224,7 +224,7 @@ async def test_the_checksums_of_an_object_that_was_read_in_parts_are_requested_o
     room.origin.put(REF, LARGE, (CHECKSUM,))
     await room.range(0, 10)
     for _ in range(2):
-        assert told(await whole(room))
+        assert has_checksums(await whole(room))
     assert room.origin.count("HEAD") == 1
 
 
@@ -232,12 +232,12 @@ async def test_a_read_that_wants_checksums_is_told_that_the_object_is_gone(room:
     room.origin.put(REF, LARGE, (CHECKSUM,))
     await room.range(0, 10)
     room.origin.put(REF, SMALL, (CHECKSUM,))
-    assert told(await whole(room, REF, SMALL)), "the HEAD described a newer version"
+    assert has_checksums(await whole(room, REF, SMALL)), "the HEAD described a newer version"
 
 
 async def test_an_unknown_empty_object_costs_one_get_and_one_head(room: Engine) -> None:
     room.origin.put(REF, b"", (CHECKSUM,))
-    assert told(await whole(room, REF, b""))
+    assert has_checksums(await whole(room, REF, b""))
     assert sorted(questions(room)) == ["GET part", "HEAD"]
 
 
@@ -303,7 +303,7 @@ async def test_a_read_that_wants_checksums_beside_one_that_does_not_brings_no_by
         await asyncio.sleep(0)
     gate.set()
     assert await plain == LARGE
-    assert told(await reading)
+    assert has_checksums(await reading)
     assert (room.origin.count("HEAD"), room.origin.count("GET")) == (1, 3), "one GET for each block"
     assert room.origin.body_bytes == len(LARGE)
 

@@ -193,8 +193,8 @@ class _Judge:
                 if disturbance.began > at + self._history.greeted_s:
                     break
                 at = max(at, disturbance.ended)
-        heard_at = at + self._history.greeted_s
-        return heard_at + 2 * self._lag_s(write.began, heard_at)
+        received_at = at + self._history.greeted_s
+        return received_at + 2 * self._lag_s(write.began, received_at)
 
     def _has_confirmed(self, write: Write, member: str) -> bool:
         """Whether the member through which the write went says so: it counted no message that was late or lost, from

@@ -22,7 +22,7 @@ def planner_of(mine: int = 0b01, capacity_bytes: int = 1_000_000) -> Planner:
 
 
 def read_here(planner: Planner, ref: ObjectRef, now: float, client: str = "a") -> None:
-    planner.asked(client, ref, SIZE, Extent(0, SIZE), now)
+    planner.requested(client, ref, SIZE, Extent(0, SIZE), now)
     planner.sent(client, ref, now)
 
 
@@ -42,8 +42,8 @@ def wanted(planner: Planner, now: float, free_bytes: int = 1_000_000) -> dict[Ob
 def test_a_member_hears_of_the_objects_that_its_clients_begin() -> None:
     planner, told = Planner(1000, BLOCK), list[tuple[str, ObjectRef, int]]()
     planner.join(lambda client, ref, size: told.append((client, ref, size)), lambda ref, blocks: 0, lambda: 1_000_000)
-    planner.asked("a", REFS[0], SIZE, Extent(0, BLOCK), 1.0)
-    planner.asked("a", REFS[0], SIZE, Extent(BLOCK, SIZE), 1.1)
+    planner.requested("a", REFS[0], SIZE, Extent(0, BLOCK), 1.0)
+    planner.requested("a", REFS[0], SIZE, Extent(BLOCK, SIZE), 1.1)
     read_on_peer(planner, REFS[1], 1.2)
     assert told == [("a", REFS[0], SIZE)], "once for each object, and nothing that another member told"
 
@@ -64,7 +64,7 @@ def test_of_an_unknown_order_each_member_fetches_what_it_owns() -> None:
 
 def test_the_order_of_a_reader_here_is_fetched_near() -> None:
     planner = planner_of(0b10)
-    planner.told("a", REFS, 1.0, total=COUNT)
+    planner.announced("a", REFS, 1.0, total=COUNT)
     assert set(wanted(planner, 1.0).values()) == {(0, 1)}
 
 
@@ -140,7 +140,7 @@ def test_a_read_elsewhere_does_not_hold_an_object_here() -> None:
     land(planner, REFS[0], 0, 1)
     read_on_peer(planner, REFS[0], 1.0)
     assert [block.index for block in planner.victims()] == [1, 0]
-    planner.asked("a", REFS[0], SIZE, Extent(0, SIZE), 2.0)
+    planner.requested("a", REFS[0], SIZE, Extent(0, SIZE), 2.0)
     planner.read(BlockKey(REFS[0].key.encode().ljust(16), 0))
     read_on_peer(planner, REFS[0], 3.0)
     assert [block.index for block in planner.victims()] == [0], "only the block that its reader here is past"
@@ -149,8 +149,8 @@ def test_a_read_elsewhere_does_not_hold_an_object_here() -> None:
 def told_elsewhere(mine: int = 0b11) -> Planner:
     """Each of two other members has told its order: of the first and of the second half."""
     planner = planner_of(mine)
-    planner.told("m/a", REFS[:32], 1.0, total=32, on_peer=True)
-    planner.told("n/a", REFS[32:], 1.0, total=32, on_peer=True)
+    planner.announced("m/a", REFS[:32], 1.0, total=32, on_peer=True)
+    planner.announced("n/a", REFS[32:], 1.0, total=32, on_peer=True)
     return planner
 
 
@@ -198,15 +198,15 @@ def test_before_the_first_read_of_orders_that_several_tell_only_their_first_obje
         read_on_peer(planner, REFS[32 + number], 2.0 + number, "n")
     for ref in REFS[16:]:
         land(planner, ref, 0, 1)
-    planner.told("m/a", REFS[:32], 40.0, total=32, on_peer=True)
-    planner.told("n/a", REFS[32:], 40.0, total=32, on_peer=True)
+    planner.announced("m/a", REFS[:32], 40.0, total=32, on_peer=True)
+    planner.announced("n/a", REFS[32:], 40.0, total=32, on_peer=True)
     assert set(wanted(planner, 40.0, free_bytes=0)) == {REFS[0]}
 
 
 def test_objects_of_an_unknown_order_are_guesses() -> None:
     member, alone, told = planner_of(), Planner(1_000_000, BLOCK), planner_of()
     alone.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
-    told.told("a", REFS, 0.0, total=COUNT)
+    told.announced("a", REFS, 0.0, total=COUNT)
     for planner in (member, alone, told):
         for number, place in enumerate((5, 60, 17)):
             read_here(planner, REFS[number if planner is told else place], float(number))
@@ -235,7 +235,7 @@ def test_prefetch_of_a_known_order_does_not_wait_for_guesses() -> None:
         read_here(planner, REFS[number], 1.0 + at)
     guesses = planner.wants(12.5, 1_000_000, 16)
     assert [(want.is_guess, len(want.blocks)) for want in guesses] == [(True, 2)] * 4
-    planner.told("b", told, 12.5, total=COUNT)
+    planner.announced("b", told, 12.5, total=COUNT)
     read_here(planner, told[0], 12.6, "b")
     assert {want.is_guess for want in planner.wants(12.6, 1_000_000, 16)} == {False}
     land(planner, guesses[0].ref, 0, 1)
@@ -250,7 +250,7 @@ def pacing(room_blocks: int) -> Planner:
     planner = Planner(room_blocks * BLOCK, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b01010101 & ((1 << blocks) - 1), lambda: 0)
     planner.discovery.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS])
-    planner.told("m/a", REFS, 0.0, total=COUNT, on_peer=True)
+    planner.announced("m/a", REFS, 0.0, total=COUNT, on_peer=True)
     for number in range(9):
         planner.opened_on_peer("m", "m/a", REFS[number], 8 * BLOCK, 1, 8.0 * number)
     for ref in [REFS[8], *REFS[-room_blocks // 4 :]]:
@@ -298,7 +298,7 @@ def test_blocks_of_others_are_fetched_ahead_only_where_there_is_room_for_them() 
     planner = Planner(40 * BLOCK, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b01, lambda: near_bytes)
     planner.discovery.listed("b", [(ref.key, SIZE) for ref in REFS])
-    planner.told("a", REFS, 1.0, total=COUNT)
+    planner.announced("a", REFS, 1.0, total=COUNT)
     assert set(wanted(planner, 1.0, free_bytes=SIZE - 1).values()) == {(0,)}
     near_bytes = 1_000_000
     assert (0, 1) in wanted(planner, 1.0, free_bytes=4 * SIZE).values()
@@ -324,7 +324,7 @@ def test_readers_of_all_members_count_until_they_are_silent() -> None:
 
 def test_an_order_that_was_told_elsewhere_is_fetched_by_owners() -> None:
     planner = planner_of(0b10)
-    planner.told("m/a", REFS, 1.0, total=COUNT, on_peer=True)
+    planner.announced("m/a", REFS, 1.0, total=COUNT, on_peer=True)
     assert set(wanted(planner, 1.0).values()) == {(1,)}
 
 
@@ -353,7 +353,7 @@ def test_a_member_leaves_room_for_misses_of_all_readers() -> None:
 def test_of_an_object_of_unknown_size_only_owned_blocks_are_on_their_way() -> None:
     planner = Planner(1_000_000, BLOCK)
     planner.join(lambda client, ref, size: None, lambda ref, blocks: 0b0101 & ((1 << blocks) - 1), lambda: 1_000_000)
-    planner.told("m/a", REFS, 1.0, total=COUNT, on_peer=True)
+    planner.announced("m/a", REFS, 1.0, total=COUNT, on_peer=True)
     (want,) = planner.wants(1.0, 1_000_000, 1)
     planner.found(want.ref, 4 * BLOCK)
     assert list(planner.blocks(want, 4)) == [0, 2]
@@ -382,9 +382,9 @@ def test_an_object_is_fetched_near_as_a_whole_just_before_it_is_read() -> None:
         lambda client, ref, size: None, lambda ref, blocks: 0b01010101 & ((1 << blocks) - 1), lambda: 16 * BLOCK
     )
     planner.discovery.listed("b", [(ref.key, 8 * BLOCK) for ref in REFS])
-    planner.told("a", REFS, 0.0, total=COUNT)
+    planner.announced("a", REFS, 0.0, total=COUNT)
     for number in range(9):
-        planner.asked("a", REFS[number], 8 * BLOCK, Extent(0, 8 * BLOCK), 8.0 * number)
+        planner.requested("a", REFS[number], 8 * BLOCK, Extent(0, 8 * BLOCK), 8.0 * number)
         planner.sent("a", REFS[number], 8.0 * number)
     for ref in REFS[-6:]:
         land_of_eight(planner, ref, *range(8))

@@ -29,7 +29,7 @@ class Reader:
     def read(self, *keys: str) -> None:
         for key in keys:
             self.now += 0.01
-            self.planner.asked("a", ObjectRef("b", key), self.size, Extent(0, self.size), self.now)
+            self.planner.requested("a", ObjectRef("b", key), self.size, Extent(0, self.size), self.now)
             self.planner.sent("a", ObjectRef("b", key), self.now)
 
     def counted(self, numbering: NumberedNames | None = None, *, stop: int = COUNT, step: int = 50) -> int:
@@ -217,7 +217,7 @@ def test_a_numbering_is_remembered_over_a_restart() -> None:
 def test_a_list_that_was_refused_during_a_hint_is_not_asked_for_again() -> None:
     reader = Reader(1_000_000, believed_s=60.0)
     refs = [ObjectRef("b", key) for key in KEYS]
-    reader.planner.told("a", refs, reader.now)
+    reader.planner.announced("a", refs, reader.now)
     asked = []
     for key in KEYS:
         reader.now += 1.0
@@ -247,7 +247,7 @@ def test_a_refused_list_is_tried_again_if_no_names_are_numbered(told: bool) -> N
     reader = Reader(1_000_000, believed_s=60.0)
     names = [f"s/{number:06d}-{number % 7}.bin" for number in range(100)]
     if told:
-        reader.planner.told("a", [ObjectRef("b", name) for name in names[:50]], reader.now)
+        reader.planner.announced("a", [ObjectRef("b", name) for name in names[:50]], reader.now)
     for name in names[:50]:
         reader.now += 2.0
         reader.read(name)

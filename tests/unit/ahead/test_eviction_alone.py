@@ -27,7 +27,7 @@ def kept(order: OrderKind, line: str, policy: str, told: str = "") -> tuple[floa
     did not come from the origin."""
     shards = Shards(COUNT, BLOCKS * MIB)
     lists = order_of(order, list(range(COUNT)), READERS, 1)
-    job = JobSpec("train", shards, lists, EPOCHS, READER_BYTES_S, told=bool(told))
+    job = JobSpec("train", shards, lists, EPOCHS, READER_BYTES_S, announced=bool(told))
     bandwidth, prefetch = LINES[line]
     machine = Machine(
         int(SHARE * COUNT * shards.size), bandwidth * READERS * READER_BYTES_S, 0.02, MIB, prefetch=prefetch

@@ -63,7 +63,7 @@ def test_a_hint_is_counted_by_its_size_in_memory_too() -> None:
     notes.put("", "short", ControlObject(bytes(100), 0.0))
     for part in range(3):
         refs = [ObjectRef("bkt", f"{part}-{number:04}") for number in range(400)]
-        planner.told("a", refs, 0.0, hint=hint)
+        planner.announced("a", refs, 0.0, hint=hint)
         notes.put("", "long", ControlObject(bytes(100), 0.0, hint))
         assert [name for name, _ in notes.of("")] == (["short", "long"] if part < 2 else ["long"])
     assert notes.hints() == [hint]

@@ -24,7 +24,7 @@ def refs_of(count: int, folder: str = "d") -> list[ObjectRef]:
 
 
 def read(planner: Planner, ref: ObjectRef, now: float, client: str = "a") -> None:
-    planner.asked(client, ref, SIZE, Extent(0, SIZE), now)
+    planner.requested(client, ref, SIZE, Extent(0, SIZE), now)
     planner.sent(client, ref, now)
 
 
@@ -39,7 +39,7 @@ def test_an_object_that_is_overwritten_while_it_is_open_may_be_evicted() -> None
     planner = Planner(100, SIZE)
     ref = ObjectRef("b", "ckpt/latest.pt")
     for vid, now in ((OLD, 1.0), (NEW, 100.0)):
-        planner.asked("a", ref, 2 * SIZE, Extent(0, 2 * SIZE), now)
+        planner.requested("a", ref, 2 * SIZE, Extent(0, 2 * SIZE), now)
         for index in (0, 1):
             planner.added(BlockKey(vid, index), ObjectVersion(ref, ETAGS[vid], 2 * SIZE))
             planner.read(BlockKey(vid, index))
@@ -67,10 +67,10 @@ def test_an_outdated_version_is_evicted_after_its_dataset_was_forgotten_and_numb
 def test_a_long_read_does_not_keep_objects_that_others_have_left_open() -> None:
     planner = Planner(10_000, SIZE)
     long = ObjectRef("b", "big/one.tar")
-    planner.asked("slow", long, 100_000, Extent(0, 100_000), 0.0)
+    planner.requested("slow", long, 100_000, Extent(0, 100_000), 0.0)
     for i, ref in enumerate(refs_of(1000)):
         planner.added(BlockKey(b"big!" * 4, i), ObjectVersion(long, '"e"', 100_000))
-        planner.asked("fast", ref, 100, Extent(0, 10), float(i))
+        planner.requested("fast", ref, 100, Extent(0, 10), float(i))
         planner.read(BlockKey(b"big!" * 4, i))
         planner.sent("fast", ref, float(i))
     assert planner.readers <= 100
@@ -174,7 +174,7 @@ def test_all_blocks_that_are_not_pinned_may_be_evicted_and_no_others(seed: int, 
             version = versions[ref]
             if id_of(version) not in here:
                 here[id_of(version)] = version
-                pins.block_came(version, id_of(version))
+                pins.block_cached(version, id_of(version))
                 planner.added(BlockKey(id_of(version), 0), version)
         elif act == "p":
             pins.pin(("", chance.choice("xy")), [versions[ref] for ref in chance.sample(refs, 8)], 10**9)
@@ -212,7 +212,7 @@ def test_pinned_objects_cost_the_search_for_victims_nothing(folders: int) -> Non
 def test_objects_that_may_not_be_prefetched_are_passed_by() -> None:
     refs = refs_of(20)
     planner = Planner(10_000, SIZE, fetches=lambda ref: ref in refs[::2])
-    planner.told("a", refs, 0.0)
+    planner.announced("a", refs, 0.0)
     planner.discovery.listed("b", [(ref.key, SIZE) for ref in refs])
     wanted = []
     for number, ref in enumerate(refs):

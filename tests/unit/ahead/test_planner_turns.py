@@ -18,7 +18,7 @@ def folders_of_wants(shares: dict[str, TenantShare] | None, count: int = 8) -> s
     for name in ("g/a", "g/b", "g/c", "m/a"):
         refs = [ObjectRef("train", f"{name}/{number:03d}") for number in range(50)]
         tenants.read(name[0], refs[0])
-        planner.told(name, refs, 0.0, start=0, total=len(refs))
+        planner.announced(name, refs, 0.0, start=0, total=len(refs))
         for ref in refs:
             planner.found(ref, BLOCK)
     if shares is not None:

@@ -105,7 +105,7 @@ def follow_a_trace(chance: Random, store: PlannedStore, page: int, in_epochs: bo
             store.planner.discovery.listed("bucket", come, before=before, more=bool(to_list))
         elif act == "T":
             told = hints.setdefault(client, Hint())
-            store.planner.told(client, chance.sample(store.refs, objects // 2), store.now, hint=told)
+            store.planner.announced(client, chance.sample(store.refs, objects // 2), store.now, hint=told)
         elif act == "D":
             store.planner.withdraw(hints.pop(client, Hint()), hints.values(), store.now)
         assert len(store.present) <= capacity

@@ -14,7 +14,7 @@ SIZE = 100 * MIB
 def ask(
     streams: Readers, start: int, stop: int, now: float = 0.0, client: str = "a", item: int = 1
 ) -> tuple[bool, Shape]:
-    asked = streams.asked(client, item, SIZE, Extent(start, stop), now)
+    asked = streams.requested(client, item, SIZE, Extent(start, stop), now)
     reader = streams.reader(client, item)
     assert reader is not None
     return asked.opened, reader.shape
@@ -49,7 +49,7 @@ def test_small_ranges_all_over_are_random_and_bring_no_read_ahead() -> None:
     last = None
     for _ in range(30):
         start = chance.randrange(SIZE - 4096)
-        last = streams.asked("a", 1, SIZE, Extent(start, start + 4096), 0.0)
+        last = streams.requested("a", 1, SIZE, Extent(start, start + 4096), 0.0)
     reader = streams.reader("a", 1)
     assert reader is not None
     assert reader.shape is Shape.RANDOM
@@ -60,7 +60,7 @@ def test_small_ranges_all_over_are_random_and_bring_no_read_ahead() -> None:
 def test_a_reader_that_goes_on_is_read_ahead_for_further_each_time_up_to_the_end() -> None:
     streams, widths = Readers(), []
     for i in range(12):
-        ahead = streams.asked("a", 1, SIZE, Extent(i * 8 * MIB, (i + 1) * 8 * MIB), i * 0.1).ahead
+        ahead = streams.requested("a", 1, SIZE, Extent(i * 8 * MIB, (i + 1) * 8 * MIB), i * 0.1).ahead
         widths.append(0 if ahead is None else ahead.length)
         assert ahead is None or (ahead.start == (i + 1) * 8 * MIB and ahead.stop <= SIZE)
     assert widths[0] == 0, "a single range may be the whole read"

@@ -20,14 +20,14 @@ def in_chance_order(store: PlannedStore, seed: int) -> list[ObjectRef]:
     return Random(seed).sample(store.refs, len(store.refs))
 
 
-def tell(store: PlannedStore, refs: list[ObjectRef], client: str = "a", hint: Hint | None = None) -> Hint:
+def announce(store: PlannedStore, refs: list[ObjectRef], client: str = "a", hint: Hint | None = None) -> Hint:
     hint = hint or Hint()
-    store.planner.told(client, refs, store.now, hint=hint)
+    store.planner.announced(client, refs, store.now, hint=hint)
     return hint
 
 
 def told_by(hint: Hint, at_once: int = 7) -> HintedObjects:
-    pieces = list(hint.told(at_once))
+    pieces = list(hint.pieces(at_once))
     assert all(each.read + len(each.unread) + each.unknown <= at_once for each in pieces)
     unread = tuple(ref for each in pieces for ref in each.unread)
     return HintedObjects(sum(each.read for each in pieces), unread, sum(each.unknown for each in pieces))
@@ -73,7 +73,7 @@ def store() -> PlannedStore:
 
 def test_objects_of_a_withdrawn_hint_are_not_prefetched(store: PlannedStore) -> None:
     order = in_chance_order(store, 1)
-    hint = tell(store, order)
+    hint = announce(store, order)
     assert wanted(store, 4) == order[:4]
     assert store.planner.withdraw(hint, (), store.now) == COUNT
     assert wanted(store) == []
@@ -82,7 +82,7 @@ def test_objects_of_a_withdrawn_hint_are_not_prefetched(store: PlannedStore) -> 
 
 def test_in_mid_epoch_only_unread_objects_are_withdrawn(store: PlannedStore) -> None:
     order = in_chance_order(store, 2)
-    hint = tell(store, order)
+    hint = announce(store, order)
     read(store, order[:15])
     assert told_by(hint) == HintedObjects(15, tuple(order[15:]), 0)
     assert wanted(store) != []
@@ -98,7 +98,7 @@ def test_objects_that_the_next_epoch_took_over_from_a_told_one_are_withdrawn_too
     """A repeat when nearly all objects were read begins the next epoch, which expects the objects that are left."""
     store = PlannedStore(12, 1, 12)
     order = in_chance_order(store, 12)
-    hint = tell(store, order)
+    hint = announce(store, order)
     read(store, [*order[:-2], *order[:8]])
     [job] = [job for dataset in store.planner.registry.datasets() for job in dataset.jobs.values()]
     assert [epoch.announced for epoch in job.epochs] == [True, False]
@@ -109,12 +109,12 @@ def test_objects_that_the_next_epoch_took_over_from_a_told_one_are_withdrawn_too
 
 def test_objects_on_their_way_land_and_are_not_asked_for_twice(store: PlannedStore) -> None:
     order = in_chance_order(store, 3)
-    hint = tell(store, order)
+    hint = announce(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 3))
     outstanding = store.planner.outstanding.blocks
     store.planner.withdraw(hint, (), store.now)
     assert store.planner.outstanding.blocks == outstanding == 3
-    tell(store, order)
+    announce(store, order)
     store.take(store.planner.wants(store.now, COUNT * BLOCK, 6))
     for block in sorted(store.outstanding):
         store.land(block)
@@ -123,7 +123,7 @@ def test_objects_on_their_way_land_and_are_not_asked_for_twice(store: PlannedSto
 
 def test_objects_of_another_hint_of_the_same_client_are_still_expected(store: PlannedStore) -> None:
     order = in_chance_order(store, 4)
-    mine, its = tell(store, order[:30]), tell(store, order[20:])
+    mine, its = announce(store, order[:30]), announce(store, order[20:])
     assert store.planner.withdraw(mine, [its], store.now) == 20
     assert told_by(its).unread == tuple(order[20:])
     assert set(wanted(store)) == set(order[20:])
@@ -131,7 +131,7 @@ def test_objects_of_another_hint_of_the_same_client_are_still_expected(store: Pl
 
 def test_the_hint_of_another_client_is_untouched(store: PlannedStore) -> None:
     order, other = in_chance_order(store, 5), in_chance_order(store, 6)
-    mine, its = tell(store, order, "a"), tell(store, other, "b")
+    mine, its = announce(store, order, "a"), announce(store, other, "b")
     read(store, order[:5], "a")
     read(store, other[:5], "b")
     store.planner.withdraw(mine, [its], store.now)
@@ -145,7 +145,7 @@ def test_blocks_that_came_for_a_withdrawn_hint_are_evicted_before_those_of_a_hin
     store = PlannedStore(COUNT, 1, 20)
     size_known(store)
     order = in_chance_order(store, 7)
-    mine, its = tell(store, order[:10]), tell(store, order[10:20], "b")
+    mine, its = announce(store, order[:10]), announce(store, order[10:20], "b")
     bring(store)
     assert len(store.present) == 20
     store.planner.withdraw(mine, [its], store.now)
@@ -157,11 +157,11 @@ def test_blocks_that_came_for_a_withdrawn_hint_are_evicted_before_those_of_a_hin
 def test_a_later_hint_of_the_same_name_is_prefetched_although_all_blocks_of_the_first_are_evicted_for_it() -> None:
     store = PlannedStore(2 * COUNT, 1, 20)
     size_known(store)
-    hint = tell(store, store.refs[:COUNT])
+    hint = announce(store, store.refs[:COUNT])
     bring(store)
     assert len(store.present) == 20
     store.planner.withdraw(hint, (), store.now)
-    tell(store, store.refs[COUNT:], hint=hint)
+    announce(store, store.refs[COUNT:], hint=hint)
     came: list[ObjectRef] = []
     while wants := bring(store, 2):
         came += [want.ref for want in wants]
@@ -173,14 +173,14 @@ def test_a_hint_that_no_read_has_followed_yet_is_prefetched_however_slow_the_las
     """Nobody reads it, so no fill is too early. One at a time would be just in time for a reader of that pace."""
     store = PlannedStore(COUNT, 1, 20)
     size_known(store)
-    hint = tell(store, store.refs)
+    hint = announce(store, store.refs)
     bring(store)
     for ref in store.refs[:2]:
         store.now += 10.0
         read(store, [ref])
     store.planner.withdraw(hint, (), store.now)
     later = store.refs[-8:]
-    tell(store, later)
+    announce(store, later)
     for _ in range(20):
         bring(store)
     assert sum(store.key(ref, 0) in store.present for ref in later) >= 4
@@ -189,14 +189,14 @@ def test_a_hint_that_no_read_has_followed_yet_is_prefetched_however_slow_the_las
 def test_objects_on_their_way_when_their_hint_is_withdrawn_are_no_wasted_prefetch() -> None:
     store = PlannedStore(COUNT, 1, 20)
     size_known(store)
-    hint = tell(store, store.refs[:10])
+    hint = announce(store, store.refs[:10])
     store.take(store.planner.wants(store.now, 20 * BLOCK, 10))
     store.planner.withdraw(hint, (), store.now)
     for block in sorted(store.outstanding):
         store.land(block)
         store.planner.removed(block)
     assert store.planner.wasted_bytes == 10 * BLOCK
-    tell(store, store.refs[10:])
+    announce(store, store.refs[10:])
     assert wanted(store, 4) == store.refs[10:14]
 
 
@@ -205,7 +205,7 @@ def test_after_a_withdrawal_in_mid_epoch_the_rest_of_a_listed_dataset_is_expecte
     store.planner.discovery.listed("bucket", [(ref.key, BLOCK) for ref in store.refs])
     order = in_chance_order(store, 11)
     read(store, order[:30])
-    hint = tell(store, order)
+    hint = announce(store, order)
     read(store, order[:10])
     store.planner.withdraw(hint, (), store.now)
     store.present.clear()
@@ -225,7 +225,7 @@ def test_an_order_that_was_expected_before_the_hint_is_expected_again(store: Pla
     read(store, order[:10])
     before = wanted(store, 4)
     assert set(before) <= set(order[10:20])
-    hint = tell(store, plan)
+    hint = announce(store, plan)
     assert set(wanted(store, 4)) != set(before)
     store.planner.withdraw(hint, (), store.now)
     assert wanted(store, 4) == before
@@ -241,7 +241,7 @@ def test_more_may_be_told_under_a_name_and_epochs_that_are_over_are_forgotten(st
     hint = Hint()
     for first in range(0, COUNT, 10):
         hint.go_on()
-        store.planner.told("a", order[first : first + 10], store.now, start=first, total=COUNT, hint=hint)
+        store.planner.announced("a", order[first : first + 10], store.now, start=first, total=COUNT, hint=hint)
     assert told_by(hint).unread == tuple(order)
     read(store, order)
     assert told_by(hint) == HintedObjects(COUNT, (), 0)
@@ -252,7 +252,7 @@ def test_more_may_be_told_under_a_name_and_epochs_that_are_over_are_forgotten(st
 def test_a_hint_that_is_told_again_and_again_takes_no_more_memory(store: PlannedStore) -> None:
     hint = Hint()
     for _ in range(50):
-        tell(store, store.refs, hint=hint)
+        announce(store, store.refs, hint=hint)
     assert hint.bytes <= 3 * 4 * COUNT
     assert told_by(hint).unread == tuple(store.refs)
 
@@ -285,7 +285,7 @@ def test_only_objects_that_were_read_or_are_told_by_a_hint_that_holds_are_wanted
             name, refs = chance.choice("xy"), chance.sample(store.refs, chance.randint(1, 12))
             hint, before = hints.get(name, (Hint(), set()))
             hint.go_on()
-            tell(store, refs, hint=hint)
+            announce(store, refs, hint=hint)
             hints[name] = hint, before | set(refs)
         elif hints:
             hint, _ = hints.pop(chance.choice(sorted(hints)))
@@ -314,7 +314,7 @@ def test_a_hint_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, 
     for store in stores:
         store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
         read(store, epochs[:before])
-    hint = tell(stores[0], in_chance_order(stores[0], seed + 1))
+    hint = announce(stores[0], in_chance_order(stores[0], seed + 1))
     stores[0].planner.withdraw(hint, (), stores[0].now)
     for ref in epochs[before : before + 60]:
         for store in stores:
@@ -324,7 +324,7 @@ def test_a_hint_that_was_withdrawn_before_a_read_has_changed_nothing(seed: int, 
 
 
 def test_an_object_that_the_planner_has_forgotten_is_unknown_and_is_not_withdrawn(store: PlannedStore) -> None:
-    hint = tell(store, store.refs[:10])
+    hint = announce(store, store.refs[:10])
     [dataset] = store.planner.registry.datasets()
     dataset.shrink()
     assert told_by(hint) == HintedObjects(0, (), 10)
@@ -332,12 +332,12 @@ def test_an_object_that_the_planner_has_forgotten_is_unknown_and_is_not_withdraw
 
 
 def test_reads_and_hints_while_a_long_hint_is_counted_do_no_harm(store: PlannedStore) -> None:
-    hint = tell(store, store.refs)
-    pieces = hint.told(10)
+    hint = announce(store, store.refs)
+    pieces = hint.pieces(10)
     assert next(pieces) == HintedObjects(0, tuple(store.refs[:10]), 0)
     read(store, store.refs[10:15])
     assert next(pieces) == HintedObjects(5, tuple(store.refs[15:20]), 0)
-    tell(store, [ObjectRef("bucket", "train/12345.tar")], hint=hint)
+    announce(store, [ObjectRef("bucket", "train/12345.tar")], hint=hint)
     [dataset] = store.planner.registry.datasets()
     dataset.shrink()
     assert next(pieces) == HintedObjects(0, (), 10)

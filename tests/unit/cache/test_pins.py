@@ -64,10 +64,10 @@ def test_a_pin_follows_its_name_to_the_newer_version() -> None:
     pins = Pins(int, identity)
     pins.pin(("", "a"), [version(1, 60)], ROOM)
     new = version(1, 40, edition=1)
-    pins.block_came(new, identity(new))
+    pins.block_cached(new, identity(new))
     assert (pins.holds(identity(new)), pins.holds(identity(version(1, 60)))) == (True, False)
     assert pins.reserved_bytes == 40
-    pins.block_came(version(2, 9), b"other")
+    pins.block_cached(version(2, 9), b"other")
     pins.unpin(("", "a"))
     assert (pins.reserved_bytes, pins.holds(identity(new))) == (0, False)
 
@@ -84,7 +84,7 @@ def test_only_the_blocks_that_are_kept_here_are_reserved_and_held(
     pins.share = lambda ref, size: Share(10 * mask.bit_count(), mask)
     for key, edition in named:
         pins.pin(("", str(key)), [version(key, 30, edition)], 1000)
-        pins.block_came(version(key, 30, edition + 1), identity(version(key, 30, edition + 1)))
+        pins.block_cached(version(key, 30, edition + 1), identity(version(key, 30, edition + 1)))
     latest = {key: version(key, 30, edition + 1) for key, edition in named}
     for now in (first, then):
         mask = now

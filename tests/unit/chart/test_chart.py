@@ -38,7 +38,7 @@ from tests.support.chart import (
 WARNING = 2  # a severity of Helm's lint: 1 info, 2 warning, 3 error
 any_case = pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 any_node_case = pytest.mark.parametrize("values", NODE_CASES.values(), ids=NODE_CASES.keys())
-# Custom resources are tested in tests/unit/chart/test_chart_extras.py.
+# Custom resources are tested in tests/unit/chart/test_chart_monitoring.py.
 UNKNOWN_TO_KUBERNETES = {"PodMonitor", "PrometheusRule"}
 OF_THE_CLUSTER = {
     "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration", "ClusterRole",

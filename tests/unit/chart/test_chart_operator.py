@@ -39,7 +39,7 @@ from tests.support.chart import (
     of_peers,
     pod,
 )
-from tests.unit.chart.test_chart_extras import POD_MONITOR
+from tests.unit.chart.test_chart_monitoring import POD_MONITOR
 
 VALUES = CASES["operator"]
 NAME = "fast-outrider-operator"

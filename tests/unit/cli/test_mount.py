@@ -16,7 +16,7 @@ from outrider.cli.mount.command import _bucket_and_prefix
 from outrider.cli.mount.fuse_clients import FUSE_CLIENTS, Mount
 from outrider.cli.mount.missing import CannotMount, MountFacts, complaint, complaint_about
 from outrider.cli.mount.mounting import mounted, mounted_at
-from outrider.cli.mount.running_proxy import There, Who, asked
+from outrider.cli.mount.running_proxy import There, Who, look_up_proxy
 from outrider.core.cache.freshness import Freshness
 from tests.support.child import free_ports
 
@@ -165,7 +165,7 @@ def test_another_url_is_wrong_use(url: str) -> None:
 
 def test_certificates_that_cannot_be_read_are_told() -> None:
     with pytest.raises(CannotMount, match=r"AWS_CA_BUNDLE=/nowhere\.pem: No such file"):
-        asked("https://127.0.0.1:1", {"AWS_CA_BUNDLE": "/nowhere.pem"})
+        look_up_proxy("https://127.0.0.1:1", {"AWS_CA_BUNDLE": "/nowhere.pem"})
 
 
 def test_the_rules_of_a_running_proxy_hold_for_what_the_mount_keeps() -> None:
@@ -176,4 +176,4 @@ def test_the_rules_of_a_running_proxy_hold_for_what_the_mount_keeps() -> None:
 
 
 def test_nobody_answers_where_nobody_listens() -> None:
-    assert asked(f"http://127.0.0.1:{free_ports(1)[0]}", {}).who is Who.NOBODY
+    assert look_up_proxy(f"http://127.0.0.1:{free_ports(1)[0]}", {}).who is Who.NOBODY

@@ -34,7 +34,7 @@ def test_a_child_told_to_ignore_endpoints_gets_the_endpoint_all_the_same(tmp_pat
     ):  # fmt: skip
         environ = {"AWS_CONFIG_FILE": f"{tmp_path}/config", "AWS_ENDPOINT_URL": "http://elsewhere", **ignoring}
         assert endpoint_in(environ) is None
-        # As botocore reads it: see `tests/unit/origin/test_aws_config.py`.
+        # As botocore reads it: see `tests/unit/adapters/test_aws_config.py`.
         assert endpoint_in(child(environ)) == ("AWS_ENDPOINT_URL_S3", "http://e")
 
 

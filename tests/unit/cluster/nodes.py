@@ -41,11 +41,11 @@ class Node:
     def hears(self, *heard: Hello | str, at: str = "") -> None:
         for each in heard:
             said = hello(each) if isinstance(each, str) else each
-            self.membership.heard(at or said.member.address, said, self.now, WALL_S)
+            self.membership.answered(at or said.member.address, said, self.now, WALL_S)
 
     def fails(self, *names: str) -> None:
         for name in names:
-            self.membership.unheard(f"{name}:9482", self.now)
+            self.membership.unanswered(f"{name}:9482", self.now)
 
     def passes(self, seconds: float) -> None:
         self.now += seconds

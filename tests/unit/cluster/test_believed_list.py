@@ -12,9 +12,9 @@ def entries(names: str) -> list[ListedMember]:
     return [ListedMember(f"10.0.0.{ord(name)}:9482", name) for name in names]
 
 
-def told(names: str, now: float = 0.0) -> BelievedList:
+def believing(names: str, now: float = 0.0) -> BelievedList:
     believed = BelievedList()
-    believed.came(entries(names), now)
+    believed.listed(entries(names), now)
     return believed
 
 
@@ -23,15 +23,15 @@ def names_of(believed: BelievedList) -> str:
 
 
 def test_the_first_list_is_believed_even_if_it_is_empty() -> None:
-    believed = told("")
+    believed = believing("")
     assert (believed.has_come, believed.is_doubted, names_of(believed)) == (True, False, "")
     assert BelievedList().has_come is False
 
 
 @pytest.mark.parametrize(("before", "after"), [("abcd", "ab"), ("ab", "b"), ("abcd", "abcx"), ("abc", "abcdefgh")])
 def test_a_list_that_keeps_half_is_believed_at_once(before: str, after: str) -> None:
-    believed = told(before)
-    believed.came(entries(after), 1.0)
+    believed = believing(before)
+    believed.listed(entries(after), 1.0)
     assert not believed.is_doubted
     assert names_of(believed) == after
 
@@ -41,8 +41,8 @@ def test_a_list_that_keeps_half_is_believed_at_once(before: str, after: str) -> 
     [("abcd", "", "abcd"), ("abcd", "a", "abcd"), ("a", "", "a"), ("abcd", "ax", "abcdx"), ("abc", "xyz", "abcxyz")],
 )
 def test_a_list_that_lost_more_is_doubted_for_a_minute(before: str, after: str, shown: str) -> None:
-    believed = told(before)
-    believed.came(entries(after), 10.0)
+    believed = believing(before)
+    believed.listed(entries(after), 10.0)
     assert believed.is_doubted
     assert names_of(believed) == shown
     believed.passed(10.0 + DOUBT_S - 0.1)
@@ -53,18 +53,18 @@ def test_a_list_that_lost_more_is_doubted_for_a_minute(before: str, after: str, 
 
 
 def test_a_list_that_says_so_again_prolongs_nothing() -> None:
-    believed = told("abcd")
-    believed.came(entries("a"), 10.0)
-    believed.came(entries(""), 60.0)
+    believed = believing("abcd")
+    believed.listed(entries("a"), 10.0)
+    believed.listed(entries(""), 60.0)
     assert names_of(believed) == "abcd"
-    believed.came(entries("d"), 10.0 + DOUBT_S)
+    believed.listed(entries("d"), 10.0 + DOUBT_S)
     assert names_of(believed) == "d"
 
 
 def test_a_list_that_is_whole_again_ends_the_doubt() -> None:
-    believed = told("abcd")
-    believed.came(entries(""), 10.0)
-    believed.came(entries("abc"), 20.0)
+    believed = believing("abcd")
+    believed.listed(entries(""), 10.0)
+    believed.listed(entries("abc"), 20.0)
     assert not believed.is_doubted
     believed.passed(10.0 + DOUBT_S)
     assert names_of(believed) == "abc"
@@ -73,34 +73,34 @@ def test_a_list_that_is_whole_again_ends_the_doubt() -> None:
 def test_the_list_of_an_earlier_process_is_believed_against_an_empty_one() -> None:
     believed = BelievedList(entries("abc"))
     assert believed.has_come is False
-    believed.came([], 0.0)
+    believed.listed([], 0.0)
     assert names_of(believed) == "abc"
 
 
 def test_a_member_under_another_address_is_not_lost() -> None:
-    believed = told("abc")
+    believed = believing("abc")
     moved = [ListedMember(f"10.9.9.{number}:9482", name) for number, name in enumerate("abc")]
-    believed.came(moved, 1.0)
+    believed.listed(moved, 1.0)
     assert not believed.is_doubted
     assert list(believed.entries) == moved
 
 
 def test_members_without_names_are_told_apart_by_addresses() -> None:
     believed = BelievedList()
-    believed.came([ListedMember(f"h{number}:1") for number in range(4)], 0.0)
-    believed.came([ListedMember("h0:1"), ListedMember("h9:1")], 1.0)
+    believed.listed([ListedMember(f"h{number}:1") for number in range(4)], 0.0)
+    believed.listed([ListedMember("h0:1"), ListedMember("h9:1")], 1.0)
     assert [entry.address for entry in believed.entries] == ["h0:1", "h9:1", "h1:1", "h2:1", "h3:1"]
 
 
 def test_an_address_counts_once_and_with_its_name() -> None:
     believed = BelievedList()
-    believed.came([ListedMember("h:1"), ListedMember("h:1", "a", "zone"), ListedMember("h:1", "b")], 0.0)
+    believed.listed([ListedMember("h:1"), ListedMember("h:1", "a", "zone"), ListedMember("h:1", "b")], 0.0)
     assert list(believed.entries) == [ListedMember("h:1", "a", "zone")]
 
 
 def test_an_entry_is_found_by_address_or_by_name() -> None:
     believed = BelievedList()
-    believed.came([ListedMember("h1:1"), ListedMember("h2:1", "b")], 0.0)
+    believed.listed([ListedMember("h1:1"), ListedMember("h2:1", "b")], 0.0)
     assert believed.entry_of("h1:1", "anybody") == ListedMember("h1:1")
     assert believed.entry_of("h2:1", "b") == ListedMember("h2:1", "b")
     assert believed.entry_of("h7:1", "b") == ListedMember("h2:1", "b")

@@ -280,9 +280,9 @@ def test_one_process_at_two_addresses_is_one_member_that_does_not_move() -> None
         node.hears("b", at="y:1")
     assert node.events == [("joined", "b")]
     assert node.membership.view.alive["b"].address == "x:1"
-    node.membership.unheard("y:1", node.now)
+    node.membership.unanswered("y:1", node.now)
     assert node.alive == "b"
-    node.membership.unheard("x:1", node.now)
+    node.membership.unanswered("x:1", node.now)
     assert node.alive == ""
     node.hears("b", at="y:1")
     assert node.membership.view.alive["b"].address == "y:1"
@@ -295,7 +295,7 @@ def test_of_two_processes_with_one_name_the_later_one_counts() -> None:
     node.hears(hello("b", 100), at="y:1")
     assert node.membership.view.alive["b"].address == "x:1"
     assert node.left_out == [("b", "duplicate name")]
-    node.membership.unheard("x:1", node.now)
+    node.membership.unanswered("x:1", node.now)
     node.hears(hello("b", 100), at="y:1")
     assert node.membership.view.alive["b"].address == "y:1"
     assert node.left_out == []
@@ -416,7 +416,7 @@ def test_a_previous_owner_is_named_by_its_address_of_now() -> None:
     node.membership.leaves("b", 100, node.now)
     node.lists("a", ListedMember("new:1", "b"))
     node.hears(hello("b", 100, leaving=True), at="new:1")
-    node.membership.unheard("b:9482", node.now)
+    node.membership.unanswered("b:9482", node.now)
     node.hears(hello("b", 100, leaving=True), at="new:1")
     found = {node.membership.view.previous_owner(ref, 0) for ref in REFS}
     assert found == {None, under(member("b"), "new:1")}
@@ -640,7 +640,7 @@ def test_a_process_makes_a_node_doubt_its_versions_once_at_most(
         fits = each.cluster_id == "c1"
         said = Hello(Member(each.name, each.address, "z1", GIB, each.cluster_id), each.boot, "", each.number, WALL_S)
         if act == "silent":
-            node.membership.unheard(each.address, node.now)
+            node.membership.unanswered(each.address, node.now)
         elif act == "writes":
             each.number += 1
             if fits and node.membership.counts(each.name, each.boot):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core.cluster.held_blocks import BlocksTold, is_whole
+from outrider.core.cluster.held_blocks import HeldBlocks, is_whole
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import (
     BODY_BYTES_MAX,
@@ -19,19 +19,19 @@ from outrider.core.cluster.messages import (
     READS_MAX,
     REFS_MAX,
     SHARES_MAX,
+    BegunRead,
     Command,
     CommandAnswer,
     DatasetShare,
     DatasetShares,
     Forget,
     Hello,
-    OrderTold,
+    OrderNotice,
     PinPage,
-    PinsTold,
-    PinTold,
-    ReadsTold,
-    SharesAsked,
-    ToldRead,
+    PinReport,
+    PinsReport,
+    ReadsNotice,
+    SharesRequest,
     forget_body,
     parts_of,
     reads_body,
@@ -57,22 +57,22 @@ GOLDEN: dict[Any, bytes] = {
     Command("n", "put", "warm", "o\udcff", "a", b"s3://b/\xff\n", 1.5, 2.0):
         b'{"from":"n","verb":"put","folder":"warm","owner":"o\\udcff","name":"a","list":"czM6Ly9iL/8K","rate":1.5,'
         b'"at":2,"copies":null}',
-    OrderTold("n", 1, 2, 3, "10.0.0.1", (REF, OTHER, ObjectRef("bucket", "2")), 4, 9):
+    OrderNotice("n", 1, 2, 3, "10.0.0.1", (REF, OTHER, ObjectRef("bucket", "2")), 4, 9):
         b'{"from":"n","boot":1,"number":2,"order":3,"client":"10.0.0.1","start":4,"total":9,"withdrawn":false,'
         b'"buckets":["bucket","b"],"reads":[[0,"key\\udcff/\\u00e9"],[1,"k"],[0,"2"]]}',
-    OrderTold("n", 1, 2, 3, "c", is_withdrawn=True):
+    OrderNotice("n", 1, 2, 3, "c", is_withdrawn=True):
         b'{"from":"n","boot":1,"number":2,"order":3,"client":"c","start":0,"total":null,"withdrawn":true,"buckets":[],'
         b'"reads":[]}',
-    ReadsTold("n", 2, (ToldRead("10.0.0.1", REF, 5, 0.5), ToldRead("10.0.0.2", OTHER, 0, 0.0))):
+    ReadsNotice("n", 2, (BegunRead("10.0.0.1", REF, 5, 0.5), BegunRead("10.0.0.2", OTHER, 0, 0.0))):
         b'{"from":"n","count":2,"readers":["10.0.0.1","10.0.0.2"],"buckets":["bucket","b"],'
         b'"reads":[[0,0,"key\\udcff/\\u00e9",5,500],[1,1,"k",0,0]]}',
-    SharesAsked("n"): b'{"from":"n"}',
+    SharesRequest("n"): b'{"from":"n"}',
     DatasetShares((DatasetShare("b", "a\udcff-{}.tar", 12, 34, 5, 6, ((7, 34),), 9),)):
         b'{"datasets":[{"bucket":"b","name":"a\\udcff-{}.tar","objects":12,"size":34,"held":5,"near":6,"known":[[7,34]],'
         b'"below":9}]}',
-    BlocksTold(((bytes(range(16)), 70, 1 << 69 | 1), None)):
+    HeldBlocks(((bytes(range(16)), 70, 1 << 69 | 1), None)):
         b'{"here":[["000102030405060708090a0b0c0d0e0f",70,"200000000000000001"],null]}',
-    PinsTold((PinTold("AKEY", "mine", 12.5, has_ended=False), PinTold("", "é", 13.0, has_ended=True))):
+    PinsReport((PinReport("AKEY", "mine", 12.5, has_ended=False), PinReport("", "é", 13.0, has_ended=True))):
         b'{"pins":[["AKEY","mine",12.5,false],["","\\u00e9",13.0,true]]}',
     PinPage("team", 1.5, b"s3://b/\xff\n", (
         (ObjectRef("b", "k\udcff"), VersionIdentity('"etag"', 0, DAY)),
@@ -116,23 +116,23 @@ MESSAGES: tuple[st.SearchStrategy[Any], ...] = (
     ),
     st.builds(CommandAnswer, st.none() | st.dictionaries(from_wire, st.none() | numbers), from_wire, from_wire),
     st.builds(
-        OrderTold, words, numbers, numbers, numbers, from_wire, st.lists(refs).map(tuple), numbers,
+        OrderNotice, words, numbers, numbers, numbers, from_wire, st.lists(refs).map(tuple), numbers,
         st.none() | numbers, st.booleans(),
     ),
-    st.builds(ReadsTold, words, numbers, st.lists(st.builds(
-        ToldRead, from_wire, refs, numbers, st.integers(0, 10**6).map(lambda ms: ms / 1000)
+    st.builds(ReadsNotice, words, numbers, st.lists(st.builds(
+        BegunRead, from_wire, refs, numbers, st.integers(0, 10**6).map(lambda ms: ms / 1000)
     )).map(tuple)),
-    st.builds(SharesAsked, words),
+    st.builds(SharesRequest, words),
     st.builds(DatasetShares, st.lists(
         st.builds(
             DatasetShare, from_wire, from_wire, numbers, numbers, numbers, numbers,
             st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple), numbers,
         ), max_size=SHARES_MAX
     ).map(tuple)),
-    st.builds(BlocksTold, st.lists(st.none() | st.tuples(
+    st.builds(HeldBlocks, st.lists(st.none() | st.tuples(
         st.binary(min_size=16, max_size=16), numbers, st.integers(0, 2**500)
     )).map(tuple)),
-    st.builds(PinsTold, st.lists(st.builds(PinTold, from_wire, from_wire, seconds, st.booleans())).map(tuple)),
+    st.builds(PinsReport, st.lists(st.builds(PinReport, from_wire, from_wire, seconds, st.booleans())).map(tuple)),
     st.builds(PinPage, from_wire, seconds, st.binary(), st.lists(st.tuples(
         refs, st.builds(VersionIdentity, st.sampled_from(('"e\udcff"', "e")), numbers, from_wire | st.just(""))
     )).map(tuple), st.booleans()),
@@ -165,7 +165,7 @@ def test_a_field_of_any_value_raises_no_other_error(message: Any, data: st.DataO
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(lambda text: json.dumps(text).encode()))
-@pytest.mark.parametrize("kind", [Hello, SharesAsked])
+@pytest.mark.parametrize("kind", [Hello, SharesRequest])
 def test_no_body_raises_any_other_error(kind: type, body: bytes) -> None:
     with pytest.raises(WireError):
         decode(kind, body)
@@ -174,7 +174,7 @@ def test_no_body_raises_any_other_error(kind: type, body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5000, b"\xef\xbb\xbf{}", b"[]"])
 def test_a_body_that_a_parser_may_choke_on_is_refused(body: bytes) -> None:
     with pytest.raises(WireError):
-        decode(SharesAsked, body)
+        decode(SharesRequest, body)
 
 
 def test_an_error_tells_no_part_of_the_message() -> None:
@@ -211,32 +211,32 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "at": NO_TIME, "copies": NO_NUMBER[1:],
     },
     CommandAnswer: {"told": ([], 1, "a"), "error": NO_TEXT, "code": NO_TEXT},
-    OrderTold: {
+    OrderNotice: {
         "from": NO_NAME, "boot": NO_NUMBER, "number": NO_NUMBER, "order": NO_NUMBER, "client": NO_TEXT,
         "start": NO_NUMBER, "total": NO_NUMBER[1:], "withdrawn": NO_TRUTH,
         "buckets": (None, [1], ["", "b"], ["b"], "bb"),
         "reads": (None, {}, [[0]], ["ab"], [[2, "k"]], [[-1, "k"]], [[True, "k"]], [["b", "k"]], [[0, ""]], [[0, 5]],
                   [[0, "k", 1]], [[0, "\ud800"]], [[0, "k"]] * (REFS_MAX + 1)),
     },
-    ReadsTold: {
+    ReadsNotice: {
         "from": NO_NAME, "count": NO_NUMBER, "readers": (None, [1, "a"], ["a"], {}), "buckets": (None, ["", "b"], []),
         "reads": (None, [[0, 0, "k", 5]], [[2, 0, "k", 5, 0]], [[0, 2, "k", 5, 0]], [[-1, 0, "k", 5, 0]],
                   [[0, -1, "k", 5, 0]], [[0, 0, "", 5, 0]], [[0, 0, 1, 5, 0]], [[0, 0, "k", -1, 0]],
                   [[0, 0, "k", 5, -1]], [[0, 0, "k", 1.5, 0]], [[0, 0, "k", 5, 10**13]], [[True, 0, "k", 5, 0]],
                   [[0, 0, "\ud800", 5, 0]], [[0, 0, "k", 5, 0]] * (READS_MAX + 1)),
     },
-    SharesAsked: {"from": NO_NAME},
+    SharesRequest: {"from": NO_NAME},
     DatasetShares: {"datasets": (
         None, {}, [1], [SHARE] * (SHARES_MAX + 1), *([SHARE | {name: bad}] for name, bads in {
             "bucket": NO_TEXT, "name": NO_TEXT, "objects": NO_NUMBER, "size": NO_NUMBER, "held": NO_NUMBER,
             "near": NO_NUMBER,
         }.items() for bad in bads), [{name: its for name, its in SHARE.items() if name != "near"}],
     )},
-    BlocksTold: {"here": (
+    HeldBlocks: {"here": (
         None, {}, ["abc"], [[ID, 1]], [["00", 1, "1"]], [[ID, -1, "1"]], [[ID, True, "1"]], [[ID, 1, 1]], [[ID, 1, ""]],
         [[ID, 1, "-1"]], [[ID, 1, "1\n"]], [[ID, 1, "1" * 65537]], [[ID.replace("0", "g"), 1, "1"]],
     )},
-    PinsTold: {"pins": (
+    PinsReport: {"pins": (
         None, {}, ["abcd"], [["", "a", 1]], [["", "a", 1, False, 1]], [["", "a", "1", False]], [["", "a", 1, 0]],
         [[1, "a", 1, False]],
     )},
@@ -300,27 +300,27 @@ def test_a_thousand_keys_of_a_batch_delete_fit() -> None:
 def test_of_reads_too_many_for_one_message_the_newest_are_told() -> None:
     # An escaped byte takes six bytes of JSON.
     long = tuple(
-        ToldRead("10.0.0.1", ObjectRef("b", "\udc80" * 1000 + str(number)), 5, 0.0) for number in range(READS_MAX)
+        BegunRead("10.0.0.1", ObjectRef("b", "\udc80" * 1000 + str(number)), 5, 0.0) for number in range(READS_MAX)
     )
-    body = reads_body(ReadsTold("n", 1, long))
+    body = reads_body(ReadsNotice("n", 1, long))
     assert len(body) <= BODY_BYTES_MAX
-    told = decode(ReadsTold, body).reads
+    told = decode(ReadsNotice, body).reads
     assert told == long[-len(told) :]
     assert len(told) >= 100
 
 
 def test_the_same_address_at_two_members_is_two_readers() -> None:
-    read = ToldRead("10.0.0.1", OTHER, 5, 0.5)
-    assert ReadsTold("n", 1, (read,)).reader_name(read) != ReadsTold("m", 1, (read,)).reader_name(read)
+    read = BegunRead("10.0.0.1", OTHER, 5, 0.5)
+    assert ReadsNotice("n", 1, (read,)).reader_name(read) != ReadsNotice("m", 1, (read,)).reader_name(read)
 
 
-ORDER = OrderTold("n", 1, 2, 3, "10.0.0.1", (OTHER,), 4, 9999)
+ORDER = OrderNotice("n", 1, 2, 3, "10.0.0.1", (OTHER,), 4, 9999)
 
 
 @pytest.mark.parametrize("key", ["k", "\udc80" * 1000])
 def test_a_long_order_goes_in_parts(key: str) -> None:
     refs = tuple(ObjectRef("b", f"{key}{number}") for number in range(2 * REFS_MAX + 1))
-    parts = [decode(OrderTold, encode(part)) for part in parts_of(replace(ORDER, refs=refs))]
+    parts = [decode(OrderNotice, encode(part)) for part in parts_of(replace(ORDER, refs=refs))]
     assert [ref for part in parts for ref in part.refs] == list(refs)
     starts = [4]
     for part in parts[:-1]:

@@ -22,18 +22,18 @@ from outrider.core.cluster.peer_wire import (
     SENDS,
     SEQUENCE,
     AnswerHead,
-    Asker,
+    Requester,
     answer_headers,
     parse_answer,
-    parse_asker,
     parse_read,
+    parse_requester,
     read_head,
     sequence_of,
 )
 from outrider.core.cluster.wire_forms import WireError
 from outrider.core.model import Extent, Headers, ObjectRef, ObjectVersion
 
-ASKER = Asker("edge-1.local", "aa11", "bb22")
+ASKER = Requester("edge-1.local", "aa11", "bb22")
 REF = ObjectRef("bucket", "key")
 
 # Texts as they come from a wire: UTF-8, and bytes that are none as surrogate escapes.
@@ -66,7 +66,7 @@ def reads(draw: st.DrawFn) -> PeerRead:
         known = draw(st.none() | st.just(Confirmed(version, draw(ages), draw(st.booleans()))))
     return PeerRead(
         ref, extent, draw(st.integers(0, 2**40)), known, draw(st.sampled_from(ReadClass)),
-        only_if_here=draw(st.booleans()), whole_headers=draw(st.booleans()),
+        only_if_cached=draw(st.booleans()), whole_headers=draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_a_read_comes_as_it_was_sent(read: PeerRead) -> None:
     assert head.path.isascii()
     assert all(value.isascii() and value.isprintable() for value in head.headers.values())
     assert parse_read(head.method, head.path, head.headers) == read
-    assert parse_asker(head.headers) == ASKER
+    assert parse_requester(head.headers) == ASKER
 
 
 @given(reads(), st.data())
@@ -167,7 +167,7 @@ BAD_KNOWN = [
 @pytest.mark.parametrize("value", BAD_PEER)
 def test_a_malformed_account_of_the_asker_is_refused(value: str) -> None:
     def parse(value: str) -> None:
-        parse_asker({PEER: value})
+        parse_requester({PEER: value})
         parse_read("HEAD", "/b/k", {PEER: value})
 
     parse(GOOD)
@@ -292,9 +292,9 @@ def test_a_version_alone_is_no_answer_where_there_are_bytes() -> None:
 
 
 def test_a_version_alone_is_an_answer_of_a_member_that_is_only_asked_for_what_it_has() -> None:
-    read = PeerRead(REF, Extent(0, 10), only_if_here=True)
+    read = PeerRead(REF, Extent(0, 10), only_if_cached=True)
     assert parse_answer(read, 200, RIGHT[:2], 0, "owner").extent is None
-    for asked, length in ((read, 2), (replace(KNOWN_READ, only_if_here=True), 0)):
+    for asked, length in ((read, 2), (replace(KNOWN_READ, only_if_cached=True), 0)):
         with pytest.raises(WireError):
             parse_answer(asked, 200, RIGHT[:2], length, "owner")
 
@@ -327,7 +327,7 @@ def tried(parse: Callable[[], object]) -> None:
 @given(st.sampled_from(("GET", "HEAD", "PUT")) | any_text, any_text | st.just("/b/k"), mixed)
 def test_no_request_raises_anything_else(method: str, path: str, sent: dict[str, str]) -> None:
     tried(lambda: parse_read(method, path, sent))
-    tried(lambda: parse_asker(sent))
+    tried(lambda: parse_requester(sent))
     tried(lambda: sequence_of(sent))
 
 

@@ -35,7 +35,7 @@ def a_planner(objects: int) -> Planner:
 def test_each_object_has_a_letter_in_the_order_of_the_names() -> None:
     planner = a_planner(6)
     for number in (1, 2):
-        planner.asked("job", ref(number), SIZE, Extent(0, SIZE), 2.0)
+        planner.requested("job", ref(number), SIZE, Extent(0, SIZE), 2.0)
     for number in (2, 4):
         for index in (0, 1):
             planner.added(block(number, index), version(number))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
-from outrider.core.maintenance.sums import warmup_sum
+from outrider.core.maintenance.progress_sum import warmup_sum
 from outrider.core.origin.token_bucket import TokenBucket
 
 

@@ -131,7 +131,7 @@ async def test_a_connection_serves_one_read_after_the_other() -> None:
 async def test_what_is_unusual_is_left_to_the_other_client(ask: Callable[[PlainGets], object], reply: bytes) -> None:
     async with before([reply], [OK]) as (gets, server):
         target = await ask(gets)  # type: ignore[misc]  # of `whole` and `part`
-        assert target.came == 0
+        assert target.received == 0
         # The next one is not answered by what is left of this one.
         assert bytes((await whole(gets)).bytes) == BODY
         assert server.connections == 2
@@ -140,7 +140,7 @@ async def test_what_is_unusual_is_left_to_the_other_client(ask: Callable[[PlainG
 def test_a_long_reply_that_nobody_wants_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> None:
         async with before([OK.replace(b"v1", b"v2") + bytes(8_000_000)], [OK]) as (gets, server):
-            assert (await whole(gets)).came == 0
+            assert (await whole(gets)).received == 0
             await server.left.wait()
             assert bytes((await whole(gets)).bytes) == BODY
 
@@ -163,7 +163,7 @@ async def test_a_body_that_breaks_off_is_left_where_it_broke() -> None:
         assert server.writer is not None
         server.writer.close()
         target = await reading
-        assert bytes(target.bytes[: target.came]) == BODY[:70]
+        assert bytes(target.bytes[: target.received]) == BODY[:70]
 
 
 async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
@@ -179,7 +179,7 @@ async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
 async def test_a_proxy_that_says_nothing_is_left_to_the_other_client() -> None:
     async with before([OK[:-30]], reply_s=0.05) as (gets, server):
         target = await whole(gets)
-        assert bytes(target.bytes[: target.came]) == BODY[: target.came]
+        assert bytes(target.bytes[: target.received]) == BODY[: target.received]
         assert target.room
         await server.left.wait()
 
@@ -212,7 +212,7 @@ async def test_a_proxy_that_refuses_is_asked_ever_less_often() -> None:
     clock, asked = FakeClock(), []
     async with before(*[[REFUSED]] * 3, clock=clock) as (gets, server):
         for _ in range(300):
-            assert (await whole(gets)).came == 0
+            assert (await whole(gets)).received == 0
             asked.append(len(server.asked))
             clock.advance(1.0)
     assert (asked[59], asked[60], asked[179], asked[180], asked[299]) == (1, 2, 2, 3, 3)
@@ -223,14 +223,14 @@ async def test_reads_that_are_refused_together_are_one_refusal() -> None:
     async with before([REFUSED], [REFUSED], [OK], clock=clock) as (gets, _):
         await asyncio.gather(whole(gets), whole(gets))
         clock.advance(60.0)
-        assert (await whole(gets)).came == 100
+        assert (await whole(gets)).received == 100
 
 
 async def test_a_read_that_comes_again_ends_the_doubling() -> None:
     clock = FakeClock()
     async with before([REFUSED], [OK], [REFUSED], [OK], clock=clock) as (gets, _):
         for came in (0, 100, 0, 100):
-            assert (await whole(gets)).came == came
+            assert (await whole(gets)).received == came
             clock.advance(60.0)
 
 
@@ -239,7 +239,7 @@ async def test_what_is_served_past_the_cache_is_asked_for_by_the_other_client() 
     past = OK.replace(b"\r\n\r\n", b"\r\nX-Cache: BYPASS\r\n\r\n")
     async with before([past], [OK]) as (gets, server):
         assert bytes((await whole(gets)).bytes) == BODY
-        assert (await whole(gets)).came == 0
+        assert (await whole(gets)).received == 0
         assert len(server.asked) == 1
 
 
@@ -254,7 +254,7 @@ async def test_an_address_that_does_not_answer_is_left_for_a_while(monkeypatch: 
     clock = FakeClock()
     gets = PlainGets(Endpoint.at("http://127.0.0.1:1", "r"), "pets", connections=2, reply_s=60.0, clock=clock)
     for count in (1, 1, 2):
-        assert (await whole(gets)).came == 0
+        assert (await whole(gets)).received == 0
         assert len(tried) == count
         clock.advance(30.0)
 
@@ -267,18 +267,22 @@ async def test_a_connection_without_requests_is_closed() -> None:
 
 async def test_a_version_without_an_etag_is_left_to_the_other_client() -> None:
     async with before([OK]) as (gets, server):
-        assert (await whole(gets, etag="")).came == 0
+        assert (await whole(gets, etag="")).received == 0
         assert server.connections == 0
 
 
 async def test_more_reads_than_connections_are_left_to_the_other_client() -> None:
     async with before([OK], [OK], [OK]) as (gets, _):
-        assert sorted(target.came for target in await asyncio.gather(*(whole(gets) for _ in range(3)))) == [0, 100, 100]
+        assert sorted(target.received for target in await asyncio.gather(*(whole(gets) for _ in range(3)))) == [
+            0,
+            100,
+            100,
+        ]
 
 
 async def test_nobody_answers() -> None:
     gets = PlainGets(Endpoint.at("http://127.0.0.1:1", "eu-west-1"), "pets", connections=2, reply_s=1.0)
-    assert (await whole(gets)).came == 0
+    assert (await whole(gets)).received == 0
 
 
 @given(data=st.data(), cuts=st.lists(st.integers(0, len(OK)), max_size=6))
@@ -294,4 +298,4 @@ def test_however_a_reply_is_cut_no_byte_is_wrong(data: st.DataObject, cuts: list
             return await whole(gets)
 
     target = asyncio.run(go())
-    assert bytes(target.bytes[: target.came]) == BODY[: target.came]
+    assert bytes(target.bytes[: target.received]) == BODY[: target.received]

@@ -27,7 +27,7 @@ class Line:
                 begun = self.aimd.limit
                 self.now += 0.1
                 rate = min(begun * self.connection_mb_s, self.total_mb_s)
-                self.aimd.arrived(int(rate * 1e5), self.now, short=short)
+                self.aimd.received(int(rate * 1e5), self.now, short=short)
             limits.append(self.aimd.limit)
         return limits
 
@@ -64,7 +64,7 @@ def test_pauses_of_the_readers_are_not_taken_for_a_step_that_brought_nothing() -
     assert line.aimd.limit == 2 * FIRST_FILLS
     for _ in range(4):
         line.run(1)
-        line.aimd.arrived(0, line.now, short=False)
+        line.aimd.received(0, line.now, short=False)
         line.now += 2.0
     assert line.aimd.limit == 64
 
@@ -76,7 +76,7 @@ def test_a_step_is_judged_by_bytes_after_those_fills_that_it_admitted_began() ->
         under_way.append(aimd.limit)
         now += 0.1
         # The bytes that come now were requested 0.2 s ago, and 21 connections fill the line.
-        aimd.arrived(min(under_way[-3], 21) * 4_000_000, now, short=True)
+        aimd.received(min(under_way[-3], 21) * 4_000_000, now, short=True)
     assert aimd.limit == 2 * FIRST_FILLS
 
 
@@ -125,7 +125,7 @@ def test_the_limit_never_leaves_its_bounds(floor: int, more: int, acts: list[tup
     for act, later in acts:
         now += later
         if act in "fa":
-            aimd.arrived(10**6, now, short=act == "f")
+            aimd.received(10**6, now, short=act == "f")
         else:
             aimd.slow_down(now)
         assert floor <= aimd.limit <= floor + more

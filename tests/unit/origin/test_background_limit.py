@@ -92,7 +92,7 @@ def test_fills_limited_only_by_latency_are_not_held_back() -> None:
     background_limit = BackgroundLimit(64)
     for _ in range(200):
         background_limit.hindered()
-        background_limit.came_small(0.05)
+        background_limit.small_received(0.05)
     assert background_limit.alone == background_limit.beside == 64
 
 
@@ -101,10 +101,10 @@ def test_the_line_brings_so_many_bodies_at_the_rate_of_one() -> None:
     assert line.background_limit.bodies(4e6) is None, "no body came"
     line.run(20, demand=8)
     assert line.background_limit.bodies(4e6) == 8
-    line.background_limit.body_came(100_000, 0.001)
+    line.background_limit.body_received(100_000, 0.001)
     assert line.background_limit.body_bytes_s == 0, "the time of a small body is latency"
-    line.background_limit.body_came(MIB, 0.5)
-    line.background_limit.body_came(MIB, 1.0)
+    line.background_limit.body_received(MIB, 0.5)
+    line.background_limit.body_received(MIB, 1.0)
     assert line.background_limit.body_bytes_s == 2 * MIB
     line.run(61, demand=8)
     assert line.background_limit.body_bytes_s == pytest.approx(MIB, rel=0.02), "the bandwidth of a line may fall"
@@ -173,12 +173,12 @@ class SmallBodies:
         """The limit of fills beside the readers, at each body's arrival."""
         allowed, until = [], self.now + seconds
         while self._outstanding[0][0] < until:
-            self.now, number, asked_at, waited_for, on_line = heapq.heappop(self._outstanding)
+            self.now, number, requested_at, waited_for, on_line = heapq.heappop(self._outstanding)
             if not on_line:
                 self._free_at = max(self._free_at, self.now) + self.each_s
-                heapq.heappush(self._outstanding, (self._free_at, number, asked_at, waited_for, True))
+                heapq.heappush(self._outstanding, (self._free_at, number, requested_at, waited_for, True))
                 continue
-            self.background_limit.came_small(self.now - asked_at)
+            self.background_limit.small_received(self.now - requested_at)
             if waited_for:
                 self.read += 1
                 self._ask(waited_for=True)
@@ -249,15 +249,15 @@ def test_bodies_requested_beside_a_list_are_not_learnt_from_after_it() -> None:
     background_limit.alone = background_limit.beside = 20
     background_limit.alone_again(20)
     for _ in range(20):
-        background_limit.came_small(0.2)
+        background_limit.small_received(0.2)
     for _ in range(60):
         background_limit.hindered()
-        background_limit.came_small(0.05)
+        background_limit.small_received(0.05)
     learnt = background_limit.beside
     assert learnt > 8
     for _ in range(60):
         background_limit.hindered()
-        background_limit.came_small(0.1)
+        background_limit.small_received(0.1)
     assert background_limit.beside < learnt / 2, "twice as late as usual is a queue"
 
 
@@ -265,10 +265,10 @@ def test_until_the_usual_delay_is_known_the_limit_is_small() -> None:
     background_limit = BackgroundLimit(64)
     for _ in range(16):
         background_limit.hindered()
-        background_limit.came_small(0.05)
+        background_limit.small_received(0.05)
     assert (background_limit.alone, background_limit.beside) == (8, 7)
     background_limit.hindered()
-    background_limit.came_small(0.05)
+    background_limit.small_received(0.05)
     assert background_limit.alone > 8
 
 
@@ -278,5 +278,5 @@ def test_the_first_small_bodies_bring_one_more_each() -> None:
     background_limit = BackgroundLimit(64)
     for _ in range(6):
         background_limit.hindered()
-        background_limit.came_small(0.05)
+        background_limit.small_received(0.05)
     assert (background_limit.alone, background_limit.beside) == (8, 7)

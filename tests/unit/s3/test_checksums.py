@@ -66,12 +66,12 @@ def test_the_check_values_of_the_catalogue() -> None:
     }  # fmt: skip
 
 
-def told(kind: Kind, data: bytes) -> tuple[str, str]:
+def header(kind: Kind, data: bytes) -> tuple[str, str]:
     return f"x-amz-checksum-{kind.value}", b64encode(hashed(kind, data)).decode()
 
 
 FULL = ("x-amz-checksum-type", "FULL_OBJECT")
-CRC64 = told(Kind.CRC64NVME, b"abc")
+CRC64 = header(Kind.CRC64NVME, b"abc")
 ONE_UPLOAD = f'"{md5(b"abc").hexdigest()}"'
 PARTS = f'"{md5(b"abc").hexdigest()}-3"'
 OPAQUE = ('"v1"', '"v1-3"', '"-CJKq8ZeL"', '""', ONE_UPLOAD.replace('"', ""), f"W/{ONE_UPLOAD}", f'"{"g" * 32}"')
@@ -82,16 +82,16 @@ OPAQUE = ('"v1"', '"v1-3"', '"-CJKq8ZeL"', '""', ONE_UPLOAD.replace('"', ""), f"
     [
         ((CRC64, FULL), Kind.CRC64NVME),
         ((CRC64,), Kind.CRC64NVME),
-        ((told(Kind.CRC32, b"abc"), FULL), Kind.CRC32),
-        ((told(Kind.CRC32C, b"abc"),), Kind.CRC32C),
-        ((told(Kind.SHA1, b"abc"),), Kind.SHA1),
-        ((told(Kind.SHA256, b"abc"),), Kind.SHA256),
+        ((header(Kind.CRC32, b"abc"), FULL), Kind.CRC32),
+        ((header(Kind.CRC32C, b"abc"),), Kind.CRC32C),
+        ((header(Kind.SHA1, b"abc"),), Kind.SHA1),
+        ((header(Kind.SHA256, b"abc"),), Kind.SHA256),
         # The cheapest of several.
-        ((told(Kind.SHA256, b"abc"), told(Kind.CRC32, b"abc")), Kind.CRC32),
+        ((header(Kind.SHA256, b"abc"), header(Kind.CRC32, b"abc")), Kind.CRC32),
         # A checksum of the checksums of parts.
         ((CRC64, ("x-amz-checksum-type", "COMPOSITE")), None),
         ((("x-amz-checksum-crc32", CRC64[1] + "-3"),), None),
-        ((("x-amz-checksum-sha256", told(Kind.SHA256, b"abc")[1] + "-12"),), None),
+        ((("x-amz-checksum-sha256", header(Kind.SHA256, b"abc")[1] + "-12"),), None),
         # Nonsense, and a length of another kind.
         ((("x-amz-checksum-crc64nvme", "not base64!"),), None),
         ((("x-amz-checksum-crc32", CRC64[1]),), None),
@@ -114,7 +114,7 @@ def test_which_checksum_of_the_whole_object_headers_tell(headers: Headers, kind:
 def test_a_checksum_proves_nothing_unless_it_must_be_of_the_whole_object(
     etag: str, kind: Kind, form: str | None, suffix: str, data: bytes
 ) -> None:
-    name, value = told(kind, data)
+    name, value = header(kind, data)
     headers = ((name, value + suffix), *(() if form is None else (("x-amz-checksum-type", form),)))
     is_whole = form in ("FULL_OBJECT", "full_object") or (form is None and etag.lower() == ONE_UPLOAD)
     expected = ContentProof(kind, hashed(kind, data)) if is_whole and not suffix else None

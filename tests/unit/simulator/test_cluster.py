@@ -185,7 +185,7 @@ def test_a_node_rests_after_a_prefetch_without_room(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(SimNode, "refused", noted)
     # Only a known order is fetched near, and only where there seems to be room.
     monkeypatch.setattr(SimNode, "_near_bytes", lambda node: 2**40)
-    run(THREE, "cluster", replace(job("fresh"), told=True))
+    run(THREE, "cluster", replace(job("fresh"), announced=True))
     assert refused, "no prefetch was without room: this test shows nothing"
     for times in refused.values():
         at = sorted(set(times))
@@ -314,7 +314,7 @@ def test_invalid_options_are_refused_by_name(words: list[str], said: str) -> Non
 def test_a_told_order_reaches_all_members_and_nothing_stays_on_its_way() -> None:
     spec = job("fresh", readers=3)
     nodes = replace(THREE, machine=replace(THREE.machine, capacity_bytes=20 * MIB))
-    sims = [run(nodes, "cluster", replace(spec, told=told)) for told in (False, True)]
+    sims = [run(nodes, "cluster", replace(spec, announced=told)) for told in (False, True)]
     unknown_s, told_s = (sum(epoch.read.stall_s for epoch in sim.epochs[1:]) for sim in sims)
     assert told_s < 0.6 * unknown_s
     for node in sims[1].members.values():
@@ -340,7 +340,7 @@ def test_nodes_that_read_the_same_at_once_ask_the_bucket_once(objects: int, told
     told looks past the end of an object."""
     size, link = 2_000_000_000 // objects, 60e6
     nodes = SimNodes(8, Machine(4_000_000_000, inf, 0.03, 8 * MIB), link, 1e9)
-    spec = JobSpec("w", Shards(objects, size, "w"), lambda _: [list(range(objects))] * 8, 1, 1e10, told=told)
+    spec = JobSpec("w", Shards(objects, size, "w"), lambda _: [list(range(objects))] * 8, 1, 1e10, announced=told)
     (epoch,) = run(nodes, "cluster", spec).epochs
     assert epoch.read.origin_bytes == objects * size
     assert epoch.peer_bytes == 7 * objects * size

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 from aiohttp.abc import AbstractResolver
 
-from outrider.adapters.cluster.member_lists import Outages, SourceAway, polled
-from outrider.adapters.process.read_again import Sleep
+from outrider.adapters.cluster.member_lists import Outages, SourceUnreachable, polled
+from outrider.adapters.process.file_reload import Sleep
 from outrider.core.cluster.member import ListedMember
 from outrider.settings.members import DnsPeers
 
@@ -41,7 +41,7 @@ class DnsSource:
         except OSError as error:
             if isinstance(error, socket.gaierror) and error.errno in _NO_ADDRESS:
                 return []
-            raise SourceAway(f"{name}: {error.strerror or error}") from error
+            raise SourceUnreachable(f"{name}: {error.strerror or error}") from error
         return [ListedMember(f"{_host(record['host'])}:{port}") for record in found]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from outrider.adapters.cluster.member_lists import SourceAway
+from outrider.adapters.cluster.member_lists import SourceUnreachable
 from outrider.core.cluster.member import ListedMember
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def members_of(
     endpoint twice, so that the preferred family alone counts if it has any.
 
     Raises:
-        SourceAway: the Service has several ports, and none of them is named `peer`.
+        SourceUnreachable: the Service has several ports, and none of them is named `peer`.
     """
     by_family: dict[str, list[EndpointSlice]] = {}
     for part in slices:
@@ -70,7 +70,7 @@ def _serving(slices: Iterable[EndpointSlice]) -> Iterator[tuple[EndpointSlice, E
 
 def _serves(endpoint: Endpoint) -> bool:
     # `ready` is false from the moment at which a pod is to stop; `serving` goes on telling whether it answers. A
-    # condition that is not told counts as true.
+    # condition that is not stated counts as true.
     conditions = endpoint.conditions
     if conditions is None:
         return True
@@ -85,9 +85,11 @@ def _pod(endpoint: Endpoint) -> str:
 
 
 def _port(ports: Iterable[EndpointPort], own_port: int) -> int:
-    told = {port.name or "": port.port for port in ports if port.port}
-    if PORT_NAME in told:
-        return int(told[PORT_NAME])
-    if len(told) > 1:
-        raise SourceAway(f"the Service has the ports {', '.join(sorted(told))}, and none is named `{PORT_NAME}`")
-    return int(next(iter(told.values()), own_port))
+    named_ports = {port.name or "": port.port for port in ports if port.port}
+    if PORT_NAME in named_ports:
+        return int(named_ports[PORT_NAME])
+    if len(named_ports) > 1:
+        raise SourceUnreachable(
+            f"the Service has the ports {', '.join(sorted(named_ports))}, and none is named `{PORT_NAME}`"
+        )
+    return int(next(iter(named_ports.values()), own_port))

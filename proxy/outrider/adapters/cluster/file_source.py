@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
-from outrider.adapters.cluster.member_lists import Outages, SourceAway, polled
-from outrider.adapters.process.read_again import Sleep
+from outrider.adapters.cluster.member_lists import Outages, SourceUnreachable, polled
+from outrider.adapters.process.file_reload import Sleep
 from outrider.core.cluster.member import ListedMember
 from outrider.core.origin.backoff import Backoff
 from outrider.settings.members import is_member_name, reachable_address
@@ -42,9 +42,9 @@ class FileSource:
             with self._path.open("rb") as file:
                 content = file.read(_BYTES_MAX + 1)
         except OSError as error:
-            raise SourceAway(f"{self._path}: {error.strerror}") from error
+            raise SourceUnreachable(f"{self._path}: {error.strerror}") from error
         if len(content) > _BYTES_MAX:
-            raise SourceAway(f"{self._path}: is longer than {_BYTES_MAX} bytes")
+            raise SourceUnreachable(f"{self._path}: is longer than {_BYTES_MAX} bytes")
         if content != self._known[0]:
             self._known = content, parse(content, str(self._path))
         return self._known[1]
@@ -54,7 +54,7 @@ def parse(content: bytes, path: str) -> list[ListedMember]:
     """The entries of a file. `#` at the begin of a line or of a word begins a comment.
 
     Raises:
-        SourceAway: a line is wrong; the message has its number.
+        SourceUnreachable: a line is wrong; the message has its number.
     """
     found: list[ListedMember] = []
     lines = content.decode("utf-8", "replace").splitlines()
@@ -65,10 +65,10 @@ def parse(content: bytes, path: str) -> list[ListedMember]:
             try:
                 found.append(_entry(words[:comment]))
             except ValueError as error:
-                raise SourceAway(f"{path}:{number}: {error}") from error
+                raise SourceUnreachable(f"{path}:{number}: {error}") from error
     names = [entry.name for entry in set(found) if entry.name]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SourceAway(f"{path}: one name for two members: {', '.join(twice)}")
+        raise SourceUnreachable(f"{path}: one name for two members: {', '.join(twice)}")
     return found
 
 

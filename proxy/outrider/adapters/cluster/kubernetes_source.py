@@ -23,7 +23,7 @@ from lightkube.resources.discovery_v1 import EndpointSlice
 
 from outrider.adapters.cluster.endpoint_slices import NamedBy, members_of, named_by
 from outrider.adapters.cluster.member_lists import Outages, in_order
-from outrider.adapters.process.read_again import Sleep
+from outrider.adapters.process.file_reload import Sleep
 from outrider.core.cluster.member import ListedMember
 from outrider.settings import SettingsError
 from outrider.settings.members import KubernetesPeers
@@ -79,7 +79,7 @@ class KubernetesSource:
                             yield found
             except Exception as error:  # noqa: BLE001 - the errors of a client library are many, and none may end this
                 if _code(error) == _GONE:
-                    # The versions since the last event are compacted: normal, and the list tells them.
+                    # The versions since the last event are compacted: normal, and the list has them.
                     await self._sleep(_PAUSE_S)
                 else:
                     await self._sleep(self._outages.failed(_text(error)))

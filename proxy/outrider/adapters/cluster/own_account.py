@@ -1,4 +1,4 @@
-"""The name and the address that this member tells the others."""
+"""The name and the address that this member gives the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.settings import Settings, SettingsError
 from outrider.settings.members import SlurmPeers, is_everywhere, is_member_name
 
 # Addresses for documentation (RFC 5737, RFC 3849): nothing is sent there, the kernel only chooses a way.
-_ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+_PROBED = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def own_name(settings: Settings, environ: Mapping[str, str], host: str) -> str:
@@ -30,9 +30,9 @@ def own_name(settings: Settings, environ: Mapping[str, str], host: str) -> str:
 
 def own_address(
     settings: Settings, port: int, environ: Mapping[str, str], *,
-    elsewhere: Mapping[socket.AddressFamily, str] = _ELSEWHERE,
+    probed: Mapping[socket.AddressFamily, str] = _PROBED,
 ) -> str:  # fmt: skip
-    """`HOST:PORT` at which the others reach this member. `port`: where its peer port listens. `elsewhere`: addresses to
+    """`HOST:PORT` at which the others reach this member. `port`: where its peer port listens. `probed`: addresses to
     which the kernel chooses a way.
 
     Raises:
@@ -50,7 +50,7 @@ def own_address(
         return f"{environ['SLURMD_NODENAME']}:{port}"
     # On `::` it takes connections of both families.
     families = (socket.AF_INET6, socket.AF_INET) if ":" in host else (socket.AF_INET,)
-    ways = (_address_towards(elsewhere[family], family) for family in families if family in elsewhere)
+    ways = (_address_towards(probed[family], family) for family in families if family in probed)
     found = environ.get("POD_IP") or next(filter(None, ways), None)
     if found is None:
         raise SettingsError(
@@ -60,11 +60,11 @@ def own_address(
     return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
 
 
-def _address_towards(elsewhere: str, family: socket.AddressFamily) -> str | None:
+def _address_towards(probed: str, family: socket.AddressFamily) -> str | None:
     """The address from which this machine would send there; None: it has no way to other machines."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((elsewhere, 9))
+            probe.connect((probed, 9))
             found = str(probe.getsockname()[0])
     except OSError:
         return None

@@ -29,7 +29,7 @@ from outrider.core.cluster import messages, peer_wire
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.messages import Answer, Command, Hello, Question
 from outrider.core.cluster.peer_messages import Confirmed, PeerChanged, PeerFailed, PeerRead
-from outrider.core.cluster.peer_wire import AnswerHead, Asker
+from outrider.core.cluster.peer_wire import AnswerHead, Requester
 from outrider.core.cluster.wire_forms import WireError, decode, encode
 from outrider.core.errors import Broke, OriginBroke
 from outrider.core.model import Extent
@@ -53,7 +53,7 @@ _BULK_BYTES = 256 * 1024
 # A body of so few bytes comes with its head: a reader gets a small block as a whole, so that nothing of it waits.
 _SMALL_BYTES = 64 * 1024
 _NO_BODY = sha256(b"").hexdigest()
-# The reasons of failures that an answer's status tells.
+# The reasons of failures that an answer's status names.
 _STATUS = {404: "absent", 503: "busy"}
 _REFUSED = (400, 403, 421)
 _WHY = {Broke.CONNECT: "connect", Broke.LATE: "late", Broke.UNREADABLE: "garbage", Broke.OTHER: "broke"}
@@ -63,16 +63,16 @@ class PeerClient:
     """Implements `ports.PeerTransport`. `open` before the first request, `close` after the last."""
 
     def __init__(
-        self, asker: Callable[[], Asker], secrets: Callable[[], Sequence[str]], metrics: Metrics, clock: Clock,
+        self, requester: Callable[[], Requester], secrets: Callable[[], Sequence[str]], metrics: Metrics, clock: Clock,
         *, boot: int, reads_per_peer: int = 64, reads_max: int = 256, threads: int = 128, read_timeout_s: float = 30.0,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None, receivers: Receivers | None = None,
     ) -> None:  # fmt: skip
-        """`asker`: this member. `secrets`: the keys of the cluster, of which the first one signs. `clock`: the wall
+        """`requester`: this member. `secrets`: the keys of the cluster, of which the first one signs. `clock`: the wall
         clock. `boot`: see `Hello`. `reads_max`: reads under way, each on a connection of its own.
         `threads`: how many bodies they receive at once. Both are more than from one peer, so that one that hangs leaves
         some for the others. All that is not a read waits for none of them. `read_timeout_s` bounds the wait for a head,
         and for the next bytes. `receivers`: see `BulkClient`."""
-        self._asker = asker
+        self._requester = requester
         self._secrets = secrets
         self._metrics = metrics.peers
         self._clock = clock
@@ -126,29 +126,29 @@ class PeerClient:
             self._free_of_all.release()
 
     async def hello(self, address: str, mine: Hello, name: str = "") -> Hello:
-        asker = replace(self._asker(), receiver=name)
-        return _decoded(Hello, await self._post(address, asker, messages.HELLO_PATH, encode(mine)))
+        requester = replace(self._requester(), receiver=name)
+        return _decoded(Hello, await self._post(address, requester, messages.HELLO_PATH, encode(mine)))
 
     async def send(self, member: Member, path: str, body: bytes) -> None:
-        await self._post(member.address, self._asker_to(member), path, body)
+        await self._post(member.address, self._requester_to(member), path, body)
 
     async def request(self, member: Member, question: Question, answer: type[A]) -> A:
         is_command = isinstance(question, Command)
         path = messages.COMMAND_PATH if is_command else messages.SHARES_PATH
         timeout_s = _COMMAND_TIMEOUT_S if is_command else _CONTROL_TIMEOUT_S
         return _decoded(
-            answer, await self._post(member.address, self._asker_to(member), path, encode(question), timeout_s)
+            answer, await self._post(member.address, self._requester_to(member), path, encode(question), timeout_s)
         )
 
-    def _asker_to(self, member: Member) -> Asker:
+    def _requester_to(self, member: Member) -> Requester:
         """This member, in the newest version that both speak."""
-        asker = self._asker()
-        return replace(asker, wire=min(asker.wire, member.wire[1]), receiver=member.name)
+        requester = self._requester()
+        return replace(requester, wire=min(requester.wire, member.wire[1]), receiver=member.name)
 
     async def _answered(self, member: Member, read: PeerRead) -> tuple[ReceivedReply, str]:
         """The reply with its head, and the `authorization` of the request. Raises PeerFailed."""
         try:
-            head = peer_wire.read_head(read, self._asker_to(member))
+            head = peer_wire.read_head(read, self._requester_to(member))
         except WireError as error:
             raise PeerFailed("garbage", str(error)) from error
         target, tls = self._target(member.address)
@@ -168,34 +168,36 @@ class PeerClient:
         return Endpoint(f"{'http' if tls is None else 'https'}://{address}", "", ForwardProxy()), tls
 
     async def _post(
-        self, address: str, asker: Asker, path: str, body: bytes, timeout_s: float = _CONTROL_TIMEOUT_S
+        self, address: str, requester: Requester, path: str, body: bytes, timeout_s: float = _CONTROL_TIMEOUT_S
     ) -> bytes:  # fmt: skip
-        """The body of the answer, which is that of the member that `asker` names as the receiver, if it names one.
+        """The body of the answer, which is that of the member that `requester` names as the receiver, if it names one.
         Raises PeerFailed."""
         target, tls = self._target(address)
-        headers = self._signed("POST", target.host, path, peer_wire.control_headers(asker), sha256(body).hexdigest())
+        headers = self._signed(
+            "POST", target.host, path, peer_wire.control_headers(requester), sha256(body).hexdigest()
+        )
         headers["content-length"] = str(len(body))
         assert self._client is not None
-        told = bytearray()
+        content = bytearray()
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await self._client.ask(target, "POST", path, headers, timeout_s, tls=tls, body=_once(body))
                 with closing(reply):
                     if reply.status != 200:
                         raise _not_believed(reply.status)
-                    if asker.receiver and dict(reply.headers).get(peer_wire.FROM) != asker.receiver:
+                    if requester.receiver and dict(reply.headers).get(peer_wire.FROM) != requester.receiver:
                         raise PeerFailed("garbage", "another member answers")
                     while piece := await reply.some():
-                        told += piece
-                        if len(told) > messages.BODY_BYTES_MAX:
+                        content += piece
+                        if len(content) > messages.BODY_BYTES_MAX:
                             raise PeerFailed("garbage", "the body is too long")
         except TimeoutError as error:
             raise PeerFailed("late", "timed out") from error
         except OriginBroke as error:
             raise _failed(error) from error
-        if not is_proved(headers["authorization"], self._secrets(), reply.status, reply.headers, bytes(told)):
+        if not is_proved(headers["authorization"], self._secrets(), reply.status, reply.headers, bytes(content)):
             raise PeerFailed("garbage", "the answer has no proof of the key")
-        return bytes(told)
+        return bytes(content)
 
     def _head_of(self, reply: ReceivedReply, member: Member, read: PeerRead, authorization: str) -> AnswerHead:
         """The head of an answer that is to be believed; of any other, the reply is closed. Raises PeerFailed."""
@@ -218,7 +220,7 @@ class PeerClient:
 class ReadReply:
     """Implements `ports.PeerReply`."""
 
-    def __init__(self, reply: ReceivedReply, head: AnswerHead, came: Counter) -> None:
+    def __init__(self, reply: ReceivedReply, head: AnswerHead, received: Counter) -> None:
         assert head.confirmed is not None
         self.confirmed: Confirmed = head.confirmed
         self.extent: Extent | None = head.extent
@@ -226,23 +228,23 @@ class ReadReply:
         self.sending = head.sending
         self.in_thread = reply.in_thread
         self._reply = reply
-        self._came = came
+        self._received = received
 
     async def some(self) -> Buffer:
         try:
             piece = await self._reply.some()
         except OriginBroke as error:
             raise _failed(error) from error
-        self._came.inc(len(piece))
+        self._received.inc(len(piece))
         return piece
 
     async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
-        def came(more: int) -> None:
-            self._came.inc(more)
+        def count_received(more: int) -> None:
+            self._received.inc(more)
             received(more)
 
         try:
-            await self._reply.receive(count, sink, came)
+            await self._reply.receive(count, sink, count_received)
         except OriginBroke as error:
             raise _failed(error) from error
 
@@ -250,10 +252,10 @@ class ReadReply:
 class _NotCounted:
     """Bytes of peers are counted by peer, in `ReadReply`."""
 
-    def came(self, count: int) -> None:
+    def received(self, count: int) -> None:
         pass
 
-    def came_for_nothing(self, cause: str, count: int) -> None:
+    def duplicated(self, cause: str, count: int) -> None:
         pass
 
 

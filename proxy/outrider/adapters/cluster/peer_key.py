@@ -11,7 +11,7 @@ import logging
 import stat
 from pathlib import Path
 
-from outrider.adapters.process.read_again import Sleep, follow
+from outrider.adapters.process.file_reload import Sleep, follow
 from outrider.settings import SettingsError
 
 log = logging.getLogger(__name__)

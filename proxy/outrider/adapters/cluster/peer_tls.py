@@ -12,7 +12,7 @@ import ssl
 from pathlib import Path
 
 from outrider.adapters.origin.receivers import ReceiverTrust
-from outrider.adapters.process.read_again import Sleep, follow
+from outrider.adapters.process.file_reload import Sleep, follow
 from outrider.settings import Settings, SettingsError
 
 

@@ -22,10 +22,10 @@ from outrider.settings.members import DnsPeers, FilePeers, KubernetesPeers
 
 def source_of(
     settings: Settings, metrics: Metrics, port: int, environ: Mapping[str, str] | None = None, *,
-    hear: Callable[[str], object] = str,
+    on_outage: Callable[[str], object] = str,
 ) -> MemberSource:  # fmt: skip
-    """`port`: the peer port of this member, which is that of all where the source tells none. `hear` is told why the
-    source gives no list. Called on a thread that runs an event loop.
+    """`port`: the peer port of this member, which is that of all where the source names none. `on_outage` is called
+    with the reason why the source gives no list. Called on a thread that runs an event loop.
 
     Raises:
         SettingsError: the source cannot be used here, or its library is not installed.
@@ -37,9 +37,10 @@ def source_of(
     failures = metrics.peers.source_failures
     if isinstance(peers, FilePeers):
         return FileSource(
-            peers.path.expanduser(), Outages(settings.peers, failures, random.random, backoff=FILE_BACKOFF, hear=hear)
+            peers.path.expanduser(),
+            Outages(settings.peers, failures, random.random, backoff=FILE_BACKOFF, on_outage=on_outage),
         )
-    outages = Outages(settings.peers, failures, random.random, hear=hear)
+    outages = Outages(settings.peers, failures, random.random, on_outage=on_outage)
     if isinstance(peers, DnsPeers):
         return DnsSource(peers, outages, resolver=ThreadedResolver())
     if isinstance(peers, KubernetesPeers):

@@ -73,13 +73,13 @@ def open_block(
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         # Looked up before the header is read: the kernel's own read-ahead starts there.
-        came_in = not keep_pages and not pagecache.is_in_memory(fd, block_file.PAGE_BYTES)
+        was_read_in = not keep_pages and not pagecache.is_in_memory(fd, block_file.PAGE_BYTES)
         meta, checksum, offset = read_header(fd)
         if meta.key != block:
             raise BadBlock("holds another block")
         if verify:
             verify_payload(fd, offset, meta.extent.length, checksum, content)
-            if came_in:
+            if was_read_in:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     except BaseException:
         os.close(fd)

@@ -21,7 +21,7 @@ from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BadBlock, BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey
-from outrider.futures import heard
+from outrider.futures import retrieve_failure
 from outrider.metrics import Metrics
 from outrider.ports import Contents, Lease
 
@@ -153,7 +153,7 @@ class BlockReads(BlockIndex):
         # A lease for the thread: the file must not be closed while it reads.
         file.acquire()
         reading = slot.disk.work.begin(os.pread, file.fd, block_file.DIGEST_BYTES, 0)
-        reading.add_done_callback(heard)
+        reading.add_done_callback(retrieve_failure)
         reading.add_done_callback(lambda _: file.release())
         try:
             async with asyncio.timeout(disk_threads.PATIENCE_S):
@@ -278,7 +278,7 @@ class BlockReads(BlockIndex):
             if not scrub:
                 self._metrics.disk_wait_s.inc(time.perf_counter() - began)
         if contents is not None and kind is not None and content is not None and self._slots.get(block) is slot:
-            contents.came(slot.meta(block), kind, content.digest())
+            contents.hashed(slot.meta(block), kind, content.digest())
             if self._slots.get(block) is not slot:
                 # The bytes are not the bucket's, and the block was expelled.
                 opened.doom()

@@ -324,11 +324,11 @@ class DiskBlockStore(BlockReads):
             else:
                 # Its disk did not give it.
                 old.disk.left_behind[block] = old.disk_bytes
-        self._pins.block_came(meta.version, block.version_id)
+        self._pins.block_cached(meta.version, block.version_id)
         row = self._enter(disk, block, meta, disk_bytes, verified=True)
         self._keep_open(block, self._slots.slot(row), file)
         if self.contents is not None and kind is not None and content is not None:
-            self.contents.came(meta, kind, content)
+            self.contents.hashed(meta, kind, content)
 
     def released(self, disk: Disk, meta: BlockMeta, disk_bytes: int, *, left_behind: bool) -> None:
         """A writer gave its block up. `left_behind`: a file without an index entry lies in the directory."""

@@ -16,7 +16,7 @@ from outrider.core.cache import block_file
 from outrider.core.cache.block_file import BlockMeta, Header
 from outrider.core.errors import WrongDigest
 from outrider.core.s3.checksums import Kind
-from outrider.futures import heard
+from outrider.futures import retrieve_failure
 from outrider.ports import Buffer, Place
 
 T = TypeVar("T")
@@ -213,7 +213,7 @@ class DiskBlockWriter:
         future = self._work.begin(work)
 
         def ended(done: asyncio.Future[T]) -> None:
-            heard(done)
+            retrieve_failure(done)
             self._working.discard(done)
             if lease is not None:
                 lease.release()

@@ -255,7 +255,7 @@ class DiskRecovery:
         path = self.disk.directory.snapshot
         try:
             raw = path.read_bytes()
-            # A snapshot is used once: after a crash the directory has changed, and only a scan tells how.
+            # A snapshot is used once: after a crash the directory has changed, and only a scan shows how.
             self.disk.directory.drop_snapshot()
             return index_snapshot.decode(raw)
         except FileNotFoundError:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _ID_BYTES = 16
 VERIFIED, _PROVED, _LENT = 1, 2, 4
-# A start found it in a snapshot: the policy has not heard of it yet; and the bucket had the same bytes.
+# A start found it in a snapshot: the policy does not know it yet; and the bucket had the same bytes.
 _UNRANKED, _WAS_PROVED = 8, 16
 
 
@@ -218,7 +218,7 @@ class BlockRows:
         return self.flags[row] & VERIFIED != 0
 
     def unverified(self) -> Iterator[BlockKey]:
-        """As of the moment at which each one is asked for."""
+        """As of the moment at which each one is requested."""
         return (self._key(row) for row in range(self._rows.count) if self.packed[row] and not self.is_verified(row))
 
     def is_proved(self, row: int) -> bool:

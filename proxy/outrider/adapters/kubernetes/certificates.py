@@ -30,7 +30,7 @@ _KEYS = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVA
 
 
 class X509Certifier:
-    """Implements `engine.operator.keeper.Certifier`."""
+    """Implements `engine.operator.certificate_keeper.Certifier`."""
 
     def authority(self, validity: Validity) -> Issued:
         """A new authority, signed by itself."""

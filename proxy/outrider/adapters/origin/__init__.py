@@ -13,7 +13,7 @@
    a `blocking_connection`, and receives the body (`bulk_reply`). Over https the connection is a line of one of the
    `receivers`, processes that run `receiver`: they speak TLS, and write into the block's file. A request for which no
    thread or receiver is free takes the other way. A large body of a request (`OriginRequest.body_in_thread`) is sent by
-   `pass_on` over plain http, in a thread that takes it from the client's socket.
+   `body_sender` over plain http, in a thread that takes it from the client's socket.
 
 `traced_origin` wraps an origin with one OpenTelemetry span per attempt. It is imported only if traces are on.
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from outrider.adapters.origin.body_sender import pass_on
 from outrider.adapters.origin.connection import broken_by
-from outrider.adapters.origin.pass_on import pass_on
 from outrider.core.errors import OriginBroke, S3Error
 from outrider.core.origin.reply_reader import ReplyReader
 from outrider.ports import BodyInThread, Buffer, Place
@@ -35,7 +35,7 @@ class BlockingConnection:
 
     @property
     def is_open(self) -> bool:
-        """False: the server has ended it, or sent bytes that nobody asked for. Where no request is under way."""
+        """False: the server has ended it, or sent bytes that nobody requested. Where no request is under way."""
         look = select.poll()
         look.register(self.socket, select.POLLIN)
         return not look.poll(0)
@@ -96,7 +96,7 @@ class BlockingConnection:
                 continue
             room = buffer[: self._room(min(len(buffer), self.reader.left or 0))]
             if count := self._in_time(self.socket.recv_into, room, len(room), socket.MSG_WAITALL):
-                self._came(count)
+                self._has_read(count)
                 self.reader.passed(count)
                 return count
             self._end()
@@ -109,7 +109,7 @@ class BlockingConnection:
 
     def _receive(self, count: int) -> None:
         if data := self._in_time(self.socket.recv, self._room(count)):
-            self._came(len(data))
+            self._has_read(len(data))
             self._pieces.extend(self.reader.feed(data))
         else:
             self._end()
@@ -123,8 +123,8 @@ class BlockingConnection:
         """The next bytes of the body do not have to pass here: `write` may be called."""
         return False
 
-    def write(self, place: Place, count: int, told: Callable[[int, float], None]) -> tuple[bytes, int] | None:
-        """Have `count` bytes of the body written into `place`. `told`: called with how many more are there, and the
+    def write(self, place: Place, count: int, progress: Callable[[int, float], None]) -> tuple[bytes, int] | None:
+        """Have `count` bytes of the body written into `place`. `progress`: called with how many more are there, and the
         seconds that the disk took. Returns the hashes, if they are wanted. Raises OSError of the disk, too."""
         raise NotImplementedError
 
@@ -132,7 +132,7 @@ class BlockingConnection:
         """How many of `count` bytes may be read at once."""
         return count
 
-    def _came(self, count: int) -> None:
+    def _has_read(self, count: int) -> None:
         """So many were read."""
 
     def _hold(self) -> None:
@@ -143,7 +143,7 @@ class BlockingConnection:
             while self.reader.left and look.poll(_SMALL_WAIT_S * 1e3):
                 if not (data := self.socket.recv(self._room(self.reader.left), socket.MSG_DONTWAIT)):
                     break
-                self._came(len(data))
+                self._has_read(len(data))
                 self._pieces.extend(self.reader.feed(data))
 
     def _in_time(self, call: Callable[..., T], *args: object) -> T:

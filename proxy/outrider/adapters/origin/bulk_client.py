@@ -24,7 +24,7 @@ from outrider.adapters.origin.http_reply import Counts
 from outrider.adapters.origin.idle_connections import IdleConnections
 from outrider.adapters.origin.receivers import Receivers
 from outrider.core.errors import Broke, OriginBroke
-from outrider.futures import heard
+from outrider.futures import retrieve_failure
 from outrider.ports import BodyInThread
 
 # Threads that send bodies. More uploads than that go through the event loop: the clients of some may be slow.
@@ -124,7 +124,7 @@ class BulkClient:
         asking: asyncio.Future[None] | None = None,
     ) -> None:
         if asking is not None:
-            heard(asking)
+            retrieve_failure(asking)
         if connection is not None:
             connection.close()
         self._free += 1

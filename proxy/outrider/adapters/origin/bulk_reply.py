@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from outrider.adapters.origin.blocking_connection import BlockingConnection
 from outrider.adapters.origin.http_reply import Counts, ReceivedReply, in_socket
 from outrider.core.errors import OriginBroke
-from outrider.futures import heard
+from outrider.futures import retrieve_failure
 from outrider.ports import Buffer, ByteSink, Place
 
 T = TypeVar("T")
@@ -23,12 +23,12 @@ READ_BYTES_FIRST = 64 * 1024
 _READ_BYTES_MAX = 1024 * 1024
 # All buffers together take no more than this.
 _BUFFERS_BYTES = 8 * 1024 * 1024
-# A read of the socket returns once the asked bytes are here: fewer are asked for on a slow line, so that a reader gets
-# bytes every few milliseconds.
+# A read of the socket returns once the requested bytes are here: fewer are requested on a slow line, so that a reader
+# gets bytes every few milliseconds.
 _READ_SLOW_S, _READ_FAST_S = 0.006, 0.002
-# A reader that waits is told of new bytes after this time, or after so many: each time costs the loop some 50 us, and
+# A reader that waits learns of new bytes after this time, or after so many: each time costs the loop some 50 us, and
 # wakes a thread that takes the GIL.
-_TELL_S, _TELL_BYTES = 0.005, 1024 * 1024
+_REPORT_S, _REPORT_BYTES = 0.005, 1024 * 1024
 # After such a silence the sink is asked whether it is what hangs.
 _CHECK_S = 1.0
 # The thread of a body that is given up ends at once, unless the disk does not answer.
@@ -88,7 +88,7 @@ class BulkReply(ReceivedReply):
 
     async def _some(self) -> Buffer:
         connection = self._connection
-        # No thread is asked for bytes that came with the head.
+        # No thread is asked for bytes received with the head.
         chunk = connection.held()
         if not chunk and not connection.is_read:
             # One read of the socket: it returns what is here. Each costs two changes of thread.
@@ -106,11 +106,11 @@ class BulkReply(ReceivedReply):
                 self._read_bytes = min(self._threads.buffer_bytes, 2 * asked_bytes)
         if connection.is_read:
             self._free_connection()
-        self._came(len(chunk))
+        self._count(len(chunk))
         return chunk
 
     def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Raises OriginBroke: there is no thread, and the rest has to be asked for another way."""
+        """Raises OriginBroke: there is no thread, and the rest has to be requested another way."""
         try:
             return self._threads.begin(work)
         except NoThread as error:
@@ -125,7 +125,7 @@ class BulkReply(ReceivedReply):
             sink.ended()
             raise
         self._threads.receiving += 1
-        under_way.add_done_callback(receiving.tell)
+        under_way.add_done_callback(receiving.report)
         try:
             while not under_way.done():
                 try:
@@ -161,7 +161,7 @@ class BulkReply(ReceivedReply):
     def _report(self, receiving: Receiving, until: int, received: Callable[[int], None]) -> None:
         more, receiving.reported = until - receiving.reported, until
         if more:
-            self._came(more)
+            self._count(more)
             received(more)
 
     def _unread_bytes(self) -> int:
@@ -178,12 +178,12 @@ class BulkReply(ReceivedReply):
             self._under_way.add_done_callback(self._thread_ended)
 
     def _thread_ended(self, done: asyncio.Future[Any]) -> None:
-        heard(done)
+        retrieve_failure(done)
         self._over()
 
 
 class Receiving:
-    """Receives bytes of a body in a thread, and tells the event loop how far it is."""
+    """Receives bytes of a body in a thread, and reports to the event loop how far it is."""
 
     def __init__(
         self, connection: BlockingConnection, count: int, sink: ByteSink, buffer_bytes: int, read_bytes: int
@@ -196,7 +196,7 @@ class Receiving:
         self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
-        self._told, self._told_at, self._told_bytes = True, float("-inf"), 0
+        self._is_reported, self._reported_at, self._reported_bytes = True, float("-inf"), 0
         self.received = self.reported = 0
         """Bytes that the sink has, and those that were reported."""
 
@@ -204,9 +204,9 @@ class Receiving:
         """Returns when more bytes are here, or it is over."""
         await self._news.wait()
         self._news.clear()
-        self._told = True
+        self._is_reported = True
 
-    def tell(self, _: object = None) -> None:
+    def report(self, _: object = None) -> None:
         self._news.set()
 
     def run(self) -> None:
@@ -228,32 +228,32 @@ class Receiving:
                 self.read_bytes = min(self._buffer_bytes, self.read_bytes * 2)
             self._sink.write(buffer[:got])
             left -= got
-            self._came(got, now)
+            self._count_received(got, now)
 
     def _written_by_receiver(self, place: Place, count: int) -> None:
-        def told(more: int, disk_s: float) -> None:
+        def progress(more: int, disk_s: float) -> None:
             self._sink.written(more, disk_s)
-            self._came(more, time.monotonic())
+            self._count_received(more, time.monotonic())
 
         try:
-            hashes = self._connection.write(place, count, told)
+            hashes = self._connection.write(place, count, progress)
         except OSError as error:
             self._sink.refused(error)
         else:
             if hashes is not None:
                 self._sink.hashed(*hashes)
 
-    def _came(self, count: int, now: float) -> None:
+    def _count_received(self, count: int, now: float) -> None:
         self.received += count
-        # The end is told by the future of this work.
-        if self.received == self._count or not self._told:
+        # The end is reported by the future of this work.
+        if self.received == self._count or not self._is_reported:
             return
-        is_due = now - self._told_at >= _TELL_S and self._sink.is_awaited
-        if is_due or self.received - self._told_bytes >= _TELL_BYTES:
-            self._told, self._told_at, self._told_bytes = False, now, self.received
-            self._loop.call_soon_threadsafe(self.tell)
+        is_due = now - self._reported_at >= _REPORT_S and self._sink.is_awaited
+        if is_due or self.received - self._reported_bytes >= _REPORT_BYTES:
+            self._is_reported, self._reported_at, self._reported_bytes = False, now, self.received
+            self._loop.call_soon_threadsafe(self.report)
 
 
 def _over(done: asyncio.Future[None], sink: ByteSink) -> None:
-    heard(done)
+    retrieve_failure(done)
     sink.ended()

@@ -32,7 +32,7 @@ class BodyPlace(Protocol):
         """The room for what has not come."""
         ...
 
-    def arrived(self, count: int) -> None: ...
+    def landed(self, count: int) -> None: ...
 
 
 class LoopConnection(asyncio.BufferedProtocol):
@@ -47,7 +47,7 @@ class LoopConnection(asyncio.BufferedProtocol):
         self.reader = ReplyReader()
         """It reads the last reply."""
         # A request has been sent whose reply is not whole.
-        self._asked = False
+        self._is_requested = False
         self._pieces: deque[Buffer] = deque()
         self.held_bytes = 0
         """Bytes of the body that were received and not read."""
@@ -68,7 +68,7 @@ class LoopConnection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """False: the server has ended it, or sent bytes that nobody asked for and the loop has not read. Where no
+        """False: the server has ended it, or sent bytes that nobody requested and the loop has not read. Where no
         request is under way."""
         sock = self.socket
         if sock is None or self._transport is None or self._transport.is_closing():
@@ -84,10 +84,10 @@ class LoopConnection(asyncio.BufferedProtocol):
     @property
     def is_free(self) -> bool:
         """The next request may be sent."""
-        # One that is paused would not hear that the server ends it, or sends what nobody asked for. Whether it did is
+        # One that is paused would not notice that the server ends it, or sends what nobody requested. Whether it did is
         # looked at before the next request.
-        is_heard = self._transport is not None and not self._transport.is_closing() and not self._is_paused
-        return self.reader.is_over and self.reader.keeps and not self._is_sending and is_heard
+        is_reading = self._transport is not None and not self._transport.is_closing() and not self._is_paused
+        return self.reader.is_over and self.reader.keeps and not self._is_sending and is_reading
 
     @property
     def is_read(self) -> bool:
@@ -107,7 +107,7 @@ class LoopConnection(asyncio.BufferedProtocol):
         and in the body. `expects`: the body is sent once the server asks for it. `place`: asked where the body belongs,
         as soon as the head is here. None: `some` gives it. Raises OriginBroke."""
         self.reader = reader = ReplyReader(without_body=without_body)
-        self._broke, self._timeout_s, self._asked, self._place = None, timeout_s, True, place
+        self._broke, self._timeout_s, self._is_requested, self._place = None, timeout_s, True, place
         self._pieces.clear()
         self.held_bytes, self._sending = 0, None
         if self._is_paused:
@@ -294,18 +294,18 @@ class LoopConnection(asyncio.BufferedProtocol):
             self._take(bytes(self._landing[:count]))
             return
         self.reader.passed(count)
-        self._came_into(self._into, count)
+        self._received_into(self._into, count)
 
-    def _came_into(self, place: BodyPlace, count: int) -> None:
-        place.arrived(count)
+    def _received_into(self, place: BodyPlace, count: int) -> None:
+        place.landed(count)
         if self.reader.is_over:
             self._into = None
             self._wake()
 
     def _take(self, data: bytes) -> None:
-        if self.reader.is_over or not self._asked:
+        if self.reader.is_over or not self._is_requested:
             self.reader.keeps = False
-            self.abort()  # nobody has asked for it
+            self.abort()  # nobody has requested it
             return
         try:
             pieces = self.reader.feed(data)
@@ -317,7 +317,7 @@ class LoopConnection(asyncio.BufferedProtocol):
         for piece in pieces:
             if self._into is not None:
                 self._into.empty()[: len(piece)] = piece
-                self._came_into(self._into, len(piece))
+                self._received_into(self._into, len(piece))
                 continue
             self._pieces.append(piece)
             self.held_bytes += len(piece)

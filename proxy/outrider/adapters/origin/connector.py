@@ -20,7 +20,7 @@ from outrider.adapters.origin.connection import LoopConnection
 from outrider.adapters.origin.endpoint import Endpoint
 from outrider.core.errors import Broke, OriginBroke
 from outrider.core.origin.reply_reader import ReplyReader
-from outrider.futures import heard
+from outrider.futures import retrieve_failure
 
 _NAMES_MAX, _NAMES_TTL_S = 1000, 30.0
 # An address that does not answer holds the next one up for so long. Source: RFC 8305.
@@ -96,7 +96,7 @@ class Connector:
         resolving = self._names.get((host, port))
         if resolving is None:
             resolving = self._names[host, port] = asyncio.create_task(self._resolve(host, port))
-            resolving.add_done_callback(heard)
+            resolving.add_done_callback(retrieve_failure)
         return await asyncio.shield(resolving)
 
     async def _resolve(self, host: str, port: int) -> Sequence[AddrInfoType]:

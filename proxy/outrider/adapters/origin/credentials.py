@@ -39,7 +39,7 @@ class AwsCredentials:
         self._plain = _from_environment()
         self._session: AioSession | None = None
         self._found: Any = None
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         self._renewed_at = -_RENEW_AGAIN_S
         self._logged = ""
         # The access key, and the code.
@@ -146,11 +146,11 @@ class AwsCredentials:
     async def _find(self) -> None:
         async with self._lock:
             now = asyncio.get_running_loop().time()
-            if self._found is not None or (self._asked_at and now - self._asked_at < _ASK_AGAIN_S):
+            if self._found is not None or (self._requested_at and now - self._requested_at < _ASK_AGAIN_S):
                 return
             session = await self._open_session()
             self._found = await session.get_credentials()
-            self._asked_at = now
+            self._requested_at = now
             if self._found is None:
                 log.warning(
                     "no AWS credentials found, asking the origin unsigned",

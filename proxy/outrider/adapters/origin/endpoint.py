@@ -81,7 +81,7 @@ def aws_url(region: str, environ: Mapping[str, str]) -> str:
     return f"https://s3{fips}{dual}.{region}.{suffix}"
 
 
-def moved(request: OriginRequest, status: int, headers: Headers, asked: Endpoint) -> Endpoint | None:
+def moved(request: OriginRequest, status: int, headers: Headers, target: Endpoint) -> Endpoint | None:
     """The endpoint of the bucket, when the reply to a read says that it is in another region; else None.
 
     Only the region's name is taken from the reply. A `Location` is never followed: it could send our signature
@@ -92,9 +92,9 @@ def moved(request: OriginRequest, status: int, headers: Headers, asked: Endpoint
     if request.method not in ("GET", "HEAD") or status not in (301, 307, 400):
         return None
     region = dict(headers).get("x-amz-bucket-region", "")
-    if region == asked.region or _REGION.fullmatch(region) is None:
+    if region == target.region or _REGION.fullmatch(region) is None:
         return None
-    return Endpoint.at(endpoint_in(asked.url, region), region)
+    return Endpoint.at(endpoint_in(target.url, region), region)
 
 
 def endpoint_in(url: str, region: str) -> str:

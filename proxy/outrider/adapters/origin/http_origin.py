@@ -72,7 +72,7 @@ class HttpOrigin:
         """
         self._home = Endpoint.at(endpoint, region)
         # The endpoints of buckets that were found to be in another region.
-        self._elsewhere: LRUCache[str, Endpoint] = LRUCache(_ENDPOINTS_MAX)
+        self._moved: LRUCache[str, Endpoint] = LRUCache(_ENDPOINTS_MAX)
         self.endpoint = endpoint
         self._credentials = credentials
         self._refused = refused
@@ -161,7 +161,7 @@ class HttpOrigin:
         """
         bucket = request.bucket or ""
         for repairs in range(_REPAIRS_MAX + 1):
-            target = self._elsewhere.get(bucket, self._home)
+            target = self._moved.get(bucket, self._home)
             credentials = None if request.unsigned else await self._credentials.current()
             signed_off_s = self._clock_offset_s
             reply = await self._attempt(request, target, credentials)
@@ -171,8 +171,8 @@ class HttpOrigin:
                 if repairs == _REPAIRS_MAX:
                     await self._refusal_code(request, reply, credentials)
                     return reply
-                if (elsewhere := moved(request, reply.status, reply.headers, target)) is not None:
-                    self._elsewhere[bucket] = elsewhere
+                if (new_target := moved(request, reply.status, reply.headers, target)) is not None:
+                    self._moved[bucket] = new_target
                 elif (why := await self._repair(request, reply, credentials, signed_off_s)) is None:
                     return reply
                 elif request.body is not None:

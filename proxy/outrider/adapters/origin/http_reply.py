@@ -24,9 +24,9 @@ _REFUSAL_BYTES_MAX = 64 * 1024
 class Counts(Protocol):
     """Counts the bytes of bodies; `metrics.Metrics` does so for the origin."""
 
-    def came(self, count: int) -> None: ...
+    def received(self, count: int) -> None: ...
 
-    def came_for_nothing(self, cause: str, count: int) -> None: ...
+    def duplicated(self, cause: str, count: int) -> None: ...
 
 
 class ReceivedReply(ABC):
@@ -44,7 +44,7 @@ class ReceivedReply(ABC):
         self._read: bytes | None = None
         # The part of it that `some` has not given yet.
         self._read_rest = b""
-        self.came_bytes = 0
+        self.received_bytes = 0
         self.status = reader.status
         self.headers: Headers = reader.headers
         self.content_length = reader.content_length
@@ -84,7 +84,7 @@ class ReceivedReply(ABC):
             self._free_connection()
         on_close, self.on_close = self.on_close, None
         if on_close is not None:
-            on_close(self.came_bytes)
+            on_close(self.received_bytes)
 
     @abstractmethod
     def _close(self) -> None: ...
@@ -92,15 +92,15 @@ class ReceivedReply(ABC):
     def give_up(self, cause: str) -> None:
         """See `ports.OriginReply`."""
         if (unread := self._unread_bytes()) > 0:
-            self._counts.came_for_nothing(cause, unread)
+            self._counts.duplicated(cause, unread)
 
     @abstractmethod
     def _unread_bytes(self) -> int:
         """How many bytes of the body have come and were not read, as far as this end of the connection knows."""
 
-    def _came(self, count: int) -> None:
-        self._counts.came(count)
-        self.came_bytes += count
+    def _count(self, count: int) -> None:
+        self._counts.received(count)
+        self.received_bytes += count
 
     def _broke(self) -> None:
         # A caller that retries may still hold this reply, and wait for the very connection that it has.
@@ -148,7 +148,7 @@ class HttpReply(ReceivedReply):
         except OriginBroke:
             self._broke()
             raise
-        self._came(len(piece))
+        self._count(len(piece))
         if connection.is_read:
             self._is_whole = True
             self._close()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
-# A network forgets connections that are silent for some minutes, and tells nobody. Shorter than a member keeps one.
+# A network forgets connections that are silent for some minutes, and no one learns it. Shorter than a member keeps one.
 IDLE_S = 20.0
 
 

@@ -2,7 +2,7 @@
 
 It is started by its path, with the standard library and the two that hash (`Receivers`). For each line the proxy hands
 over two sockets: the connection to the server, and one end of a pair on which the line is plain. The first bytes
-pass; then the receiver waits to be told what becomes of the rest: so many bytes go into a file at an offset, and are
+pass; then the receiver waits for orders: what becomes of the rest: so many bytes go into a file at an offset, and are
 hashed on the way, or they pass as well. Requests, replies and all judgement of them stay in the proxy. A receiver of
 the bucket's bytes knows no credentials; what it sees of them is a signed head that passes. One of other members' bytes
 has this member's certificate, and its key.
@@ -37,8 +37,8 @@ HASHES = struct.Struct("<16sQ")
 
 # So many bytes of one line, and then it is the turn of the others, and of the proxy's questions.
 _TURN_BYTES = 256 * 1024
-# The proxy is told of bytes in a file after so many, or this time.
-_TELL_BYTES, _TELL_S = 1024 * 1024, 0.005
+# The proxy gets a report of bytes in a file after so many, or this time.
+_REPORT_BYTES, _REPORT_S = 1024 * 1024, 0.005
 # The proxy has left a line, or will ask for nothing more on it.
 _LEFT = select.EPOLLHUP | select.EPOLLRDHUP
 _MESSAGE_BYTES = 4096
@@ -59,7 +59,7 @@ class Loop:
         self.lines: dict[int, TlsLine] = {}
         self.unfinished: set[TlsLine] = set()
         """The lines that have more to do without any event."""
-        self.untold: set[TlsLine] = set()
+        self.unreported: set[TlsLine] = set()
         """The lines with bytes in a file of which the proxy does not know."""
 
     @cached_property
@@ -102,19 +102,19 @@ class Loop:
     def _serve(self, control: socket.socket) -> None:
         """Raises OSError: the control broke."""
         while True:
-            wait_s = 0.0 if self.unfinished else _TELL_S if self.untold else None
+            wait_s = 0.0 if self.unfinished else _REPORT_S if self.unreported else None
             for fd, events in self._epoll.poll(wait_s):
                 if (line := self._by_fd.get(fd)) is not None:
                     line.step(is_left=bool(events & _LEFT) and fd == line.near.fileno())
             again, self.unfinished = self.unfinished, set()
-            for line in again | {line for line in self.untold if line.is_due()}:
+            for line in again | {line for line in self.unreported if line.is_due()}:
                 line.step()
             # After the lines: a new one may have the number of a descriptor that has just been closed.
             if not self._obeyed(control):
                 return
 
     def _obeyed(self, control: socket.socket) -> bool:
-        """Do all that the proxy has asked for. False: it has ended. Raises OSError then, too."""
+        """Do all that the proxy has requested. False: it has ended. Raises OSError then, too."""
         while True:
             try:
                 message, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
@@ -180,7 +180,7 @@ class TlsLine:
         self._file, self._offset, self._left = -1, 0, 0
         self._hashes: Hashes | None = None
         # How many more bytes the file has than the proxy knows of, since when, and the seconds that the disk took.
-        self._untold, self._untold_since, self._disk_s = 0, 0.0, 0.0
+        self._unreported, self._unreported_since, self._disk_s = 0, 0.0, 0.0
         self._is_shaking = True
         self._is_over = False
         # The connection broke; the bytes before that are handed on first.
@@ -218,15 +218,15 @@ class TlsLine:
             tls = self._tls or self._begin()
             if self._is_shaking and not self._shake(tls):
                 return
-            if self._untold and self.is_due():
-                self.tell()
+            if self._unreported and self.is_due():
+                self.report()
             events = 0 if self._is_over else self._send_on(tls)
             events |= self._receive(tls)
             self._set(tls, events or -1)
             if (self._is_over or self._broke is not None) and self._hand_on():
                 # The proxy reads that the line ends, and leaves it. One that breaks, or whose receiver dies, ends on
                 # both sides at once.
-                self.tell()
+                self.report()
                 if self._broke is not None:
                     raise self._broke
                 self.near.shutdown(socket.SHUT_WR)
@@ -311,8 +311,8 @@ class TlsLine:
 
     def _write(self, data: memoryview) -> None:
         began = time.monotonic()
-        if not self._untold:
-            self._untold_since = began
+        if not self._unreported:
+            self._unreported_since = began
         if self._hashes is not None:
             self._hashes.update(data)
         try:
@@ -320,7 +320,7 @@ class TlsLine:
                 count = os.pwrite(self._file, data, self._offset)
                 self._offset += count
                 self._left -= count
-                self._untold += count
+                self._unreported += count
                 data = data[count:]
         except OSError as error:
             self._hand_on(PROGRESS.pack(-(error.errno or 5), 0.0))
@@ -328,24 +328,24 @@ class TlsLine:
         self._disk_s += time.monotonic() - began
         if not self._left:
             self._close_file()
-            self.tell(self._hashes.packed() if self._hashes is not None else b"")
-        elif self._untold >= _TELL_BYTES:
-            self.tell()
+            self.report(self._hashes.packed() if self._hashes is not None else b"")
+        elif self._unreported >= _REPORT_BYTES:
+            self.report()
         else:
-            self._loop.untold.add(self)
+            self._loop.unreported.add(self)
 
     def is_due(self) -> bool:
-        return time.monotonic() - self._untold_since >= _TELL_S
+        return time.monotonic() - self._unreported_since >= _REPORT_S
 
-    def tell(self, hashes: bytes = b"") -> None:
-        """Say how many more bytes the file has, unless the proxy has not read what it was told before. `hashes`: those
+    def report(self, hashes: bytes = b"") -> None:
+        """Say how many more bytes the file has, unless the proxy has not read the last report. `hashes`: those
         of the whole."""
         if self._to_near and self._left:
             return
-        self._loop.untold.discard(self)
-        if self._untold:
-            self._hand_on(PROGRESS.pack(self._untold, self._disk_s) + hashes)
-            self._untold, self._disk_s = 0, 0.0
+        self._loop.unreported.discard(self)
+        if self._unreported:
+            self._hand_on(PROGRESS.pack(self._unreported, self._disk_s) + hashes)
+            self._unreported, self._disk_s = 0, 0.0
 
     def _close_file(self) -> None:
         file, self._file = self._file, -1
@@ -386,7 +386,7 @@ class TlsLine:
         """Once the proxy reads that the line has ended, nothing is written into its file any more."""
         del self._loop.lines[self._number]
         self._loop.unfinished.discard(self)
-        self._loop.untold.discard(self)
+        self._loop.unreported.discard(self)
         self._close_file()
         for sock in (self._tls or self._far, self.near):
             self._set(sock, -1)

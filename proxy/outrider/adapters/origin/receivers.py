@@ -104,8 +104,8 @@ class Receivers:
             return
         self._running.append(each)
         self._metrics.receivers.inc()
-        loop.add_reader(each.control, self._hear, each)
-        each.ask()
+        loop.add_reader(each.control, self._on_message, each)
+        each.ping()
         self._look_later()
 
     async def secured(self, far: socket.socket, host: str, timeout_s: float) -> ReceiverConnection:
@@ -141,9 +141,9 @@ class Receivers:
 
     # -- whether they live -----------------------------------------------------------------------------------------
 
-    def _hear(self, each: _Receiver) -> None:
+    def _on_message(self, each: _Receiver) -> None:
         self._said.set()
-        if not each.hear():
+        if not each.is_alive():
             self._drop(each, "has ended")
 
     def _look_later(self) -> None:
@@ -153,16 +153,16 @@ class Receivers:
     def _look(self) -> None:
         self._looking = None
         for each in list(self._running):
-            if not each.hear():
+            if not each.is_alive():
                 self._drop(each, "has ended")
-            elif each.is_asked:
+            elif each.is_pinged:
                 each.is_overdue = True
-                if each.is_stopped() or each.asked_s() > (_PATIENCE_S if each.is_ready else _BOOT_S):
+                if each.is_stopped() or each.pinged_s_ago() > (_PATIENCE_S if each.is_ready else _BOOT_S):
                     self._drop(each, "does not answer")
             elif each.idle_s() > _IDLE_S or (not each.lines and each.trust != self._trust()):
                 self._drop(each, "")
             else:
-                each.ask()
+                each.ping()
         self._look_later()
 
     def _drop(self, each: _Receiver, why: str) -> None:
@@ -200,10 +200,10 @@ class _Receiver:
         self.lines = 0
         self.connections: WeakSet[ReceiverConnection] = WeakSet()
         self.is_ready = False
-        self.is_asked = False
+        self.is_pinged = False
         self.is_overdue = False
         """It was asked a while ago, and has not answered."""
-        self._asked_at = self._used_at = time.monotonic()
+        self._pinged_at = self._used_at = time.monotonic()
 
     def give(self, number: int, host: str, near: socket.socket, far: socket.socket) -> bool:
         """Whether it takes the line."""
@@ -215,17 +215,17 @@ class _Receiver:
         self._used_at = time.monotonic()
         return True
 
-    def ask(self) -> None:
+    def ping(self) -> None:
         """Whether it lives, and how many lines it has."""
-        self.is_asked, self._asked_at = True, time.monotonic()
+        self.is_pinged, self._pinged_at = True, time.monotonic()
         with suppress(OSError):
             self.control.send(b"?")
 
-    def hear(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it lives, by what it has said or not."""
         try:
             while said := self.control.recv(64):
-                self.lines, self.is_asked, self.is_overdue, self.is_ready = int(said), False, False, True
+                self.lines, self.is_pinged, self.is_overdue, self.is_ready = int(said), False, False, True
                 if self.lines:
                     self._used_at = time.monotonic()
         except BlockingIOError:
@@ -237,8 +237,8 @@ class _Receiver:
     def idle_s(self) -> float:
         return time.monotonic() - self._used_at
 
-    def asked_s(self) -> float:
-        return time.monotonic() - self._asked_at
+    def pinged_s_ago(self) -> float:
+        return time.monotonic() - self._pinged_at
 
     def is_stopped(self) -> bool:
         """By a signal, or a debugger."""
@@ -278,16 +278,16 @@ class ReceiverConnection(BlockingConnection):
     def _room(self, count: int) -> int:
         if not self._may_pass:
             self._may_pass = receiver.PASSED_BYTES
-            self._tell(f"{self._number}")
+            self._order(f"{self._number}")
         return min(count, self._may_pass)
 
-    def _came(self, count: int) -> None:
+    def _has_read(self, count: int) -> None:
         self._may_pass -= count
 
-    def write(self, place: Place, count: int, told: Callable[[int, float], None]) -> tuple[bytes, int] | None:
+    def write(self, place: Place, count: int, progress: Callable[[int, float], None]) -> tuple[bytes, int] | None:
         is_hashed = place.begins_at is not None
         begins_at = place.begins_at if is_hashed else -1
-        self._tell(f"{self._number} {place.offset} {count} {begins_at} {place.crc}", place.file)
+        self._order(f"{self._number} {place.offset} {count} {begins_at} {place.crc}", place.file)
         self._may_pass = receiver.PASSED_BYTES
         while count:
             more, disk_s = self._record(receiver.PROGRESS)
@@ -297,7 +297,7 @@ class ReceiverConnection(BlockingConnection):
                 raise OriginBroke("its receiver has lost count")
             count -= more
             self.reader.passed(more)
-            told(more, disk_s)
+            progress(more, disk_s)
         return None if not is_hashed else self._record(receiver.HASHES)
 
     def _record(self, form: Struct) -> Any:
@@ -308,7 +308,7 @@ class ReceiverConnection(BlockingConnection):
             raise OriginBroke("the body was shorter than it said")
         return form.unpack(record)
 
-    def _tell(self, message: str, *files: int) -> None:
+    def _order(self, message: str, *files: int) -> None:
         try:
             socket.send_fds(self._control, [message.encode()], files)
         except OSError as error:

@@ -147,8 +147,8 @@ class TracedOrigin:
         method = method_label(request.method)
         name = f"{method} {unicode_of(request.bucket)}" if request.bucket else method
         attributes = {"http.request.method": method, **self._server, **subject(request.bucket, request.key)}
-        if (asked_range := dict(request.headers).get("range")) is not None:
-            attributes["outrider.range"] = unicode_of(asked_range)
+        if (requested_range := dict(request.headers).get("range")) is not None:
+            attributes["outrider.range"] = unicode_of(requested_range)
         # The span is not made the current one: the context may be left in another task than it was entered in.
         span = self._tracer.start_span(f"{name} (origin)", kind=SpanKind.CLIENT, attributes=attributes)
         try:
@@ -164,7 +164,7 @@ class _TracedReply:
     def __init__(self, reply: OriginReply, span: Span) -> None:
         self._reply = reply
         self._span = span
-        self._came_bytes = 0
+        self._received_bytes = 0
         span.add_event("first byte")
         span.set_attribute("http.response.status_code", reply.status)
         if reply.status >= 400:
@@ -192,7 +192,7 @@ class _TracedReply:
     def close(self) -> None:
         self._reply.close()
         if self._span.is_recording():
-            self._span.set_attribute("http.response.body.size", self._came_bytes)
+            self._span.set_attribute("http.response.body.size", self._received_bytes)
             self._span.end()
 
     async def some(self) -> Buffer:
@@ -201,16 +201,16 @@ class _TracedReply:
         except OriginBroke as error:
             _failed(self._span, type(error).__name__)
             raise
-        self._came_bytes += len(piece)
+        self._received_bytes += len(piece)
         return piece
 
     async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
-        def came(more: int) -> None:
-            self._came_bytes += more
+        def count_received(more: int) -> None:
+            self._received_bytes += more
             received(more)
 
         try:
-            await self._reply.receive(count, sink, came)
+            await self._reply.receive(count, sink, count_received)
         except OriginBroke as error:
             _failed(self._span, type(error).__name__)
             raise

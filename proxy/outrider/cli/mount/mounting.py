@@ -45,7 +45,7 @@ def is_mounted(directory: str) -> bool:
 def is_dead(directory: str) -> bool:
     """Whether a mount is at `directory` whose client has ended, so that each access to it fails."""
     try:
-        os.stat(directory)  # noqa: PTH116 - the error number is what is asked for
+        os.stat(directory)  # noqa: PTH116 - the error number is what is requested
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False
@@ -118,4 +118,4 @@ def _end(process: subprocess.Popen[bytes], directory: str, helper: str) -> None:
         except subprocess.TimeoutExpired:
             act()
     if is_mounted(directory):
-        unmount(directory, helper)  # it mounted just as it was told to end
+        unmount(directory, helper)  # it mounted just as it was stopped

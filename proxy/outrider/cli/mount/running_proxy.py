@@ -41,7 +41,7 @@ class There:
         return None if self.freshness is None else shortest_under(f"{bucket}/{prefix}", self.rules, self.freshness)
 
 
-def asked(endpoint: str, environ: Mapping[str, str]) -> There:
+def look_up_proxy(endpoint: str, environ: Mapping[str, str]) -> There:
     """Raises CannotMount: the certificates to trust cannot be read."""
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_trust(environ))
@@ -58,9 +58,9 @@ def asked(endpoint: str, environ: Mapping[str, str]) -> There:
     if server != "outrider":
         return There(endpoint, Who.OTHER)
     try:
-        told = json.loads(body)
-        rules = tuple((str(glob), Freshness.parse(str(text))) for glob, text in told.get("freshness_rules", ()))
-        return There(endpoint, Who.OUTRIDER, Freshness.parse(str(told["freshness"])), rules)
+        status = json.loads(body)
+        rules = tuple((str(glob), Freshness.parse(str(text))) for glob, text in status.get("freshness_rules", ()))
+        return There(endpoint, Who.OUTRIDER, Freshness.parse(str(status["freshness"])), rules)
     except (ValueError, KeyError, TypeError, AttributeError):
         return There(endpoint, Who.OUTRIDER)
 

@@ -6,7 +6,7 @@
    port.
 3. `child_process` starts the command with this process' own stdin, stdout and stderr, passes signals on to it, and
    waits for its end.
-4. The proxy drains and stops. `summary` tells about the reads and why they waited. The command's exit status is ours.
+4. The proxy drains and stops. `summary` reports on the reads and why they waited. The command's exit status is ours.
 """
 
 from outrider.cli.run.command import run

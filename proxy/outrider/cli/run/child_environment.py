@@ -45,7 +45,7 @@ def for_child(
 
 
 def _for_tools(endpoint: str, region: str | None) -> dict[str, str]:
-    """The variables of libraries that read none of the SDKs', or need one more. docs/frameworks.md tells of each."""
+    """The variables of libraries that read none of the SDKs', or need one more. docs/frameworks.md names each."""
     scheme, _, address = endpoint.partition("://")
     remote = {"TYPE": "s3", "PROVIDER": "Other", "ENDPOINT": endpoint, "ENV_AUTH": "true", "REGION": region or ""}
     return {

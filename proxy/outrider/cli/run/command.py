@@ -20,7 +20,7 @@ from outrider.cli.load_settings import refused
 from outrider.cli.run import child_process
 from outrider.cli.run.own_proxy import check_origin, environment_for, settings_of
 from outrider.cli.run.stderr import flush_stderr, say
-from outrider.cli.run.summary import Summary, SummaryForm, tell
+from outrider.cli.run.summary import Summary, SummaryForm, report
 from outrider.cli.settings_flags import ALL, Config, Flags, with_settings
 from outrider.composition import Outrider
 from outrider.settings import Settings, SettingsError
@@ -70,7 +70,7 @@ async def _run(settings: Settings, command: list[str], form: SummaryForm) -> int
     finally:
         signals.remove()
     # Made after the drain, when reads that the child left unfinished are counted, too.
-    tell(Summary.of(outrider), form)
+    report(Summary.of(outrider), form)
     return status
 
 

@@ -46,7 +46,7 @@ class Summary:
 
     @property
     def hit_ratio(self) -> float | None:
-        """The share of the served bytes that came from the disk; None: no byte was served."""
+        """The share of the served bytes received from the disk; None: no byte was served."""
         return self.cached_bytes / self.served_bytes if self.served_bytes else None
 
     @property
@@ -72,7 +72,7 @@ class Summary:
         return json.dumps({**asdict(self), "hit_ratio": self.hit_ratio, "saved_bytes": self.saved_bytes})
 
 
-def tell(summary: Summary, form: SummaryForm) -> None:
+def report(summary: Summary, form: SummaryForm) -> None:
     if form == "text":
         say(summary.text())
         if (why := summary.verdict_text()) is not None:

@@ -1,7 +1,7 @@
 """Riding ahead: the proxy predicts what training jobs read next, fetches it before they ask, and evicts what is needed
 last (Belady's rule, by prediction).
 
-The `Planner` is told of each event and decides. It does no I/O, and has no clock and no tasks; `engine.ahead` carries
+The `Planner` gets each event and decides. It does no I/O, and has no clock and no tasks; `engine.ahead` carries
 out its decisions. The mechanism, from the ground up:
 
 1. Reads. Each request is an event: client, object, bytes. `readers` tells whether it begins a pass over the object or
@@ -10,8 +10,8 @@ out its decisions. The mechanism, from the ground up:
    `discovery` decides when it is worth learning all names: by a LIST, or by probing numbered names
    (`numbered_names_search`).
 3. Jobs and epochs. The `order` package assigns each read to an epoch of a job, by the objects that are read twice.
-4. Orders. An epoch's order repeats an earlier one, is told by a hint (`hint_messages`, `hints`), or is drawn by a seed
-   that a search finds. So for each object of a dataset there is an expected time until its next read.
+4. Orders. An epoch's order repeats an earlier one, is announced by a hint (`hint_messages`, `hints`), or is drawn by a
+   seed that a search finds. So for each object of a dataset there is an expected time until its next read.
 5. Candidates. After each event `Planner.wants` asks each active epoch for its next object that is not on disk, and
    takes those due soonest (`prefetch_candidates`): within a window where the order is known, and at the readers' pace
    where only the set is known. An object is wanted only if there is room for it, or victims that are needed later

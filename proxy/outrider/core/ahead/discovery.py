@@ -27,8 +27,8 @@ _NAMES_PER_PAGE = 1000
 # Names are listed again after this part of the time for which they are believed, so that they never become stale.
 _LIST_AGAIN = 0.75
 # An object below `_TINY_BYTES` is hardly larger than its line in a LIST, so its LIST must spare as many HEADs as above.
-# Only HEADs of objects that have been here for a while count: an absent object is asked for anyway, and a new one was
-# asked for just now. A LIST that spares fewer only finds new names, and comes ten times as late. (In DELI's world, of
+# Only HEADs of objects that have been here for a while count: an absent object is requested anyway, and a new one was
+# requested just now. A LIST that spares fewer only finds new names, and comes ten times as late. (In DELI's world, of
 # 1 KiB objects, a LIST that spared nothing held the link for 1.5 s, and each read waited 10 ms longer meanwhile.)
 _TINY_BYTES = 4096
 _FOR_NAMES_ALONE = 10
@@ -45,7 +45,7 @@ class Discovery:
         self._believed_s = believed_s
         self._lists: list[tuple[str, str]] = []
         self._numberings: list[tuple[str, NumberedNames]] = []
-        # The buckets and prefixes whose LIST was asked for and has not ended. One LIST serves all datasets under it.
+        # The buckets and prefixes whose LIST was requested and has not ended. One LIST serves all datasets under it.
         self._lists_under_way: set[tuple[str, str]] = set()
 
     def please_list(self) -> list[tuple[str, str]]:
@@ -86,9 +86,9 @@ class Discovery:
         if state.too_many_names or (not dataset.names.listed and (state.requested or not dataset.job_table.is_hinted)):
             return
         believed_s, reads_min = self._believed_s(ref), _READS_PER_PAGE * state.pages
-        since_s, pause_s = now - state.asked_at, _LIST_AGAIN * believed_s
+        since_s, pause_s = now - state.requested_at, _LIST_AGAIN * believed_s
         state.opened_since += 1
-        state.spared_since += now - dataset.came_at(index) >= pause_s
+        state.spared_since += now - dataset.cached_at(index) >= pause_s
         if 0 <= dataset.usual_bytes < _TINY_BYTES and state.spared_since < reads_min:
             pause_s *= _FOR_NAMES_ALONE
         if not 0 < believed_s < FAREST or since_s < pause_s:
@@ -97,7 +97,7 @@ class Discovery:
             self._ask_list(dataset, now)
         elif since_s > pause_s + believed_s:
             # The reads are too slow for a LIST to pay off. They are counted anew, since they may become fast.
-            state.asked(now - pause_s)
+            state.looked_up(now - pause_s)
 
     def missed(self, dataset: Dataset, index: int, now: float) -> None:
         """There is no object of this name, although it was expected."""
@@ -121,7 +121,7 @@ class Discovery:
         may be a good part of a small sample."""
         state = dataset.discovery
         if not state.requested and not dataset.names.listed:
-            state.asked_at = state.asked_at or now
+            state.requested_at = state.requested_at or now
             state.pages = _pages_of(len(dataset.names.keys))
 
     # -- questions to the origin --------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Discovery:
             self._lists_under_way.add(under)
             self._lists.append(under)
         state.list_failed = False
-        state.asked(now)
+        state.looked_up(now)
 
     def _ask_numbering(self, dataset: Dataset, now: float) -> bool:
         """False: the names are not numbered, or that was asked before."""
@@ -149,7 +149,7 @@ class Discovery:
             return False
         state.numbering_tried, state.numbering, state.list_failed = True, numbering, False
         self._numberings.append((dataset.bucket, numbering))
-        state.asked(now)
+        state.looked_up(now)
         return True
 
     # -- answers ------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Discovery:
         }  # fmt: skip
 
     def list_failed(self, bucket: str, prefix: str, now: float) -> None:
-        """A LIST has failed, and may succeed later: it will be asked for again, after a rest."""
+        """A LIST has failed, and may succeed later: it will be requested again, after a rest."""
         self._list_ended(bucket, prefix)
         for dataset in self._datasets_under(bucket, prefix):
             dataset.names.discard_staged()
@@ -204,7 +204,7 @@ class Discovery:
         ]
 
     def _counting(self, numbering: NumberedNames) -> Dataset | None:
-        """The dataset whose names were asked about as `numbering`; None: it does not need the answer any more."""
+        """The dataset whose names were looked up as `numbering`; None: it does not need the answer any more."""
         return next(
             (dataset for dataset in self._registry.datasets() if dataset.discovery.numbering is numbering), None
         )

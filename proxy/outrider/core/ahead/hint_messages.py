@@ -30,7 +30,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanProgress:
-    """The objects hinted under one name, each counted once: `told` is the sum of the next four."""
+    """The objects hinted under one name, each counted once: `told` is the sum of the next four. These are the names of
+    the JSON fields, which clients read."""
 
     told: int = 0
     read: int = 0

@@ -1,4 +1,4 @@
-"""Access hints that clients registered under a name, for as long as they may be asked about or withdrawn."""
+"""Access hints that clients registered under a name, for as long as they may be looked up or withdrawn."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Hint:
             if epoch is not None and epoch.announced:
                 yield dataset, epoch, {index for index in hinted if epoch.to_come(index)}
 
-    def told(self, at_once: int) -> Iterator[HintedObjects]:
-        """All objects, in pieces of at most `at_once`. Each piece is computed when it is asked for, so objects may be
+    def pieces(self, at_once: int) -> Iterator[HintedObjects]:
+        """All objects, in pieces of at most `at_once`. Each piece is computed when it is requested, so objects may be
         hinted or read between two pieces."""
         for (dataset, handle), hinted in list(self._indexes.items()):
             distinct = array("i", dict.fromkeys(hinted))

@@ -82,10 +82,10 @@ class NumberedNames:
         """The last existing number on the way from an existing number to a missing one."""
         while abs(missing - existing) > 1:
             between = missing - existing
-            asked = sorted({existing + between * part // _PARTS for part in range(1, _PARTS)} - {existing, missing})
+            numbers = sorted({existing + between * part // _PARTS for part in range(1, _PARTS)} - {existing, missing})
             if between < 0:
-                asked.reverse()
-            for number, exists in zip(asked, (yield list(map(self.name, asked))), strict=True):
+                numbers.reverse()
+            for number, exists in zip(numbers, (yield list(map(self.name, numbers))), strict=True):
                 if not exists:
                     missing = number
                     break

@@ -143,7 +143,7 @@ class DiscoveryState:
     `numbered_names_search`), so that a few HEADs tell which objects there are.
     """
 
-    # A LIST, or HEADs of numbered names in its place, was asked for.
+    # A LIST, or HEADs of numbered names in its place, was requested.
     requested: bool = False
     # The last LIST failed, perhaps after its first pages.
     list_failed: bool = False
@@ -158,26 +158,26 @@ class DiscoveryState:
     # The pages of a LIST of the dataset.
     pages: int = 1
     # When the origin was last asked which objects there are.
-    asked_at: float = 0.0
+    requested_at: float = 0.0
     # The objects opened since then.
     opened_since: int = 0
     # Those of them that had been here for so long that a LIST in time would have spared a HEAD.
     spared_since: int = 0
-    # The numbering that the origin is being asked about.
+    # The numbering that is being looked up.
     numbering: NumberedNames | None = None
-    # A numbering of these names was asked about, whatever came of it.
+    # A numbering of these names was looked up, whatever the result.
     numbering_tried: bool = False
     # The listed names come from their numbering, not from a LIST.
     is_numbered: bool = False
-    # A LIST was asked for, because the numbered names are not exactly the objects that there are.
+    # A LIST was requested, because the numbered names are not exactly the objects that there are.
     is_doubted: bool = False
     # The indexes of numbered names for which there is no object.
     missing: set[int] = field(default_factory=set)
     _rest_s: float = _LIST_REST_S
 
-    def asked(self, now: float) -> None:
+    def looked_up(self, now: float) -> None:
         """The origin is asked which objects there are."""
-        self.asked_at, self.opened_since, self.spared_since = now, 0, 0
+        self.requested_at, self.opened_since, self.spared_since = now, 0, 0
 
     def failed(self, now: float) -> None:
         """A LIST has failed."""

@@ -34,8 +34,8 @@ class PendingPrefetch:
     parts: list[PendingPart] = field(default_factory=list)
     # More of its blocks are to be handed out.
     goes_on: bool = False
-    # A client has asked for the object since.
-    asked_for: bool = False
+    # A client has requested the object since.
+    is_requested: bool = False
     # The hint that it was prefetched for was withdrawn since.
     excused: bool = False
     # Only blocks that this node owns are wanted.
@@ -74,7 +74,7 @@ class Outstanding:
 
     def hand_out(
         self, item: Item, ref: ObjectRef, missing: int, block_bytes: int, now: float, *, is_shared: bool = False,
-        goes_on: bool = False, asked_for: bool = False, is_guess: bool = False,
+        goes_on: bool = False, is_requested: bool = False, is_guess: bool = False,
     ) -> None:  # fmt: skip
         """These blocks, as bits, are to be fetched, none of which is on its way. `goes_on`: and later more of them."""
         prefetch = self._prefetches.get(item)
@@ -86,7 +86,7 @@ class Outstanding:
         prefetch.missing |= missing
         prefetch.parts.append(PendingPart(missing, now))
         prefetch.goes_on = goes_on
-        prefetch.asked_for |= asked_for
+        prefetch.is_requested |= is_requested
         self._count(prefetch, missing.bit_count())
 
     def found(self, prefetch: PendingPrefetch, missing: int, block_bytes: int) -> None:

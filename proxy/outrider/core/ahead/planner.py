@@ -30,8 +30,8 @@ from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 class Planner:
     """Called from one thread. `registry` has all that is known of datasets, to be exported and restored.
 
-    A fact costs O(log n) of the cached objects. Exceptions are `listed` and `told`, which cost as much as they bring,
-    and `withdraw` and the end of an epoch, which make new tables for all objects of the epoch.
+    A fact costs O(log n) of the cached objects. Exceptions are `listed` and `announced`, which cost as much as they
+    bring, and `withdraw` and the end of an epoch, which make new tables for all objects of the epoch.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Planner:
         self._readers = Readers()
         self._open_objects = OpenObjects()
         self._peer_readers = PeerReaders()
-        self._tell: Callable[[str, ObjectRef, int], None] = lambda client, ref, size: None
+        self._on_begun: Callable[[str, ObjectRef, int], None] = lambda client, ref, size: None
         self.outstanding = Outstanding()
         """Wanted objects that are not on disk yet."""
         self._waste = PrefetchWaste(capacity_bytes, block_bytes)
@@ -79,19 +79,19 @@ class Planner:
         self.fetched_bytes = 0
         """Bytes that were prefetched."""
         self.wasted_bytes = 0
-        """Bytes that were prefetched and evicted before a client asked for them."""
+        """Bytes that were prefetched and evicted before a client requested them."""
 
     def share_line(self, tenants: Tenants) -> None:
         """Tenants take turns: the most urgent object of the one whose turn it is comes first."""
         self._candidates.share_line(tenants)
 
     def join(
-        self, tell: Callable[[str, ObjectRef, int], None], mine: Callable[[ObjectRef, int], int],
+        self, on_begun: Callable[[str, ObjectRef, int], None], mine: Callable[[ObjectRef, int], int],
         near_bytes: Callable[[], int], *, guessed_max: float = FAREST,
     ) -> None:  # fmt: skip
-        """This node belongs to a cluster. `tell` is called when a client of this node begins to read an object: client,
-        object and size. See `ClusterShare` for the others."""
-        self._tell = tell
+        """This node belongs to a cluster. `on_begun` is called when a client of this node begins to read an object:
+        client, object and size. See `ClusterShare` for the others."""
+        self._on_begun = on_begun
         self._ownership.cluster = ClusterShare(mine, near_bytes, guessed_max)
 
     def _forget(self, dataset: Dataset) -> None:
@@ -107,23 +107,23 @@ class Planner:
 
     # -- facts: requests ----------------------------------------------------------------------------------------
 
-    def asked(self, client: str, ref: ObjectRef, size: int, extent: Extent, now: float) -> Extent | None:
+    def requested(self, client: str, ref: ObjectRef, size: int, extent: Extent, now: float) -> Extent | None:
         """A client asks for `extent` of an object of `size` bytes. Returns which other bytes of it are worth filling at
-        once; None: none. `client`: all that tells clients apart, such as address and access key."""
+        once; None: none. `client`: all that distinguishes clients, such as address and access key."""
         self._now = now
         item = self.registry.item(ref)
         dataset, index = item
         dataset.names.sizes[index] = dataset.usual_bytes = size
         dataset.active_at = now
-        asked = self._readers.asked(client, item, size, extent, now)
-        if asked.opened:
+        requested = self._readers.requested(client, item, size, extent, now)
+        if requested.opened:
             self._open_objects.opened(item, now)
             self._expect(client, ref, item)
             self._on_opened(ref, size)
-            self._tell(client, ref, size)
+            self._on_begun(client, ref, size)
         if (prefetch := self.outstanding.of(ref)) is not None:
-            prefetch.asked_for = True
-        return asked.ahead
+            prefetch.is_requested = True
+        return requested.ahead
 
     def opened_on_peer(self, member: str, client: str, ref: ObjectRef, size: int, readers: int, now: float) -> None:
         """A client of another member of the cluster began to read an object, of which some blocks may be here.
@@ -150,7 +150,7 @@ class Planner:
         if (shared := dataset.job_table.shared_epoch) is not None:
             shared.spans_nodes = True
         if (prefetch := self.outstanding.of(ref)) is not None:
-            prefetch.asked_for = True
+            prefetch.is_requested = True
 
     def _close_on_peers(self, items: Iterable[Item]) -> None:
         """No client of another member reads these objects any more."""
@@ -201,16 +201,16 @@ class Planner:
 
     # -- facts: hints -------------------------------------------------------------------------------------------
 
-    def told(
+    def announced(
         self, client: str, refs: Sequence[ObjectRef], now: float, *, start: int = 0, total: int | None = None,
         hint: Hint | None = None, on_peer: bool = False,
     ) -> None:  # fmt: skip
         """The order in which one worker of `client` reads: numbers `start` and on of `total`; None: more may follow.
-        `hint` remembers the objects, so that it can be asked about or withdrawn. `on_peer`: the client reads at
+        `hint` remembers the objects, so that it can be looked up or withdrawn. `on_peer`: the client reads at
         another member of the cluster, so that only blocks that this node owns are fetched for it."""
         self._now = now
         for dataset, indexes in self.registry.items_of(refs, now).items():
-            epoch = dataset.told(client, indexes, start, total or COUNT_MAX, now)
+            epoch = dataset.announced(client, indexes, start, total or COUNT_MAX, now)
             if on_peer:
                 dataset.jobs[client].is_on_peer = True
             if hint is not None:
@@ -218,7 +218,7 @@ class Planner:
             self.discovery.announced(dataset, now)
 
     def withdraw(self, hint: Hint, others: Iterable[Hint], now: float) -> int:
-        """Expect the unread objects of a hint no longer, except for those that `others` have told as well. Returns how
+        """Expect the unread objects of a hint no longer, except for those that `others` announced as well. Returns how
         many that are. Those that are cached or on their way are kept as any others."""
         self._now = now
         others = list(others)
@@ -276,7 +276,7 @@ class Planner:
         block_bytes = self._space.disk_bytes(-(-version.size // count))
         cached = self._cached.add(
             dataset, index, block.version_id, count, block_bytes, self._now,
-            ahead=prefetch is not None and not prefetch.asked_for,
+            ahead=prefetch is not None and not prefetch.is_requested,
             excused=prefetch is not None and prefetch.excused,
             reading=item in self._open_objects or item in self._peer_readers,
         )  # fmt: skip
@@ -361,7 +361,7 @@ class Planner:
         if incoming is not None and version is not None:
             dataset, index = self.registry.item(version.ref)
             prefetch = self.outstanding.of(version.ref)
-            if prefetch is not None and not prefetch.asked_for and prefetch.missing >> incoming.index & 1:
+            if prefetch is not None and not prefetch.is_requested and prefetch.missing >> incoming.index & 1:
                 # No client waits for this block, so only those may go that are needed later.
                 later_than_s = min(
                     (epoch.seconds(self._now) * (epoch.until(index) + SOONER) for epoch in dataset.epochs()),

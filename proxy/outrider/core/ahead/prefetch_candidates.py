@@ -62,9 +62,9 @@ class Candidates:
         self._may_fetch = may_fetch
         self._fetches = fetches
         self._now = 0.0
-        # None: clients are not told apart, and the most urgent object comes first.
+        # None: clients are not distinguished, and the most urgent object comes first.
         self._tenants: Tenants | None = None
-        # As the last call of `wants` was told.
+        # As the last call of `wants` got it.
         self._free_bytes = 0
         self._read_last: deque[Dataset] = deque(maxlen=_ATTENDED)
         self._dataset_turn = self._epoch_turn = 0
@@ -108,14 +108,14 @@ class Candidates:
         self._begun.clear()
         active = self._active()
         candidates: list[Candidate] = []
-        asked = active
-        while asked and self._outstanding.blocks < blocks:
-            for dataset, epoch in asked:
+        pairs = active
+        while pairs and self._outstanding.blocks < blocks:
+            for dataset, epoch in pairs:
                 if (candidate := self._candidate(dataset, epoch)) is not None:
                     candidates.append(candidate)
             if len(candidates) > 1:
                 candidates.sort(key=lambda candidate: (self._turn(candidate), candidate.due_s))
-            asked = []
+            pairs = []
             for candidate in candidates[:_TRIED_MAX]:
                 want = self._want(candidate)
                 if want is not None:
@@ -124,7 +124,7 @@ class Candidates:
                     if not self._goes_on(candidate):
                         candidate.epoch.cursor.advance(candidate.epoch.agenda)
                     # Other epochs over the same dataset may have had the same candidate.
-                    asked = [pair for pair in active if pair[0] is candidate.dataset]
+                    pairs = [pair for pair in active if pair[0] is candidate.dataset]
                     candidates = [other for other in candidates if other.dataset is not candidate.dataset]
                     break
         return wants
@@ -244,7 +244,7 @@ class Candidates:
         size = dataset.names.sizes[index]
         likely_bytes = size if size >= 0 else dataset.usual_bytes
         if likely_bytes < 0 and self._outstanding.has_any_of(dataset):
-            # No size of the dataset is known, so too much might come: the first object tells what the others take.
+            # No size of the dataset is known, so too much might come: the first object shows what the others take.
             return None
         block_bytes, disk_bytes = self._space.block_bytes, self._space.disk_bytes
         count = self._likely_count(dataset, index)
@@ -286,7 +286,7 @@ class Candidates:
         soon_s = SOONER * min((epoch.seconds(self._now) for epoch in dataset.epochs()), default=0.0)
         if not self._window.has_room(missing.bit_count() * each_bytes, soon_s):
             return None
-        self._outstanding.hand_out(item, ref, missing, each_bytes, self._now, is_shared=True, asked_for=True)
+        self._outstanding.hand_out(item, ref, missing, each_bytes, self._now, is_shared=True, is_requested=True)
         return Want(ref, size, tuple(block for block in range(count) if missing >> block & 1), True)
 
     def _turn(self, candidate: Candidate) -> float:

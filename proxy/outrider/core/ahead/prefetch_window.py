@@ -30,7 +30,7 @@ _PACE = 2
 # A fill is taken to last longer than the mean by so many mean deviations, where room for it costs hits. With four, as
 # for the window, a lone reader of 64 objects had .80 x the data from the bucket in place of .77 (`outrider simulate`).
 _SPREADS = 2
-# Candidates are asked for at least so often.
+# Candidates are requested at least so often.
 _TICK_S = 0.05
 
 
@@ -147,7 +147,8 @@ class PrefetchWindow:
         readers = self._open_objects.readers
         beside = readers + readers // 4 + 2
         if epoch.pace.gap_s <= 0:
-            # The pace of the readers is not known yet. A told order is known for certain, so all of it may be fetched.
+            # The pace of the readers is not known yet. An announced order is known for certain, so all of it may be
+            # fetched.
             return epoch.size if epoch.announced else beside
         at_once = max(beside, int(rest_s / epoch.pace.gap_s))
         return at_once + int((self._outstanding.fill_s + 4 * self._outstanding.spread_s) / epoch.pace.gap_s)
@@ -217,8 +218,8 @@ class PrefetchWindow:
         A hundredth of an epoch is always fetched, as it costs no more traffic, and so is the head of the next object.
         It is added to the time of a fill only where blocks come one by one: of 64 objects it is most of an object, and
         its room costs hits.
-        While nobody has begun to read a told order, no fill is too early, except where other clients may be about to
-        tell or to read the objects that would go.
+        While nobody has begun to read an announced order, no fill is too early, except where other clients may be about
+        to tell or to read the objects that would go.
         """
         epoch, outstanding = candidate.epoch, self._outstanding
         if not self._is_proven(epoch):

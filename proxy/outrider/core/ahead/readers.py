@@ -31,7 +31,7 @@ _GAPS_MAX = 24
 # `core.cache.readahead`).
 _AHEAD_FIRST_BYTES = 8 * 2**20
 _AHEAD_MAX_BYTES = 128 * 2**20
-# A reader that asked for this part of an object has read it: the end of a tar is padding that no reader asks for.
+# A reader that requested this part of an object has read it: the end of a tar is padding that no reader asks for.
 _WHOLE = 0.95
 
 
@@ -45,7 +45,7 @@ class Shape(Enum):
 
 @dataclass(slots=True)
 class Reader:
-    """One client that reads one object once. `covered` has the bytes asked for so far, as disjoint ascending extents.
+    """One client that reads one object once. `covered` has the bytes requested so far, as disjoint ascending extents.
     `jumps`: requests that neither went forward nor closed a gap. `ahead_bytes`: the read-ahead window."""
 
     size: int
@@ -113,7 +113,7 @@ class Readers:
     def reader(self, client: str, item: Hashable) -> Reader | None:
         return self._readers.get((client, item))
 
-    def asked(self, client: str, item: Hashable, size: int, extent: Extent, now: float) -> RequestMeaning:
+    def requested(self, client: str, item: Hashable, size: int, extent: Extent, now: float) -> RequestMeaning:
         """A request of `client` for `extent` of the object `item`."""
         pair = client, item
         reader = self._readers.get(pair)
@@ -153,7 +153,7 @@ def _is_near(extent: Extent, end: int) -> bool:
 
 def _advance(reader: Reader, extent: Extent, now: float) -> None:
     end = reader.covered[-1].stop
-    # A request goes forward if it is near the end of the bytes asked for so far, or closes a gap before that.
+    # A request goes forward if it is near the end of the bytes requested so far, or closes a gap before that.
     fills_a_gap = extent.start < end and any(known.stop == extent.start for known in reader.covered)
     if not (fills_a_gap or _is_near(extent, end)):
         reader.jumps += 1
@@ -167,7 +167,7 @@ def _advance(reader: Reader, extent: Extent, now: float) -> None:
 
 
 def _ahead(reader: Reader) -> Extent | None:
-    """The window after the last byte asked for."""
+    """The window after the last byte requested."""
     if reader.ahead_bytes == 0:
         return None
     end = reader.covered[-1].stop

@@ -32,15 +32,15 @@ class CrcFinding(Enum):
 
 
 class Content:
-    """The blocks of one version. `told`: the bucket's checksum; None: it was not asked yet, or has stated none."""
+    """The blocks of one version. `stated`: the bucket's checksum; None: it was not asked yet, or has stated none."""
 
-    __slots__ = ("_crcs", "_known", "asked", "kind", "layout", "missing", "proved", "told", "version")
+    __slots__ = ("_crcs", "_known", "is_requested", "kind", "layout", "missing", "proved", "stated", "version")
 
     def __init__(self, layout: BlockLayout, version: ObjectVersion, kind: Kind) -> None:
         self.layout = layout
         self.version = version
-        self.told: ContentProof | None = None
-        self.asked = False
+        self.stated: ContentProof | None = None
+        self.is_requested = False
         """The bucket was asked for its checksum."""
         self.proved = False
         self._clear(kind)

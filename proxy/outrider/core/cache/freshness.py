@@ -83,8 +83,8 @@ def is_settled(reply: Mapping[str, str]) -> bool:
     That holds if the reply is 2 s younger than the version: Last-Modified has a resolution of one second. Both dates
     are from the origin's clock, so its error does not matter. `reply`: headers with lower-case names.
     """
-    modified, told_at = parse_http_date(reply.get("last-modified")), parse_http_date(reply.get("date"))
-    return modified is not None and told_at is not None and told_at - modified >= _SETTLED
+    modified, replied_at = parse_http_date(reply.get("last-modified")), parse_http_date(reply.get("date"))
+    return modified is not None and replied_at is not None and replied_at - modified >= _SETTLED
 
 
 def was_settled(version: ObjectVersion, confirmed_at: float) -> bool:

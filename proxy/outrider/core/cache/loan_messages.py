@@ -45,7 +45,7 @@ class LoanTerms(NamedTuple):
 
 class LoanRead(NamedTuple):
     """A read of the bytes `[start, stop)` of an object. `number` 0: it was served by a loan, `wait_s` after it was
-    asked for, and `away_s` after the mount's last one; `disk_s` of this it waited for the disk. Else the mount asks for
+    requested, and `away_s` after the mount's last one; `disk_s` of this it waited for the disk. Else the mount asks for
     a loan of the block with `start`."""
 
     number: int

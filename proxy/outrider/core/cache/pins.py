@@ -127,7 +127,7 @@ class Pins:
                 self._is_kept(held, held.version_id, share)
         self.released += 1
 
-    def block_came(self, version: ObjectVersion, version_id: bytes) -> None:
+    def block_cached(self, version: ObjectVersion, version_id: bytes) -> None:
         """A block of `version` has landed, which is the newest known version of its object."""
         held = self._held.get(version.ref)
         if held is not None and held.version_id != version_id:

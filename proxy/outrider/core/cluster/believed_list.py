@@ -21,14 +21,14 @@ class BelievedList:
         self._latest = self._believed
         self._doubted_at: float | None = None
         self.has_come = False
-        """The source told a list."""
+        """The source gave a list."""
         self._show(self._believed)
 
     @property
     def is_doubted(self) -> bool:
         return self._doubted_at is not None
 
-    def came(self, entries: Iterable[ListedMember], now: float) -> None:
+    def listed(self, entries: Iterable[ListedMember], now: float) -> None:
         """The list of now."""
         self.has_come = True
         self._latest = _unique(entries)

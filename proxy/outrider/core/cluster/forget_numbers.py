@@ -27,14 +27,14 @@ class ReceivedForgets:
     has to be forgotten. That costs questions to the bucket, and no bytes.
 
     A member whose process is not known had sent nothing when it began. So its first number is a gap unless it is 1, and
-    so is its first hello unless that tells 0: a forget may have been sent before this node began, or while it could not
-    be reached. A new process of a known member is always a gap: the last forgets of the one before may have been
+    so is its first hello unless that states 0: a forget may have been sent before this node began, or while it could
+    not be reached. A new process of a known member is always a gap: the last forgets of the one before may have been
     missed. Each process is counted by itself, so that two of one name do not look like one that begins again and again.
     """
 
     def __init__(self, senders_max: int = _SENDERS_MAX) -> None:
         self._senders_max = senders_max
-        # The process that was heard of last is the last one.
+        # The process that was active last is the last one.
         self._senders: dict[tuple[str, int], _Process] = {}
 
     @property
@@ -83,7 +83,7 @@ class ReceivedForgets:
         if known is None:
             known = _Process()
             if len(self._senders) >= self._senders_max:
-                # It counts as unknown when it is heard of again: a gap, unless it has sent nothing.
+                # It counts as unknown when it returns: a gap, unless it has sent nothing.
                 del self._senders[next(iter(self._senders))]
         self._senders[sender, boot] = known
         return known, is_other

@@ -17,7 +17,7 @@ Blocks = tuple[bytes, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksTold:
+class HeldBlocks:
     """The answer of a member that is asked which blocks of some objects it has. The question names the objects as an
     order does; both go as a command. `here`: of each object in turn; None: no version is known."""
 
@@ -32,14 +32,14 @@ class _Here:
     def of(cls, here: Sequence[Blocks | None]) -> Self:
         return cls([each and (each[0].hex(), each[1], f"{each[2]:x}") for each in here])
 
-    def told(self) -> Sequence[Blocks | None]:
+    def value(self) -> Sequence[Blocks | None]:
         return tuple(each and (bytes.fromhex(each[0]), each[1], int(each[2], 16)) for each in self.here)
 
 
-def is_whole(told: Iterable[Blocks | None]) -> bool:
-    """Whether members that told this of one object have all blocks of some version together."""
+def is_whole(held: Iterable[Blocks | None]) -> bool:
+    """Whether members that have these blocks of one object have all blocks of some version together."""
     together: dict[tuple[bytes, int], int] = {}
-    for blocks in told:
+    for blocks in held:
         if blocks is not None:
             together[blocks[:2]] = together.get(blocks[:2], 0) | blocks[2]
     return any(blocks == (1 << total) - 1 for (_, total), blocks in together.items())

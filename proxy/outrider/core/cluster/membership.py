@@ -70,7 +70,7 @@ class _Me:
 class Membership:
     """Belongs to the event loop. Every method takes `now` (monotonic seconds) and may change `view`.
 
-    - A list tells who is a member, a hello whether it is there. Only a listed member is greeted, and only one that
+    - A list says who is a member, a hello whether it is there. Only a listed member is greeted, and only one that
       answered and is ready enters the ring.
     - A member that stops answering is no longer alive at once; it leaves the ring after `AWAY_S`. So does one that is
       no longer listed.
@@ -105,17 +105,17 @@ class Membership:
         self.view = View(me, alone, alone, {}, (), (), is_listed=False)
         self.view = self._look(now)
 
-    # -- what was heard ---------------------------------------------------------------------------------------------
+    # -- received ---------------------------------------------------------------------------------------------------
 
     def listed(self, entries: Iterable[ListedMember], now: float) -> None:
         """The source's list of now."""
         was_doubted = self._list.is_doubted
-        self._list.came(entries, now)
+        self._list.listed(entries, now)
         if self._list.is_doubted and not was_doubted:
             self._changes.append(Change("list doubted"))
         self._apply_list(now)
 
-    def heard(self, address: str, hello: Hello, now: float, wall_s: float) -> None:
+    def answered(self, address: str, hello: Hello, now: float, wall_s: float) -> None:
         """The process at `address` answered a hello. `wall_s`: the time of this node, in seconds since 1970."""
         self._tried.add(address)
         member = hello.member
@@ -136,7 +136,7 @@ class Membership:
 
     def met_namesake(self, hello: Hello, now: float) -> None:
         """Another process of this node's name greeted it. It may be the one way to learn that the name is taken: other
-        members refuse this node once they have heard of a process of its name that began later."""
+        members refuse this node once they know of a process of its name that began later."""
         address = hello.member.address
         is_known = any(left.boot == hello.boot for at, left in self._left_out.items() if at != address)
         # At this node's own address it is the process before, which has ended.
@@ -146,7 +146,7 @@ class Membership:
         self._leave_out(LeftOut(address, hello.member.name, Why.DUPLICATE, self._me.member.address, hello.boot))
         self._renew(now)
 
-    def unheard(self, address: str, now: float) -> None:
+    def unanswered(self, address: str, now: float) -> None:
         """A hello to `address` was not answered."""
         self._tried.add(address)
         self._silence(address)
@@ -359,8 +359,8 @@ class Membership:
 
     def _silent(self) -> Sequence[ListedMember]:
         """The listed addresses of which nothing is known but that they are listed."""
-        heard = {known.member.address for known in self._known.values()} | self._my_addresses | self._left_out.keys()
-        others = [entry for entry in self._list.entries if entry.address not in heard]
+        answered = {known.member.address for known in self._known.values()} | self._my_addresses | self._left_out.keys()
+        others = [entry for entry in self._list.entries if entry.address not in answered]
         # A name that is known has answered elsewhere.
         return tuple(entry for entry in others if entry.name not in self._known and entry.name != self._me.member.name)
 

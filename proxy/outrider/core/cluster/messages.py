@@ -79,7 +79,7 @@ _Etag = Annotated[str, PlainValidator(_etag)]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A member's account of itself, asked for at regular intervals. `boot`: nanoseconds since 1970 at which its process
+    """A member's account of itself, requested at regular intervals. `boot`: nanoseconds since 1970 at which its process
     began; a later process has a larger one. `ring`: the digest of its ring. `forgets`: the number of the last forget
     that it sent. `clock_s`: its time, in seconds since 1970. `is_leaving`: it is about to stop, and owns nothing new.
     `is_ready`: its index has been read, and its disk answers."""
@@ -129,12 +129,12 @@ def forget_body(message: Forget) -> bytes:
 # -- what clients read ------------------------------------------------------------------------------------------------
 
 
-def told_every_s(others: int) -> float:
+def notice_interval_s(others: int) -> float:
     """The time between two messages of reads to each of so many other members."""
     return max(1, others) / _MESSAGES_S
 
 
-class ToldRead(NamedTuple):
+class BegunRead(NamedTuple):
     """`reader` began to read an object of `size` bytes, so many seconds before the message was sent."""
 
     reader: str
@@ -144,15 +144,15 @@ class ToldRead(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadsTold:
+class ReadsNotice:
     """Objects that clients of `sender` began to read, in this order. `readers`: how many of them read at a time. So a
     job on several nodes is one job to the planner of each of them, wherever the bytes came from."""
 
     sender: _SenderName
     readers: Annotated[Number, Field(alias="count")]
-    reads: Annotated[Sequence[ToldRead], SkipValidation, Spread(_Reads)]
+    reads: Annotated[Sequence[BegunRead], SkipValidation, Spread(_Reads)]
 
-    def reader_name(self, read: ToldRead) -> str:
+    def reader_name(self, read: BegunRead) -> str:
         """The reader's name in the whole cluster. The same address may be another client at another member."""
         return f"{self.sender}/{read.reader}"
 
@@ -166,7 +166,7 @@ class _Reads:
     reads: Annotated[list[tuple[Number, Number, Full, Number, _Millis]], FailFast(), Field(max_length=READS_MAX)]
 
     @classmethod
-    def of(cls, reads: Sequence[ToldRead]) -> Self:
+    def of(cls, reads: Sequence[BegunRead]) -> Self:
         readers: dict[str, int] = {}
         buckets: dict[str, int] = {}
         rows = [
@@ -176,14 +176,14 @@ class _Reads:
         ]  # fmt: skip
         return cls(list(readers), list(buckets), rows)
 
-    def told(self) -> Sequence[ToldRead]:
+    def value(self) -> Sequence[BegunRead]:
         return tuple(
-            ToldRead(self.readers[reader], ObjectRef(filled(self.buckets[bucket]), key), size, age_ms / _MS)
+            BegunRead(self.readers[reader], ObjectRef(filled(self.buckets[bucket]), key), size, age_ms / _MS)
             for reader, bucket, key, size, age_ms in self.reads
         )
 
 
-def reads_body(message: ReadsTold) -> bytes:
+def reads_body(message: ReadsNotice) -> bytes:
     """The body of a message. The oldest of reads that are too many for one are left out."""
     while len(body := encode(message)) > BODY_BYTES_MAX:
         message = replace(message, reads=message.reads[(len(message.reads) + 1) // 2 :])
@@ -194,9 +194,9 @@ def reads_body(message: ReadsTold) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderTold:
+class OrderNotice:
     """One worker of `client`, which reads at `sender`, will read `refs` next: numbers `start` and on of the `total` of
-    its epoch (None: not known). Only the member that a client told passes an order on.
+    its epoch (None: not known). Only the member that a client gave it to passes an order on.
 
     `number` counts up from 1 within a `boot` of the sender. `order`: what the sender calls the plan that this is a part
     of. `is_withdrawn`: its unread objects are not expected any more, and `refs` is empty.
@@ -214,7 +214,7 @@ class OrderTold:
 
     @property
     def reader_name(self) -> str:
-        """The client's name in the whole cluster; see `ReadsTold.reader_name`."""
+        """The client's name in the whole cluster; see `ReadsNotice.reader_name`."""
         return f"{self.sender}/{self.client}"
 
 
@@ -232,11 +232,11 @@ class _Refs:
         reads = [(buckets.setdefault(text(ref.bucket), len(buckets)), text(ref.key)) for ref in refs]
         return cls(list(buckets), reads)
 
-    def told(self) -> Sequence[ObjectRef]:
+    def value(self) -> Sequence[ObjectRef]:
         return tuple(ObjectRef(filled(self.buckets[bucket]), key) for bucket, key in self.reads)
 
 
-def parts_of(message: OrderTold) -> Iterator[OrderTold]:
+def parts_of(message: OrderNotice) -> Iterator[OrderNotice]:
     """Messages that are short enough, and say the same in this order. Their numbers are to be set. Raises
     WireError."""
     refs = message.refs
@@ -254,7 +254,7 @@ def parts_of(message: OrderTold) -> Iterator[OrderTold]:
 
 
 @dataclass(frozen=True, slots=True)
-class SharesAsked:
+class SharesRequest:
     """The question what a member has of each dataset, for reports."""
 
     sender: _SenderName
@@ -293,7 +293,7 @@ class Command:
     them to `sender`. `owner`: the client's access key; empty: it has none. `bytes_per_s`: the receiver's share of the
     bandwidth; 0: no limit. `at`: when the client gave it, in seconds since 1970 by the clock of that member; 0: that
     does not matter. `copies`: see `core.maintenance.copies`; None: one, as members before 0.3 keep of each block
-    whatever is told."""
+    whatever is requested."""
 
     sender: _SenderName
     # "begin" of a pin comes from members of 0.2 alone, and changes nothing.
@@ -309,10 +309,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class CommandAnswer:
-    """`told`: the progress of the member's part, or the fields of another message; None: it has no such command.
+    """`report`: the progress of the member's part, or the fields of another message; None: it has no such command.
     `error`: why it did not act; empty: it did. `code`: the S3 code of the error."""
 
-    told: InstanceOf[dict[str, Any]] | None = None
+    # Members of all releases call it `told` on the wire.
+    report: Annotated[InstanceOf[dict[str, Any]] | None, Field(alias="told")] = None
     error: Text = ""
     code: Text = ""
 
@@ -320,7 +321,7 @@ class CommandAnswer:
 # -- pins, in answers to commands --------------------------------------------------------------------------------------
 
 
-class PinTold(NamedTuple):
+class PinReport(NamedTuple):
     """A pin that a member has, or that ended. `at`: when it was given, or ended."""
 
     owner: Text
@@ -330,8 +331,8 @@ class PinTold(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PinsTold:
-    pins: Annotated[tuple[PinTold, ...], FailFast()]
+class PinsReport:
+    pins: Annotated[tuple[PinReport, ...], FailFast()]
 
 
 PinnedObject = tuple[ObjectRef, VersionIdentity]
@@ -361,7 +362,7 @@ class _PinnedObjects:
         rows = [(*ref, identity.etag, identity.size) for ref, identity in objects]
         return cls(rows, [identity.modified for _, identity in objects])
 
-    def told(self) -> Sequence[PinnedObject]:
+    def value(self) -> Sequence[PinnedObject]:
         dates = [""] * len(self.objects) if self.modified is None else self.modified
         if len(dates) != len(self.objects):
             raise WireError("modified: of another length")
@@ -373,12 +374,12 @@ class _PinnedObjects:
 
 # -- all of them ------------------------------------------------------------------------------------------------------
 
-Notice = Forget | ReadsTold | OrderTold
+Notice = Forget | ReadsNotice | OrderNotice
 """A message whose answer is empty."""
-Question = SharesAsked | Command
+Question = SharesRequest | Command
 Answer = DatasetShares | CommandAnswer
 BY_PATH: dict[str, type[Hello | Notice | Question]] = {
-    HELLO_PATH: Hello, FORGET_PATH: Forget, READS_PATH: ReadsTold, ORDER_PATH: OrderTold, SHARES_PATH: SharesAsked,
-    COMMAND_PATH: Command,
+    HELLO_PATH: Hello, FORGET_PATH: Forget, READS_PATH: ReadsNotice, ORDER_PATH: OrderNotice,
+    SHARES_PATH: SharesRequest, COMMAND_PATH: Command,
 }  # fmt: skip
 """All that members POST to each other."""

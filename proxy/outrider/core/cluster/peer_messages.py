@@ -10,7 +10,7 @@ from outrider.core.model import Extent, ObjectRef, ObjectVersion
 
 
 class ReadClass(StrEnum):
-    """Why the bytes are asked for: a client waits for them, a reader's window holds them, or the planner fetches them
+    """Why the bytes are requested: a client waits for them, a reader's window holds them, or the planner fetches them
     ahead."""
 
     DEMAND = "demand"
@@ -40,11 +40,11 @@ NOT_TOLD = Sending(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PeerRead:
-    """A question about an object. `extent`: the bytes that are asked for, all of one block; None: the version alone.
+    """A question about an object. `extent`: the bytes that are requested, all of one block; None: the version alone.
     `index`: the block of `extent`.
 
-    `known`: the version of which the bytes of `extent` must be; None: the peer tells which version it has, and its
-    bytes end where the object does. An extent past that end is answered with the version alone. `only_if_here`: the
+    `known`: the version of which the bytes of `extent` must be; None: the peer says which version it has, and its
+    bytes end where the object does. An extent past that end is answered with the version alone. `only_if_cached`: the
     peer must not ask the bucket; without the bytes on its disk it may tell the version alone. `whole_headers`: the
     checksums of the whole object are wanted.
     """
@@ -54,7 +54,7 @@ class PeerRead:
     index: int = 0
     known: Confirmed | None = None
     read_class: ReadClass = ReadClass.DEMAND
-    only_if_here: bool = False
+    only_if_cached: bool = False
     whole_headers: bool = False
 
 
@@ -69,7 +69,7 @@ class PeerFailed(Exception):
 
 
 class PeerChanged(PeerFailed):
-    """The peer says that the bucket no longer has the version that was asked for. The bucket is asked who is right."""
+    """The peer says that the bucket no longer has the version that was requested. The bucket is asked who is right."""
 
     def __init__(self) -> None:
         super().__init__("changed", "the bucket has another version")

@@ -12,7 +12,7 @@ An answer of status 200, 206 or 412 has `x-outrider-from`, the name of the membe
 `content-range`, `x-outrider-digest` if the block has one, and `x-outrider-sends`: the bytes a second and the bodies
 that the member sends to all others (`BYTES/BODIES`). The proof of an answer is `core.auth.peer_signature`'s.
 
-Headers of an object are inside JSON, and so of any number, and of any bytes that came from a bucket. Fields of later
+Headers of an object are inside JSON, and so of any number, and of any bytes received from a bucket. Fields of later
 versions of the wire, which this code does not know, are ignored. All that comes from the wire is checked here:
 `WireError` is the only error.
 """
@@ -73,7 +73,7 @@ _NOT_IN_VALUE = re.compile("[\0\r\n]")
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """The member that asks. `ring`: the digest of its ring. `hops`: 1, or the request has been passed on. `wire`: the
     version that it speaks in this request, 1 or more; see `is_spoken`. `receiver`: the name of the member that is
     asked; empty: a hello to an address at which no member is known yet, or a request of a member before 0.3."""
@@ -109,10 +109,10 @@ class AnswerHead:
 # -- a read ---------------------------------------------------------------------------------------------------------
 
 
-def read_head(read: PeerRead, asker: Asker) -> ReadHead:
+def read_head(read: PeerRead, requester: Requester) -> ReadHead:
     """Raises WireError: the version has more headers than a request can carry."""
     headers = {
-        PEER: f"{_asker_fields(asker)};class={read.read_class.value};only-if-here={int(read.only_if_here)}"
+        PEER: f"{_requester_fields(requester)};class={read.read_class.value};only-if-here={int(read.only_if_cached)}"
         f";checksums={int(read.whole_headers)};block={read.index}"
     }
     if read.extent is not None:
@@ -123,9 +123,9 @@ def read_head(read: PeerRead, asker: Asker) -> ReadHead:
     return ReadHead("HEAD" if read.extent is None else "GET", path, headers)
 
 
-def control_headers(asker: Asker) -> dict[str, str]:
+def control_headers(requester: Requester) -> dict[str, str]:
     """The headers of a hello or a forget."""
-    return {PEER: _asker_fields(asker)}
+    return {PEER: _requester_fields(requester)}
 
 
 def is_spoken(wire: int) -> bool:
@@ -134,14 +134,14 @@ def is_spoken(wire: int) -> bool:
     return WIRE_VERSIONS[0] <= wire <= WIRE_VERSIONS[1]
 
 
-def parse_asker(headers: Mapping[str, str]) -> Asker:
+def parse_requester(headers: Mapping[str, str]) -> Requester:
     """Raises WireError."""
     fields = _fields(headers)
     name = matched(NAME, fields.get("from", ""), "from")
     wire = number(fields.get("v", ""), "v")
     ring, cluster_id = (matched(WORD, fields.get(field, ""), field) for field in ("ring", "cluster"))
     receiver = matched(NAME, fields["to"], "to") if "to" in fields else ""
-    return Asker(name, ring, cluster_id, number(fields.get("hops", ""), "hops"), wire, receiver)
+    return Requester(name, ring, cluster_id, number(fields.get("hops", ""), "hops"), wire, receiver)
 
 
 def parse_read(method: str, raw_path: str, headers: Mapping[str, str]) -> PeerRead:
@@ -162,7 +162,7 @@ def parse_read(method: str, raw_path: str, headers: Mapping[str, str]) -> PeerRe
             raise WireError("no range of the known version")
     return PeerRead(
         ref, extent, number(fields.get("block", ""), "block"), known, read_class,
-        only_if_here=_flag(fields, "only-if-here"), whole_headers=_flag(fields, "checksums"),
+        only_if_cached=_flag(fields, "only-if-here"), whole_headers=_flag(fields, "checksums"),
     )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def answer_headers(read: PeerRead, answer: AnswerHead, name: str) -> Headers:
 
 
 def parse_answer(read: PeerRead, status: int, headers: Headers, length: int | None, name: str) -> AnswerHead:
-    """`length`: the told length of the body. `name`: the member that was asked.
+    """`length`: the stated length of the body. `name`: the member that was asked.
 
     Raises:
         WireError: the answer is not one of `name` to `read`, or does not hold together.
@@ -217,7 +217,7 @@ def parse_answer(read: PeerRead, status: int, headers: Headers, length: int | No
     if status != 200:
         raise WireError("the status is not one of an answer")
     if read.extent is not None and (
-        read.known is not None or (not read.only_if_here and read.extent.start < confirmed.version.size)
+        read.known is not None or (not read.only_if_cached and read.extent.start < confirmed.version.size)
     ):
         raise WireError("the answer has no bytes")
     if read.extent is not None and length != 0:
@@ -226,16 +226,16 @@ def parse_answer(read: PeerRead, status: int, headers: Headers, length: int | No
 
 
 def _answered_version(read: PeerRead, status: int, values: Mapping[str, str]) -> Confirmed:
-    told = _known_json(values.get(KNOWN, ""))
+    fields = _known_json(values.get(KNOWN, ""))
     known = read.known
     if known is None or status == 200:
-        return _confirmed(told, read.ref)
+        return _confirmed(fields, read.ref)
     version = known.version
-    # A member before 0.3 tells no date. Its blocks may be of another one, which matters unless the ETag is a hash.
+    # A member before 0.3 states no date. Its blocks may be of another one, which matters unless the ETag is a hash.
     undated = version.identity.modified if is_hash(version.etag) else ""
-    if (told.get("etag"), told.get("size"), told.get("modified", undated)) != version.identity:
+    if (fields.get("etag"), fields.get("size"), fields.get("modified", undated)) != version.identity:
         raise WireError("the version is not the one that was asked for")
-    return Confirmed(version, seconds(told, "age"), is_settled=truth(told, "settled"))
+    return Confirmed(version, seconds(fields, "age"), is_settled=truth(fields, "settled"))
 
 
 def _answered_extent(
@@ -246,8 +246,8 @@ def _answered_extent(
         raise WireError("no bytes were asked for, or the answer does not say which they are")
     start, last, size = (int(group) for group in match.groups())
     wanted = Extent(min(read.extent.start, size), min(read.extent.stop, size))
-    told = Extent(start, max(start, last + 1))
-    if size != confirmed.version.size or told != wanted or not wanted.length or length != wanted.length:
+    fields = Extent(start, max(start, last + 1))
+    if size != confirmed.version.size or fields != wanted or not wanted.length or length != wanted.length:
         raise WireError("the bytes are not those that were asked for")
     return wanted
 
@@ -262,12 +262,12 @@ def _digest_of(values: Mapping[str, str]) -> str:
 
 def _known_value(confirmed: Confirmed, *, with_headers: bool) -> str:
     version = confirmed.version
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         **version.identity._asdict(), "age": confirmed.age_s, "settled": confirmed.is_settled,
     }  # fmt: skip
     if with_headers:
-        told |= {"whole": version.whole_headers, "headers": [list(pair) for pair in version.headers]}
-    value = b64encode(as_json(told)).decode()
+        fields |= {"whole": version.whole_headers, "headers": [list(pair) for pair in version.headers]}
+    value = b64encode(as_json(fields)).decode()
     if len(value) > FIELD_BYTES_MAX:
         raise WireError("the version has too many headers")
     return value
@@ -282,17 +282,17 @@ def _known_json(value: str) -> dict[str, Any]:
         raise WireError("known: no base64") from error
 
 
-def _confirmed(told: dict[str, Any], ref: ObjectRef) -> Confirmed:
+def _confirmed(fields: dict[str, Any], ref: ObjectRef) -> Confirmed:
     """Written by hand, unlike `messages`: each read of a block has one. pydantic takes 15 us for it instead of 13."""
-    etag = text(told.get("etag"), "etag")
+    etag = text(fields.get("etag"), "etag")
     if not is_strong_etag(etag):
         raise WireError("etag: not a strong one")
-    pairs = told.get("headers")
+    pairs = fields.get("headers")
     if not isinstance(pairs, list) or len(pairs) > _HEADERS_MAX:
         raise WireError("headers: not a list, or too many")
     headers = shared_headers(_header_of(pair) for pair in pairs)
-    version = ObjectVersion(ref, etag, whole(told, "size"), headers, whole_headers=truth(told, "whole"))
-    return Confirmed(version, seconds(told, "age"), is_settled=truth(told, "settled"))
+    version = ObjectVersion(ref, etag, whole(fields, "size"), headers, whole_headers=truth(fields, "whole"))
+    return Confirmed(version, seconds(fields, "age"), is_settled=truth(fields, "settled"))
 
 
 def _header_of(pair: object) -> tuple[str, str]:
@@ -307,9 +307,9 @@ def _header_of(pair: object) -> tuple[str, str]:
 # -- the forms ------------------------------------------------------------------------------------------------------
 
 
-def _asker_fields(asker: Asker) -> str:
-    to = f";to={asker.receiver}" if asker.receiver else ""
-    return f"v={asker.wire};from={asker.name};ring={asker.ring};cluster={asker.cluster_id};hops={asker.hops}{to}"
+def _requester_fields(by: Requester) -> str:
+    to = f";to={by.receiver}" if by.receiver else ""
+    return f"v={by.wire};from={by.name};ring={by.ring};cluster={by.cluster_id};hops={by.hops}{to}"
 
 
 def _fields(headers: Mapping[str, str]) -> dict[str, str]:

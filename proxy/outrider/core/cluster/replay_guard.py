@@ -1,4 +1,4 @@
-"""Refuses a signed request that came before: the anti-replay window of IPsec."""
+"""Refuses a signed request received before: the anti-replay window of IPsec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 WINDOW = 4096
 """Requests of one sender may overtake each other by so many: more than a member has under way to another."""
 FORGET_S = 600.0
-"""A signature is valid five minutes before and after the receiver's time. The requests of a sender that was not heard
+"""A signature is valid five minutes before and after the receiver's time. The requests of a sender that was silent
 of for so long cannot be sent again, since their signatures have expired."""
 _SENDERS_MAX = 1024
 
@@ -18,7 +18,7 @@ class _KnownSender:
     # The highest number so far. Bit `i` of the mask: number `highest - i` came.
     highest: int
     mask: int
-    heard_at: float
+    received_at: float
 
 
 class ReplayGuard:
@@ -33,7 +33,7 @@ class ReplayGuard:
 
     def __init__(self, senders_max: int = _SENDERS_MAX) -> None:
         self._senders_max = senders_max
-        # The sender that was heard of last is the last one.
+        # The sender that was active last is the last one.
         self._senders: dict[str, _KnownSender] = {}
 
     def __len__(self) -> int:
@@ -44,13 +44,13 @@ class ReplayGuard:
         if number < 1:
             return False
         known = self._senders.get(sender)
-        if known is None or boot > known.boot or now - known.heard_at > FORGET_S:
+        if known is None or boot > known.boot or now - known.received_at > FORGET_S:
             if known is None and not self._has_room(now):
                 return False
             known = _KnownSender(boot, number, 1, now)
         elif boot < known.boot or not _is_new(known, number):
             return False
-        known.heard_at = now
+        known.received_at = now
         self._senders.pop(sender, None)
         self._senders[sender] = known
         return True
@@ -60,7 +60,7 @@ class ReplayGuard:
         if len(self._senders) < self._senders_max:
             return True
         oldest = next(iter(self._senders))
-        if now - self._senders[oldest].heard_at <= FORGET_S:
+        if now - self._senders[oldest].received_at <= FORGET_S:
             return False
         del self._senders[oldest]
         return True

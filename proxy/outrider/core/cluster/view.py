@@ -38,7 +38,7 @@ class LeftOut:
 class MemberState:
     """A member beside this node. `away_since`: monotonic seconds; None: it is listed, answers, and is ready.
 
-    `is_alive`: it answers, is ready, and may be asked, even while it leaves. `boot`: of its process; 0: not heard yet.
+    `is_alive`: it answers, is ready, and may be asked, even while it leaves. `boot`: of its process; 0: not known yet.
     `ring`: the digest of its ring. `skew_s`: its clock minus this node's, a round trip inaccurate; it is reported, and
     nothing else.
     """

@@ -69,22 +69,22 @@ def number(value: str, field: str) -> int:
     return parsed
 
 
-def whole(told: Mapping[str, Any], field: str) -> int:
-    value = told.get(field)
+def whole(values: Mapping[str, Any], field: str) -> int:
+    value = values.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < NUMBER_MAX:
         raise WireError(f"{field}: not a number")
     return value
 
 
-def truth(told: Mapping[str, Any], field: str) -> bool:
-    value = told.get(field)
+def truth(values: Mapping[str, Any], field: str) -> bool:
+    value = values.get(field)
     if not isinstance(value, bool):
         raise WireError(f"{field}: neither true nor false")
     return value
 
 
-def seconds(told: Mapping[str, Any], field: str) -> float:
-    value = told.get(field)
+def seconds(values: Mapping[str, Any], field: str) -> float:
+    value = values.get(field)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= SECONDS_MAX:
         raise WireError(f"{field}: not a time")
     return float(value)
@@ -108,7 +108,7 @@ Full = Annotated[str, PlainValidator(filled)]
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Marks a field in whose place the fields of a `form` stand on the wire, among those of the message. The form is
-    the class of the value, or has `of` to be made of the value, and `told` to make it."""
+    the class of the value, or has `of` to be made of the value, and `value` to make it."""
 
     form: Any
 
@@ -123,43 +123,43 @@ def decode(kind: type[M], body: bytes) -> M:
     return of_fields(kind, json_object(body))
 
 
-def as_json(told: Mapping[str, object]) -> bytes:
-    return _ENCODER.encode(told).encode()
+def as_json(values: Mapping[str, object]) -> bytes:
+    return _ENCODER.encode(values).encode()
 
 
 def json_object(body: bytes) -> dict[str, Any]:
     """Raises WireError."""
     try:
-        told = json.loads(body.decode())
+        values = json.loads(body.decode())
     except (ValueError, RecursionError) as error:
         raise WireError("no JSON") from error
-    if not isinstance(told, dict):
+    if not isinstance(values, dict):
         raise WireError("no JSON object")
-    return told
+    return values
 
 
 def fields_of(message: object) -> dict[str, Any]:
     """The object that `encode` writes as JSON, to be a part of another message. Raises WireError: see `encode`."""
     kind: Any = type(message)
     names, spread = _names(kind)
-    told = {alias: getattr(message, name) for name, alias in names.items()}
-    told |= {alias: b64encode(value).decode() for alias, value in told.items() if isinstance(value, bytes)}
+    values = {alias: getattr(message, name) for name, alias in names.items()}
+    values |= {alias: b64encode(value).decode() for alias, value in values.items() if isinstance(value, bytes)}
     for name, form in spread.items():
         value = getattr(message, name)
-        told |= fields_of(value if isinstance(value, form) else form.of(value))
-    return told
+        values |= fields_of(value if isinstance(value, form) else form.of(value))
+    return values
 
 
-def of_fields(kind: type[M], told: Mapping[str, Any]) -> M:
+def of_fields(kind: type[M], values: Mapping[str, Any]) -> M:
     """The message of an object that was a part of another message. Each field must be there: one that is missing is
     null, which few forms allow. Others are ignored. Raises WireError."""
     its: Any = kind
     names, spread = _names(its)
-    given = {alias: told.get(alias) for alias in names.values()}
+    given = {alias: values.get(alias) for alias in names.values()}
     try:
         for name, form in spread.items():
-            part = of_fields(form, told)
-            given[name] = part.told() if hasattr(form, "told") else part
+            part = of_fields(form, values)
+            given[name] = part.value() if hasattr(form, "value") else part
         return cast(M, _adapter(its).validate_python(given))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]

@@ -17,7 +17,7 @@ Slow = Literal[
 ]  # fmt: skip
 Level = Literal["none", "good", "slower", "bad"]
 
-# Less time than this, over all connections, tells nothing yet.
+# Less time than this, over all connections, shows nothing yet.
 _TIME_S_MIN = 1.0
 # Two reads, of which the first is ten seconds old (see `usage.HALF_LIFE_S`): the first one of a connection always
 # looks as if its reader did nothing but wait.
@@ -32,7 +32,7 @@ BUSY = 0.9
 _MOST = 0.5
 # A larger cache that would save less than this part of the GETs is not mentioned.
 _GAIN_MIN = 0.1
-# As in "[Errno 111] Connection refused": the number tells people nothing.
+# As in "[Errno 111] Connection refused": the number says nothing to people.
 _ERRNO = re.compile(r"\[Errno -?\d+\] ?")
 
 

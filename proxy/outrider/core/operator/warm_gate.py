@@ -1,7 +1,7 @@
 """When a pod that waits for its data may be scheduled: it is warm enough, cannot get warmer, or has waited too long.
 
 Each end opens the gate. A pod that starts cold is slow; a pod that never starts is an outage. The caches of each zone
-are asked for themselves, and a gate opens by what the caches of one zone hold now.
+are queried themselves, and a gate opens by what the caches of one zone hold now.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ third.
 `fair_turns` says which tenant is next where several want the line.
 
 A request that fails is tried again after a `backoff` with jitter. A reply that is later than 99 % of the recent ones
-gets a hedged request, within a budget (`hedging`). `error_causes` tells whether a refusal blames the proxy's clock or
+gets a hedged request, within a budget (`hedging`). `error_causes` says whether a refusal blames the proxy's clock or
 its credentials, so that the origin adapter can mend them and sign anew, and takes secrets out of error bodies.
 `oddities` names the ways in which origins differ from AWS S3. `reply_reader` reads replies from bytes, and `reply_head`
 mends their heads.

@@ -45,14 +45,14 @@ class AimdLimit:
         # bytes that came in them.
         self._short_since: float | None = None
         self._settling_s = self._window_s = 0.0
-        self._arrived = 0
+        self._received_bytes = 0
         self._best_rate = 0.0
         self._without_gain = 0
         # The limit before the last step, while it is not known whether that step was a gain.
         self._before: int | None = None
         self._halved_at: float | None = None
 
-    def arrived(self, count: int, now: float, *, short: bool) -> None:
+    def received(self, count: int, now: float, *, short: bool) -> None:
         """`count` bytes came from the origin. `short`: the limit holds a fill up."""
         if self._short_since is not None:
             passed_s = now - self._short_since
@@ -60,12 +60,12 @@ class AimdLimit:
                 self._settling_s -= passed_s
             else:
                 self._window_s += passed_s
-                self._arrived += count
+                self._received_bytes += count
         self._short_since = now if short else None
         if self._window_s >= _STEP_WINDOW_S:
             before = self.limit
-            self._judge(self._arrived / self._window_s)
-            self._window_s, self._arrived = 0.0, 0
+            self._judge(self._received_bytes / self._window_s)
+            self._window_s, self._received_bytes = 0.0, 0
             self._settling_s = 0.0 if self.limit == before else _SETTLE_S
 
     def slow_down(self, now: float) -> None:
@@ -77,7 +77,7 @@ class AimdLimit:
         self._starting, self._before = False, None
         self._best_rate, self._without_gain = 0.0, 0
         # The window so far was counted under the old limit.
-        self._short_since, self._settling_s, self._window_s, self._arrived = None, _SETTLE_S, 0.0, 0
+        self._short_since, self._settling_s, self._window_s, self._received_bytes = None, _SETTLE_S, 0.0, 0
 
     def _judge(self, rate: float) -> None:
         if self._before is not None:
@@ -206,7 +206,7 @@ class BackgroundLimit:
         """`count` bytes of a body came. Its first bytes are not counted: their time is latency."""
         self._bytes += count
 
-    def body_came(self, count: int, after_s: float) -> None:
+    def body_received(self, count: int, after_s: float) -> None:
         """A body of `count` bytes was here `after_s` seconds after its request."""
         if count >= _LARGE_BYTES:
             self.body_bytes_s = max(self.body_bytes_s, count / after_s)
@@ -220,14 +220,14 @@ class BackgroundLimit:
         """How many bodies, each at this rate, the line brings at once. None: not known, as where all are small."""
         return round(self._best_bytes_s / body_bytes_s) if self.is_large and body_bytes_s else None
 
-    def came_small(self, after_s: float) -> None:
+    def small_received(self, after_s: float) -> None:
         """A small body came `after_s` seconds after its request: that is the latency and the time in a queue."""
         if self._to_ignore:
             self._to_ignore -= 1
             return
         self._since_change += 1
         window = max(_LATELY, self.beside)
-        self._delay.came(after_s, window, not_ours=self.beside == 1)
+        self._delay.observe(after_s, window, not_ours=self.beside == 1)
         if self._delay.is_beyond(*_LATE):
             # Step down once for all bodies under way: those that come now may have been requested before the last step.
             if self._since_change > max(self.alone, self.beside):
@@ -340,7 +340,7 @@ class _Delay:
         self._window = _LATELY
         self._lately_s = self._longer_s = self._usual_s = self._scatter_s = 0.0
 
-    def came(self, after_s: float, window: int, *, not_ours: bool) -> None:
+    def observe(self, after_s: float, window: int, *, not_ours: bool) -> None:
         """A body took `after_s`. `window`: how many bodies count as recent. `not_ours`: a delay cannot come from
         background fills."""
         self._count += 1

@@ -62,7 +62,7 @@ HEAD_TELLS_NOTHING = (
     Oddity.HEAD_WITHOUT_SIZE, Oddity.HEAD_SIZE_ZERO, Oddity.HEAD_REFUSED, Oddity.HEAD_WITHOUT_ETAG,
     Oddity.HEAD_SIZE_OTHER, Oddity.HEAD_ETAG_OTHER,
 )  # fmt: skip
-"""Oddities for which versions are asked for by a GET of one byte in place of a HEAD."""
+"""Oddities for which versions are requested by a GET of one byte in place of a HEAD."""
 
 
 class Uncached(Enum):
@@ -98,7 +98,7 @@ class OddityCounts:
         """In the order in which they were first met."""
 
     def note(self, kind: Oddity, example: str, *, uncached: bool) -> bool:
-        """Count one. Returns whether people should be told now: at the first, and at each thousandfold of it."""
+        """Count one. Returns whether a warning is due now: at the first, and at each thousandfold of it."""
         met = self.met.setdefault(kind, Met(example))
         met.times += 1
         met.uncached += uncached
@@ -111,5 +111,5 @@ _TOLD_AGAIN = frozenset((1_000, 1_000_000, 1_000_000_000))
 
 def sentence(kind: Oddity, uncached: int = 0) -> str:
     """For people: `the origin does not tell sizes by HEAD: 1,204 reads uncached`."""
-    told = f"the origin {kind.value}"
-    return told if uncached == 0 else f"{told}: {uncached:,} read{'s' if uncached != 1 else ''} uncached"
+    text = f"the origin {kind.value}"
+    return text if uncached == 0 else f"{text}: {uncached:,} read{'s' if uncached != 1 else ''} uncached"

@@ -18,7 +18,7 @@ from outrider.core.origin.oddities import Oddity, Uncached
 # An origin may be mended, or a gateway before it taken away. To learn a quirk anew costs one request.
 _KEPT_S = 3600.0
 _QUIRKS_MAX = 10_000
-# An object that stays uncached is not asked about for so long. After so many of one kind in a row, none of the kind is.
+# An object that stays uncached is not looked up for so long. After so many of one kind in a row, none of the kind is.
 _UNASKED_S = 60.0
 _ROW = 3
 
@@ -46,7 +46,7 @@ class Quirks:
 
 
 class UncachedNames:
-    """Objects that stay uncached because of an oddity. They are not asked about again for a while: the question would
+    """Objects that stay uncached because of an oddity. They are not looked up again for a while: the question would
     be put to the origin in vain, beside the request that is forwarded.
 
     After three such objects of one kind (see `note`) without a cacheable one between them, none of the kind is asked
@@ -77,7 +77,7 @@ class UncachedNames:
             self._in_row.pop(kind, None)
 
     def why(self, name: object, kinds: Iterable[object]) -> Oddity | Uncached | None:
-        """Why the object is not to be asked about; None: ask."""
+        """Why the object is not to be looked up; None: look it up."""
         found = self._names.get(name)
         return found or next((self._names[kind] for kind in kinds if kind in self._names), None)
 

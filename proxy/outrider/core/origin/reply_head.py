@@ -92,12 +92,12 @@ def mend(head: bytes) -> MendedHead:
     return MendedHead(b"%s\r\n%s\r\n" % (status, b"".join(framing)), tuple(headers), odd, framed_twice)
 
 
-def _length_of(told: list[bytes]) -> bytes | None:
-    if len(set(told)) > 1:
+def _length_of(stated: list[bytes]) -> bytes | None:
+    if len(set(stated)) > 1:
         raise UnreadableHead("its Content-Length headers differ")
-    if told and not _DIGITS.fullmatch(told[0]):
+    if stated and not _DIGITS.fullmatch(stated[0]):
         raise UnreadableHead("its Content-Length header is no number")
-    return told[0] if told else None
+    return stated[0] if stated else None
 
 
 def _unfolded(lines: list[bytes]) -> list[bytes]:

@@ -84,7 +84,7 @@ class ReplyReader:
         if not data:
             return ()
         if self.is_over:
-            self.keeps = False  # nobody asked for them
+            self.keeps = False  # nobody requested them
             return ()
         if self._chunked:
             return self._read_chunks(data)

@@ -19,11 +19,11 @@ _FORM = '"s3://bucket/key" or {"url": "s3://bucket/key", "range": "bytes=0-99"}'
 
 
 class BatchRead(NamedTuple):
-    """`span` None: the whole object. `asked_range`: `span` as the Range header has it."""
+    """`span` None: the whole object. `requested_range`: `span` as the Range header has it."""
 
     ref: ObjectRef
     span: RangeSpec | None = None
-    asked_range: str | None = None
+    requested_range: str | None = None
 
 
 class Batch(NamedTuple):

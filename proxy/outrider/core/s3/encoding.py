@@ -61,7 +61,7 @@ def parse_query(raw: str) -> list[tuple[str, str]]:
 
 
 def canonical_values(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The canonical values of headers by name. The values of a header that came twice are joined by a comma, so that
+    """The canonical values of headers by name. The values of a header received twice are joined by a comma, so that
     they never pass for a single value."""
     values: dict[str, list[str]] = {}
     for name, value in headers:

@@ -27,14 +27,14 @@ _KEY_COUNT = re.compile(rb"<KeyCount>[0-9]+</KeyCount>")
 _CHECKSUMS = {"ChecksumAlgorithm", "ChecksumType"}
 _REQUIRED = {"Key", "LastModified", "ETag", "Size"}
 _FIELDS = {*_REQUIRED, "StorageClass", *_CHECKSUMS}
-# So many dates tell whether the store lists whole seconds alone, which is all that a HEAD tells.
+# So many dates show whether the store lists whole seconds alone, which is all that a HEAD has.
 _DATES_MIN = 3
 _ORDINARY = "STANDARD"
 
 
 class ListedFacts(NamedTuple):
     """An object as a LIST would show it, by the reply to a HEAD. `seconds`: its Last-Modified, as in a LIST, without
-    `Z`. `checksum`: algorithm and type, as a LIST shows them; empty: the reply tells none."""
+    `Z`. `checksum`: algorithm and type, as a LIST shows them; empty: the reply states none."""
 
     size: int
     etag: str
@@ -84,8 +84,8 @@ def bounds(body: bytes) -> Bounds | None:
         return None
     way_on, last = "", max(lasts)
     if b"<IsTruncated>false<" not in body:
-        told = _WAY_ON.search(body)
-        way_on = last if told is None else unescape(told[1].decode("utf-8", "replace"))
+        marker = _WAY_ON.search(body)
+        way_on = last if marker is None else unescape(marker[1].decode("utf-8", "replace"))
     return Bounds(min(firsts), last, way_on)
 
 
@@ -100,16 +100,16 @@ def amended(
     """The page that answers `query` now that these keys have these facts (None: there is no such object). None: only
     S3 can tell. `is_covered`: whether a name that is not in the range of this page is in that of the page before or
     after it, or beyond that."""
-    asked = dict(query)
-    if len(asked) < len(query):
+    parameters = dict(query)
+    if len(parameters) < len(query):
         return None
     page = _KeptPage.parsed(body)
     if page is None:
         return None
     try:
         for key, facts in changes.items():
-            if key.startswith(asked.get("prefix", "")):
-                page.change(asked, key, facts, is_covered)
+            if key.startswith(parameters.get("prefix", "")):
+                page.change(parameters, key, facts, is_covered)
     except _OnlyS3:
         return None
     return page.body()
@@ -163,13 +163,13 @@ class _KeptPage:
         return self.values.get("IsTruncated", "").strip() != "false"
 
     def change(
-        self, asked: Mapping[str, str], key: str, facts: ListedFacts | None, is_covered: Callable[[str], bool]
+        self, parameters: Mapping[str, str], key: str, facts: ListedFacts | None, is_covered: Callable[[str], bool]
     ) -> None:
         """Raises _OnlyS3."""
-        after = self._after(asked)
+        after = self._after(parameters)
         if key <= after:
             return
-        prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
+        prefix, delimiter = parameters.get("prefix", ""), parameters.get("delimiter", "")
         shown, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
         name = f"{prefix}{shown}{delimiter}" if found else key
         raw = name.encode("utf-8", "surrogateescape")
@@ -188,26 +188,28 @@ class _KeptPage:
             self.entries[place] = self._entry(key, facts)
         elif facts is not None:
             entry = self._group(name) if found else self._entry(key, facts)
-            if self._has_place(asked, place, name, is_covered):
+            if self._has_place(parameters, place, name, is_covered):
                 self.names.insert(place, raw)
                 self.entries.insert(place, entry)
                 if found:
                     self.groups.add(raw)
 
-    def _after(self, asked: Mapping[str, str]) -> str:
+    def _after(self, parameters: Mapping[str, str]) -> str:
         """The name behind which the LIST begins, apart from tokens."""
-        is_second = asked.get("list-type") == "2"
-        if is_second and "marker" in asked:
+        is_second = parameters.get("list-type") == "2"
+        if is_second and "marker" in parameters:
             raise _OnlyS3
-        after = asked.get("start-after" if is_second else "marker", "")
+        after = parameters.get("start-after" if is_second else "marker", "")
         # Without ASCII the order of texts is not that of their bytes.
-        if not after.isascii() or (asked.get("delimiter") and after):
+        if not after.isascii() or (parameters.get("delimiter") and after):
             raise _OnlyS3
         return after
 
-    def _has_place(self, asked: Mapping[str, str], place: int, name: str, is_covered: Callable[[str], bool]) -> bool:
+    def _has_place(
+        self, parameters: Mapping[str, str], place: int, name: str, is_covered: Callable[[str], bool]
+    ) -> bool:
         """Whether a name that is not here belongs in this page at this place; False: in another one."""
-        is_before = place == 0 and bool(asked.get("continuation-token"))
+        is_before = place == 0 and bool(parameters.get("continuation-token"))
         is_behind = place == len(self.names) and self._is_truncated
         if is_before or is_behind:
             if is_covered(name):
@@ -216,7 +218,7 @@ class _KeptPage:
         if not self._head:
             # It came without a name: nothing shows where they stand.
             raise _OnlyS3
-        limit = asked.get("max-keys") or self.values.get("MaxKeys") or str(_MAX_KEYS)
+        limit = parameters.get("max-keys") or self.values.get("MaxKeys") or str(_MAX_KEYS)
         if not limit.isdecimal() or len(self.names) >= min(int(limit), _MAX_KEYS):
             raise _OnlyS3
         return True

@@ -74,7 +74,7 @@ class BackgroundFill:
         version = self._versions.fresh(ref)
         return None if version is None or (self._with_checksums(ref) and not version.whole_headers) else version
 
-    async def brought(self, version: ObjectVersion) -> ObjectVersion:
+    async def landed(self, version: ObjectVersion) -> ObjectVersion:
         """Wait for the flight of the block that a reader's question brings now, if there is one: `fill` would bring it
         once more. Returns the version that is known then."""
         await self._version_lookup.wait_for_transfer(version, None)
@@ -84,13 +84,13 @@ class BackgroundFill:
         """The origin has another version by now: the next `known` is None."""
         self._versions.forget(ref)
 
-    def is_here(self, ref: ObjectRef) -> bool:
-        """Whether all blocks of the version last heard of are in the store."""
+    def is_cached(self, ref: ObjectRef) -> bool:
+        """Whether all blocks of the version last known are in the store."""
         here = self.cached_blocks(ref)
         return here is not None and here.is_whole
 
     def cached_blocks(self, ref: ObjectRef) -> CachedBlocks | None:
-        """The blocks in the store of the version last heard of; None: no version is known."""
+        """The blocks in the store of the version last known; None: no version is known."""
         version = self._versions.stale(ref)
         if version is None:
             return None
@@ -103,7 +103,7 @@ class BackgroundFill:
         self, ref: ObjectRef, begin: Callable[[ObjectVersion], None] = lambda version: None, *, size: int = -1,
         purpose: Purpose = Purpose.READER,
     ) -> ObjectVersion:  # fmt: skip
-        """The version that the origin has, asked for behind all demand.
+        """The version that the origin has, requested behind all demand.
 
         The request brings the first block too, if there is one, and takes a slot as any other fill does. `begin` is
         called before that block is waited for. `size`: as a LIST has it; -1: not known.
@@ -112,13 +112,13 @@ class BackgroundFill:
         """
         self._check_kept(ref)
         # A slot of fills from the origin is not held while a peer is waited for: see `FlightTable`.
-        scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
+        scheduler = self._flights.scheduler_of(remote=self._version_lookup.has_peer_authority(ref))
         block_bytes = self.layout.block_bytes
         first_bytes = min(size, block_bytes) if size >= 0 else block_bytes
         slot = scheduler.slot(demand=False, purpose=purpose, ref=ref, work_bytes=first_bytes)
         async with slot:
             # A reader may have asked the origin already. To wait for that answer needs no slot.
-            joined = self._version_lookup.is_asking(ref)
+            joined = self._version_lookup.is_looking_up(ref)
             if joined:
                 slot.give_back()
             version = self.known(ref)
@@ -127,7 +127,7 @@ class BackgroundFill:
                 version = await self._version_lookup.ask(
                     ref, 0, whole_headers=checksums, if_small=True, size=size, patient=False
                 )
-            version = await self.brought(version)
+            version = await self.landed(version)
             opened = self._flights.get(self.layout.key(version, 0))
             begin(version)
             if opened is not None and opened.slot is None:
@@ -138,13 +138,13 @@ class BackgroundFill:
                 await opened.ended()
             return version
 
-    async def told(self, ref: ObjectRef, *, purpose: Purpose = Purpose.READER) -> ObjectVersion:
-        """The version that the object's authority, or the origin, has now, without any of its bytes, asked for behind
+    async def look_up(self, ref: ObjectRef, *, purpose: Purpose = Purpose.READER) -> ObjectVersion:
+        """The version that the object's authority, or the origin, has now, without any of its bytes, requested behind
         all demand. Raises Signal, S3Error."""
-        scheduler = self._flights.scheduler_of(remote=self._version_lookup.is_told_by_peers(ref))
+        scheduler = self._flights.scheduler_of(remote=self._version_lookup.has_peer_authority(ref))
         async with scheduler.slot(demand=False, purpose=purpose, ref=ref):
             version = await self._version_lookup.ask(ref, None, patient=False)
-        return await self.brought(version)
+        return await self.landed(version)
 
     def fill(self, version: ObjectVersion, blocks: Iterable[int], *, purpose: Purpose = Purpose.READER) -> list[Flight]:
         """Begins to fill those of the blocks that are neither here nor on their way. Returns the flights of all that

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from outrider.core.cluster.held_blocks import Blocks, BlocksTold, is_whole
+from outrider.core.cluster.held_blocks import Blocks, HeldBlocks, is_whole
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import Command, CommandAnswer, OrderTold, parts_of
+from outrider.core.cluster.messages import Command, CommandAnswer, OrderNotice, parts_of
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.cluster.wire_forms import WireError, decode, encode, fields_of, of_fields
@@ -41,19 +41,19 @@ class CachedAcrossMembers:
             return len(refs) - len(open_refs)
         here = len(refs) - len(open_refs)
         try:
-            parts = list(parts_of(OrderTold(view.me.name, 0, 0, 0, "", tuple(open_refs))))
+            parts = list(parts_of(OrderNotice(view.me.name, 0, 0, 0, "", tuple(open_refs))))
         except WireError:
             return here  # no object has such a name
         for part in parts:
-            answers = await asyncio.gather(*(self._asked(member, part) for member in others))
+            answers = await asyncio.gather(*(self._look_up_at(member, part) for member in others))
             here += sum(is_whole([found[ref], *its]) for ref, *its in zip(part.refs, *answers, strict=True))
         return here
 
-    async def _asked(self, member: Member, part: OrderTold) -> Sequence[Blocks | None]:
+    async def _look_up_at(self, member: Member, part: OrderNotice) -> Sequence[Blocks | None]:
         command = Command(part.sender, "get", "plan", "", "here", encode(part))
         try:
             answer = await self._transport.request(member, command, CommandAnswer)
-            here = of_fields(BlocksTold, answer.told or {}).here
+            here = of_fields(HeldBlocks, answer.report or {}).here
             if len(here) != len(part.refs):
                 raise WireError("here: not of their number")
             return here
@@ -64,10 +64,10 @@ class CachedAcrossMembers:
     async def answer(self, command: Command) -> CommandAnswer:
         """The blocks that are here of the objects that another member asks about."""
         try:
-            refs = decode(OrderTold, command.body).refs
+            refs = decode(OrderNotice, command.body).refs
         except WireError as error:
             return CommandAnswer(error=str(error))
-        return CommandAnswer(fields_of(BlocksTold(await self._look(refs))))
+        return CommandAnswer(fields_of(HeldBlocks(await self._look(refs))))
 
     async def _look(self, refs: Sequence[ObjectRef]) -> list[CachedBlocks | None]:
         found: list[CachedBlocks | None] = []

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 # The origin's answers for a LIST or an object that is forbidden or does not exist: a retry would fail as well.
 UNAVAILABLE_STATUSES = (403, 404)
-# Numbered names that the planner is told of before other work has its turn.
+# Numbered names that the planner gets before other work has its turn.
 _NAMES_AT_ONCE = 250
 
 
@@ -72,7 +72,7 @@ class DiscoveryRunner:
         self._think()
 
     async def _count(self, bucket: str, numbering: NumberedNames) -> None:
-        """Finds by HEADs how far numbered names go, and tells the planner of them some at a time."""
+        """Finds by HEADs how far numbered names go, and reports them to the planner some at a time."""
         found = None
         try:
             found = await self._enumerator.range_of(bucket, numbering)

@@ -1,8 +1,8 @@
-"""Orders that clients tell (plans) reach all members of the cluster.
+"""Orders that clients announce (plans) reach all members of the cluster.
 
-Only the member that a client told passes an order on, so that nothing goes round. Each member fetches ahead the blocks
-of it that it owns. The messages are numbered and kept, and each member gets them one after the other. So a member that
-joins later, begins anew or missed a message is told after its next hello.
+Only the member that a client gave it to passes an order on, so that nothing goes round. Each member fetches ahead the
+blocks of it that it owns. The messages are numbered and kept, and each member gets them one after the other. So a
+member that joins later, begins anew or missed a message gets the orders after its next hello.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import ORDER_PATH, OrderTold, parts_of
+from outrider.core.cluster.messages import ORDER_PATH, OrderNotice, parts_of
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.cluster.wire_forms import WireError, encode
@@ -67,25 +67,25 @@ class PlansAcrossMembers:
         self._sending: set[str] = set()
         # Orders of clients of other members, by member and order; and the last message of each member: boot and number.
         self._peer_orders: OrderedDict[tuple[str, int], Hint] = OrderedDict()
-        self._heard: dict[str, tuple[int, int]] = {}
+        self._last_numbers: dict[str, tuple[int, int]] = {}
 
     # -- clients of this node -----------------------------------------------------------------------------------------
 
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
-        self._prefetch.told(client, refs, start=start, total=total, hint=hint)
+    def announce(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
+        self._prefetch.announce(client, refs, start=start, total=total, hint=hint)
         order = self._orders.get(hint)
         if order is None:
             order = self._orders[hint] = self._last_order = self._last_order + 1
         elif start == 0:
             # Another epoch: a member that joins now needs to know no other.
             self._drop(order)
-        self._tell(OrderTold(self._view().me.name, self._boot, 0, order, client, tuple(refs), start, total))
+        self._keep_and_send(OrderNotice(self._view().me.name, self._boot, 0, order, client, tuple(refs), start, total))
 
     def withdraw(self, hint: Hint, others: Iterable[Hint], /) -> int:
         order = self._orders.pop(hint, None)
         if order is not None:
             self._drop(order)
-            self._tell(OrderTold(self._view().me.name, self._boot, 0, order, "", is_withdrawn=True))
+            self._keep_and_send(OrderNotice(self._view().me.name, self._boot, 0, order, "", is_withdrawn=True))
         return self._prefetch.withdraw(hint, others)
 
     async def progress(self, hint: Hint, /) -> PlanProgress:
@@ -98,7 +98,7 @@ class PlansAcrossMembers:
 
     # -- to the other members -----------------------------------------------------------------------------------------
 
-    def _tell(self, message: OrderTold) -> None:
+    def _keep_and_send(self, message: OrderNotice) -> None:
         try:
             parts = list(parts_of(message))
         except WireError:
@@ -118,7 +118,7 @@ class PlansAcrossMembers:
         boots = {state.member.name: state.boot for state in view.states}
         self._forget_processes(boots)
         if any((name, boots.get(name, 0)) not in self._acknowledged for name in view.alive):
-            # A member that begins is told no order that is over.
+            # A member that begins gets no order that is over.
             for hint, order in list(self._orders.items()):
                 if not any(indexes for _, _, indexes in hint.unread()):
                     self._drop(order)
@@ -156,12 +156,12 @@ class PlansAcrossMembers:
 
     # -- clients of other members -------------------------------------------------------------------------------------
 
-    def heard(self, message: OrderTold) -> None:
-        """A member passes on what a client told it. A message that came before is ignored."""
-        came, before = (message.boot, message.number), self._heard.get(message.sender, (0, 0))
-        if came <= before:
+    def on_order(self, message: OrderNotice) -> None:
+        """A member passes on an order of a client. A message that was received before is ignored."""
+        number, before = (message.boot, message.number), self._last_numbers.get(message.sender, (0, 0))
+        if number <= before:
             return
-        self._heard[message.sender] = came
+        self._last_numbers[message.sender] = number
         if message.boot != before[0]:
             # That process has ended, and with it its plans.
             for old in [old for old in self._peer_orders if old[0] == message.sender]:
@@ -178,7 +178,7 @@ class PlansAcrossMembers:
             self._bound()
         elif message.start == 0:
             hint.go_on()
-        self._prefetch.told(
+        self._prefetch.announce(
             message.reader_name, message.refs, start=message.start, total=message.total, hint=hint, on_peer=True
         )
 

@@ -1,4 +1,4 @@
-"""Carries out prefetch: tells the planner what clients read, and fills the blocks that the planner wants.
+"""Carries out prefetch: reports to the planner what clients read, and fills the blocks that the planner wants.
 
 The planner (`core.ahead`) decides what to prefetch, and when. This module asks it after each event, and fills what it
 names, a few blocks at a time, behind all demand.
@@ -22,7 +22,7 @@ from outrider.core.ahead.planner import Planner
 from outrider.core.ahead.prefetch_candidates import Want
 from outrider.core.ahead.prefetch_pause import PrefetchPause
 from outrider.core.ahead.readers import Readers
-from outrider.core.cluster.messages import ReadsTold, ToldRead
+from outrider.core.cluster.messages import BegunRead, ReadsNotice
 from outrider.core.errors import S3Error, ServiceUnavailable, Signal, SlowDown, VersionChanged
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
 from outrider.core.origin.backoff import RETRYABLE_STATUSES
@@ -40,13 +40,13 @@ from outrider.ports import Clock
 
 log = logging.getLogger(__name__)
 
-CountHere = Callable[[Sequence[ObjectRef]], Awaitable[int]]
+CountCached = Callable[[Sequence[ObjectRef]], Awaitable[int]]
 """How many of these objects are here as a whole."""
 
-# At one tick the planner is told of reads for so long, and for so long before other work has its turn. It takes 30 to
-# 100 us for each (`make bench-ahead`), ten times that for dozens of jobs of one dataset. Told all at once, these reads
-# were what the slowest of a hundred small hits waited for.
-_TELLING_S, _AT_ONCE_S = 0.01, 0.001
+# At one tick reads are reported to the planner for so long, and for so long before other work has its turn. It takes 30
+# to 100 us for each (`make bench-ahead`), ten times that for dozens of jobs of one dataset. Reported all at once, these
+# reads were what the slowest of a hundred small hits waited for.
+_REPORTING_S, _AT_ONCE_S = 0.01, 0.001
 # Objects of a long hint that are looked up before other work has its turn.
 _LOOKED_UP_AT_ONCE = 1000
 _LOG_PAUSE_S = 60.0
@@ -58,7 +58,7 @@ _LONG_S, _REST = 0.002, 10.0
 _STEPS_S = 0.0005
 
 
-# Reads at other members that wait to be told.
+# Reads at other members that wait to be reported.
 _PEER_READS_MAX = 16_384
 
 
@@ -72,7 +72,7 @@ class _PeerRead(NamedTuple):
     member: str
     readers: int
     reader: str
-    read: ToldRead
+    read: BegunRead
     at: float
 
 
@@ -96,7 +96,7 @@ def _later(after_s: float, act: Callable[[], None]) -> None:
 class PrefetchPolicy:
     """How much is prefetched. `mode_of` is the mode for an object. At most `blocks` prefetched blocks are on their way
     at any time. `evicts`: the planner is the cache's eviction policy, so it hears of all reads in any mode. `later`
-    makes the call that begins prefetch after a request, and `cpu` tells the seconds for which this thread has computed;
+    makes the call that begins prefetch after a request, and `cpu` gives the seconds for which this thread has computed;
     tests replace both."""
 
     mode_of: Callable[[ObjectRef], Mode]
@@ -109,10 +109,10 @@ class PrefetchPolicy:
 class Prefetch:
     """Owned by the composition root, and called on the engine's thread.
 
-    1. `asked`, `sent`, `told` and `withdraw` are events of clients. Each goes to the planner, and `think` follows.
-       The planner hears of a request after `READS_ON_S`: the client has its first bytes by then.
-    2. `note` remembers a hit that was served without the engine. `tick` tells the planner of these.
-    3. `think` asks the planner what it wants, and starts one task for each object. The planner hears of each landed
+    1. `requested`, `sent`, `announce` and `withdraw` are events of clients. Each goes to the planner, and `think`
+       follows. The planner gets a request after `READS_ON_S`: the client has its first bytes by then.
+    2. `note` remembers a hit that was served without the engine. `tick` reports these to the planner.
+    3. `think` asks the planner what it wants, and starts one task for each object. The planner gets each landed
        block by the store, and at the end of the task that no more blocks of the object will come.
     """
 
@@ -131,25 +131,25 @@ class Prefetch:
         self._evicts = policy.evicts
         self._later = policy.later
         self._cpu = policy.cpu
-        # Readers of objects in the mode `object`, where the planner does not hear of them.
+        # Readers of objects in the mode `object`, which are not reported to the planner.
         self._readers = Readers()
         self.on_read: Callable[[str, ObjectRef, ObjectVersion | None], None] = lambda client, ref, version: None
-        """Called with each read in any mode, by a client of this node or of another: `asked`, `note`, `heard`. The
-        version is None where it is not known."""
+        """Called with each read in any mode, by a client of this node or of another: `requested`, `note`, `on_reads`.
+        The version is None where it is not known."""
         self._hits = ReadLog()
-        # Hits taken from the log of which the planner has not been told.
-        self._untold: deque[ClientRead] = deque()
-        # Reads at other members of which the planner has not been told; the oldest are dropped.
+        # Hits taken from the log that were not reported to the planner.
+        self._unreported: deque[ClientRead] = deque()
+        # Reads at other members that were not reported to the planner; the oldest are dropped.
         self._peer_reads: deque[_PeerRead] = deque(maxlen=_PEER_READS_MAX)
         self._pause = PrefetchPause()
         self._log_after = self._took_s = self._rested_at = 0.0
-        self._is_stepping = self._will_hear = self._will_think = False
-        # The requests of which the planner hears next, and the ends of requests.
+        self._is_stepping = self._will_report = self._will_think = False
+        # The requests that the planner gets next, and the ends of requests.
         self._events: deque[tuple[Mode, ClientRead] | tuple[str, ObjectRef, float]] = deque()
 
     # -- events of clients ------------------------------------------------------------------------------------------
 
-    def asked(self, client: str, version: ObjectVersion, extent: Extent, *, checksums: bool) -> None:
+    def requested(self, client: str, version: ObjectVersion, extent: Extent, *, checksums: bool) -> None:
         """A client asks for `extent` of `version`; `checksums`: and for checksums of the whole object."""
         self.on_read(client, version.ref, version)
         mode = self._mode_of(version.ref)
@@ -159,26 +159,26 @@ class Prefetch:
             self._fills.read(version.ref, checksums=checksums)
         self._events.append((mode, ClientRead(client, version, extent, self._clock())))
         self._will_think |= mode is Mode.EPOCH
-        if not self._will_hear:
+        if not self._will_report:
             # The client has no answer yet, and may ask for more once it has.
-            self._will_hear = True
-            self._later(READS_ON_S, self._hear)
+            self._will_report = True
+            self._later(READS_ON_S, self._report_reads)
 
     def sent(self, client: str, ref: ObjectRef) -> None:
         """A request of `client` for `ref` has ended."""
         if self._evicts or self._mode_of(ref) is Mode.EPOCH:
             self._events.append((client, ref, self._clock()))
-            if not self._will_hear:
-                self._hear()
+            if not self._will_report:
+                self._report_reads()
 
-    def _hear(self) -> None:
+    def _report_reads(self) -> None:
         """Tell the planner what clients did, in the order in which they did it."""
-        self._will_hear = False
+        self._will_report = False
         while self._events:
             event = self._events.popleft()
             with self._harmless():
                 if len(event) == 2:
-                    self._tell(*event)
+                    self._report_read(*event)
                 else:
                     self._planner.sent(*event)
         if self._will_think:
@@ -187,30 +187,30 @@ class Prefetch:
                 self.think()
 
     def note(self, client: str, version: ObjectVersion, start: int, stop: int, now: float) -> None:
-        """A hit was served without the engine: the bytes from `start` to `stop`. The planner is told at the next
+        """A hit was served without the engine: the bytes from `start` to `stop`. The planner gets it at the next
         `tick`."""
         self._scheduler.read_at = now
         self._hits.add((client, version, start, stop, now))
 
-    def heard(self, message: ReadsTold) -> None:
-        """A member of the cluster tells what its clients read. The planner is told at the next `tick`."""
+    def on_reads(self, message: ReadsNotice) -> None:
+        """A member of the cluster reports what its clients read. The planner gets it at the next `tick`."""
         now = self._clock()
         for read in message.reads:
             if self._evicts or self._mode_of(read.ref) is Mode.EPOCH:
                 at, reader = now - read.age_s, message.reader_name(read)
                 self._peer_reads.append(_PeerRead(message.sender, message.readers, reader, read, at))
 
-    def told(
+    def announce(
         self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint | None = None,
         on_peer: bool = False,
     ) -> None:  # fmt: skip
         """The order in which one worker of `client` will read; see `http.control.control_bucket.Plans`. `on_peer`:
-        see `Planner.told`."""
+        see `Planner.announced`."""
         wanted = [ref for ref in refs if self._mode_of(ref) is Mode.EPOCH]
         if hint is not None:
             hint.ignored += len(refs) - len(wanted)
         if wanted:
-            self._planner.told(
+            self._planner.announced(
                 client, wanted, self._clock(), start=start, total=total, hint=hint, on_peer=on_peer
             )  # fmt: skip
         self.think()
@@ -221,62 +221,67 @@ class Prefetch:
         self.think()
         return count
 
-    async def progress(self, hint: Hint, count_here: CountHere | None = None) -> PlanProgress:
-        """See `http.control.control_bucket.Plans`. `count_here` None: those in the store."""
+    async def progress(self, hint: Hint, count_cached: CountCached | None = None) -> PlanProgress:
+        """See `http.control.control_bucket.Plans`. `count_cached` None: those in the store."""
         read = here = unread = unknown = 0
-        for piece in hint.told(_LOOKED_UP_AT_ONCE):
+        for piece in hint.pieces(_LOOKED_UP_AT_ONCE):
             read, unread, unknown = read + piece.read, unread + len(piece.unread), unknown + piece.unknown
-            if count_here is None:
-                here += sum(map(self._fills.is_here, piece.unread))
+            if count_cached is None:
+                here += sum(map(self._fills.is_cached, piece.unread))
             else:
-                here += await count_here(piece.unread)
+                here += await count_cached(piece.unread)
             await asyncio.sleep(0)
         return PlanProgress(read + unread + unknown, read, here, unread - here, unknown, hint.ignored)
 
     async def tick(self) -> bool:
-        """Called some times a second: tells the planner of noted hits, with pauses for other work, and thinks. Returns
-        whether the planner knows of all hits."""
-        if not self._untold:
-            self._untold.extend(self._hits.take())
-        told_s, begun = 0.0, self._clock()
-        while (self._untold or self._peer_reads) and told_s < _TELLING_S:
-            if self._untold:
-                self._tell_hit(self._untold.popleft())
+        """Called some times a second: reports noted hits to the planner, with pauses for other work, and thinks.
+        Returns whether the planner knows of all hits."""
+        if not self._unreported:
+            self._unreported.extend(self._hits.take())
+        reported_s, begun = 0.0, self._clock()
+        while (self._unreported or self._peer_reads) and reported_s < _REPORTING_S:
+            if self._unreported:
+                self._report_hit(self._unreported.popleft())
             else:
                 self._report_peer_read(self._peer_reads.popleft())
             if (took_s := self._clock() - begun) >= _AT_ONCE_S:
-                told_s += took_s
+                reported_s += took_s
                 await asyncio.sleep(0)
                 begun = self._clock()
         with self._harmless():
             self._scheduler.tick()
             self.think()
-        return not (self._untold or self._hits or self._peer_reads)
+        return not (self._unreported or self._hits or self._peer_reads)
 
-    def _report_peer_read(self, heard: _PeerRead) -> None:
+    def _report_peer_read(self, peer_read: _PeerRead) -> None:
         with self._harmless():
-            self.on_read(heard.reader, heard.read.ref, None)
+            self.on_read(peer_read.reader, peer_read.read.ref, None)
             self._planner.opened_on_peer(
-                heard.member, heard.reader, heard.read.ref, heard.read.size, heard.readers, heard.at
+                peer_read.member,
+                peer_read.reader,
+                peer_read.read.ref,
+                peer_read.read.size,
+                peer_read.readers,
+                peer_read.at,
             )
 
-    def _tell_hit(self, hit: ClientRead) -> None:
+    def _report_hit(self, hit: ClientRead) -> None:
         self.on_read(hit.client, hit.version.ref, hit.version)
         mode = self._mode_of(hit.version.ref)
         if mode is Mode.OFF and not self._evicts:
             return
         with self._harmless():
-            self._tell(mode, hit)
+            self._report_read(mode, hit)
             if self._evicts or mode is Mode.EPOCH:
                 self._planner.sent(hit.client, hit.version.ref, hit.at)
 
-    def _tell(self, mode: Mode, read: ClientRead) -> None:
+    def _report_read(self, mode: Mode, read: ClientRead) -> None:
         """Tells of a read. Fills the blocks that its reader is expected to ask for next, unless the mode is `off`."""
         version = read.version
         if self._evicts or mode is Mode.EPOCH:
-            ahead = self._planner.asked(read.client, version.ref, version.size, read.extent, read.at)
+            ahead = self._planner.requested(read.client, version.ref, version.size, read.extent, read.at)
         else:
-            ahead = self._readers.asked(read.client, version.ref, version.size, read.extent, read.at).ahead
+            ahead = self._readers.requested(read.client, version.ref, version.size, read.extent, read.at).ahead
         if ahead is not None and mode is not Mode.OFF:
             self._fills.fill(version, self._fills.layout.indexes(ahead))
 
@@ -341,12 +346,13 @@ class Prefetch:
                 yield want
 
     async def _bring(self, want: Want) -> None:
-        """Fills the missing blocks of one object, and tells the planner at the end that no more of them will come."""
+        """Fills the missing blocks of one object, and reports to the planner at the end that no more of them will
+        come."""
         again = missing = False
         try:
             version = self._fills.known(want.ref)
             if version is not None:
-                version = await self._fills.brought(version)
+                version = await self._fills.landed(version)
             flights = await self._begin_unknown(want) if version is None else self._begin(want, version)
             ended = [await flight.ended() for flight in flights]
             again = not all(ended)
@@ -386,7 +392,7 @@ class Prefetch:
         if want.is_shared and 0 not in want.blocks:
             # Each member that owns a block of the object asks. Together they would bring the first block, which is
             # another member's, as often over the links.
-            begin(await self._fills.told(want.ref, purpose=_purpose_of(want)))
+            begin(await self._fills.look_up(want.ref, purpose=_purpose_of(want)))
         else:
             await self._fills.opened(want.ref, begin, size=want.size, purpose=_purpose_of(want))
         return flights

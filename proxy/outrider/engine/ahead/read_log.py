@@ -1,4 +1,4 @@
-"""The reads that were served without the engine, kept until the planner is told of them."""
+"""The reads that were served without the engine, kept until they are reported to the planner."""
 
 from __future__ import annotations
 

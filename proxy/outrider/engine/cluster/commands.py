@@ -16,7 +16,7 @@ from outrider.ports import PeerTransport
 log = logging.getLogger(__name__)
 
 
-class CommandsElsewhere:
+class MemberCommands:
     """The other members of this node's cache, as maintenance commands need them."""
 
     def __init__(self, view: Callable[[], View], transport: PeerTransport) -> None:
@@ -37,10 +37,10 @@ class CommandsElsewhere:
             if each.name in view.alive and each.name != view.me.name and only in (None, each.name)
         ]
         command = replace(command, sender=view.me.name)
-        answers = await asyncio.gather(*(self._asked(member, command) for member in members))
+        answers = await asyncio.gather(*(self._request(member, command) for member in members))
         return [(member.name, answer) for member, answer in zip(members, answers, strict=True)]
 
-    async def _asked(self, member: Member, command: Command) -> CommandAnswer | None:
+    async def _request(self, member: Member, command: Command) -> CommandAnswer | None:
         try:
             return await self._transport.request(member, command, CommandAnswer)
         except PeerFailed as error:

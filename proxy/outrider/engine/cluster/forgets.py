@@ -4,9 +4,9 @@ answer.
 Each member has a queue, and one message to it is under way at a time: forgets that are queued meanwhile go in one
 message. Else a write would cost each member two signed requests, and the hellos would starve.
 
-Forgets are numbered. A member that notices a gap missed a write, so that each version that it knows of is asked about
+Forgets are numbered. A member that notices a gap missed a write, so that each version that it knows of is looked up
 again. A write goes on without a member that has not confirmed it in time. Such a member may serve the old version to
-its own clients until the message comes, or until a hello tells it of the gap. A member that cannot be reached is
+its own clients until the message comes, or until a hello shows it the gap. A member that cannot be reached is
 bounded by the time to live of versions, and notices the gap once it is reached again.
 """
 
@@ -129,12 +129,12 @@ class ForgetQueues:
         self._queues: dict[str, _Queue] = {}
         self._received = ReceivedForgets()
         self._looks = False
-        self.unheard: Callable[[Member], None] = lambda member: None
-        """Called with a member that did not confirm a forget: a hello tells it of the gap."""
+        self.on_unconfirmed: Callable[[Member], None] = lambda member: None
+        """Called with a member that did not confirm a forget: a hello shows it the gap."""
 
     # -- sent ---------------------------------------------------------------------------------------------------------
 
-    async def tell(self, names: Sequence[Name], *, in_doubt: bool = False) -> None:
+    async def forget(self, names: Sequence[Name], *, in_doubt: bool = False) -> None:
         """Make all members that answer forget the names. Returns when they have, or after a while. `in_doubt`: see
         `Forget`."""
         if not names:
@@ -170,9 +170,9 @@ class ForgetQueues:
                     await self._runtime.sleep(apart_s - self._runtime.clock() % apart_s)
         except PeerFailed as error:
             log.debug("a member did not acknowledge a forget", extra={"peer": queue.member.name, "error": repr(error)})
-            self.unheard(queue.member)
+            self.on_unconfirmed(queue.member)
         finally:
-            # All that are queued are given up with it: the hello tells the last number.
+            # All that are queued are given up with it: the hello states the last number.
             del self._queues[queue.member.name]
             self._metrics.peers.forgets.labels("unacknowledged").inc(len(queue.forgets))
             for each in queue.forgets:

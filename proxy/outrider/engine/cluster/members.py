@@ -70,7 +70,7 @@ class LiveMembers:
         self._ring = membership.view.ring
         self.settled = asyncio.Event()
         """Set once the members are known; see `Membership.is_settled`."""
-        forgets.unheard = self._missed_a_forget
+        forgets.on_unconfirmed = self._missed_a_forget
 
     @property
     def view(self) -> View:
@@ -120,9 +120,9 @@ class LiveMembers:
         name = self._membership.name_at(address)
         hello = asyncio.ensure_future(self._transport.hello(address, self.mine(), name))
         if await within(hello, _HELLO_PATIENCE_S, self._runtime) and hello.exception() is None:
-            self._heard(address, hello.result())
+            self._answered(address, hello.result())
         else:
-            self._membership.unheard(address, self._runtime.clock())
+            self._membership.unanswered(address, self._runtime.clock())
             self._changed()
             if name and hello.done() and getattr(hello.exception(), "why", "") == "refused":
                 # Perhaps another member is there now, which has refused a hello that was not for it.
@@ -130,16 +130,16 @@ class LiveMembers:
 
     async def greet(self, member: Member) -> None:
         """Raises PeerFailed: the member does not answer."""
-        self._heard(member.address, await self._transport.hello(member.address, self.mine(), member.name))
+        self._answered(member.address, await self._transport.hello(member.address, self.mine(), member.name))
 
-    def _heard(self, address: str, hello: Hello) -> None:
-        self._membership.heard(address, hello, self._runtime.clock(), self._wall_clock())
+    def _answered(self, address: str, hello: Hello) -> None:
+        self._membership.answered(address, hello, self._runtime.clock(), self._wall_clock())
         if self._membership.counts(hello.member.name, hello.boot):
             self.health.of(hello.member.name).greeted(hello.boot)
             self._forgets.on_hello(hello)
         self._changed()
-        for hear in self.on_hello:
-            hear()
+        for notify in self.on_hello:
+            notify()
 
     # -- for reads ----------------------------------------------------------------------------------------------------
 
@@ -147,20 +147,21 @@ class LiveMembers:
         self._metrics.peers.failures.labels(why).inc()
         self.health.of(member.name).failed(why, self._runtime.clock())
         if why in ("connect", "broke"):
-            # Most likely it is away; a hello tells.
+            # Most likely it is away; a hello will show it.
             self._greet_soon(member.address)
 
     def lost(self, member: Member) -> None:
         """The member neither replies nor answers a hello."""
         now = self._runtime.clock()
-        self._membership.unheard(member.address, now)
+        self._membership.unanswered(member.address, now)
         # It may only have been late.
         self._due[member.address] = now + _TICK_S
         self._changed()
 
     def _missed_a_forget(self, member: Member) -> None:
-        # The hello tells the number of the last forget, so that the member notices the gap; or it shows that the member
-        # is away, so that writes do not wait for it. A hello under way tells an older number: another one follows it.
+        # The hello states the number of the last forget, so that the member notices the gap; or it shows that the
+        # member is away, so that writes do not wait for it. A hello under way states an older number: another one
+        # follows it.
         self._due[member.address] = self._runtime.clock()
         self._greet_soon(member.address)
 
@@ -171,7 +172,7 @@ class LiveMembers:
             await self._keep_list(kept)
 
     def ready(self) -> None:
-        """The index of the cache directory was read: this node may be asked. The members hear of it at once."""
+        """The index of the cache directory was read: this node may be asked. The members learn it at once."""
         self._is_ready = True
         self._greet_at_once()
 
@@ -240,8 +241,8 @@ class LiveMembers:
             self.settled.set()
         if self.view.ring is not self._ring:
             self._ring = self.view.ring
-            for hear in self.on_ring:
-                hear()
+            for notify in self.on_ring:
+                notify()
 
 
 def _log(change: Change) -> None:

@@ -18,13 +18,13 @@ from outrider.core.block_layout import BlockLayout
 from outrider.core.cluster.member import Member
 from outrider.core.cluster.peer_messages import Confirmed, PeerFailed, PeerRead, ReadClass
 from outrider.core.model import Extent, ObjectRef, ObjectVersion
-from outrider.engine.cluster.asked_block import LEFT_OUT, AskedBlock
 from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_requests import PeerRequests
+from outrider.engine.cluster.requested_block import LEFT_OUT, RequestedBlock
 from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.peer_block import PeerBlock
 from outrider.engine.read.version_cache import VersionCache
-from outrider.engine.read.version_from_peers import PeerTold
+from outrider.engine.read.version_from_peers import PeerAnswer
 from outrider.engine.tasks.runtime import Runtime
 from outrider.metrics import Metrics
 from outrider.ports import PeerTransport
@@ -55,7 +55,7 @@ class PeerReads:
         self._contents = contents
         self._runtime = runtime
         self._metrics = metrics
-        # Blocks of which a peer told a wrong digest.
+        # Blocks of which a peer stated a wrong digest.
         self._refuted: TTLCache[tuple[bytes, int], None] = TTLCache(_REFUTED_MAX, _REFUTED_S, runtime.clock)
 
     # -- for fills and relays: see `engine.fill.peer_block` -----------------------------------------------------------
@@ -66,7 +66,7 @@ class PeerReads:
             return None
         candidates = self._candidates(version.ref, index)
         if candidates:
-            return AskedBlock(self._requests, self, version, index, candidates, is_remote=True)
+            return RequestedBlock(self._requests, self, version, index, candidates, is_remote=True)
         previous = self._previous(version, index)
         if previous is None:
             self.gave_up(version.ref, index, LEFT_OUT)
@@ -80,7 +80,7 @@ class PeerReads:
         member = self._previous_owner(version.ref, index)
         if member is None:
             return None
-        return AskedBlock(self._requests, self, version, index, [member], is_remote=False)
+        return RequestedBlock(self._requests, self, version, index, [member], is_remote=False)
 
     def _previous_owner(self, ref: ObjectRef, index: int) -> Member | None:
         """The member that is to be asked for what it has on disk; None: nobody had the block before this node."""
@@ -126,7 +126,7 @@ class PeerReads:
         return Confirmed(version, self._versions.age_s(version))
 
     def refuted(self, version: ObjectVersion, index: int, member: Member) -> None:
-        """The member told a digest that the bytes do not have."""
+        """The member stated a digest that the bytes do not have."""
         self._refuted[self._layout.version_id(version), index] = None
         self._members.failed(member, "digest")
         log.warning(
@@ -136,23 +136,23 @@ class PeerReads:
 
     # -- for the version lookup: see `engine.read.version_from_peers` -------------------------------------------------
 
-    def tells(self, ref: ObjectRef) -> bool:
+    def has_authority(self, ref: ObjectRef) -> bool:
         return bool(self._candidates(ref, 0))
 
-    def told(self, ref: ObjectRef) -> bool:
+    def had_authority(self, ref: ObjectRef) -> bool:
         return self._previous_owner(ref, 0) is not None
 
     @asynccontextmanager
-    async def asked(
-        self, ref: ObjectRef, extent: Extent | None, *, whole_headers: bool, is_ahead: bool, only_if_here: bool
-    ) -> AsyncIterator[PeerTold]:
+    async def lookup(
+        self, ref: ObjectRef, extent: Extent | None, *, whole_headers: bool, is_ahead: bool, only_if_cached: bool
+    ) -> AsyncIterator[PeerAnswer]:
         read_class = ReadClass.AHEAD if is_ahead else ReadClass.DEMAND
         read = PeerRead(
-            ref, extent, read_class=read_class, whole_headers=whole_headers, only_if_here=only_if_here
+            ref, extent, read_class=read_class, whole_headers=whole_headers, only_if_cached=only_if_cached
         )  # fmt: skip
         failure = PeerFailed("absent")
-        previous = self._previous_owner(ref, 0) if only_if_here else None
-        candidates = self._candidates(ref, 0) if not only_if_here else [previous] if previous is not None else []
+        previous = self._previous_owner(ref, 0) if only_if_cached else None
+        candidates = self._candidates(ref, 0) if not only_if_cached else [previous] if previous is not None else []
         for place, member in enumerate(candidates):
             async with AsyncExitStack() as stack:
                 try:
@@ -161,14 +161,14 @@ class PeerReads:
                     failure = error
                     continue
                 reply, _ = begun
-                block = AskedBlock(
-                    self._requests, self, reply.confirmed.version, 0, candidates[place:], is_remote=not only_if_here,
+                block = RequestedBlock(
+                    self._requests, self, reply.confirmed.version, 0, candidates[place:], is_remote=not only_if_cached,
                     begun=begun,
                 )  # fmt: skip
                 yield _Told(reply.confirmed, reply.extent, block)
                 return
         # No member has a block of an object that the bucket does not have.
-        if extent is not None and not only_if_here and failure.why != "absent":
+        if extent is not None and not only_if_cached and failure.why != "absent":
             self.gave_up(ref, 0, failure.why)
         try:
             raise failure
@@ -181,4 +181,4 @@ class PeerReads:
 class _Told:
     confirmed: Confirmed
     extent: Extent | None
-    block: AskedBlock
+    block: RequestedBlock

@@ -132,7 +132,7 @@ class PeerRequests:
             watched.has_head, watched.is_on_disk = True, bool(reply.digest)
             # Only a reply with bytes reports it.
             peer.replied(watched.waits_s(self.clock()), None if reply.extent is None else reply.sending)
-            if read.only_if_here:
+            if read.only_if_cached:
                 peer.held(True, self.clock())
             try:
                 yield reply, watched
@@ -142,7 +142,7 @@ class PeerRequests:
                 raise
             await sending.__aexit__(None, None, None)
         except PeerFailed as error:
-            if read.only_if_here and error.why == "absent":
+            if read.only_if_cached and error.why == "absent":
                 peer.held(False, self.clock())
             self.members.failed(member, error.why)
             raise

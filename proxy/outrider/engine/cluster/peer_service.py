@@ -22,10 +22,10 @@ from outrider.core.cluster.messages import (
     Forget,
     Hello,
     Notice,
-    OrderTold,
+    OrderNotice,
     Question,
-    ReadsTold,
-    SharesAsked,
+    ReadsNotice,
+    SharesRequest,
 )
 from outrider.core.cluster.peer_health import SendingPace
 from outrider.core.cluster.peer_messages import NOT_TOLD, Confirmed, PeerRead, ReadClass, Sending
@@ -43,7 +43,7 @@ from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
 from outrider.engine.read.version_lookup import VersionLookup
 from outrider.engine.tasks.runtime import Runtime
-from outrider.futures import heard
+from outrider.futures import retrieve_failure
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Lease
 
@@ -58,9 +58,9 @@ _FILLS_MAX = 2
 class PeerReadAnswer:
     """`status`:
 
-    200  the version alone: nothing else was asked for, the extent lies past its end, or it is not the known one
+    200  the version alone: nothing else was requested, the extent lies past its end, or it is not the known one
     206  the bytes of `extent`, in `body`
-    404  not here, with `only_if_here`; or nothing that a peer may be told
+    404  not here, with `only_if_cached`; or nothing that a peer may get
     412  the bucket has another version than the known one
     503  too busy
 
@@ -98,16 +98,16 @@ class PeerService:
         self._sending = SendingPace()
         # Blocks that the disk has been asked to open, and has not for too long.
         self._late = 0
-        self.hear_reads: Callable[[ReadsTold], None] = lambda message: None
-        """Told what clients of other members read."""
+        self.on_reads: Callable[[ReadsNotice], None] = lambda message: None
+        """Called with the reads of clients of other members."""
         self.take_command: Callable[[Command], Awaitable[CommandAnswer]] | None = None
         """Does this member's part of a maintenance command; None: not yet."""
-        self.look_here: Callable[[Command], Awaitable[CommandAnswer]] | None = None
-        """Tells which blocks of some objects are here; None: not yet."""
-        self.hear_orders: Callable[[OrderTold], None] = lambda message: None
-        """Told what clients of other members are about to read."""
+        self.look_up_cached: Callable[[Command], Awaitable[CommandAnswer]] | None = None
+        """Says which blocks of some objects are cached; None: not yet."""
+        self.on_orders: Callable[[OrderNotice], None] = lambda message: None
+        """Called with the orders of clients of other members."""
         self.own_shares: Callable[[], Awaitable[Sequence[DatasetShare]]] | None = None
-        """Tells what this member has of each dataset; None: not yet."""
+        """Reports what this member has of each dataset; None: not yet."""
 
     async def answer(self, message: Hello | Notice | Question) -> Hello | Answer | None:
         """Heed a message of a member. None: its answer is empty."""
@@ -116,14 +116,14 @@ class PeerService:
                 return self._members.met(message)
             case Forget():
                 self._members.on_forget(message)
-            case ReadsTold():
-                self.hear_reads(message)
-            case OrderTold():
-                self.hear_orders(message)
-            case SharesAsked():
+            case ReadsNotice():
+                self.on_reads(message)
+            case OrderNotice():
+                self.on_orders(message)
+            case SharesRequest():
                 return DatasetShares(() if self.own_shares is None else tuple(await self.own_shares()))
             case Command():
-                take = self.look_here if message.folder == "plan" else self.take_command
+                take = self.look_up_cached if message.folder == "plan" else self.take_command
                 return CommandAnswer(error="the member is not ready") if take is None else await take(message)
         return None
 
@@ -154,7 +154,7 @@ class PeerService:
         is_ahead = read.read_class is ReadClass.AHEAD
         confirmed = self._versions.confirmed(read.ref)
         if confirmed is None or (read.whole_headers and not confirmed.version.whole_headers):
-            if read.only_if_here:
+            if read.only_if_cached:
                 return self._doubted(read.ref)
             first_byte = None if read.extent is None or read.whole_headers else read.extent.start
             if first_byte is not None:
@@ -163,7 +163,7 @@ class PeerService:
         size = confirmed.version.size
         if read.extent is None or read.extent.start >= size:
             return PeerReadAnswer(200, confirmed)
-        if read.only_if_here and not self._store.has(self._layout.key(confirmed.version, 0)):
+        if read.only_if_cached and not self._store.has(self._layout.key(confirmed.version, 0)):
             return PeerReadAnswer(200, confirmed)
         return await self._with_body(read, confirmed, Extent(read.extent.start, min(read.extent.stop, size)))
 
@@ -187,7 +187,7 @@ class PeerService:
     async def _with_body(self, read: PeerRead, confirmed: Confirmed, extent: Extent) -> PeerReadAnswer:
         """The head is promised once the first byte is in hand."""
         version, since = confirmed.version, self._clock()
-        if not read.only_if_here:
+        if not read.only_if_cached:
             await self._version_lookup.wait_for_transfer(version, extent.start, from_origin=True)
         key = self._layout.key(version, read.index)
         if self._contents.relays(read.ref):
@@ -199,9 +199,9 @@ class PeerService:
                 digest = await self._store.digest(key, lease)
             finally:
                 lease.release()
-        elif read.only_if_here:
+        elif read.only_if_cached:
             return PeerReadAnswer(404)
-        body = _PeerRead(
+        body = _PeerBodyRead(
             read, version, extent, self._versions.changes, self._body_parts, self._owners,
             lambda count: self._sending.sent(count, self._clock()),
         )  # fmt: skip
@@ -246,12 +246,12 @@ class PeerService:
 
 def _unused(leasing: asyncio.Future[Lease | None]) -> None:
     """A callback: nobody reads from the lease."""
-    heard(leasing)
+    retrieve_failure(leasing)
     if not leasing.cancelled() and leasing.exception() is None and (lease := leasing.result()) is not None:
         lease.release()
 
 
-class _PeerRead(BodyRead):
+class _PeerBodyRead(BodyRead):
     """The bytes of a part of one block, from the nearest place that waits for no peer."""
 
     def __init__(

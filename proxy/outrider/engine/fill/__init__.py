@@ -23,11 +23,11 @@
    many bytes is received and written by a thread (`IncomingBody.receive`), and the event loop hears how far it is.
 7. When all bytes are on disk, the writer commits the file, and the store has the block. Then the flight lands: it
    leaves the table, so that a reader finds the block in the store or in the table, never in neither.
-8. A fill that fails tells the readers of its flights why, and removes its files. A reader of a flight that failed for
-   want of room relays its bytes from the source, past the cache. No reader can stop a fill: a client that hangs up
+8. A fill that fails gives the readers of its flights its error, and removes its files. A reader of a flight that failed
+   for want of room relays its bytes from the source, past the cache. No reader can stop a fill: a client that hangs up
    takes nothing from the others.
 
-The bytes that came are compared with what the bucket knows of the object: `content_verification`.
+The bytes received are compared with what the bucket knows of the object: `content_verification`.
 
 Where the disk is slower than the origin, the table admits fewer fills (back-pressure), and the other misses are
 relayed. A client's question about an unknown object brings its first block along: then the reply is there before the

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class SourcePart(NamedTuple):
-    """Adjacent missing blocks that are asked for by one GET; `peer` None: of the origin."""
+    """Adjacent missing blocks that are requested by one GET; `peer` None: of the origin."""
 
     run: BlockRun
     peer: PeerBlock | None
@@ -49,8 +49,8 @@ class BlockSource:
         return self._origin_reader.patience_s
 
     def parts(self, version: ObjectVersion, run: BlockRun) -> Iterator[SourcePart]:
-        """The GETs for a run of missing blocks. A block that a peer is asked for has one of its own: the block beside
-        it has another owner."""
+        """The GETs for a run of missing blocks. A block that is requested of a peer has one of its own: the block
+        beside it has another owner."""
         if self._peers is None:
             yield SourcePart(run, None)
             return

@@ -20,7 +20,7 @@ from outrider.ports import OriginRequest
 log = logging.getLogger(__name__)
 
 _CHECKSUMS: Headers = (("x-amz-checksum-mode", "ENABLED"),)
-# After this number of HEADs in a row that told no checksum, a folder is not asked for so long.
+# After this number of HEADs in a row that stated no checksum, a folder is left alone for so long.
 _SILENT_HEADS = 3
 _SILENT_S = 600.0
 _FOLDERS_MAX = 4096
@@ -50,7 +50,7 @@ class ChecksumQuestions:
         Signal, S3Error."""
 
     def is_silent(self, ref: ObjectRef) -> bool:
-        """Whether the bucket told no checksum of the objects beside this one."""
+        """Whether the bucket stated no checksum of the objects beside this one."""
         return int(self._silent.get(ref.folder, 0)) >= _SILENT_HEADS
 
     def put(self, version_id: bytes, version: ObjectVersion) -> None:
@@ -82,18 +82,18 @@ class ChecksumQuestions:
                 await self._runtime.sleep(_HEAD_AGAIN_S)
                 self._waiting[version_id] = version, tries + 1
             return
-        told = None if headers is None else checksum_of(version.etag, headers)
-        if told is not None and told.kind.is_crc:
+        stated = None if headers is None else checksum_of(version.etag, headers)
+        if stated is not None and stated.kind.is_crc:
             self._silent.pop(version.ref.folder, None)
         elif headers is not None:
             self._was_silent(version.ref)
-        self._answered(version_id, told)
+        self._answered(version_id, stated)
 
     async def _head(self, version: ObjectVersion) -> Headers | None:
-        """The headers of the version; None: the object is another by now, or they are not told."""
+        """The headers of the version; None: the object is another by now, or they are not stated."""
         if self.ask is not None:
-            told = await self.ask(version.ref)
-            return told.headers if told.identity == version.identity and told.whole_headers else None
+            stated = await self.ask(version.ref)
+            return stated.headers if stated.identity == version.identity and stated.whole_headers else None
         request = OriginRequest("HEAD", version.ref.bucket, version.ref.key)
         with closing(await self._origin_reader.reply(request, _CHECKSUMS)) as reply:
             if reply.status != 200:

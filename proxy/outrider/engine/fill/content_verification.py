@@ -1,14 +1,14 @@
-"""The verification of content: the bytes that came are compared with what the bucket itself knows of the object.
+"""The verification of content: the bytes received are compared with what the bucket itself knows of the object.
 
-1. An object of one block comes by one reply. If that reply tells a checksum of the whole object, or an ETag that is its
-   MD5, the fill hashes the body as it passes (`BodyCheck`). The last bytes are handed out only if the hash is right;
-   of an object up to 64 KiB, no byte is handed out before.
+1. An object of one block comes by one reply. If that reply states a checksum of the whole object, or an ETag that is
+   its MD5, the fill hashes the body as it passes (`BodyCheck`). The last bytes are handed out only if the hash is
+   right; of an object up to 64 KiB, no byte is handed out before.
 2. The blocks of a large object are hashed by the disk's threads, beside the block's own checksum. The CRCs go into the
    ledger. Once half of the blocks are known, one HEAD asks the bucket for the checksum, in the background. When the
    last block is known, the CRCs are combined and compared.
 3. A mismatch drops the blocks that may be wrong, cuts the readers under way, and makes the version unknown: the next
    read fetches it again. After a second mismatch the object is relayed uncached for a while.
-4. Where the bucket tells nothing, nothing is claimed.
+4. Where the bucket states nothing, nothing is claimed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HELD_IN_DOUBT_BYTES_MAX = MD5_BYTES_MAX
 
 
 class ContentMismatch(VersionChanged):
-    """The bytes that came are not those of the version, by what the bucket knows of it."""
+    """The bytes received are not those of the version, by what the bucket knows of it."""
 
 
 class VerifiedBlocks(Protocol):
@@ -77,7 +77,7 @@ class Listeners:
     """The parts of the engine that hear of findings.
 
     `forget`: makes a version unknown, and returns the number of changes of the version cache. `known`: the version of
-    which the version cache heard last. `proved`: blocks of this version id are proved, one or all that are here (None).
+    which the version cache has. `proved`: blocks of this version id are proved, one or all that are here (None).
     """
 
     forget: Callable[[ObjectRef], int] = lambda ref: 0
@@ -161,14 +161,14 @@ class ContentVerification:
         content = self._ledger.get(meta.key.version_id)
         if content is not None:
             return content.kind
-        told = checksum_of(meta.version.etag, meta.version.headers)
-        if told is not None:
-            return told.kind if told.kind.is_crc else None
+        stated = checksum_of(meta.version.etag, meta.version.headers)
+        if stated is not None:
+            return stated.kind if stated.kind.is_crc else None
         if meta.version.whole_headers or self.questions.is_silent(meta.version.ref):
             return None
         return self._kinds.get(meta.version.ref.bucket, _FIRST_KIND)
 
-    def came(self, meta: BlockMeta, kind: Kind, digest: bytes) -> None:
+    def hashed(self, meta: BlockMeta, kind: Kind, digest: bytes) -> None:
         key = meta.key
         proof = self._small_proof(meta)
         if proof is not None and proof.kind is kind:
@@ -230,38 +230,38 @@ class ContentVerification:
                 content.drop(key.index)
             self._condemn(_Mismatch(content.version, key.version_id, [key.index], None, digest))
         else:
-            if content.told is None:
-                content.told = self._told_by(content.version)
-            if finding is CrcFinding.WHOLE and content.told is not None:
+            if content.stated is None:
+                content.stated = self._stated_by(content.version)
+            if finding is CrcFinding.WHOLE and content.stated is not None:
                 self._compare(content, key.version_id)
             elif 2 * content.missing <= content.blocks:
-                self._ask(content, key.version_id)
+                self._request(content, key.version_id)
 
-    def _told_by(self, version: ObjectVersion) -> ContentProof | None:
-        """The checksum, as far as replies to other questions told it."""
+    def _stated_by(self, version: ObjectVersion) -> ContentProof | None:
+        """The checksum, as far as replies to other questions stated it."""
         known = self._listeners.known(version.ref)
         if known is not None and known.identity == version.identity:
             return checksum_of(known.etag, known.headers) or checksum_of(version.etag, version.headers)
         return checksum_of(version.etag, version.headers)
 
     def _compare(self, content: Content, version_id: bytes) -> None:
-        told = content.told
-        if told is None or not told.kind.is_crc:
+        stated = content.stated
+        if stated is None or not stated.kind.is_crc:
             return
-        if told.kind is not content.kind:
-            self._kinds[content.version.ref.bucket] = told.kind
-            content.restart(told.kind)
+        if stated.kind is not content.kind:
+            self._kinds[content.version.ref.bucket] = stated.kind
+            content.restart(stated.kind)
             self._compute(content, version_id)
         elif not content.missing and not content.proved:
             digest = content.digest()
-            if digest == told.digest:
+            if digest == stated.digest:
                 content.proved = True
                 self._mismatches.pop(version_id, None)
                 self._prove_all(content, version_id)
             else:
                 blocks = range(content.blocks)
                 content.restart()
-                self._condemn(_Mismatch(content.version, version_id, blocks, told, digest))
+                self._condemn(_Mismatch(content.version, version_id, blocks, stated, digest))
 
     def _compute(self, content: Content, version_id: bytes) -> None:
         """Blocks were hashed by another kind of CRC than the bucket's: they are read once more."""
@@ -287,16 +287,16 @@ class ContentVerification:
 
     # -- the question for the checksum --------------------------------------------------------------------------------
 
-    def _ask(self, content: Content, version_id: bytes) -> None:
-        if content.asked or content.version.whole_headers or self.questions.is_silent(content.version.ref):
+    def _request(self, content: Content, version_id: bytes) -> None:
+        if content.is_requested or content.version.whole_headers or self.questions.is_silent(content.version.ref):
             return
-        content.asked = True
+        content.is_requested = True
         self.questions.put(version_id, content.version)
 
-    def _answered(self, version_id: bytes, told: ContentProof | None) -> None:
+    def _answered(self, version_id: bytes, stated: ContentProof | None) -> None:
         content = self._ledger.get(version_id)
         if content is not None:
-            content.told = told
+            content.stated = stated
             self._compare(content, version_id)
 
     # -- the verdict --------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class ContentVerification:
         """Drop the blocks, which are in the store, and cut their readers."""
         self._mismatched(wrong)
         self._store.expel([BlockKey(wrong.version_id, index) for index in wrong.blocks])
-        # The version is asked for anew: its headers may have been what was wrong.
+        # The version is requested anew: its headers may have been what was wrong.
         changes, version_id = self._listeners.forget(wrong.version.ref), wrong.version_id
         # At least 1: 0 stands for a version that was never condemned.
         self._condemned[version_id] = max(changes, self.condemned_at(version_id) + 1)
@@ -363,7 +363,7 @@ class ContentVerification:
                 self._ledger.forget(key.version_id)
                 return
             if not content.missing and not content.proved:
-                self._ask(content, key.version_id)
+                self._request(content, key.version_id)
         if content.proved and content.knows(key.index):
             self.prove(key)
 

@@ -92,10 +92,10 @@ class FillParts:
 
 
 class FirstReply(NamedTuple):
-    """The bytes of the tail, which are on their way already, and when they were asked for."""
+    """The bytes of the tail, which are on their way already, and when they were requested."""
 
     body: IncomingBody
-    asked_at: float
+    requested_at: float
 
 
 class BlockFill:
@@ -136,20 +136,20 @@ class BlockFill:
             bulk = self._check is None and tail.length >= self._bulk_bytes
             if not has_head and first is not None:
                 # Its first bytes go to their reader while the file is made.
-                await self._bring(self._flights, tail, first.body, first.asked_at, bulk=bulk)
+                await self._bring(self._flights, tail, first.body, first.requested_at, bulk=bulk)
                 return
             async with TaskGroup() as tasks:
                 await self._open_beside(lead, tasks)
                 if has_head:
                     tasks.create_task(self._bring_head(lead, Extent(lead.meta.extent.start, tail.start)))
-                body, asked_at = (self._body(tail, bulk=bulk), None) if first is None else first
-                await self._bring(self._flights, tail, body, asked_at, bulk=bulk)
+                body, requested_at = (self._body(tail, bulk=bulk), None) if first is None else first
+                await self._bring(self._flights, tail, body, requested_at, bulk=bulk)
                 lead.head_wanted.set()
         except BaseException as error:
             await self._failed(error)
             if isinstance(error, (Signal, OSError)):
                 log.debug("fill failed", extra={"object": str(lead.meta.version.ref), "error": repr(error)})
-            elif isinstance(error, Exception):  # our own bug; the readers were told
+            elif isinstance(error, Exception):  # our own bug; the readers got it
                 log.exception("fill failed")
             else:
                 raise
@@ -174,7 +174,7 @@ class BlockFill:
     # -- room on disk -----------------------------------------------------------------------------------------------
 
     async def _open_beside(self, lead: Flight, tasks: TaskGroup) -> None:
-        """Take room for the first block before its bytes are asked for: without room there is to be no traffic.
+        """Take room for the first block before its bytes are requested: without room there is to be no traffic.
 
         The disk may need a hop to a thread to make room. While a reader waits, the origin is asked meanwhile: a store
         that can have no room says so at once, and otherwise the request is given up when the room is refused.
@@ -214,17 +214,17 @@ class BlockFill:
         )
 
     async def _bring(
-        self, flights: Sequence[Flight], extent: Extent, body: IncomingBody, asked_at: float | None = None,
+        self, flights: Sequence[Flight], extent: Extent, body: IncomingBody, requested_at: float | None = None,
         *, bulk: bool = False,
     ) -> None:  # fmt: skip
-        """The bytes of `extent` into those of `flights` that they belong to. `asked_at`: when they were asked for;
-        None: they are asked for now. `bulk`: after the first ones, which their reader gets at once, a thread receives
+        """The bytes of `extent` into those of `flights` that they belong to. `requested_at`: when they were requested;
+        None: they are requested now. `bulk`: after the first ones, which their reader gets at once, a thread receives
         and writes them if it can, and readers get them from the files."""
         outstanding = iter(flights)
         buffer = _WriteBuffer(next(outstanding), extent.start)
         clock, check, is_small = self._runtime.clock, self._check, extent.length <= _SMALL_BYTES
         waits_from = clock()
-        took_s, flows = 0.0 if asked_at is None else waits_from - asked_at, False
+        took_s, flows = 0.0 if requested_at is None else waits_from - requested_at, False
         try:
             while body.position < extent.stop:
                 if bulk and body.position > extent.start and await body.in_thread():
@@ -246,7 +246,7 @@ class BlockFill:
                     await self._write(buffer)
                 waits_from = clock()
             if is_small:
-                self._scheduler.came_small(took_s)
+                self._scheduler.small_received(took_s)
             if buffer.count:
                 # The head ends within its block.
                 await self._write(buffer)
@@ -267,7 +267,7 @@ class BlockFill:
         buffer.add(view)
 
     def _received(self, count: int, waited_s: float, *, flows: bool) -> None:
-        """`flows`: not the first bytes of a large body, so that their time tells the rate of the line."""
+        """`flows`: not the first bytes of a large body, so that their time shows the rate of the line."""
         lead = self._flights[0]
         peer = lead.peer
         if flows:
@@ -291,11 +291,11 @@ class BlockFill:
         writer, clock = await self._writer_of(flight), self._runtime.clock
         offset = body.position - flight.meta.extent.start
         sink = await writer.receiver(offset, flight.is_awaited)
-        told_at, disk_s = clock(), 0.0
+        landed_at, disk_s = clock(), 0.0
 
         def received(count: int) -> None:
-            nonlocal offset, told_at, disk_s
-            took_s, told_at = clock() - told_at, clock()
+            nonlocal offset, landed_at, disk_s
+            took_s, landed_at = clock() - landed_at, clock()
             self._received(count, took_s, flows=True)
             disk_took_s, disk_s = sink.disk_s - disk_s, sink.disk_s
             flight.advance(offset, count)
@@ -345,14 +345,14 @@ class BlockFill:
     async def _let_readers_ask(self, slot: FillSlot | None) -> None:
         """Give readers time to ask for the next object before the disk's work of a small one begins. `slot`: of the
         flight."""
-        asks = slot is None or slot.demand
+        is_demand = slot is None or slot.demand
         if slot is not None:
             slot.body_received()
         for wait_s in _WAITS_S:
-            if not (asks or self._scheduler.reads_on):
+            if not (is_demand or self._scheduler.reads_on):
                 return
             await self._runtime.sleep(wait_s)
-            asks = False
+            is_demand = False
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

@@ -48,8 +48,19 @@ class FillSlot:
     """
 
     __slots__ = (
-        "_scheduler", "ahead", "began", "brought_bytes", "demand", "held", "is_here", "left_bytes", "more", "purpose",
-        "tenant", "waiter", "work_bytes",
+        "_scheduler",
+        "ahead",
+        "began",
+        "demand",
+        "held",
+        "is_received",
+        "left_bytes",
+        "more",
+        "purpose",
+        "received_bytes",
+        "tenant",
+        "waiter",
+        "work_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -66,8 +77,8 @@ class FillSlot:
         self.more = False
         self.held = False
         self.began = 0.0
-        self.brought_bytes = 0
-        self.is_here = False
+        self.received_bytes = 0
+        self.is_received = False
         self.waiter: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> None:
@@ -129,7 +140,7 @@ class FillScheduler:
     def __init__(
         self, aimd: AimdLimit, background_limit: BackgroundLimit, clock: Clock, tenants: Tenants | None = None
     ) -> None:  # fmt: skip
-        """`tenants` None: clients are not told apart."""
+        """`tenants` None: clients are not distinguished."""
         self._aimd = aimd
         self._background_limit = background_limit
         self._clock = clock
@@ -193,29 +204,29 @@ class FillScheduler:
 
     def written(self, count: int) -> None:
         """`count` bytes from the origin are on disk."""
-        self._aimd.arrived(count, self._clock(), short=self._short)
+        self._aimd.received(count, self._clock(), short=self._short)
         self._admit()
 
     def received(self, count: int, slot: FillSlot) -> None:
         """`count` bytes came from the origin for the fill that has `slot`."""
-        brought = min(count, slot.left_bytes)
-        slot.left_bytes -= brought
-        slot.brought_bytes += brought
-        if brought and not slot.left_bytes:
-            self._all_came(slot)
+        received = min(count, slot.left_bytes)
+        slot.left_bytes -= received
+        slot.received_bytes += received
+        if received and not slot.left_bytes:
+            self._all_received(slot)
         if slot.held and slot.demand:
-            self.line.left_bytes -= brought
+            self.line.left_bytes -= received
             # Now, and not when they are on disk: a fill holds half a megabyte in memory, or all of a small block.
             for scheduler in self._sharers:
                 if scheduler._prefetch.waiting and scheduler._background_limit.ends_soon(self.line.left_bytes):
                     scheduler._admit()
 
-    def _all_came(self, slot: FillSlot) -> None:
+    def _all_received(self, slot: FillSlot) -> None:
         if (after_s := self._clock() - slot.began) > 0:
-            self._background_limit.body_came(slot.brought_bytes, after_s)
-        if slot.held and not slot.is_here:
+            self._background_limit.body_received(slot.received_bytes, after_s)
+        if slot.held and not slot.is_received:
             self.line.coming -= slot.demand
-            slot.is_here = True
+            slot.is_received = True
 
     def expected(self, slot: FillSlot, left_bytes: int) -> None:
         if slot.held and slot.demand:
@@ -236,9 +247,9 @@ class FillScheduler:
                 each._background_limit.judge(now, awaited=each._awaited, queued=bool(each._prefetch.waiting))
             each._background_limit.flowed(count)
 
-    def came_small(self, after_s: float) -> None:
-        """A small body was here `after_s` after it was asked for."""
-        self._background_limit.came_small(after_s)
+    def small_received(self, after_s: float) -> None:
+        """A small body was here `after_s` after it was requested."""
+        self._background_limit.small_received(after_s)
 
     def alone_again(self) -> None:
         """A LIST of ours that shared the line with fills has ended."""
@@ -308,7 +319,7 @@ class FillScheduler:
             line = self.line
             line.held += sign
             line.left_bytes += sign * slot.left_bytes
-            line.coming += sign * (not slot.is_here)
+            line.coming += sign * (not slot.is_received)
             line.expecting_more += sign * slot.more
 
     def promoted(self, slot: FillSlot, ahead: int) -> None:
@@ -390,7 +401,7 @@ class FillScheduler:
         assert slot.waiter is not None
         self._queue(slot).take(slot)
         slot.held = True
-        slot.began, slot.brought_bytes, slot.is_here = self._clock(), 0, False
+        slot.began, slot.received_bytes, slot.is_received = self._clock(), 0, False
         self._count(slot, +1)
         if slot.demand:
             self.line.seen()

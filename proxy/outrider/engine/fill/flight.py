@@ -82,13 +82,13 @@ class Flight:
 
     async def bytes_at(self, offset: int, *, promotes: bool = True) -> Buffer | None:
         """Wait until byte `offset` of the block is here. Returns bytes from there on that are not on disk yet; None:
-        they are on disk, and `partial` tells how far. `promotes`: a reader waits, so that the fill becomes demand.
+        they are on disk, and `partial` says how far. `promotes`: a reader waits, so that the fill becomes demand.
 
         Raises:
             Signal: why the byte will never come.
         """
         while True:
-            # Most readers wait for the piece that came last.
+            # Most readers wait for the piece received last.
             for start, data in reversed(self._unwritten):
                 if start == offset:
                     return data

@@ -170,11 +170,11 @@ class FlightTable:
         return BlockFill(flights, None, self._parts_of(flights)).run()
 
     def fill_from(
-        self, flights: Sequence[Flight], body: IncomingBody, asked_at: float
+        self, flights: Sequence[Flight], body: IncomingBody, requested_at: float
     ) -> Coroutine[Any, Any, None]:  # fmt: skip
-        """Fill the flights from `body`, which was asked for at `asked_at` and brings their bytes. It needs no slot.
+        """Fill the flights from `body`, which was requested at `requested_at` and brings their bytes. It needs no slot.
         Raises no error of the origin or the disk: the readers of the flights get it."""
-        return BlockFill(flights, None, self._parts).run(FirstReply(body, asked_at))
+        return BlockFill(flights, None, self._parts).run(FirstReply(body, requested_at))
 
     def _parts_of(self, flights: Sequence[Flight]) -> FillParts:
         return self._remote_parts if flights[0].is_remote else self._parts

@@ -45,7 +45,7 @@ class OriginBody:
         self._tries = Tries(reader.retries, version.ref, waiters)
         self.position = extent.start
         """The object's byte that comes next."""
-        # Where the reply begins that is under way, or is asked for.
+        # Where the reply begins that is under way, or is requested.
         self._resumed_at = extent.start
         self._reply = reply
         # The bytes of that reply before `position`, and how many more it names.
@@ -92,13 +92,13 @@ class OriginBody:
             except OriginBroke as error:
                 if not await self._goes_on(error):
                     raise
-        # Bytes that nobody asked for are dropped by `some`.
+        # Bytes that nobody requested are dropped by `some`.
         return self._reply.in_thread and not self._skip
 
     async def receive(self, count: int, sink: ByteSink, received: Callable[[int], None]) -> None:
         """Have a thread put up to `count` of the next bytes into `sink`; `received` is called with how many more are
-        there. Fewer come if the connection breaks: `position` tells. The sink is ended in any case. Raises what the
-        sink raises, too."""
+        there. Fewer come if the connection breaks: `position` says how many. The sink is ended in any case. Raises what
+        the sink raises, too."""
         reply = self._reply
         assert reply is not None, "in_thread was asked"
 
@@ -191,7 +191,7 @@ class OriginBody:
         return (("if-match", version.etag),) if is_sendable(version.etag) else ()
 
     async def _check_refusal(self, status: int) -> None:
-        """A GET with If-Match was refused: one byte without it tells by its ETag whether the version changed. If it did
+        """A GET with If-Match was refused: one byte without it shows by its ETag whether the version changed. If it did
         not, the bucket is not asked with If-Match any more."""
         byte = Extent(self.position, self.position + 1)
         # Tried again by itself: the next try of the body would begin with the refusal.

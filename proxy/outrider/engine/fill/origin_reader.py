@@ -123,7 +123,7 @@ class OriginReader:
         self.oddities.note(quirk, ref)
 
     def dropped(self, cause: str, count: int) -> None:
-        """`count` bytes of the origin came for nothing. `cause`: one of `metrics.DUPLICATE_CAUSES`."""
+        """`count` bytes of the origin were received in vain. `cause`: one of `metrics.DUPLICATE_CAUSES`."""
         self._metrics.duplicate_origin_bytes.labels(cause).inc(count)
 
     def note_proved(self, body: ProvedBody, ref: ObjectRef) -> None:
@@ -275,7 +275,7 @@ async def _head_is_read() -> None:
 
 
 def _is_answer(reply: OriginReply | None) -> bool:
-    """It is what another try would bring, too: what was asked for, or a refusal for good."""
+    """It is what another try would bring, too: what was requested, or a refusal for good."""
     return reply is not None and reply.status not in RETRYABLE_STATUSES
 
 
@@ -293,8 +293,8 @@ def _body_bytes(request: OriginRequest) -> int:
     """How many bytes the body of the reply most likely has."""
     if request.method == "HEAD":
         return 0
-    asked = ranges.parse(dict(request.headers).get("range", ""))
+    requested = ranges.parse(dict(request.headers).get("range", ""))
     likely = maxsize if request.likely_bytes is None else request.likely_bytes
-    if asked is None or asked.first is None or asked.last is None:
+    if requested is None or requested.first is None or requested.last is None:
         return likely
-    return min(likely, asked.last - asked.first + 1)
+    return min(likely, requested.last - requested.first + 1)

@@ -156,7 +156,7 @@ class Retries:
 
 
 class Tries:
-    """The tries of one read, until `end`. `failed` tells whether there is a next one, and `pause` waits for it."""
+    """The tries of one read, until `end`. `failed` says whether there is a next one, and `pause` waits for it."""
 
     def __init__(self, retries: Retries, what: object, waiters: Waiters) -> None:
         """`what`: for the log. `waiters`: tries go on for as long as one of them waits, and the patience lasts."""
@@ -193,7 +193,7 @@ class Tries:
         see `OriginBroke`."""
         now = self._patience.clock()
         if progressed:
-            # The time of the last byte is not taken: a clock would have to be asked for each piece of each body.
+            # The time of the last byte is not taken: a clock would have to be read for each piece of each body.
             self._since, self._failures, self._waited_s = now, 0, 0.0
             self._limit_s = self._patience.patience_s
         self._failures += 1
@@ -251,6 +251,6 @@ class Tries:
             raise OriginBroke(self.why)
 
     def answered(self) -> None:
-        """The origin gave the reply that was asked for."""
+        """The origin gave the reply that was requested."""
         if self._failures:
             self._retries.is_over(self, answered=True)

@@ -29,8 +29,8 @@ class IncomingBody(Protocol):
 
     async def receive(self, count: int, sink: BlockReceiver, received: Callable[[int], None]) -> None:
         """Have a thread put up to `count` of the next bytes into `sink`; `received` is called with how many more are
-        there. Fewer come if the connection breaks: `position` tells. The sink is ended in any case. Raises what the
-        sink raises, too."""
+        there. Fewer come if the connection breaks: `position` says how many. The sink is ended in any case. Raises what
+        the sink raises, too."""
         ...
 
     async def aclose(self) -> None: ...
@@ -66,11 +66,11 @@ class PeerBlock(Protocol):
         ...
 
     def body(self, extent: Extent, slot: FillSlot | None) -> PeerBody:
-        """The bytes of `extent`, all of the block. `slot`: tells the class of the read; None: a reader waits."""
+        """The bytes of `extent`, all of the block. `slot`: names the class of the read; None: a reader waits."""
         ...
 
     def refuted(self) -> None:
-        """The block that came does not have the digest."""
+        """The block received does not have the digest."""
         ...
 
 

@@ -52,7 +52,7 @@ class Redated(VersionChanged):
 class ProvedBody(NamedTuple):
     """The body of a 200 or 206. `start`: which byte of the object is its first. `length`: how many bytes it has; None:
     it ends where the origin ends it. `size`: that of the whole object; None: the reply does not tell, and the body may
-    also be the part that was asked for. `odd`: what is odd, though proved."""
+    also be the part that was requested. `odd`: what is odd, though proved."""
 
     start: int
     length: int | None
@@ -60,28 +60,28 @@ class ProvedBody(NamedTuple):
     odd: Oddity | None = None
 
 
-def proved_body(reply: OriginReply, asked: Extent | None, size: int | None = None) -> ProvedBody:
-    """`asked`: the Range of the request; None: it had none. `size`: of the object, where it is known.
+def proved_body(reply: OriginReply, requested: Extent | None, size: int | None = None) -> ProvedBody:
+    """`requested`: the Range of the request; None: it had none. `size`: of the object, where it is known.
 
     Raises:
         Unproved: the reply contradicts itself, or the known size, or does not tell which bytes it has.
     """
     headers = dict(reply.headers)
-    if asked is not None and headers.get("content-type", "").lower().startswith("multipart/byteranges"):
+    if requested is not None and headers.get("content-type", "").lower().startswith("multipart/byteranges"):
         raise Unproved(Oddity.RANGE_MULTIPART)
     length = reply.content_length
     if (stated := headers.get("content-range")) is not None:
-        return _stated(reply.status, stated, length, asked)
+        return _stated(reply.status, stated, length, requested)
     if reply.status == 206:
         raise Unproved(Oddity.RANGE_UNPROVED)
-    if asked is None:
+    if requested is None:
         if size is not None and length not in (size, None):
             raise Unproved(Oddity.SIZES_DIFFER)
         return ProvedBody(0, length, length, Oddity.LENGTH_UNKNOWN if length is None else None)
-    return _whole_or_part(length, asked, size)
+    return _whole_or_part(length, requested, size)
 
 
-def _stated(status: int, stated: str, length: int | None, asked: Extent | None) -> ProvedBody:
+def _stated(status: int, stated: str, length: int | None, requested: Extent | None) -> ProvedBody:
     got = parse_content_range(stated)
     if got is None:
         raise Unproved(Oddity.RANGE_UNPROVED)
@@ -90,26 +90,26 @@ def _stated(status: int, stated: str, length: int | None, asked: Extent | None) 
     if length is not None and length != stated_length:
         raise Unproved(Oddity.LENGTH_OTHER)
     odd = None
-    if asked is None:
+    if requested is None:
         odd = Oddity.RANGE_UNASKED if status == 206 or stated_length < size else None
     elif status == 200:
         odd = Oddity.RANGE_AS_200
     return ProvedBody(extent.start, stated_length, size, odd)
 
 
-def _whole_or_part(length: int | None, asked: Extent, size: int | None) -> ProvedBody:
+def _whole_or_part(length: int | None, requested: Extent, size: int | None) -> ProvedBody:
     """A 200 to a Range, without a Content-Range: the whole object, or the part alone under the wrong status."""
     if size is not None:
         if length == size:
             return ProvedBody(0, length, size, Oddity.RANGE_IGNORED)
-        if length is None and asked.start == 0:
+        if length is None and requested.start == 0:
             # Both begin with the same byte. The bytes are counted as they come.
             return ProvedBody(0, None, size, Oddity.LENGTH_UNKNOWN)
         raise Unproved(Oddity.LENGTH_UNKNOWN if length is None else Oddity.RANGE_AS_200)
     if length is None:
         return ProvedBody(0, None, None, Oddity.LENGTH_UNKNOWN)
     # No part is longer than the Range. One that begins at 0 and is shorter ends with the object.
-    if length > asked.length or (asked.start == 0 and length < asked.length):
+    if length > requested.length or (requested.start == 0 and length < requested.length):
         return ProvedBody(0, length, length, Oddity.RANGE_IGNORED)
     return ProvedBody(0, length, None, Oddity.RANGE_AS_200)
 
@@ -144,7 +144,7 @@ def proved_body_of(reply: OriginReply, version: ObjectVersion, extent: Extent) -
     return body
 
 
-def brings(reply: OriginReply, body: ProvedBody, extent: Extent) -> bool:
+def begins_with(reply: OriginReply, body: ProvedBody, extent: Extent) -> bool:
     """Whether the body begins with the first byte of `extent`, and has no byte that the reply does not name."""
     if body.start != extent.start:
         return False

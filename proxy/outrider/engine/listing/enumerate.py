@@ -101,7 +101,7 @@ class Enumerator:
             return reply.status == 200
 
     async def _page(self, bucket: str, prefix: str, way_on: Query, waiters: Waiters) -> ListPage:
-        """The next page. The first page of a LIST is asked for in other forms, too, where the origin refuses one."""
+        """The next page. The first page of a LIST is requested in other forms, too, where the origin refuses one."""
         forms = range(self._form, len(LIST_FORMS)) if not way_on else [self._form]
         for form in forms:
             request = OriginRequest("GET", bucket, "", query=(*LIST_FORMS[form], ("prefix", prefix), *way_on))

@@ -1,7 +1,7 @@
 """The LIST cache. Data loaders list the same 10^5 keys in each process and each epoch.
 
 It is off unless a rule of the settings names the prefix. A write of an object through the proxy changes the cached
-LISTs that could show it: before one is served again, a HEAD tells what it shows of the object now (see
+LISTs that could show it: before one is served again, a HEAD states what it shows of the object now (see
 `core.s3.list_amendment`). Where that does not tell the page, the page is dropped. A write of a bucket drops all of its
 LISTs. A write that bypasses the proxy shows when the LIST's time is up.
 """
@@ -120,9 +120,9 @@ class ListCache:
         return False
 
     def amend(self, key: ListingKey, mark: Mark, facts: Mapping[str, ListedFacts | None]) -> KeptPage | None:
-        """The page by the facts of these objects (None: there is no such object), each of which was asked for after
-        `mark`. None: it has to be asked for, and is dropped, as an object was written meanwhile, or what the page shows
-        cannot be told."""
+        """The page by the facts of these objects (None: there is no such object), each of which was requested after
+        `mark`. None: it has to be requested, and is dropped, as an object was written meanwhile, or what the page shows
+        cannot be known."""
         page = self._believed(key)
         if page is None:
             return None

@@ -52,14 +52,14 @@ class Lists:
         return replace(answer, body=_KeptBody(chunks, answer.body))
 
     async def _amended(self, key: ListingKey, names: Sequence[str]) -> KeptPage | None:
-        """The page, once a HEAD has told of each of these objects; None: it has to be asked for."""
+        """The page, once a HEAD has described each of these objects; None: it has to be requested."""
         mark = self._cache.mark()
         try:
             async with TaskGroup() as group:
-                asked = {name: group.create_task(self._facts(ObjectRef(key[0], name))) for name in names}
+                lookups = {name: group.create_task(self._facts(ObjectRef(key[0], name))) for name in names}
         except Signal:
             return None
-        return self._cache.amend(key, mark, {name: facts.result() for name, facts in asked.items()})
+        return self._cache.amend(key, mark, {name: facts.result() for name, facts in lookups.items()})
 
     async def _facts(self, ref: ObjectRef) -> ListedFacts | None:
         """None: there is no such object. Raises Signal: the origin does not tell."""

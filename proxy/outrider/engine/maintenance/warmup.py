@@ -12,7 +12,7 @@ from outrider.core.errors import InvalidRequest
 from outrider.core.maintenance.copies import in_words, too_many
 from outrider.core.maintenance.object_list import ObjectList
 from outrider.core.maintenance.progress import FAILURES_TOLD_MAX, Progress, State
-from outrider.core.maintenance.sums import warmup_sum
+from outrider.core.maintenance.progress_sum import warmup_sum
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion, VersionIdentity
 from outrider.core.origin.token_bucket import TokenBucket
 from outrider.engine.maintenance.own_part import OwnPart

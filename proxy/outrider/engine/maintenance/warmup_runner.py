@@ -68,8 +68,8 @@ class WarmupRunner:
         enumerator: Enumerator, pins: Pins, runtime: Runtime, *, blocks_at_once: int,
         view: Callable[[], View] | None = None, tenants: Tenants | None = None,
     ) -> None:  # fmt: skip
-        """`view`: the cluster as this member sees it; None: the node is alone. `tenants` None: clients are not told
-        apart."""
+        """`view`: the cluster as this member sees it; None: the node is alone. `tenants` None: clients are not
+        distinguished."""
         self.layout = layout
         self._view = view
         self._versions = versions
@@ -306,11 +306,11 @@ class WarmupRunner:
         version = self._fills.known(item.ref)
         received = False
         if version is not None:
-            version = await self._fills.brought(version)
+            version = await self._fills.landed(version)
         elif part is not None and not part.has(item.ref, 0):
             await self._place(warmup, item.ref)
             try:
-                version = await self._fills.told(item.ref, purpose=Purpose.COMMAND)
+                version = await self._fills.look_up(item.ref, purpose=Purpose.COMMAND)
             finally:
                 self._places.give_back()
         else:
@@ -330,7 +330,7 @@ class WarmupRunner:
         self._check_room(warmup, item, version.size)
         warmup.found(item, version, vid)
         if self.pins.is_pinned(item.ref):
-            self.pins.block_came(version, vid)
+            self.pins.block_cached(version, vid)
         await self._fetch_blocks(warmup, item, version, received)
 
     def _has_first_block(self, ref: ObjectRef) -> bool:

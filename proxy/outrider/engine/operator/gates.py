@@ -25,7 +25,7 @@ from outrider.core.operator.warm_gate import (
 )
 from outrider.core.operator.wishes import INJECT, SCHEDULE, WishError, Wishes
 from outrider.engine.operator.event_writer import EventWriter
-from outrider.engine.operator.holdings import Holdings
+from outrider.engine.operator.holdings_watch import Holdings
 from outrider.engine.operator.metrics import OperatorMetrics
 from outrider.engine.operator.namespaces import Namespaces
 from outrider.engine.operator.warming import Data, Waiting, Warming

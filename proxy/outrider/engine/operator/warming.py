@@ -1,4 +1,4 @@
-"""Warm-ups for pods that wait: the caches of each zone where such a pod can run are asked for themselves, and one zone
+"""Warm-ups for pods that wait: the caches of each zone where such a pod can run are queried themselves, and one zone
 begins.
 
 The caches that are asked about some data are always the same ones, so that another operator finds a warm-up where this
@@ -17,7 +17,7 @@ from dataclasses import replace
 from outrider.core.operator.placement import NodeFacts, Zone, facts_of, zones_of
 from outrider.core.operator.warm_gate import ZoneWarmth, warmup_name, zone_to_begin
 from outrider.core.operator.wishes import Wishes
-from outrider.engine.operator.holdings import Holdings
+from outrider.engine.operator.holdings_watch import Holdings
 from outrider.operator_ports import CacheError, CachePod, CacheRefusedError, Caches, Kube, KubeError, Manifest
 from outrider.ports import Clock
 

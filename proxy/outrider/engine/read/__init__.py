@@ -7,7 +7,7 @@
 3. Without a fresh version, the `VersionLookup` puts a question to the origin. All clients that want to know share it.
    For a name that is known already it is a HEAD; for an unknown one it is a GET of the block that the client reads
    first, so that an unknown object costs one round trip. That block goes into a flight. `VersionAnswers` says which
-   version a reply proves; an object whose replies prove none is forwarded, and not asked about again for a while.
+   version a reply proves; an object whose replies prove none is forwarded, and not looked up again for a while.
 4. The conditions of the request (RFC 9110) and its Range decide on the answer: 304, 412, 416, or the bytes of an
    extent.
 5. The body is a `BodyRead`. It goes through the extent block by block. A block on disk is leased, and its file is sent

@@ -46,7 +46,7 @@ class BodyParts:
 
 
 OnWrong = Callable[[VersionChanged | Unproved, bool], None]
-"""Called when the bytes of a body turn out not to be those of its version, or cannot be proved to be. The flag tells
+"""Called when the bytes of a body turn out not to be those of its version, or cannot be proved to be. The flag says
 whether some of them were handed out."""
 
 Renew = Callable[[ObjectVersion, Extent], Awaitable[tuple[ObjectVersion, int] | None]]
@@ -158,7 +158,7 @@ class BodyRead:
         """Whether the bytes that were sent are those of the version that the origin has now, as after a second upload
         of the same bytes. The rest is then read of that version."""
         sent = Extent(self._extent.start, self._position)
-        # With `has_begun` other bytes were sent before these, and nothing tells which.
+        # With `has_begun` other bytes were sent before these, and nothing says which.
         now = None if self._has_begun or not sent.length else await self._renew(self._version, sent)
         if now is None:
             return False
@@ -372,7 +372,7 @@ class BodyRead:
     # -- past the cache ---------------------------------------------------------------------------------------------
 
     def _begin_relay(self) -> None:
-        """The run of missing blocks at `position`: by one GET, as far as the origin has to be asked for them."""
+        """The run of missing blocks at `position`: by one GET, as far as the origin has to bring them."""
         self._parts.metrics.relays.inc()
         # A disk that only lags is looked at again after a window.
         self._lagged = False

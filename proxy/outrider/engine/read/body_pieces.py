@@ -15,7 +15,7 @@ _READERS_KEPT = 0.98
 
 @dataclass(slots=True)
 class FilePiece:
-    """`count` bytes of an open file, for the kernel to send; valid until the next piece is asked for. `is_remote`: see
+    """`count` bytes of an open file, for the kernel to send; valid until the next piece is requested. `is_remote`: see
     `OpenBlock`.
 
     Where the disk gives fewer, the sender puts into `sent` how many there were. The next piece begins there.

@@ -33,7 +33,7 @@ class ChecksumHeads:
         return ref.folder in self._resting
 
     def failed(self, ref: ObjectRef) -> None:
-        """A HEAD told no checksums."""
+        """A HEAD stated no checksums."""
         self._resting[ref.folder] = None
 
     def begin(
@@ -77,5 +77,5 @@ async def wait_at_most(runtime: Runtime, future: asyncio.Future[Any], seconds: f
 
 
 def same_version(by_head: ObjectVersion | None, version: ObjectVersion) -> ObjectVersion:
-    """The version as a HEAD told it, if it is the same; else `version`."""
+    """The version as a HEAD stated it, if it is the same; else `version`."""
     return by_head if by_head is not None and by_head.identity == version.identity else version

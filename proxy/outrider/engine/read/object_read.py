@@ -49,7 +49,7 @@ _BEGINNINGS = 3
 # `x-cache` judges a read by its first 8 GiB: a 5 TB object must not hold up all other requests for a header.
 _STATUS_BLOCKS_MAX = 1024
 
-OnAsked = Callable[[ObjectVersion, Extent], None]
+OnRequested = Callable[[ObjectVersion, Extent], None]
 
 
 class CacheStatus(Enum):
@@ -100,8 +100,11 @@ class ObjectReads:
         extent = _extent_of(headers, _range_of(headers), version)
         return _answer(version, extent, headers, cache, None)
 
-    async def get(self, ref: ObjectRef, headers: Mapping[str, str], asked: OnAsked | None = None) -> ReadAnswer:
-        """`headers` are the request's, names in lower case. `asked` hears which bytes will be read, before any are.
+    async def get(
+        self, ref: ObjectRef, headers: Mapping[str, str], on_requested: OnRequested | None = None
+    ) -> ReadAnswer:
+        """`headers` are the request's, names in lower case. `on_requested` is called with the bytes that will be read,
+        before any are.
 
         Raises:
             S3Error: what S3 says of the Range or the conditions; ServiceUnavailable: the origin cannot be reached.
@@ -112,15 +115,15 @@ class ObjectReads:
         answers = self._version_lookup.answers
         try:
             for beginning in range(_BEGINNINGS):
-                version = await self._known_or_asked(ref, headers, span, by_get=beginning > 0)
+                version = await self._known_or_looked_up(ref, headers, span, by_get=beginning > 0)
                 cache = CacheStatus.HIT
                 if (early := _conditional(version, headers, cache)) is not None:
                     return early
                 extent = _extent_of(headers, span, version)
                 whole = extent or Extent(0, version.size)
-                if asked is not None:
-                    asked(version, whole)
-                    asked = None
+                if on_requested is not None:
+                    on_requested(version, whole)
+                    on_requested = None
                 await self._version_lookup.wait_for_transfer(version, whole.start)
                 body = self._body(version, whole, self._versions.changes)
                 cache = self._status_of(body.version_id, whole)
@@ -165,14 +168,14 @@ class ObjectReads:
         return version
 
     async def _known(self, ref: ObjectRef, headers: Mapping[str, str]) -> ObjectVersion | None:
-        """As `_fresh`, with the version's checksums where they are wanted and the origin tells them."""
+        """As `_fresh`, with the version's checksums where they are wanted and the origin states them."""
         version = self._fresh(ref, headers)
         if version is None or version.whole_headers or not wants_checksums(headers):
             return version
         await self._version_lookup.ask_checksums(ref)
         return self._fresh(ref, headers)
 
-    async def _known_or_asked(
+    async def _known_or_looked_up(
         self, ref: ObjectRef, headers: Mapping[str, str], span: RangeSpec | None, *, by_get: bool
     ) -> ObjectVersion:  # fmt: skip
         """`by_get`: see `VersionLookup.ask`."""
@@ -180,7 +183,7 @@ class ObjectReads:
             version = await self._known(ref, headers)
             if version is not None:
                 return version
-            asks = wants_checksums(headers)
+            wants = wants_checksums(headers)
             self._readers.beginning += 1
             try:
                 first_byte = _first_byte(headers, span, self._layout.block_bytes)
@@ -190,12 +193,12 @@ class ObjectReads:
                     # A question that brings a block would bring it in vain.
                     first_byte = None
                 with self._scheduler.question():
-                    return await self._version_lookup.ask(ref, first_byte, whole_headers=asks, by_get=by_get)
+                    return await self._version_lookup.ask(ref, first_byte, whole_headers=wants, by_get=by_get)
             finally:
                 self._readers.beginning -= 1
         except OriginRefused as refused:
             if not refused.body and refused.status in RETRYABLE_STATUSES:
-                # The origin was asked for as long as the client waits, and is not asked for as long again.
+                # The origin was tried as long as the client waits, and is not tried as long again.
                 after = dict(refused.headers).get("retry-after", "1")
                 text = f"The origin does not answer: status {refused.status}."
                 raise ServiceUnavailable(text, headers=(("retry-after", after),)) from refused
@@ -282,12 +285,12 @@ def _conditional(version: ObjectVersion, headers: Mapping[str, str], cache: Cach
 def _answer(
     version: ObjectVersion,
     extent: Extent | None,
-    asked: Mapping[str, str],
+    request_headers: Mapping[str, str],
     cache: CacheStatus,
     body: Body | None,
 ) -> ReadAnswer:
     headers = version.headers
-    if extent is not None or not wants_checksums(asked):
+    if extent is not None or not wants_checksums(request_headers):
         headers = without_checksums(headers)
     if extent is None:
         return ReadAnswer(200, headers, version.size, cache, body)

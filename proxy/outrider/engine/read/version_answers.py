@@ -1,7 +1,7 @@
 """Versions out of replies: the ETag and the size of an object, as far as the replies prove them.
 
 HEAD is asked first where no byte is wanted. Where HEAD does not tell, a GET of one byte does. A version needs a strong
-ETag and a size that no other reply contradicts; otherwise the object stays uncached, and is not asked about again for a
+ETag and a size that no other reply contradicts; otherwise the object stays uncached, and is not looked up again for a
 while.
 """
 
@@ -43,7 +43,7 @@ _KINDS_MAX = 4096
 
 
 class NotCacheable(Signal):
-    """The cache cannot answer this request: forward it. `why` tells the reason."""
+    """The cache cannot answer this request: forward it. `why` is the reason."""
 
     def __init__(self, ref: ObjectRef, why: Oddity | Uncached) -> None:
         super().__init__(ref, why)
@@ -116,7 +116,7 @@ class VersionAnswers:
         if len(versions) > 1:
             self.refuse(ref, Uncached.CHANGING)
 
-    # -- asked for alone ----------------------------------------------------------------------------------------------
+    # -- requested alone ----------------------------------------------------------------------------------------------
 
     async def head(
         self, ref: ObjectRef, waiters: Waiters = NOBODY, *, empty: bool = False, alone: bool = False
@@ -124,7 +124,7 @@ class VersionAnswers:
         """The version by a HEAD, or by a GET of one byte where HEAD does not tell. `waiters`: see
         `OriginReader.reply`. `empty`: a GET found no byte in the object. `alone`: by HEAD or not at all."""
         odd: Oddity | None = None
-        told: VersionAnswer | None = None
+        found: VersionAnswer | None = None
         if not self._origin_reader.quirks.has(ref.bucket, *HEAD_TELLS_NOTHING):
             request = OriginRequest("HEAD", ref.bucket, ref.key)
             with closing(await self._origin_reader.reply(request, CHECKSUMS, hedged=True, waiters=waiters)) as reply:
@@ -132,15 +132,15 @@ class VersionAnswers:
                 size = reply.content_length
                 if odd is None:
                     assert size is not None
-                    told = _answer(ref, reply, ProvedBody(0, 0, size), whole=True)
-                    if size == 0 and not empty and not is_of_nothing(told.version.etag):
+                    found = _answer(ref, reply, ProvedBody(0, 0, size), whole=True)
+                    if size == 0 and not empty and not is_of_nothing(found.version.etag):
                         odd = Oddity.HEAD_SIZE_ZERO
-                    elif (odd := self._judged(told, by_head=True)) is None:
-                        return told
+                    elif (odd := self._judged(found, by_head=True)) is None:
+                        return found
         if alone or odd not in (None, *HEAD_TELLS_NOTHING):
             why = odd or Oddity.HEAD_WITHOUT_SIZE
             raise NotCacheable(ref, why) if alone else self.refuse(ref, why)
-        return await self._by_first_byte(ref, odd, told, waiters)
+        return await self._by_first_byte(ref, odd, found, waiters)
 
     async def _odd_head(self, ref: ObjectRef, reply: OriginReply) -> Oddity | None:
         """The lack of the reply to a HEAD; None: it has all."""
@@ -163,7 +163,7 @@ class VersionAnswers:
     async def _by_first_byte(
         self, ref: ObjectRef, odd: Oddity | None, by_head: VersionAnswer | None, waiters: Waiters
     ) -> VersionAnswer:  # fmt: skip
-        """`odd`: why HEAD did not do; None: that is known of the bucket. `by_head`: what it told all the same."""
+        """`odd`: why HEAD did not do; None: that is known of the bucket. `by_head`: its answer all the same."""
         headers: Headers = (("range", "bytes=0-0"),)
         request = OriginRequest("GET", ref.bucket, ref.key, headers=headers)
         with closing(await self._origin_reader.reply(request, hedged=True, waiters=waiters)) as reply:
@@ -180,7 +180,7 @@ class VersionAnswers:
                 return by_head._replace(version=_sized(by_head.version, 0))
             if empty and is_strong_etag(dict(reply.headers).get("etag")):
                 return _answer(ref, reply, ProvedBody(0, 0, 0), whole=False)
-        # An empty object, most likely: the others of its kind are asked about.
+        # An empty object, most likely: the others of its kind are looked up.
         why = odd or Oddity.HEAD_WITHOUT_SIZE
         self._uncached.note(ref, (), why)
         raise NotCacheable(ref, why)
@@ -188,17 +188,18 @@ class VersionAnswers:
     # -- brought along with bytes -------------------------------------------------------------------------------------
 
     async def get(
-        self, ref: ObjectRef, asked: Extent | None, waiters: Waiters, *, likely_bytes: int | None, bulk: bool
+        self, ref: ObjectRef, requested: Extent | None, waiters: Waiters, *, likely_bytes: int | None, bulk: bool
     ) -> tuple[OriginReply, float, VersionAnswer | None]:  # fmt: skip
-        """The reply to a GET, which the caller closes, when it was asked for, and the version that it tells; None:
-        nothing lies at that offset. `asked`: its Range; None: the whole object. See `OriginRequest` for the others."""
-        headers: Headers = () if asked is None else (("range", f"bytes={asked.start}-{asked.stop - 1}"),)
+        """The reply to a GET, which the caller closes, when it was requested, and the version that it states; None:
+        nothing lies at that offset. `requested`: its Range; None: the whole object. See `OriginRequest` for the
+        others."""
+        headers: Headers = () if requested is None else (("range", f"bytes={requested.start}-{requested.stop - 1}"),)
         request = OriginRequest("GET", ref.bucket, ref.key, headers=headers, likely_bytes=likely_bytes, bulk=bulk)
         for tries in count(1):
-            asked_at = self._clock()
+            requested_at = self._clock()
             reply = await self._origin_reader.reply(request, CHECKSUMS, hedged=True, waiters=waiters)
             try:
-                answer = None if reply.status == 416 else await self.of_get(ref, reply, asked)
+                answer = None if reply.status == 416 else await self.of_get(ref, reply, requested)
             except Unproved as error:
                 reply.close()
                 if not error.may_pass(tries, otherwise=1):
@@ -212,15 +213,15 @@ class VersionAnswers:
                 reply.close()
                 raise
             else:
-                return reply, asked_at, answer
+                return reply, requested_at, answer
         raise AssertionError("unreachable")
 
-    async def of_get(self, ref: ObjectRef, reply: OriginReply, asked: Extent | None) -> VersionAnswer:
-        """The version that a reply to a GET tells, other than a 416. `asked`: its Range; None: it had none. Raises
+    async def of_get(self, ref: ObjectRef, reply: OriginReply, requested: Extent | None) -> VersionAnswer:
+        """The version that a reply to a GET states, other than a 416. `requested`: its Range; None: it had none. Raises
         Unproved, too."""
         if reply.status not in (200, 206):
             raise await self._refusal(ref, reply)
-        body = proved_body(reply, asked)
+        body = proved_body(reply, requested)
         etag = dict(reply.headers).get("etag")
         if (odd := _odd_etag(etag)) is not None:
             raise self.refuse(ref, odd)
@@ -229,8 +230,8 @@ class VersionAnswers:
         if forbids_storing(reply.headers):
             raise self.refuse(ref, Uncached.NO_STORE)
         if body.size is None:
-            body = await self._body_by_head(ref, reply, body, asked)
-        answer = _answer(ref, reply, body, whole=asked is None)
+            body = await self._body_by_head(ref, reply, body, requested)
+        answer = _answer(ref, reply, body, whole=requested is None)
         odd = self._judged(answer, by_head=False)
         if odd in HEAD_TELLS_NOTHING:
             self._origin_reader.learned(odd, ref)
@@ -240,20 +241,20 @@ class VersionAnswers:
         return answer
 
     async def _body_by_head(
-        self, ref: ObjectRef, reply: OriginReply, body: ProvedBody, asked: Extent | None
+        self, ref: ObjectRef, reply: OriginReply, body: ProvedBody, requested: Extent | None
     ) -> ProvedBody:
-        """The body of a reply that does not tell the object's size, once HEAD told it."""
+        """The body of a reply that does not tell the object's size, once HEAD stated it."""
         assert body.odd is not None
         try:
-            told = (await self.head(ref, NOBODY, alone=True)).version
+            found = (await self.head(ref, NOBODY, alone=True)).version
         except (NotCacheable, OriginRefused) as error:
             raise self.refuse(ref, body.odd) from error
-        headers, known = dict(reply.headers), dict(told.headers)
+        headers, known = dict(reply.headers), dict(found.headers)
         same = all(headers.get(name) == known.get(name) for name in ("etag", "last-modified", "content-encoding"))
-        if same and body.length == told.size:
-            return ProvedBody(0, body.length, told.size, Oddity.RANGE_IGNORED)
-        if same and body.length is None and (asked is None or asked.start == 0):
-            return ProvedBody(0, None, told.size, Oddity.LENGTH_UNKNOWN)
+        if same and body.length == found.size:
+            return ProvedBody(0, body.length, found.size, Oddity.RANGE_IGNORED)
+        if same and body.length is None and (requested is None or requested.start == 0):
+            return ProvedBody(0, None, found.size, Oddity.LENGTH_UNKNOWN)
         raise self.refuse(ref, body.odd)
 
     async def _refusal(self, ref: ObjectRef, reply: OriginReply) -> Signal:
@@ -267,8 +268,8 @@ class VersionAnswers:
     def _judged(self, answer: VersionAnswer, *, by_head: bool) -> Oddity | None:
         version, headers = answer.version, dict(answer.version.headers)
         encoding, modified = headers.get("content-encoding"), headers.get("last-modified")
-        told = ReplyFacts(version.etag, version.size, encoding, modified, answer.settled, by_head)
-        odd = self._witnesses.judge(version.ref.bucket, version.ref, told)
+        found = ReplyFacts(version.etag, version.size, encoding, modified, answer.settled, by_head)
+        odd = self._witnesses.judge(version.ref.bucket, version.ref, found)
         if odd is None and self._uncached.has_any:
             self._uncached.cached(kinds_of(version.ref)[:1])
         return odd
@@ -283,7 +284,7 @@ def _odd_etag(etag: str | None) -> Oddity | None:
 
 
 def _answer(ref: ObjectRef, reply: OriginReply, body: ProvedBody, *, whole: bool) -> VersionAnswer:
-    """`whole`: no Range was asked for."""
+    """`whole`: no Range was requested."""
     assert body.size is not None
     headers = dict(reply.headers)
     kept = replayable(reply.headers)

@@ -21,7 +21,7 @@ _DOUBTS_MAX = 10_000
 _DROPPED_MAX = 10_000
 AGE_UNKNOWN_S = 1e9
 """The age of a version that nobody is to believe without a question to the origin."""
-# LISTs confirm a version for this many times its time to live; then the object is asked about by a HEAD. A LIST comes
+# LISTs confirm a version for this many times its time to live; then a HEAD looks the object up. A LIST comes
 # after three quarters of each time to live, and a page of 1,000 names costs as much as a dozen HEADs (S3's price list):
 # one HEAD for each name after so many LISTs costs the same again.
 _LISTS_PER_HEAD = 60
@@ -83,7 +83,7 @@ class VersionCache:
     def mark(self) -> Mark:
         return Mark(self._generation, self._clock())
 
-    def may_be_told(self, ref: ObjectRef) -> bool:
+    def may_take_from_peers(self, ref: ObjectRef) -> bool:
         """Whether an answer that another member got from the origin earlier may do: not where each read must ask."""
         return self._freshness_of(ref).ttl_s > 0
 
@@ -130,16 +130,16 @@ class VersionCache:
         return mark if mark is not None and self.will_be_fresh(ref, mark) else None
 
     def stale(self, ref: ObjectRef) -> ObjectVersion | None:
-        """The version last heard of, unless a write made it doubtful. It may stand in while the origin is down."""
+        """The version last known, unless a write made it doubtful. It may stand in while the origin is down."""
         entry = self._entries.get(ref)
-        if entry is None or not self.believes(ref, entry.asked):
+        if entry is None or not self.believes(ref, entry.known_mark):
             return None
         return entry.version
 
     def likely(self, ref: ObjectRef) -> ObjectVersion | None:
         """As `stale`. A doubt about all names does not count: most of them were not written."""
         entry = None if (row := self._entries.find(ref)) < 0 else self._entries.entry(row)
-        if entry is None or self._last_write(ref) > entry.asked.generation:
+        if entry is None or self._last_write(ref) > entry.known_mark.generation:
             return None
         return entry.version
 
@@ -163,7 +163,7 @@ class VersionCache:
         fresh, entry = self.look(ref), self._entries.get(ref)
         if fresh is None or entry is None:
             return None
-        return Confirmed(fresh.version, self._clock() - entry.asked.at, entry.lists_until > -inf)
+        return Confirmed(fresh.version, self._clock() - entry.known_mark.at, entry.lists_until > -inf)
 
     def learn(self, version: ObjectVersion, mark: Mark, *, settled: bool = False) -> None:
         """The origin answered with `version` to a question put at `mark`. `settled`: a later overwrite will have
@@ -235,14 +235,14 @@ class VersionCache:
 
     def _supersedes(self, known: Entry, found: Entry, *, vouched: bool) -> bool:
         """Whether `found`, of which the start found one more block, takes the place of `known`."""
-        if known.asked.generation:
+        if known.known_mark.generation:
             return False  # the origin was asked already
         if known.mark is None and found.mark is None:
             return vouched and known.version != found.version
         if known.mark and found.mark and known.version.identity != found.version.identity:
             self.forget(found.version.ref)
         # The headers that were confirmed last are the newest.
-        return found.asked > known.asked
+        return found.known_mark > known.known_mark
 
     def recalled(self) -> None:
         """All blocks that the start found were recalled."""
@@ -259,14 +259,14 @@ class VersionCache:
             return Belief(version)
         if entry.version is not version and entry.version.identity != version.identity:
             return Belief(version)
-        if not self.believes(version.ref, entry.asked):
+        if not self.believes(version.ref, entry.known_mark):
             return Belief(version)
         age_s = None if entry.mark is None else self._clock() - entry.mark.at
         return Belief(entry.version, age_s, entry.lists_until > -inf)
 
     def listed(self, bucket: str, objects: Iterable[ListedObject], mark: Mark) -> None:
-        """A LIST that was asked for at `mark` shows these objects. It confirms an entry that has the listed version. An
-        object with another version is asked about when it is read.
+        """A LIST that was requested at `mark` shows these objects. It confirms an entry that has the listed version. An
+        object with another version is looked up when it is read.
 
         Source: S3 user guide, "Amazon S3 data consistency model": LIST is as good as HEAD. Three cases need a HEAD all
         the same, as a LIST does not tell headers. After a write through us the object itself is asked, also when the
@@ -277,13 +277,13 @@ class VersionCache:
         for listed in objects:
             row = self._entries.find(ref := ObjectRef(bucket, listed.key))
             entry = self._entries.entry(row)
-            if entry is None or entry.asked > mark:
+            if entry is None or entry.known_mark > mark:
                 continue
-            if not self.believes(ref, mark) or not self.believes(ref, entry.asked):
+            if not self.believes(ref, mark) or not self.believes(ref, entry.known_mark):
                 continue
             version = entry.version
             if not listed.etag and listed.size in (-1, version.size):
-                # A store that lists no ETags tells nothing of the version.
+                # A store that lists no ETags says nothing of the version.
                 continue
             if not listed.is_version(version.etag, version.size, dict(version.headers).get("last-modified")):
                 self._entries.confirm(row, None, -inf)
@@ -300,7 +300,7 @@ class VersionCache:
             dropped = self._entries.pop_oldest()
             ref = dropped.version.ref
             self._dropped.note(ref, 1)
-            if dropped.asked.generation:
+            if dropped.known_mark.generation:
                 self._keep_from_recall(ref)
             # An answer about a name that has fallen out would not show as a change of it.
             self._change()
@@ -322,7 +322,7 @@ class VersionCache:
         self._generation += 1
 
     def forget_all(self) -> None:
-        """Writes may have been missed: each name is asked about before it is served again, `immutable` ones too."""
+        """Writes may have been missed: each name is looked up before it is served again, `immutable` ones too."""
         self._next_generation()
         self._forgotten.note_all(self._generation)
         self._change()

@@ -1,4 +1,4 @@
-"""Versions that other members of the cluster tell: the authority of an object is asked before the origin."""
+"""Versions from other members of the cluster: the authority of an object is asked before the origin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Learn = Callable[[ObjectVersion, Mark, bool], None]
 """Called with a version, the mark of its confirmation, and whether it is settled."""
 
 
-class PeerTold(Protocol):
+class PeerAnswer(Protocol):
     """The answer of a member to a question about an object."""
 
     @property
@@ -39,19 +39,19 @@ class PeerTold(Protocol):
 class PeerVersions(Protocol):
     """The other members, as far as the version lookup needs them. `engine/cluster` implements it."""
 
-    def tells(self, ref: ObjectRef) -> bool:
+    def has_authority(self, ref: ObjectRef) -> bool:
         """Whether another member is the authority of the object, and is to be asked."""
         ...
 
-    def told(self, ref: ObjectRef) -> bool:
+    def had_authority(self, ref: ObjectRef) -> bool:
         """Whether another member was the authority until the ring changed, and is to be asked for what it has."""
         ...
 
-    def asked(
-        self, ref: ObjectRef, extent: Extent | None, *, whole_headers: bool, is_ahead: bool, only_if_here: bool
-    ) -> AbstractAsyncContextManager[PeerTold]:
+    def lookup(
+        self, ref: ObjectRef, extent: Extent | None, *, whole_headers: bool, is_ahead: bool, only_if_cached: bool
+    ) -> AbstractAsyncContextManager[PeerAnswer]:
         """The authority's answer. `extent`: bytes of the first block that are to come along. `is_ahead`: no reader
-        waits. `only_if_here`: that of the authority before, which asks nobody.
+        waits. `only_if_cached`: that of the authority before, which asks nobody.
 
         Raises:
             PeerFailed: no member gives an answer that may be believed.
@@ -70,32 +70,32 @@ class VersionFromPeers:
         self._versions = versions
         self._flights = flights
 
-    def tells(self, ref: ObjectRef) -> bool:
+    def has_authority(self, ref: ObjectRef) -> bool:
         """Whether a question about the object goes to a peer first. Where each read must ask, only the origin will
         do."""
-        return self._versions.may_be_told(ref) and self._peers.tells(ref)
+        return self._versions.may_take_from_peers(ref) and self._peers.has_authority(ref)
 
-    def told(self, ref: ObjectRef) -> bool:
+    def had_authority(self, ref: ObjectRef) -> bool:
         """Whether a question goes to the member first that was the authority before. Its answer waits for nobody, so
         this holds on behalf of a peer, too."""
-        return self._versions.may_be_told(ref) and self._peers.told(ref)
+        return self._versions.may_take_from_peers(ref) and self._peers.had_authority(ref)
 
     async def ask(
-        self, ref: ObjectRef, asked_at: float, first_byte: int | None, learn: Learn,
-        *, whole_headers: bool, is_ahead: bool, only_if_here: bool,
+        self, ref: ObjectRef, requested_at: float, first_byte: int | None, learn: Learn,
+        *, whole_headers: bool, is_ahead: bool, only_if_cached: bool,
     ) -> bool | None:  # fmt: skip
-        """Ask the authority. `asked_at`: when the question began. `first_byte`: a reader waits for it. `only_if_here`:
-        see `PeerVersions.asked`. False: the origin is to be asked. None: it is to be asked about the version alone. A
-        member has the bytes, and told what may be too old."""
+        """Ask the authority. `requested_at`: when the question began. `first_byte`: a reader waits for it.
+        `only_if_cached`: see `PeerVersions.lookup`. False: the origin is to be asked. None: it is to be asked about the
+        version alone. A member has the bytes, and its answer may be too old."""
         extent = self._extent(first_byte)
         try:
-            async with self._peers.asked(
-                ref, extent, whole_headers=whole_headers, is_ahead=is_ahead, only_if_here=only_if_here
-            ) as told:
-                version, mark = told.confirmed.version, self._versions.mark_at(asked_at - told.confirmed.age_s)
-                if told.confirmed.age_s >= AGE_UNKNOWN_S:
+            async with self._peers.lookup(
+                ref, extent, whole_headers=whole_headers, is_ahead=is_ahead, only_if_cached=only_if_cached
+            ) as answer:
+                version, mark = answer.confirmed.version, self._versions.mark_at(requested_at - answer.confirmed.age_s)
+                if answer.confirmed.age_s >= AGE_UNKNOWN_S:
                     return None
-                # A write that this node was told of may have come in between, or the peer be less strict.
+                # A write that this node knows may have come in between, or the peer be less strict.
                 if not self._versions.will_be_fresh(ref, mark):
                     if self._versions.likely(ref) is None:
                         self._versions.learn(version, mark)
@@ -104,13 +104,13 @@ class VersionFromPeers:
                     return False
                 if (newer := self._versions.fresh(ref)) is not None and newer.identity != version.identity:
                     return False
-                brings = extent is not None and told.extent is not None and told.extent.start == extent.start
-                if not brings or not self._flights.wanted(self._layout.key(version, 0)):
-                    learn(version, mark, told.confirmed.is_settled)
+                has_bytes = extent is not None and answer.extent is not None and answer.extent.start == extent.start
+                if not has_bytes or not self._flights.wanted(self._layout.key(version, 0)):
+                    learn(version, mark, answer.confirmed.is_settled)
                     return True
                 assert extent is not None
-                flights = self._flights.board(version, BlockRun(0, 1), extent.start, told.block)
-                learn(version, mark, told.confirmed.is_settled)
+                flights = self._flights.board(version, BlockRun(0, 1), extent.start, answer.block)
+                learn(version, mark, answer.confirmed.is_settled)
                 await self._flights.fill_begun(flights)
                 return True
         except PeerFailed:

@@ -25,14 +25,14 @@ from outrider.engine.fill.origin_body import OriginBody
 from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.patience import NOBODY, Waiters
 from outrider.engine.fill.refused import OriginRefused
-from outrider.engine.fill.reply_proof import ProvedBody, brings
+from outrider.engine.fill.reply_proof import ProvedBody, begins_with
 from outrider.engine.read.checksum_heads import ChecksumHeads, same_version, wait_at_most
 from outrider.engine.read.version_answers import VersionAnswers
 from outrider.engine.read.version_cache import VersionCache
 from outrider.engine.read.version_from_peers import PeerVersions, VersionFromPeers
 from outrider.engine.read.version_rows import Mark
 from outrider.engine.tasks.runtime import Runtime
-from outrider.futures import heard
+from outrider.futures import retrieve_failure
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +60,12 @@ class _VersionQuestion:
     likely_bytes: int | None
     """The size that the object most likely has; None: there is none."""
     settled: bool = True
-    """No reply told of a version that may be overwritten without a change of its date."""
+    """No reply had a version that may be overwritten without a change of its date."""
     waiters: Waiters = field(default_factory=Waiters)
     """Those for whom it is asked again while the origin is away."""
     answer: asyncio.Future[ObjectVersion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     boarded: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """The block that is brought has its flight, or will have none."""
+    """The block that is filled has its flight, or will have none."""
 
     def settle(self, version: ObjectVersion) -> None:
         if not self.answer.done():
@@ -74,7 +74,7 @@ class _VersionQuestion:
     def fail(self, error: Exception) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
-            heard(self.answer)
+            retrieve_failure(self.answer)
 
 
 class VersionLookup:
@@ -110,8 +110,8 @@ class VersionLookup:
         with suppress(Signal, S3Error):
             await self.answers.head(ref)
 
-    def is_asking(self, ref: ObjectRef) -> bool:
-        """Whether the version cache is about to be told of `ref`."""
+    def is_looking_up(self, ref: ObjectRef) -> bool:
+        """Whether the version cache is about to get the version of `ref`."""
         return ref in self._questions
 
     async def ask(
@@ -123,9 +123,9 @@ class VersionLookup:
         `first_byte`: the question is a GET that brings the block of that byte, so that an unknown object costs one
         round trip; None: the question is a HEAD. `whole_headers`: the checksums of the whole object are wanted, too,
         which stores leave out of a reply to a Range. `if_small`: they are wanted where they cost nothing, which is
-        where one block holds the object. `size`: as a LIST told it; -1: unknown. `by_get`: the answer to the last
+        where one block holds the object. `size`: as a LIST stated it; -1: unknown. `by_get`: the answer to the last
         question proved wrong, and a HEAD would only repeat it. `patient`: somebody waits for the answer, so that an
-        origin that is away is asked for as long as clients wait. Where a stale version may stand in, it does so after a
+        origin that is away is tried for as long as clients wait. Where a stale version may stand in, it does so after a
         few tries.
 
         Raises:
@@ -163,9 +163,9 @@ class VersionLookup:
         del question  # see `ask`
         with waiters:
             version = await asyncio.shield(answers.pop())
-        told = self._versions.confirmed(ref)
-        if told is not None and told.version == version:
-            return told
+        confirmed = self._versions.confirmed(ref)
+        if confirmed is not None and confirmed.version == version:
+            return confirmed
         return Confirmed(version, self._runtime.clock() - mark.at)
 
     async def ask_checksums(self, ref: ObjectRef) -> None:
@@ -186,7 +186,7 @@ class VersionLookup:
     async def wait_for_transfer(self, version: ObjectVersion, byte: int | None, *, from_origin: bool = False) -> None:
         """Wait for the flight of the block that holds `byte`, if a question under way brings it, and it is not here.
         The version may be known before, by a HEAD that was answered earlier; a fill of the block would then bring it
-        twice. `byte` None: whichever block is brought. `from_origin`: a question to other members is not waited for."""
+        twice. `byte` None: whichever block is filled. `from_origin`: a question to other members is not waited for."""
         get = self._gets.get(version.ref)
         if get is None or (from_origin and get.by_peers):
             return
@@ -199,7 +199,7 @@ class VersionLookup:
         await wait_at_most(self._runtime, get.boarded, _TRANSFER_WAIT_S)
 
     async def _with_checksums(self, ref: ObjectRef, first_byte: int, *, patient: bool) -> ObjectVersion:
-        """The answer of the GET under way, which tells no checksums, with those of a HEAD beside it."""
+        """The answer of the GET under way, which states no checksums, with those of a HEAD beside it."""
         if self._checksums.rests(ref):
             return await self.ask(ref, first_byte, patient=patient)
         beside = self._checksums.begin(ref, self.ask(ref, None, whole_headers=True, patient=False))
@@ -250,8 +250,10 @@ class VersionLookup:
             likely_bytes = size if size >= 0 else self.answers.seen_bytes(ref)
             small = self._fits_a_block(likely_bytes)
             # After an answer that proved wrong, the origin itself is asked.
-            by_peers = not from_origin and not by_get and self.is_told_by_peers(ref)
-            by_disks = not by_get and not by_peers and self._from_peers is not None and self._from_peers.told(ref)
+            by_peers = not from_origin and not by_get and self.has_peer_authority(ref)
+            by_disks = (
+                not by_get and not by_peers and self._from_peers is not None and self._from_peers.had_authority(ref)
+            )
             whole_headers = whole_headers or (not (by_peers or by_disks) and (by_head or (if_small and small)))
             question = _VersionQuestion(
                 ref, first_byte, self._versions.mark(), by_peers, by_disks, is_ahead, whole_headers, likely_bytes
@@ -268,13 +270,13 @@ class VersionLookup:
         try:
             if question.by_peers or question.by_disks:
                 assert self._from_peers is not None
-                is_told = await self._from_peers.ask(
+                is_answered = await self._from_peers.ask(
                     question.ref, question.mark.at, question.first_byte, partial(self._learn, question),
-                    whole_headers=question.whole_headers, is_ahead=question.is_ahead, only_if_here=question.by_disks,
+                    whole_headers=question.whole_headers, is_ahead=question.is_ahead, only_if_cached=question.by_disks,
                 )  # fmt: skip
-                if is_told:
+                if is_answered:
                     return
-                if is_told is None:
+                if is_answered is None:
                     # Where a HEAD is refused, a GET has to be.
                     with suppress(OriginRefused):
                         self._learn(question, await self._head(question, question.waiters))
@@ -282,7 +284,7 @@ class VersionLookup:
             if question.first_byte is None:
                 version = await self._head(question, question.waiters)
                 if not version.whole_headers:
-                    # A HEAD tells nothing, so it tells no checksums either.
+                    # A HEAD states nothing, so it states no checksums either.
                     self._checksums.failed(question.ref)
                 self._learn(question, version)
             elif (filling := await self._get(question, question.first_byte)) is not None:
@@ -295,9 +297,9 @@ class VersionLookup:
     def _fits_a_block(self, size: int | None) -> bool:
         return size is not None and size <= self._layout.block_bytes
 
-    def is_told_by_peers(self, ref: ObjectRef) -> bool:
+    def has_peer_authority(self, ref: ObjectRef) -> bool:
         """Whether a question about the object goes to a peer first."""
-        return self._from_peers is not None and self._from_peers.tells(ref)
+        return self._from_peers is not None and self._from_peers.has_authority(ref)
 
     def _ended(self, question: _VersionQuestion) -> None:
         if not question.answer.done():
@@ -335,14 +337,14 @@ class VersionLookup:
         # objects: of a large one too much would be under way when we stop it.
         likely_bytes = question.likely_bytes
         whole = question.whole_headers and self._fits_a_block(likely_bytes)
-        asks = question.whole_headers and not whole and not self._checksums.rests(ref)
-        beside = self._checksums.begin(ref, self._head(question, NOBODY, alone=True)) if asks else None
-        asked = None
+        wants_checksums = question.whole_headers and not whole and not self._checksums.rests(ref)
+        beside = self._checksums.begin(ref, self._head(question, NOBODY, alone=True)) if wants_checksums else None
+        requested = None
         if not whole:
             start = first_byte - inside + fill_start(inside, self._layout.block_bytes)
-            asked = Extent(start, (index + 1) * self._layout.block_bytes)
-        reply, asked_at, answer = await self.answers.get(
-            ref, asked, question.waiters, likely_bytes=likely_bytes, bulk=(likely_bytes or 0) >= BULK_BYTES
+            requested = Extent(start, (index + 1) * self._layout.block_bytes)
+        reply, requested_at, answer = await self.answers.get(
+            ref, requested, question.waiters, likely_bytes=likely_bytes, bulk=(likely_bytes or 0) >= BULK_BYTES
         )
         filling: Coroutine[Any, Any, None] | None = None
         try:
@@ -351,13 +353,13 @@ class VersionLookup:
                 question.settled &= settled
                 if beside is not None:
                     version = same_version(await self._checksums.answer(ref, beside), version)
-                flights = self._board(version, index, asked, body)
+                flights = self._board(version, index, requested, body)
                 self._learn(question, version)
                 extent = Extent(flights[0].begins_at, flights[-1].meta.extent.stop) if flights else None
-                if extent is not None and brings(reply, body, extent):
+                if extent is not None and begins_with(reply, body, extent):
                     # From here on the body owns the reply.
                     bytes_of = OriginBody(self._origin_reader, version, extent, waiters=flights[0].waiters, reply=reply)
-                    filling = self._flights.fill_from(flights, bytes_of, asked_at)
+                    filling = self._flights.fill_from(flights, bytes_of, requested_at)
                     return filling
                 if flights:
                     # The origin took another Range. An ordinary fill checks that, and asks again.
@@ -368,19 +370,19 @@ class VersionLookup:
         finally:
             if filling is None:
                 reply.close()
-        # Nothing lies at that offset: the object is shorter, or empty. Only a HEAD tells how long it is.
+        # Nothing lies at that offset: the object is shorter, or empty. Only a HEAD says how long it is.
         by_head = None if beside is None else await self._checksums.answer(ref, beside)
         self._learn(question, by_head or await self._head(question, question.waiters, empty=first_byte == 0))
         return None
 
-    def _board(self, version: ObjectVersion, index: int, asked: Extent | None, body: ProvedBody) -> list[Flight]:
+    def _board(self, version: ObjectVersion, index: int, requested: Extent | None, body: ProvedBody) -> list[Flight]:
         """Flights for the blocks that the reply brings; none if one of them is here or on its way. `index`: the block
         that a reader waits for."""
         blocks = self._layout.count(version.size)
-        first, count, wanted_byte = index, 1, 0 if asked is None else asked.start
+        first, count, wanted_byte = index, 1, 0 if requested is None else requested.start
         if body.odd is Oddity.RANGE_IGNORED and blocks <= _IGNORED_BLOCKS_MAX:
             first, count, wanted_byte = 0, blocks, 0
-        elif asked is None and index == 0 and blocks <= FIRST_BLOCKS:
+        elif requested is None and index == 0 and blocks <= FIRST_BLOCKS:
             # An object that is larger than it was taken for: its next blocks are kept, too, where they are few.
             count = blocks
         indexes = range(first, first + count)

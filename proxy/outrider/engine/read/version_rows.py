@@ -35,10 +35,10 @@ class Entry:
     """The mark of the question that `version` answered. None: a start found the version on disk, and not when it was
     confirmed, or a LIST showed another one, so the origin must be asked in any mode of freshness."""
     lists_until: float = -inf
-    """A LIST that was asked for later does not confirm the version."""
+    """A LIST that was requested later does not confirm the version."""
 
     @property
-    def asked(self) -> Mark:
+    def known_mark(self) -> Mark:
         # An entry without a mark is older than any write that we know of.
         return self.mark or Mark(0, -inf)
 
@@ -53,7 +53,7 @@ class VersionRows:
         self._order = RowOrder()
         self._packed: list[bytes] = []
         self._generations = array("q")
-        self._asked_at = array("d")
+        self._requested_at = array("d")
         self._lists_until = array("d")
         # Zeros until the first read: a name takes as long to compute as all the rest of a lookup.
         self._ids = bytearray()
@@ -88,7 +88,7 @@ class VersionRows:
 
     def mark(self, row: int) -> Mark | None:
         generation = self._generations[row]
-        return None if generation == _NO_MARK else Mark(generation, self._asked_at[row])
+        return None if generation == _NO_MARK else Mark(generation, self._requested_at[row])
 
     def put(self, entry: Entry, row: int) -> None:
         """Its object is the one that was used last. `row`: where it is; -1: it has none."""
@@ -99,7 +99,7 @@ class VersionRows:
             if is_new:
                 self._packed.append(packed)
                 self._generations.append(0)
-                self._asked_at.append(0.0)
+                self._requested_at.append(0.0)
                 self._lists_until.append(0.0)
                 self._ids += _NO_ID
             self._index.add(hash(ref), row)
@@ -122,7 +122,7 @@ class VersionRows:
         first = self._rows.take_many(len(packed))
         self._packed += packed
         self._generations.extend([_NO_MARK if mark is None else mark.generation for mark in marks])
-        self._asked_at.extend([0.0 if mark is None else mark.at for mark in marks])
+        self._requested_at.extend([0.0 if mark is None else mark.at for mark in marks])
         self._lists_until.extend(lists_until)
         self._ids += bytes(_ID_BYTES * len(packed))
         self._index.add_all(hashes, first)
@@ -130,7 +130,7 @@ class VersionRows:
 
     def confirm(self, row: int, mark: Mark | None, lists_until: float) -> None:
         """See `Entry`."""
-        self._generations[row], self._asked_at[row] = (_NO_MARK, 0.0) if mark is None else mark
+        self._generations[row], self._requested_at[row] = (_NO_MARK, 0.0) if mark is None else mark
         self._lists_until[row] = lists_until
 
     def use(self, row: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from outrider.core.ahead.dataset.dataset import Dataset
 from outrider.core.ahead.planner import Planner
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, DatasetShares, SharesAsked
+from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, DatasetShares, SharesRequest
 from outrider.core.cluster.object_samples import KnownObject, ObjectSample, Union
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
@@ -101,7 +101,7 @@ class ClusterMap:
 
     async def _shares_of(self, member: Member) -> Sequence[DatasetShare] | PeerFailed:
         try:
-            question = SharesAsked(self._view().me.name)
+            question = SharesRequest(self._view().me.name)
             return (await self._transport.request(member, question, DatasetShares)).datasets
         except PeerFailed as error:
             return error

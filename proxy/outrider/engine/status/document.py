@@ -92,7 +92,7 @@ class StatusDocument:
         tenants: TenantsPart | None = None,
     ) -> None:  # fmt: skip
         """`process`: the fields about the process and its S3 port. `cluster` None: the node is alone. `tenants` None:
-        clients are not told apart."""
+        clients are not distinguished."""
         self._process = process
         self._settings = settings
         self._metrics = metrics
@@ -110,7 +110,7 @@ class StatusDocument:
 
     def for_client(self, owner: str) -> dict[str, Any]:
         """For the client with this access key (empty in loopback mode): its own warm-ups and pins, and the fields that
-        any client may see. In loopback mode clients are not told apart, so each of them sees all datasets, readers
+        any client may see. In loopback mode clients are not distinguished, so each of them sees all datasets, readers
         and members."""
         document = {name: value for name, value in self._service().items() if name in _FOR_CLIENTS}
         # Clients that keep what they read, such as a mount, need to know how long they may.

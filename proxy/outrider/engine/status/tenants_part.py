@@ -26,7 +26,7 @@ class TenantsPart:
 
     def document(self) -> list[dict[str, Any]]:
         """By name. A share is None where the tenant has none. `cached_bytes` None: no tenant has a share of the cache,
-        and blocks are not told apart."""
+        and blocks are not distinguished."""
         self._metrics.add_up()
         of = self._metrics.tenants
         return [

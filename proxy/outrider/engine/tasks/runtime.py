@@ -1,4 +1,4 @@
-"""The runtime of a part of the engine: how it starts tasks, tells the time and waits. Tests replace all three."""
+"""The runtime of a part of the engine: how it starts tasks, reads the clock and waits. Tests replace all three."""
 
 from __future__ import annotations
 

@@ -96,10 +96,10 @@ class _Outcome:
         """The object that was made, if it was."""
 
 
-class OtherMembers(Protocol):
+class ForgetSender(Protocol):
     """The other members of the cluster. A Protocol, as `engine.cluster` stands above."""
 
-    async def tell(self, names: Sequence[Name], *, in_doubt: bool = False) -> None:
+    async def forget(self, names: Sequence[Name], *, in_doubt: bool = False) -> None:
         """Make them forget the names. Returns when they have, or after a while, and never fails. `in_doubt`: it is not
         known whether and when the origin carries the write out."""
         ...
@@ -118,7 +118,7 @@ class Passthrough:
 
     def __init__(
         self, origin: Origin, origin_reader: OriginReader, versions: VersionCache, forget_lists: Callable[[Name], None],
-        note: Callable[[Sequence[Name]], Awaitable[None]] = _note_nothing, others: OtherMembers | None = None,
+        note: Callable[[Sequence[Name]], Awaitable[None]] = _note_nothing, others: ForgetSender | None = None,
         created: Callable[[ObjectRef], None] = _warm_nothing,
     ) -> None:  # fmt: skip
         """`forget_lists` drops the cached LISTs that may show an object, or all of a bucket.
@@ -203,7 +203,7 @@ class Passthrough:
 
     async def _announce(self, touched: Sequence[Name], *, in_doubt: bool = False) -> None:
         if self._others is not None and touched:
-            await self._others.tell(touched, in_doubt=in_doubt)
+            await self._others.forget(touched, in_doubt=in_doubt)
 
     async def _carried_out(self, touched: Sequence[Name]) -> None:
         """The other members hear before the client does: CompleteMultipartUpload and COPY carry the write out after the

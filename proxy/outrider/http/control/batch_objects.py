@@ -78,7 +78,7 @@ class Opened:
     taken: list[Piece] = field(default_factory=list)
     error: S3Error | None = None
     """The refusal."""
-    asked: tuple[ObjectVersion, Extent] | None = None
+    read_of: tuple[ObjectVersion, Extent] | None = None
     """The bytes that are read; None: the object was not found, or comes past the cache."""
     is_noted: bool = False
     """The planner knows of the read."""
@@ -185,11 +185,11 @@ class BatchObjects:
                 if read.span is not None and read.ref.key.endswith("/"):
                     # Stores differ in their readings of a Range on a folder's own key.
                     return await self._forwarded(read, operation)
-                headers = {} if read.asked_range is None else {"range": read.asked_range}
+                headers = {} if read.requested_range is None else {"range": read.requested_range}
                 answer = await self._reads.get(read.ref, headers, note_read)
             except (NotCacheable, InvalidRange, PreconditionFailed):
                 return await self._forwarded(read, operation, read_of=read_of)
-            return Opened(read, answer.status, answer.cache, answer.length, answer.body, asked=read_of)
+            return Opened(read, answer.status, answer.cache, answer.length, answer.body, read_of=read_of)
         except S3Error as error:
             return _refused(read, error, read_of=read_of)
         except OriginRefused as refused:
@@ -201,14 +201,14 @@ class BatchObjects:
     async def _forwarded(
         self, read: BatchRead, operation: Operation, *, read_of: tuple[ObjectVersion, Extent] | None = None
     ) -> Opened:
-        headers = () if read.asked_range is None else (("range", read.asked_range),)
+        headers = () if read.requested_range is None else (("range", read.requested_range),)
         answer = await self._passthrough.send(operation, headers, Upload())
         status = 206 if read.span is not None else 200
         if answer.status == status and answer.length is not None:
-            return Opened(read, answer.status, answer.cache, answer.length, answer.body, asked=read_of)
+            return Opened(read, answer.status, answer.cache, answer.length, answer.body, read_of=read_of)
         async with aclosing(answer.body):
             if answer.status in (200, 206):
-                # A tar tells the length of an entry before its bytes, and not which bytes of the object they are.
+                # A tar states the length of an entry before its bytes, and not which bytes of the object they are.
                 lacks = "tell how long the object is" if answer.status == status else "answer a range with its bytes"
                 text = f"The bucket does not {lacks}: read the object by a GET of its own."
                 return _refused(read, Refusal(501, "NotImplemented", text), read_of=read_of)
@@ -221,9 +221,9 @@ class BatchObjects:
 
     def note(self, opened: Opened) -> None:
         """It is the turn of the object. The planner learns the order of the list, not that of the bucket's answers."""
-        if opened.asked is not None:
+        if opened.read_of is not None:
             opened.is_noted = True
-            self._prefetch.asked(self._reader, *opened.asked, checksums=False)
+            self._prefetch.requested(self._reader, *opened.read_of, checksums=False)
 
     async def receive(self, opened: Opened, bytes_max: int) -> bool:
         """Read ahead what is in no file yet, up to `bytes_max` bytes of it. False: it is longer, and comes past the
@@ -250,7 +250,7 @@ class BatchObjects:
         """The read has ended; it is counted."""
         await self.close(opened)
         ref, status, cache, sent = opened.read.ref, opened.status, opened.cache.value, opened.sent
-        if opened.asked is not None and status < 400 and opened.cache is not CacheStatus.BYPASS:
+        if opened.read_of is not None and status < 400 and opened.cache is not CacheStatus.BYPASS:
             self.counts.read(ref, status, cache, sent)
         elif opened.error is None or isinstance(opened.error, Refusal):
             self.counts.past(ref, status, cache, sent)

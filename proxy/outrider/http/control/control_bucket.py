@@ -62,15 +62,15 @@ _DIGITS = 9
 _TAKEN = ", ".join(f"{folder}/" for folder in ("plan", "stall", *FOLDERS))
 
 
-def is_batch(asked: operation.Operation) -> bool:
+def is_batch(request: operation.Operation) -> bool:
     """Whether a request to the control bucket asks for a batch: a POST of a list of objects, answered by a tar."""
-    return asked.method == "POST" and asked.key == _BATCH_KEY
+    return request.method == "POST" and request.key == _BATCH_KEY
 
 
 class Plans(Protocol):
     """Takes the reads that jobs announce."""
 
-    def told(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
+    def announce(self, client: str, refs: Sequence[ObjectRef], *, start: int, total: int | None, hint: Hint) -> None:
         """One worker of `client` (see `access.reader_name`) will read `refs` next, in this order: reads number `start`
         and on of the `total` of its epoch (None: not known, more may come). A long plan comes in pieces. `hint`
         remembers them."""
@@ -171,7 +171,7 @@ class ControlBucket:
             self._metrics.planned_reads.inc(len(plan.refs))
             try:
                 async for first, piece in _pieces(plan.refs):
-                    self.plans.told(request.client, piece, start=plan.start + first, total=plan.total, hint=hint)
+                    self.plans.announce(request.client, piece, start=plan.start + first, total=plan.total, hint=hint)
             finally:
                 # Also after a failure halfway: the pieces that were announced can then be withdrawn.
                 self._plan_objects.put(request.owner, name, ControlObject(text, self._clock(), hint))

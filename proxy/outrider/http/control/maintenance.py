@@ -36,7 +36,7 @@ from outrider.core.errors import (
 from outrider.core.maintenance.copies import parse_copies
 from outrider.core.maintenance.object_list import BODY_BYTES_MAX, ObjectList, SavedWarmup, parse_list
 from outrider.core.maintenance.progress import State
-from outrider.core.maintenance.sums import PART_NAMES_MAX, eviction_sum, verification_sum
+from outrider.core.maintenance.progress_sum import PART_NAMES_MAX, eviction_sum, verification_sum
 from outrider.core.model import ObjectRef
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.verification import Verification
@@ -57,7 +57,7 @@ from outrider.ports import Clock
 from outrider.settings import parse_bytes
 
 if TYPE_CHECKING:
-    from outrider.engine.maintenance.together import Together
+    from outrider.engine.maintenance.commands_across_members import Together
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class MaintenanceCommands:
         for warmup in saved:
             who = self._access.owner(warmup.owner)
             if who is None or self._warmups.get(warmup.owner, warmup.name) is not None:
-                continue  # the client key was removed, or it has asked for this warm-up again by now
+                continue  # the client key was removed, or it has requested this warm-up again by now
             body = warmup.body.encode("utf-8", "surrogateescape")
             try:
                 wanted = await self._readable(body, who)

@@ -43,7 +43,7 @@ class ControlRequest:
         given = dict(self.headers).get("content-length", "")
         length = decoded_length_of(self.headers) if self.who.payload.chunked else int(given) if given else None
         if length is not None and length > limit:
-            raise EntityTooLarge(f"At most {limit} bytes are taken here; a long plan can be told in parts.")
+            raise EntityTooLarge(f"At most {limit} bytes are taken here; a long plan can be sent in parts.")
         return await self.read_body(limit)
 
 
@@ -115,7 +115,7 @@ def answer_with(request: ControlRequest, entry: ControlObject | None) -> Control
 
 
 def json_answer(request: ControlRequest, body: bytes, at: float) -> ControlAnswer:
-    """The whole body, or the one range that was asked for: `aws s3 cp` reads a long object in parts.
+    """The whole body, or the one range that was requested: `aws s3 cp` reads a long object in parts.
 
     Raises InvalidRange.
     """

@@ -15,9 +15,9 @@ from outrider.core.auth.peer_signature import PROOF, NotAMember, proof_of, verif
 from outrider.core.auth.sigv4 import SigningKeys
 from outrider.core.auth.verification import SignedRequest
 from outrider.core.cluster import messages, peer_wire
-from outrider.core.cluster.messages import Answer, Command, Forget, Hello, Notice, Question, SharesAsked
+from outrider.core.cluster.messages import Answer, Command, Forget, Hello, Notice, Question, SharesRequest
 from outrider.core.cluster.peer_messages import PeerRead
-from outrider.core.cluster.peer_wire import AnswerHead, Asker
+from outrider.core.cluster.peer_wire import AnswerHead, Requester
 from outrider.core.cluster.replay_guard import ReplayGuard
 from outrider.core.cluster.wire_forms import WireError, decode, encode
 from outrider.core.errors import S3Error, Signal
@@ -55,7 +55,7 @@ class Gatekeeper:
         self._clock = clock
         self._keys = SigningKeys()
 
-    def admit(self, request: BaseRequest) -> tuple[Asker, dict[str, str], str]:
+    def admit(self, request: BaseRequest) -> tuple[Requester, dict[str, str], str]:
         """The member that sent the request, the headers by name, and the hash that the body must have.
 
         Raises Refused.
@@ -72,27 +72,27 @@ class Gatekeeper:
             )
         except NotAMember as error:
             raise Refused(403, error.why) from error
-        # A header that came twice is one value here, joined by a comma: none of ours then has its form.
+        # A header received twice is one value here, joined by a comma: none of ours then has its form.
         values: dict[str, str] = {}
         for name, value in headers:
             values[name] = f"{values[name]},{value}" if name in values else value
         try:
-            asker = peer_wire.parse_asker(values)
+            requester = peer_wire.parse_requester(values)
             boot, number = peer_wire.sequence_of(values)
         except WireError as error:
             raise Refused(400, "garbage") from error
-        if asker.hops != 1:
+        if requester.hops != 1:
             raise Refused(400, "hops")
         # Not the Host: a member is reached by names, addresses and ports that it does not know of.
-        if asker.receiver not in ("", self._name):
+        if requester.receiver not in ("", self._name):
             raise Refused(403, "receiver")
-        if not self._guard.admit(asker.name, boot, number, now):
+        if not self._guard.admit(requester.name, boot, number, now):
             raise Refused(403, "replay")
-        return asker, values, body_hash
+        return requester, values, body_hash
 
-    def proved(self, asked: Mapping[str, str], status: int, headers: Headers, body: bytes = b"") -> Headers:
-        """The headers of an answer, with its proof. `asked`: the headers of the request, which was admitted."""
-        proof = proof_of(asked.get("authorization", ""), self._secrets(), status, headers, body)
+    def proved(self, requested: Mapping[str, str], status: int, headers: Headers, body: bytes = b"") -> Headers:
+        """The headers of an answer, with its proof. `requested`: the headers of the request, which was admitted."""
+        proof = proof_of(requested.get("authorization", ""), self._secrets(), status, headers, body)
         return (*headers, (PROOF, proof))
 
 
@@ -110,11 +110,11 @@ class PeerEngine(Protocol):
 
 class PeerHandler:
     """`this`: the name, ring and cluster of this member. `is_member`: whether another process of this name is one.
-    `reads_max`: more reads at once are told to ask elsewhere."""
+    `reads_max`: more reads at once are sent to another member."""
 
     def __init__(
-        self, service: PeerEngine, gatekeeper: Gatekeeper, this: Callable[[], Asker], is_member: Callable[[str], bool],
-        metrics: Metrics, *, reads_max: int,
+        self, service: PeerEngine, gatekeeper: Gatekeeper, this: Callable[[], Requester],
+        is_member: Callable[[str], bool], metrics: Metrics, *, reads_max: int,
     ) -> None:  # fmt: skip
         self._service = service
         self._gatekeeper = gatekeeper
@@ -134,11 +134,11 @@ class PeerHandler:
     async def handle(self, request: BaseRequest, wire: WireSender, admitted: Callable[[], None]) -> StreamResponse:
         """Answer a request that aiohttp's parser accepted. `admitted`: called if a member signed it."""
         try:
-            asker, headers, body_hash = self._gatekeeper.admit(request)
+            requester, headers, body_hash = self._gatekeeper.admit(request)
             admitted()
             if request.method == "POST":
-                return await self._message(request, wire, asker, headers, body_hash)
-            return await self._read(request, wire, asker, headers)
+                return await self._message(request, wire, requester, headers, body_hash)
+            return await self._read(request, wire, requester, headers)
         except Refused as refused:
             return self.refuse(request, wire, refused)
         except ConnectionError:
@@ -155,27 +155,29 @@ class PeerHandler:
 
     # -- reads ------------------------------------------------------------------------------------------------------
 
-    async def _read(self, request: BaseRequest, wire: WireSender, asker: Asker, headers: dict[str, str]) -> WireReply:
+    async def _read(
+        self, request: BaseRequest, wire: WireSender, requester: Requester, headers: dict[str, str]
+    ) -> WireReply:
         if request.body_exists or request.method not in ("GET", "HEAD"):
             raise Refused(400, "garbage")
         this = self._this()
-        if asker.cluster_id != this.cluster_id:
+        if requester.cluster_id != this.cluster_id:
             raise Refused(421, "cluster")
-        if not peer_wire.is_spoken(asker.wire):
+        if not peer_wire.is_spoken(requester.wire):
             raise Refused(400, "wire")
         try:
             read = peer_wire.parse_read(request.method, request.raw_path, headers)
         except WireError as error:
             raise Refused(400, "garbage") from error
-        if asker.ring != this.ring and self._is_member(asker.name):
+        if requester.ring != this.ring and self._is_member(requester.name):
             self._metrics.ring_disagreements.inc()
         if self.in_flight >= self._reads_max:
             self._metrics.refused.labels("busy").inc()
             return self._reply(wire, 503, self._gatekeeper.proved(headers, 503, ((peer_wire.FROM, this.name),)))
         self._begin()
         try:
-            answer = await self._answer(read, asker.name)
-            return await self._answered(wire, read, answer, asker.name, this.name, headers)
+            answer = await self._answer(read, requester.name)
+            return await self._answered(wire, read, answer, requester.name, this.name, headers)
         except BaseException:
             self._end()
             raise
@@ -188,13 +190,19 @@ class PeerHandler:
             return PeerReadAnswer(404)
 
     async def _answered(
-        self, wire: WireSender, read: PeerRead, answer: PeerReadAnswer, sender: str, name: str, asked: dict[str, str]
+        self,
+        wire: WireSender,
+        read: PeerRead,
+        answer: PeerReadAnswer,
+        sender: str,
+        name: str,
+        requested: dict[str, str],
     ) -> WireReply:
-        """The reply, at whose end the read ends. `asked`: the headers of the request."""
+        """The reply, at whose end the read ends. `requested`: the headers of the request."""
         confirmed = answer.confirmed
         try:
-            told = confirmed if answer.status in (200, 206) else None
-            head = AnswerHead(told, answer.extent, answer.digest, answer.sending)
+            stated = confirmed if answer.status in (200, 206) else None
+            head = AnswerHead(stated, answer.extent, answer.digest, answer.sending)
             headers = peer_wire.answer_headers(read, head, name)
         except WireError:
             if answer.body is not None:
@@ -206,7 +214,7 @@ class PeerHandler:
             label = self._metrics.label(sender) if self._is_member(sender) else OTHER
             self._metrics.bytes.labels(label, "out").inc(sum(sent.values()))
 
-        headers = self._gatekeeper.proved(asked, answer.status, headers)
+        headers = self._gatekeeper.proved(requested, answer.status, headers)
         length = None if answer.extent is None else answer.extent.length
         return WireReply(answer.status, headers, wire=wire, body=answer.body, length=length, on_end=ended)
 
@@ -222,7 +230,7 @@ class PeerHandler:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     async def _message(
-        self, request: BaseRequest, wire: WireSender, asker: Asker, headers: dict[str, str], body_hash: str
+        self, request: BaseRequest, wire: WireSender, requester: Requester, headers: dict[str, str], body_hash: str
     ) -> WireReply:
         kind = messages.BY_PATH.get(request.raw_path)
         if kind is None:
@@ -230,24 +238,24 @@ class PeerHandler:
         bytes_max = messages.COMMAND_BYTES_MAX if kind is Command else messages.BODY_BYTES_MAX
         body = await self._body(request, wire, body_hash, bytes_max)
         this = self._this()
-        if kind is not Hello and not peer_wire.is_spoken(asker.wire):
+        if kind is not Hello and not peer_wire.is_spoken(requester.wire):
             raise Refused(400, "wire")
         try:
             message = decode(kind, body)
         except WireError as error:
             raise Refused(400, "garbage") from error
         # Members of other clusters are greeted: `doctor` shows which lists mix them.
-        if kind is not Hello and asker.cluster_id != this.cluster_id:
+        if kind is not Hello and requester.cluster_id != this.cluster_id:
             raise Refused(421, "cluster")
-        if message.sender != asker.name:
+        if message.sender != requester.name:
             raise Refused(400, "garbage")
         # A forget needs no list: one of a member that has just joined must not be lost, and it costs questions alone. A
         # hello needs none, since a list may be late.
-        if kind not in (Hello, Forget, SharesAsked) and not self._is_member(asker.name):
+        if kind not in (Hello, Forget, SharesRequest) and not self._is_member(requester.name):
             raise Refused(403, "stranger")
         answer = await self._service.answer(message)
-        told = b"" if answer is None else encode(answer)
-        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, ((peer_wire.FROM, this.name),), told), told)
+        body = b"" if answer is None else encode(answer)
+        return self._reply(wire, 200, self._gatekeeper.proved(headers, 200, ((peer_wire.FROM, this.name),), body), body)
 
     async def _body(self, request: BaseRequest, wire: WireSender, body_hash: str, bytes_max: int) -> bytes:
         """The body, which is that of the signature. Raises Refused."""

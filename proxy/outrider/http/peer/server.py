@@ -42,7 +42,7 @@ _GOODBYE_S = 0.5
 class PeerConnection(BoundedHeads):
     """Owned by aiohttp's server. `wire` sends on it, as long as it is open."""
 
-    __slots__ = ("asked_at", "closed", "introduced", "is_ending", "port", "wire")
+    __slots__ = ("closed", "introduced", "is_ending", "port", "requested_at", "wire")
 
     def __init__(self, server: Server, port: PeerServer) -> None:
         options: dict[str, Any] = {
@@ -57,7 +57,7 @@ class PeerConnection(BoundedHeads):
         """Set once a request had the signature of a member, and when the connection is lost."""
         self.is_ending = False
         """The request that is under way is the last one."""
-        self.asked_at = time.monotonic()
+        self.requested_at = time.monotonic()
         """When the last request came, in monotonic seconds; before the first one, when the connection was made."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -75,7 +75,7 @@ class PeerConnection(BoundedHeads):
     def is_members(self) -> None:
         """A request had the signature of a member."""
         self.introduced.set()
-        self.asked_at = time.monotonic()
+        self.requested_at = time.monotonic()
 
     @property
     def is_idle(self) -> bool:
@@ -145,7 +145,7 @@ class PeerServer(Server):
     def make_room(self) -> bool:
         """Closes the connection that is idle for longest. False: none is."""
         open_ones = (each for each in self.connections if isinstance(each, PeerConnection))
-        oldest = min((each for each in open_ones if each.is_idle), key=lambda each: each.asked_at, default=None)
+        oldest = min((each for each in open_ones if each.is_idle), key=lambda each: each.requested_at, default=None)
         if oldest is not None:
             oldest.end()
         return oldest is not None

@@ -54,9 +54,9 @@ class AccessLog:
         self._add(_json(facts)[1:-1])
 
     def hit(self, subject: str, seconds: float, method: str, status: int, count: int, request_id: str, client: str,
-            address: str, app: str, asked_range: str | None) -> None:  # fmt: skip
+            address: str, app: str, requested_range: str | None) -> None:  # fmt: skip
         """The line of a read that the fast path answered. `subject`: see `subject_of`."""
-        ranged = "" if asked_range is None else f', "range": "{asked_range}"'
+        ranged = "" if requested_range is None else f', "range": "{requested_range}"'
         self._add(
             f'"request": "{request_id}", "op": "{method.lower()}", "method": "{method}", "status": {status}, '
             f'"cache": "HIT", "bytes": {count}, "seconds": {seconds:.6f}, {_sender(client, address, app)}, '

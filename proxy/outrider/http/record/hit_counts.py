@@ -67,7 +67,7 @@ class HitCounts:
         self._metrics.first_byte_s.labels(method.lower()).observe(seconds)
 
     def add(self, tally: HitTally, method: str, status: int, sent: int, seconds: float, away_s: float) -> None:
-        """A hit that was sent whole, `seconds` after it was asked for. `away_s`: see `Ended`."""
+        """A hit that was sent whole, `seconds` after it was requested. `away_s`: see `Ended`."""
         try:
             answered = self._answered[method, status]
         except KeyError:

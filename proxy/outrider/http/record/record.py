@@ -81,7 +81,7 @@ class Ended:
     op: str
     method: str
     operation: Operation | None
-    asked_range: str | None
+    requested_range: str | None
     client: str
     address: str
     status: int | None

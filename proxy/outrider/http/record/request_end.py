@@ -27,7 +27,7 @@ class ReadInFlight(Protocol):
     id: str
     started: float
     """On `time.perf_counter`."""
-    asker: str | None
+    requester: str | None
 
     @property
     def ref(self) -> ObjectRef | None: ...
@@ -73,11 +73,11 @@ class RequestRecorder:
     def _reads_under_way(self) -> Iterator[ReadUnderWay]:
         now, templates = time.perf_counter(), self._metrics.usage.templates
         for read in self._reads.values():
-            if read.asker is None or (ref := read.ref) is None:
+            if read.requester is None or (ref := read.ref) is None:
                 continue
             full_s = read.full_now_s
             yield ReadUnderWay(
-                read.asker, (ref.bucket, templates.so_far(*ref)), read.is_hit, not read.is_full,
+                read.requester, (ref.bucket, templates.so_far(*ref)), read.is_hit, not read.is_full,
                 max(0.0, now - read.started - full_s), full_s,
             )  # fmt: skip
 
@@ -160,8 +160,8 @@ def _facts(end: Ended, seconds: float) -> dict[str, object]:
     }  # fmt: skip
     if end.operation is not None:
         facts["bucket"], facts["key"] = end.operation.bucket, end.operation.key
-    if end.asked_range is not None:
-        facts["range"] = end.asked_range
+    if end.requested_range is not None:
+        facts["range"] = end.requested_range
     if end.batch is not None:
         facts |= end.batch.facts()
     if end.cut is not None:

@@ -71,8 +71,8 @@ def _describe(span: Span, end: Ended, name_of: Callable[[str], str]) -> None:
         said["http.response.status_code"] = end.status
     if end.reader is not None:
         said["outrider.reader"] = name_of(end.reader)
-    if end.asked_range is not None:
-        said["outrider.range"] = unicode_of(end.asked_range)
+    if end.requested_range is not None:
+        said["outrider.range"] = unicode_of(end.requested_range)
     if end.first_byte_s is not None:
         said["outrider.first_byte_s"] = round(end.first_byte_s, 6)
     for source, count in end.sent.items():

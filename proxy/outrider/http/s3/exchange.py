@@ -127,11 +127,11 @@ class Exchange:
     """The name of the client key that signed the request."""
     app: str = ""
     """See `headers.app_of`."""
-    asker: str | None = None
+    requester: str | None = None
     """The reader that asks for an object (see `access.reader_name`); None: no object is read, or that is not known
     yet."""
     reader: str | None = None
-    """`asker`, once the object was found."""
+    """`requester`, once the object was found."""
     away_s: float = 0.0
     full_s: float = 0.0
     """See `Ended`; of `full_s`, the part that the connection had seen before this request."""
@@ -208,7 +208,7 @@ class Exchange:
         """Take over the facts of a reply that the fast path began."""
         self.operation, self.cache = begun.operation, CacheStatus.HIT
         self.id, self.started, self.client, self.app = begun.request_id, begun.started, begun.client, begun.app
-        self.reader = self.asker = begun.reader
+        self.reader = self.requester = begun.reader
         self.away_s, self.first_byte_s = begun.away_s, begun.first_byte_s
 
     def ended(self, status: int | None, sent: Sent, cut: str | None) -> Ended:
@@ -217,7 +217,8 @@ class Exchange:
             sent = self.batch.sent
         return Ended(
             request_id=self.id, op=self.op, method=self.request.method, operation=self.operation,
-            asked_range=dict(self.headers).get("range"), client=self.client, address=self.wire.address, status=status,
-            cache=self.cache.value, sent=sent, started=self.started, cut=cut, reader=self.asker, away_s=self.away_s,
-            full_s=self.wire.full_s - self.full_s, app=self.app, first_byte_s=self.first_byte_s, batch=self.batch,
+            requested_range=dict(self.headers).get("range"), client=self.client, address=self.wire.address,
+            status=status, cache=self.cache.value, sent=sent, started=self.started, cut=cut, reader=self.requester,
+            away_s=self.away_s, full_s=self.wire.full_s - self.full_s, app=self.app, first_byte_s=self.first_byte_s,
+            batch=self.batch,
         )  # fmt: skip

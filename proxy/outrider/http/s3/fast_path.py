@@ -104,12 +104,12 @@ class FastPath:
         known = known_fields(fields)
         if known is None:
             return None
-        meaning, asked_range, start, stop = known
+        meaning, requested_range, start, stop = known
         version = subject.known.version
-        if asked_range is None:
+        if requested_range is None:
             stop, status, is_unusual = version.size, 200, meaning.checksums
         else:
-            status, is_unusual, asked_range = 206, False, b"bytes=" + asked_range
+            status, is_unusual, requested_range = 206, False, b"bytes=" + requested_range
             if stop > version.size:
                 stop = version.size
         length = stop - start
@@ -128,12 +128,12 @@ class FastPath:
             return None
         file, offset = found
         number = new_request_number()
-        head = self._head(subject, meaning.checksums, asked_range is not None, start, stop, number, started)
+        head = self._head(subject, meaning.checksums, requested_range is not None, start, stop, number, started)
         went = send_file_at_once(wire, head, file, offset, length, self._copied)
         if went is None:
             return None
-        return self._finish(wire, subject, "GET", status, ANYBODY, meaning.app, asked_range, head, start, stop, went,
-                            number, started, now)  # fmt: skip
+        return self._finish(wire, subject, "GET", status, ANYBODY, meaning.app, requested_range, head, start, stop,
+                            went, number, started, now)  # fmt: skip
 
     def _answer_any(self, data: bytes, wire: SocketSender, started: float, cold: ColdHit | None) -> Answered:
         read = recognise(data)
@@ -252,15 +252,15 @@ class FastPath:
         is_part = read.range is not None
         head = self._head(subject, read.checksums, is_part, extent.start, extent.stop, number, started)
         went = send_at_once(wire, head, body, extent.length)
-        asked_range = None if read.range is None else read.range.encode()
+        requested_range = None if read.range is None else read.range.encode()
         return self._finish(
-            wire, subject, read.method, 206 if is_part else 200, who, read.app, asked_range, head, extent.start,
+            wire, subject, read.method, 206 if is_part else 200, who, read.app, requested_range, head, extent.start,
             extent.stop, went, number, started, self._clock(), read,
         )  # fmt: skip
 
     def _finish(
         self, wire: SocketSender, subject: Subject, method: str, status: int, who: Principal, app: str,
-        asked_range: bytes | None, head: bytes, start: int, stop: int, went: tuple[int, int, bool], number: int,
+        requested_range: bytes | None, head: bytes, start: int, stop: int, went: tuple[int, int, bool], number: int,
         started: float, now: float, read: PlainRequest | None = None,
     ) -> Literal[True] | Begun:  # fmt: skip
         """Count and log a reply with the bytes `[start, stop)`, of which `went` was sent (see `send_at_once`). `read`
@@ -284,7 +284,7 @@ class FastPath:
         if sent:
             self._note(reader, subject.known.version, start, stop, now)
         if self._access_log.is_wanted():
-            text = None if asked_range is None else asked_range.decode("ascii")
+            text = None if requested_range is None else requested_range.decode("ascii")
             self._access_log.hit(subject.log, seconds, method, status, sent, request_id_of(number), client,
                                  wire.address, app, text)  # fmt: skip
         if self._spans is not None and read is not None:

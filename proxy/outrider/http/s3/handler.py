@@ -220,14 +220,14 @@ class S3Handler:
         return await self._read(exchange, operation, who)
 
     async def _read(self, exchange: Exchange, operation: Operation, who: Principal) -> WireReply:
-        exchange.asker = reader_name(who, exchange.wire.address, exchange.app)
+        exchange.requester = reader_name(who, exchange.wire.address, exchange.app)
         self._recorder.reading(exchange)
         headers = dict(exchange.headers)
         try:
             if operation.kind is OperationKind.HEAD:
                 return self._answered(exchange, await self._services.reads.head(operation.ref, headers))
-            on_asked = partial(self._asked, exchange, headers)
-            return self._answered(exchange, await self._services.reads.get(operation.ref, headers, on_asked))
+            on_requested = partial(self._on_requested, exchange, headers)
+            return self._answered(exchange, await self._services.reads.get(operation.ref, headers, on_requested))
         except (NotCacheable, InvalidRange, PreconditionFailed):
             # The origin gives the refusal, in its own words: it may know of a newer version, and stores differ in
             # their readings of a Range past the end.
@@ -252,7 +252,7 @@ class S3Handler:
                 raise InvalidRequest("A batch is sent in chunks: use HTTP/1.1.")
             # It changes nothing, so it ends when the client leaves.
             cast(Caller, exchange.request.protocol).only_reads = True
-            exchange.asker = client
+            exchange.requester = client
         answer = await self._control.answer(ControlRequest(operation, exchange.headers, who, client, read_body))
         if answer.batch is not None:
             exchange.batch = answer.batch.counts
@@ -260,12 +260,12 @@ class S3Handler:
             await answer.batch.begin()
         return self._reply(exchange, answer.status, answer.headers, answer.batch or answer.body, None)
 
-    def _asked(
+    def _on_requested(
         self, exchange: Exchange, headers: dict[str, str], version: ObjectVersion, extent: Extent
     ) -> None:  # fmt: skip
-        assert exchange.asker is not None
-        exchange.reader = exchange.asker
-        self._services.prefetch.asked(exchange.reader, version, extent, checksums=wants_checksums(headers))
+        assert exchange.requester is not None
+        exchange.reader = exchange.requester
+        self._services.prefetch.requested(exchange.reader, version, extent, checksums=wants_checksums(headers))
 
     # -- replies ---------------------------------------------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class S3Handler:
             if begun.disk_failed:
                 self._services.reads.doubt(begun.version, begun.rest.start)
             if begun.extent.length:
-                self._services.prefetch.asked(begun.reader, begun.version, begun.extent, checksums=False)
+                self._services.prefetch.requested(begun.reader, begun.version, begun.extent, checksums=False)
             body = self._services.reads.resume(begun.version, begun.rest, begun.since) if begun.rest.length else None
         except Exception as error:
             # A part of the reply may be out: its client would take an error reply for more of the body.

@@ -32,7 +32,7 @@ async def send_continue(request: BaseRequest, wire: WireSender) -> None:
 
 
 async def client_body(request: BaseRequest, wire: WireSender, timeout_s: float) -> AsyncIterator[bytes]:
-    """The pieces of the body. 100 Continue is sent when the first piece is asked for, not before.
+    """The pieces of the body. 100 Continue is sent when the first piece is requested, not before.
 
     Raises:
         IncompleteBody: the client stopped halfway.

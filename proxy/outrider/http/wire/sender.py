@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from concurrent.futures import Executor
 from contextlib import suppress
 
-from outrider.futures import heard
+from outrider.futures import retrieve_failure
 from outrider.pagecache import in_memory
 
 Buffer = bytes | bytearray | memoryview
@@ -345,7 +345,7 @@ async def _pread(readers: Executor, fd: int, count: int, offset: int) -> bytes:
 
     # Shielded: a call that is cancelled before a thread begins it would never close the descriptor.
     reading = asyncio.get_running_loop().run_in_executor(readers, read)
-    reading.add_done_callback(heard)
+    reading.add_done_callback(retrieve_failure)
     async with asyncio.timeout(_READ_PATIENCE_S):
         return await asyncio.shield(reading)
 

@@ -11,14 +11,14 @@ from aiohttp.resolver import ThreadedResolver
 from outrider.adapters.cluster.dns_source import DnsSource
 from outrider.core.cluster.member import ListedMember
 from outrider.settings.members import DnsPeers
-from tests.support.member_sources import PORT, DnsWorld, Told, Watched
+from tests.support.member_sources import PORT, DnsWorld, SetMember, Watched
 
-A, B = Told("10.0.0.1", ""), Told("fd00::2", "")
+A, B = SetMember("10.0.0.1", ""), SetMember("fd00::2", "")
 
 
 async def test_addresses_of_both_families_are_members() -> None:
     world = DnsWorld()
-    world.tell([B, A])
+    world.set_members([B, A])
     async with world.watched.reading(world.source()):
         assert await world.watched.next_list() == (ListedMember(f"10.0.0.1:{PORT}"), ListedMember(f"[fd00::2]:{PORT}"))
 
@@ -37,19 +37,19 @@ async def test_a_name_that_has_no_address_is_an_empty_list(code: int) -> None:
 )
 async def test_a_server_that_does_not_answer_gives_no_list(error: OSError) -> None:
     world = DnsWorld()
-    world.tell([A])
+    world.set_members([A])
     async with world.watched.reading(world.source()):
         await world.watched.next_list()
         world.resolver.error = error
         await world.watched.failed(1)
         world.back()
-        world.tell([])
+        world.set_members([])
         assert await world.watched.next_list() == ()
 
 
 async def test_the_name_is_looked_up_every_five_seconds_and_less_often_while_the_server_is_away() -> None:
     world = DnsWorld()
-    world.tell([A])
+    world.set_members([A])
     async with world.watched.reading(world.source()):
         await world.watched.next_list()
         assert await world.watched.sleeps.end_next() == 5.0

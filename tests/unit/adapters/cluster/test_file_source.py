@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from outrider.adapters.cluster.file_source import parse
-from outrider.adapters.cluster.member_lists import SourceAway
+from outrider.adapters.cluster.member_lists import SourceUnreachable
 from outrider.core.cluster.member import ListedMember
 from tests.support.logs import logged
-from tests.support.member_sources import PORT, FileWorld, Told
+from tests.support.member_sources import PORT, FileWorld, SetMember
 
-A, B = Told("10.0.0.1", "n1"), Told("10.0.0.2", "n2")
+A, B = SetMember("10.0.0.1", "n1"), SetMember("10.0.0.2", "n2")
 
 
 def test_a_line_is_an_address_and_facts_in_any_order() -> None:
@@ -48,21 +48,21 @@ def test_a_line_is_an_address_and_facts_in_any_order() -> None:
 )
 def test_a_wrong_line_is_told_with_file_and_line(line: str, told: str) -> None:
     content = f"# two good ones\nh:8\n{line}\n".encode("latin-1")
-    with pytest.raises(SourceAway) as wrong:
+    with pytest.raises(SourceUnreachable) as wrong:
         parse(content, "/etc/peers")
     assert str(wrong.value).startswith("/etc/peers:3: ")
     assert told in str(wrong.value)
 
 
 def test_one_name_for_two_addresses_is_wrong_and_a_line_given_twice_is_not() -> None:
-    with pytest.raises(SourceAway, match="/etc/peers: one name for two members: n1"):
+    with pytest.raises(SourceUnreachable, match="/etc/peers: one name for two members: n1"):
         parse(b"h:1 name=n1\nh:2 name=n1\nh:3\n", "/etc/peers")
     assert len(parse(b"h:1 name=n1\nh:1 name=n1\n", "/etc/peers")) == 2
 
 
 async def test_a_wrong_line_leaves_the_last_good_list_and_is_logged_once(tmp_path: Path) -> None:
     world = FileWorld(tmp_path / "peers")
-    world.tell([A])
+    world.set_members([A])
     with logged("outrider.adapters.cluster") as records:
         async with world.watched.reading(world.source()):
             await world.watched.next_list()
@@ -71,13 +71,13 @@ async def test_a_wrong_line_leaves_the_last_good_list_and_is_logged_once(tmp_pat
             assert [vars(record)["error"] for record in records] == [
                 f"{tmp_path / 'peers'}:1: 10.0.0.2: must be HOST:PORT (port 0: any free one)"
             ]
-            world.tell([B])
+            world.set_members([B])
             assert await world.watched.next_list() == (world.expected(B),)
 
 
 async def test_the_file_is_read_again_each_second_also_while_it_is_wrong(tmp_path: Path) -> None:
     world = FileWorld(tmp_path / "peers")
-    world.tell([A])
+    world.set_members([A])
     async with world.watched.reading(world.source()):
         await world.watched.next_list()
         assert [await world.watched.sleeps.end_next() for _ in range(3)] == [1.0, 1.0, 1.0]

@@ -12,9 +12,9 @@ from outrider.core.cluster.member import ListedMember
 from outrider.settings import SettingsError
 from outrider.settings.members import KubernetesPeers
 from tests.support.logs import logged
-from tests.support.member_sources import KubernetesWorld, Told, Watched, endpoint, endpoint_slice, kubernetes
+from tests.support.member_sources import KubernetesWorld, SetMember, Watched, endpoint, endpoint_slice, kubernetes
 
-A, B, C = Told("10.0.0.1", "n1", "z1"), Told("10.0.0.2", "n2", "z2"), Told("10.0.0.3", "n3", "z1")
+A, B, C = SetMember("10.0.0.1", "n1", "z1"), SetMember("10.0.0.2", "n2", "z2"), SetMember("10.0.0.3", "n3", "z1")
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ async def world(tmp_path: Path) -> AsyncIterator[KubernetesWorld]:
 
 
 async def test_a_watch_goes_on_from_the_version_of_the_list(world: KubernetesWorld) -> None:
-    world.tell([A, B])
+    world.set_members([A, B])
     async with world.watched.reading(world.source()):
         await world.watched.next_list()
         await world.server.watching.wait()
@@ -37,12 +37,12 @@ async def test_a_watch_goes_on_from_the_version_of_the_list(world: KubernetesWor
 
 
 async def test_an_ended_watch_goes_on_after_a_pause_without_a_list(world: KubernetesWorld) -> None:
-    world.tell([A, B])
+    world.set_members([A, B])
     async with world.watched.reading(world.source()):
         await world.watched.next_list()
         await world.server.watching.wait()
         world.server.end_watches()
-        world.tell([A, C])
+        world.set_members([A, C])
         assert await world.watched.sleeps.end_next() == 1.0
         assert await world.watched.next_list() == (world.expected(A), world.expected(C))
     assert ["watch" in query for query in world.server.requests] == [False, True, True]
@@ -52,32 +52,32 @@ async def test_an_ended_watch_goes_on_after_a_pause_without_a_list(world: Kubern
 @pytest.mark.parametrize("gone_as", ["event", "status"])
 async def test_a_version_that_is_gone_is_listed_anew_and_is_no_outage(world: KubernetesWorld, gone_as: str) -> None:
     world.server.gone_as = gone_as
-    world.tell([A, B])
+    world.set_members([A, B])
     async with world.watched.reading(world.source()):
         await world.watched.next_list()
         await world.server.watching.wait()
-        world.tell([A, C])
+        world.set_members([A, C])
         world.server.compact()
         assert await world.watched.next_list() == (world.expected(A), world.expected(C))
-        world.tell([C])
+        world.set_members([C])
         assert await world.watched.next_list() == (world.expected(C),)
     assert world.watched.failures == 0
 
 
 async def test_a_connection_that_breaks_is_followed_by_a_list(world: KubernetesWorld) -> None:
-    world.tell([A, B])
+    world.set_members([A, B])
     async with world.watched.reading(world.source()):
         await world.watched.next_list()
         await world.server.watching.wait()
         world.server.cut()
-        world.tell([A, C])
+        world.set_members([A, C])
         await world.watched.failed(1)
         assert await world.watched.next_list() == (world.expected(A), world.expected(C))
 
 
 async def test_a_watch_that_is_silent_for_too_long_is_given_up(world: KubernetesWorld) -> None:
     """A machine that is gone sends no reset."""
-    world.tell([A])
+    world.set_members([A])
     async with world.watched.reading(world.source_of("n1", silent_s=0.05)):
         await world.watched.next_list()
         await world.watched.failed(1)
@@ -87,7 +87,7 @@ async def test_a_watch_that_is_silent_for_too_long_is_given_up(world: Kubernetes
 async def test_a_watch_that_is_refused_is_tried_ever_more_seldom(world: KubernetesWorld) -> None:
     """The right to list without that to watch: each list is answered, and nothing is well."""
     world.server.refuses_watches = True
-    world.tell([A])
+    world.set_members([A])
     with logged("outrider.adapters.cluster") as records:
         async with world.watched.reading(world.source()):
             await world.watched.next_list()
@@ -98,13 +98,13 @@ async def test_a_watch_that_is_refused_is_tried_ever_more_seldom(world: Kubernet
 
 
 async def test_the_token_is_read_again_when_it_has_been_renewed(world: KubernetesWorld) -> None:
-    world.tell([A])
+    world.set_members([A])
     async with world.watched.reading(world.source()):
         await world.watched.next_list()
         await world.server.watching.wait()
         world.server.rotate("second")
         world.server.end_watches()
-        world.tell([A, B])
+        world.set_members([A, B])
         assert await world.watched.next_list() == (world.expected(A), world.expected(B))
     assert world.watched.failures == 0
 
@@ -156,10 +156,10 @@ async def test_members_are_named_as_this_one_is(world: KubernetesWorld, own_name
 
 
 async def test_the_others_keep_their_names_while_this_member_is_not_in_the_list(world: KubernetesWorld) -> None:
-    world.tell([A, B])
+    world.set_members([A, B])
     async with world.watched.reading(world.source_of("n1")):
         await world.watched.next_list()
-        world.tell([C, B])
+        world.set_members([C, B])
         assert await world.watched.next_list() == (world.expected(B), world.expected(C))
 
 

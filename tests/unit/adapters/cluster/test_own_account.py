@@ -61,14 +61,14 @@ def test_on_all_addresses_it_is_the_one_that_leads_elsewhere_or_has_to_be_said()
     # There is always a way to loopback, from an address that others cannot use.
     loopback = {socket.AF_INET: "127.0.0.1"}
     with pytest.raises(SettingsError, match=r"--peer-address HOST:PORT is needed: --peer-listen 0\.0\.0\.0:9482"):
-        own_address(settings, 9000, {}, elsewhere=loopback)
+        own_address(settings, 9000, {}, probed=loopback)
 
 
 def test_on_all_addresses_of_both_families_it_may_be_one_of_ipv4() -> None:
     settings = settings_of(peers="file:/p", peer_listen="[::]:0")
     ways = {socket.AF_INET6: "::1", socket.AF_INET: "192.0.2.1"}
     try:
-        host, _, _ = own_address(settings, 9000, {}, elsewhere=ways).rpartition(":")
+        host, _, _ = own_address(settings, 9000, {}, probed=ways).rpartition(":")
     except SettingsError:  # a machine without a network
         return
     assert ip_address(host).version == 4

@@ -20,9 +20,9 @@ MIB = 2**20
 DATASETS_MAX = 4096
 
 
-def asked(planner: Planner, key: str, now: float) -> ObjectRef:
+def requested(planner: Planner, key: str, now: float) -> ObjectRef:
     ref = ObjectRef("b", key)
-    planner.asked("a", ref, MIB, Extent(0, MIB), now)
+    planner.requested("a", ref, MIB, Extent(0, MIB), now)
     planner.sent("a", ref, now)
     return ref
 
@@ -46,7 +46,7 @@ def test_a_forgotten_dataset_is_not_found_as_the_last_one_that_was_read() -> Non
     planner = Planner(MIB, MIB, keys_max=10)
     for number in range(10):
         old, _ = planner.registry.item(ObjectRef("b", f"train/{number:06d}"))
-    planner.told("a", [ObjectRef("b", f"other/{number:06d}") for number in range(2)], 0.0)
+    planner.announced("a", [ObjectRef("b", f"other/{number:06d}") for number in range(2)], 0.0)
     dataset, number = planner.registry.item(ObjectRef("b", "train/000009"))
     assert old is not dataset
     assert dataset in planner.registry.datasets()
@@ -56,10 +56,10 @@ def test_a_forgotten_dataset_is_not_found_as_the_last_one_that_was_read() -> Non
 def test_the_dataset_that_was_silent_for_longest_is_forgotten_first() -> None:
     planner = Planner(MIB, MIB, keys_max=1000)
     for number in range(500):
-        asked(planner, f"old/{number:06d}", 0.001 * number)
+        requested(planner, f"old/{number:06d}", 0.001 * number)
     for number in range(500):
-        asked(planner, f"young/{number:06d}", 1.0 + 0.001 * number)
-    asked(planner, "new/000000", 2.0)
+        requested(planner, f"young/{number:06d}", 1.0 + 0.001 * number)
+    requested(planner, "new/000000", 2.0)
     assert folders(planner) == {"young", "new"}
     assert len(planner.registry) == 501
 
@@ -68,17 +68,17 @@ def test_names_of_cached_objects_are_never_forgotten_even_beyond_the_bound() -> 
     planner = Planner(100 * MIB, MIB, keys_max=10)
     blocks = []
     for number in range(20):
-        ref = asked(planner, f"train/{number:06d}", float(number))
+        ref = requested(planner, f"train/{number:06d}", float(number))
         blocks.append(BlockKey(number.to_bytes(16, "big"), 0))
         planner.added(blocks[-1], ObjectVersion(ref, '"e"', MIB))
-    asked(planner, "other/000000", 100.0)
+    requested(planner, "other/000000", 100.0)
     assert set(planner.victims()) == set(blocks)
 
 
 def test_the_number_of_datasets_is_bounded() -> None:
     planner = Planner(MIB, MIB)
     for number in range(DATASETS_MAX + 20):
-        asked(planner, f"only.{_word(number)}", float(number))
+        requested(planner, f"only.{_word(number)}", float(number))
     assert DATASETS_MAX // 2 < len(planner.registry.datasets()) == len(planner.registry) <= DATASETS_MAX
     assert f"only.{_word(0)}" not in names_of(planner)
     assert {f"only.{_word(number)}" for number in range(DATASETS_MAX // 2, DATASETS_MAX + 20)} <= names_of(planner)
@@ -88,15 +88,15 @@ def test_a_new_dataset_does_not_look_at_all_others_where_all_hold_cached_objects
     planner = Planner(10**6 * MIB, MIB)
     for number in range(DATASETS_MAX):
         cached(planner, f"only.{_word(number)}", 0.001 * number)
-    asked(planner, "one.more", 5.0)
-    assert calls_of(lambda: asked(planner, "and.another", 6.0)) < 200
+    requested(planner, "one.more", 5.0)
+    assert calls_of(lambda: requested(planner, "and.another", 6.0)) < 200
     assert len(planner.registry.datasets()) == DATASETS_MAX + 2
 
 
 def test_a_list_of_many_datasets_does_not_displace_a_dataset_that_is_read() -> None:
     """Objects of the datasets without room are known only by their reads."""
     planner = Planner(MIB, MIB)
-    asked(planner, "train/000000", 0.0)
+    requested(planner, "train/000000", 0.0)
     planner.discovery.listed("b", [(f"only.{_word(number)}", 1) for number in range(DATASETS_MAX + 500)])
     assert len(planner.registry.datasets()) == DATASETS_MAX
     assert "train" in folders(planner)
@@ -132,7 +132,7 @@ def _word(number: int) -> str:
 
 
 def cached(planner: Planner, key: str, now: float) -> BlockKey:
-    ref = asked(planner, key, now)
+    ref = requested(planner, key, now)
     block = BlockKey(key.encode().ljust(16)[:16], 0)
     planner.added(block, ObjectVersion(ref, '"e"', MIB))
     return block
@@ -149,7 +149,7 @@ def test_the_farthest_object_of_many_datasets_is_found_as_of_few(sets: int) -> N
     # Each folder is a dataset that was read once, in an order of its own. Some objects are read for a second time now.
     for key in random.sample(keys, sets):
         now += 1.0
-        asked(planner, key, now)
+        requested(planner, key, now)
     found = list(planner.registry.farthest(now))
     assert sorted(cached.version_id for _, cached in found) == sorted(key.encode().ljust(16)[:16] for key in keys)
     each = [dataset.next_use.farthest(now) for dataset in planner.registry.datasets()]
@@ -210,7 +210,7 @@ def large_set(count: int) -> Planner:
         block = BlockKey(name.encode().ljust(16)[:16], 0)
         planner.added(block, ObjectVersion(ObjectRef("b", name), '"e"', MIB))
     for number in (4000, 17, 2900, 1200):
-        asked(planner, names[number], 0.001)
+        requested(planner, names[number], 0.001)
     return planner
 
 
@@ -273,7 +273,7 @@ def test_every_one_of_many_datasets_is_prefetched() -> None:
 
 def test_the_dataset_read_last_is_considered_each_time() -> None:
     planner = of_folders(300)
-    asked(planner, f"{_word(7)}/1", 0.5)
+    requested(planner, f"{_word(7)}/1", 0.5)
     for _ in range(3):
         planner.wants(1.0, 0, 16)
     wanted = {want.ref.key for want in planner.wants(1.0, 100 * MIB, 32)}
@@ -286,7 +286,7 @@ def test_a_dataset_of_too_many_names_is_not_listed_again_and_again() -> None:
     keys = [f"d/{number:06d}.jpg" for number in range(count)]
     lists, told = 0, names_max
     for now, key in enumerate(Random(1).sample(keys, count)):
-        asked(planner, key, 0.01 * now)
+        requested(planner, key, 0.01 * now)
         if planner.discovery.please_list():
             lists, told = lists + 1, 0
         for _ in range(4):

@@ -228,7 +228,7 @@ def test_merged_places_beyond_the_bound_are_forgotten_one_by_one(monkeypatch: py
 
 def read(planner: Planner, key: str, now: float) -> None:
     ref = ObjectRef("b", key)
-    planner.asked("a", ref, MIB, Extent(0, MIB), now)
+    planner.requested("a", ref, MIB, Extent(0, MIB), now)
     planner.sent("a", ref, now)
 
 
@@ -279,12 +279,12 @@ def become_one(planner: Planner, now: float) -> None:
 def test_outstanding_objects_move_into_the_merged_dataset() -> None:
     planner = Planner(1000 * MIB, MIB)
     told = [ObjectRef("b", f"clips/{clip(number)}") for number in range(8)]
-    planner.told("a", told, 0.0)
+    planner.announced("a", told, 0.0)
     outstanding = [want.ref for want in planner.wants(0.0, 1000 * MIB, 16)]
     assert sorted(outstanding) == sorted(told)
     become_one(planner, 0.1)
     planner.discovery.listed("b", [(ref.key, MIB) for ref in told])
-    planner.told("a", told, 0.2)
+    planner.announced("a", told, 0.2)
     assert planner.outstanding.blocks == 8
     assert planner.wants(0.3, 1000 * MIB, 16) == []
     for number, ref in enumerate(told):
@@ -296,13 +296,13 @@ def test_a_reader_amid_an_object_stays_its_reader_after_a_merger() -> None:
     opened: list[ObjectRef] = []
     planner = Planner(1000 * MIB, MIB, opened=lambda ref, size: opened.append(ref))
     ref, version_id = ObjectRef("b", f"clips/{clip(1)}"), b"v" * 16
-    planner.asked("a", ref, 2 * MIB, Extent(0, MIB), 0.0)
+    planner.requested("a", ref, 2 * MIB, Extent(0, MIB), 0.0)
     for index in range(2):
         planner.added(BlockKey(version_id, index), ObjectVersion(ref, '"e"', 2 * MIB))
     planner.read(BlockKey(version_id, 0))
     become_one(planner, 0.1)
     assert list(planner.victims()) == [BlockKey(version_id, 0)], "the other block is still to be read"
-    planner.asked("a", ref, 2 * MIB, Extent(MIB, 2 * MIB), 0.2)
+    planner.requested("a", ref, 2 * MIB, Extent(MIB, 2 * MIB), 0.2)
     assert opened.count(ref) == 1
     planner.read(BlockKey(version_id, 1))
     planner.sent("a", ref, 0.3)
@@ -320,8 +320,8 @@ def test_a_hint_in_pieces_is_merged_as_one_hint() -> None:
         for worker in range(8):
             refs = [ObjectRef("b", key) for key in keys[worker::8]]
             hints.append(Hint())
-            planner.told("a", refs, 0.0, total=len(refs), hint=hints[-1])
-        assert sum(len(piece.unread) for hint in hints for piece in hint.told(10**6)) == len(keys)
+            planner.announced("a", refs, 0.0, total=len(refs), hint=hints[-1])
+        assert sum(len(piece.unread) for hint in hints for piece in hint.pieces(10**6)) == len(keys)
         assert sum(planner.withdraw(hint, (), 0.1) for hint in hints) == len(keys)
 
 
@@ -329,7 +329,7 @@ def test_a_hint_of_many_datasets_that_are_merged_is_kept_for_the_merged_ones() -
     planner = Planner(10**6 * MIB, MIB)
     odd = [f"clips/{clip(number)}" for number in range(40)]
     folders = [f"frames/{digest(number).hex()[:9]}x/img_00001.jpg" for number in range(5000)]
-    planner.told("a", [ObjectRef("b", key) for key in [*odd[:20], *folders, *odd[20:]]], 0.0)
+    planner.announced("a", [ObjectRef("b", key) for key in [*odd[:20], *folders, *odd[20:]]], 0.0)
     assert len(planner.registry) == sum(len(dataset.names.keys) for dataset in planner.registry.datasets()) == 5040
     assert len(planner.registry.datasets()) < 30
 
@@ -347,8 +347,8 @@ def test_a_merger_in_the_midst_of_a_hint_applies_to_all_of_it(at: int, monkeypat
 
     monkeypatch.setattr(Templates, "of", merged_then)
     hint = Hint()
-    planner.told("a", refs, 0.0, hint=hint)
-    assert sorted(ref for piece in hint.told(10**6) for ref in piece.unread) == sorted(refs)
+    planner.announced("a", refs, 0.0, hint=hint)
+    assert sorted(ref for piece in hint.pieces(10**6) for ref in piece.unread) == sorted(refs)
     assert len(planner.registry) == 5
 
 
@@ -387,7 +387,7 @@ def test_an_object_handed_out_before_a_merger_lands_as_handed_out(monkeypatch: p
     for how in ("added", "dropped"):
         planner = Planner(1000 * MIB, MIB)
         refs = [ObjectRef("b", f"clips/{clip(number)}") for number in range(40)]
-        planner.told("a", refs, 0.0)
+        planner.announced("a", refs, 0.0)
         outstanding = planner.wants(0.0, 1000 * MIB, 16)
         with monkeypatch.context() as patched:
             patched.setattr(planner.registry, "_name_of", lambda bucket, key: (bucket, "another"))

@@ -64,7 +64,7 @@ class Jobs:
     def read(self, order: list[int], client: str = "a") -> None:
         for i in order:
             self.now += 0.01
-            self.planner.asked(client, ObjectRef("b", KEYS[i]), self.size, Extent(0, self.size), self.now)
+            self.planner.requested(client, ObjectRef("b", KEYS[i]), self.size, Extent(0, self.size), self.now)
             self.planner.sent(client, ObjectRef("b", KEYS[i]), self.now)
 
     def came(self, i: int) -> None:
@@ -78,8 +78,8 @@ class Jobs:
         self.planner.dropped(want.ref)
         return number
 
-    def tell(self, order: list[int]) -> None:
-        self.planner.told("a", [ObjectRef("b", KEYS[i]) for i in order], self.now)
+    def announce(self, order: list[int]) -> None:
+        self.planner.announced("a", [ObjectRef("b", KEYS[i]) for i in order], self.now)
 
     def wanted(self, count: int = 4) -> list[int]:
         wants = self.planner.wants(self.now, COUNT * self.size, count)
@@ -278,7 +278,7 @@ def test_a_read_of_an_unlisted_name_does_not_change_the_guess_of_the_part() -> N
     jobs, own = Jobs(listed=False), range(1, COUNT, 4)
     reads = Random(6).sample(own, 25)
     jobs.read(reads[:12])
-    jobs.planner.asked("a", ObjectRef("b", "train/part-99999.tar"), MIB, Extent(0, MIB), jobs.now)
+    jobs.planner.requested("a", ObjectRef("b", "train/part-99999.tar"), MIB, Extent(0, MIB), jobs.now)
     jobs.read(reads[12:])
     jobs.planner.discovery.listed("b", [(key, MIB) for key in KEYS])
     assert len(set(jobs.wanted(60)) - set(own)) <= 10
@@ -301,7 +301,7 @@ def test_a_dataset_that_several_readers_read_in_order_is_prefetched_to_its_end(s
 def test_a_told_order_is_followed_from_its_first_shard() -> None:
     jobs, plan = Jobs(listed=False), Random(7).sample(range(COUNT), COUNT)
     for worker in range(2):
-        jobs.planner.told("a", [ObjectRef("b", KEYS[i]) for i in plan[worker::2]], jobs.now)
+        jobs.planner.announced("a", [ObjectRef("b", KEYS[i]) for i in plan[worker::2]], jobs.now)
     assert set(jobs.wanted(3)) <= set(plan[:4])
     jobs.read(plan[:40])
     assert set(jobs.wanted(3)) <= set(plan[40:50])
@@ -310,11 +310,11 @@ def test_a_told_order_is_followed_from_its_first_shard() -> None:
 def test_a_told_order_is_not_listed_before_its_names_grow_stale() -> None:
     jobs = Jobs(listed=False, believed_s=60.0)
     for _ in range(2):
-        jobs.tell(SHUFFLED)
+        jobs.announce(SHUFFLED)
         jobs.read(SHUFFLED)
         assert jobs.planner.discovery.please_list() == []
     jobs.now += 45.0
-    jobs.tell(SHUFFLED)
+    jobs.announce(SHUFFLED)
     jobs.read(SHUFFLED)
     assert jobs.planner.discovery.please_list() == [("b", "train/part-")]
 
@@ -322,11 +322,11 @@ def test_a_told_order_is_not_listed_before_its_names_grow_stale() -> None:
 def test_the_first_reads_of_a_told_epoch_may_arrive_before_its_order() -> None:
     """A LIST would take bandwidth from the first batch."""
     jobs = Jobs(listed=False)
-    jobs.tell(SHUFFLED)
+    jobs.announce(SHUFFLED)
     jobs.read(SHUFFLED)
     other = Random(8).sample(range(COUNT), COUNT)
     jobs.read(other[:3])
-    jobs.tell(other[3:])
+    jobs.announce(other[3:])
     jobs.read(other[3:])
     assert jobs.planner.discovery.please_list() == []
     jobs.read(SHUFFLED[:15])
@@ -341,7 +341,7 @@ def test_a_told_order_is_prefetched_from_its_first_moment() -> None:
     """The first told order is fetched as far as there is room, while the pace of the readers is not known. The next one
     is fetched at the pace of the last epoch."""
     jobs = Jobs(listed=False)
-    jobs.tell(SHUFFLED)
+    jobs.announce(SHUFFLED)
     assert jobs.wanted(40) == SHUFFLED[:1], "the size of the objects is not known either"
     jobs.came(SHUFFLED[0])
     assert len(set(jobs.wanted(40)) & set(SHUFFLED[:41])) == 40
@@ -353,7 +353,7 @@ def test_a_told_order_is_prefetched_from_its_first_moment() -> None:
         jobs.read([i])
     for i in range(COUNT):
         jobs.planner.removed(BlockKey(b"%016d" % i, 0))
-    jobs.tell(SHUFFLED[::-1])
+    jobs.announce(SHUFFLED[::-1])
     ahead = len(jobs.planner.wants(jobs.now, COUNT * MIB, 40))
     assert 4 <= ahead < 20, (
         "the objects that readers open next and during a fill, but no more: cached objects are of use, too"
@@ -367,7 +367,7 @@ def test_after_a_told_epoch_its_order_is_not_prefetched_again_before_the_next_or
     for i in SHUFFLED[-COUNT // 4 :]:
         jobs.came(i)
     for order, wanted in (SHUFFLED, []), (other, []), (other, other[padding : padding + 2]):
-        jobs.tell(order)
+        jobs.announce(order)
         # A sampler that pads reads some of the first objects again, before the slowest reader has come to its end.
         jobs.read([*order[:-2], *order[:padding], *order[-2:]])
         wants = jobs.planner.wants(jobs.now, 0, 2)
@@ -396,8 +396,8 @@ def test_room_is_counted_in_bytes_on_disk() -> None:
     planner = Planner(80 * 8192, MIB, disk_bytes=lambda length: 4096 + -(-length // 4096) * 4096)
     refs = [ObjectRef("b", key) for key in KEYS]
     planner.discovery.listed("b", [(key, 1024) for key in KEYS])
-    planner.told("a", refs, 0.0)
-    planner.asked("a", refs[0], 1024, Extent(0, 1024), 0.0)
+    planner.announced("a", refs, 0.0)
+    planner.requested("a", refs[0], 1024, Extent(0, 1024), 0.0)
     assert planner.wants(0.0, 8191, 4) == []
     assert len(planner.wants(0.0, 2 * 8192, 4)) == 2
 
@@ -406,9 +406,9 @@ def test_an_object_of_unknown_size_is_taken_to_be_as_large_as_the_last_one() -> 
     """It is not taken for a whole block, for which a small cache would have no room."""
     planner = Planner(MIB // 4, MIB)
     refs = [ObjectRef("b", key) for key in KEYS]
-    planner.told("a", refs, 0.0)
+    planner.announced("a", refs, 0.0)
     assert planner.wants(0.0, MIB // 4, 4) == []
-    planner.asked("a", refs[0], 1024, Extent(0, 1024), 0.0)
+    planner.requested("a", refs[0], 1024, Extent(0, 1024), 0.0)
     assert planner.wants(0.0, MIB // 4, 4) != []
 
 
@@ -473,7 +473,7 @@ def test_names_are_remembered_up_to_a_bound() -> None:
     planner = Planner(MIB, MIB, keys_max=1000)
     for i in range(5000):
         ref = ObjectRef("b", f"set-{'abcdefghij'[i % 10]}/{i:06d}.tar")
-        planner.asked("a", ref, MIB, Extent(0, MIB), i * 0.01)
+        planner.requested("a", ref, MIB, Extent(0, MIB), i * 0.01)
         planner.sent("a", ref, i * 0.01)
         assert len(planner.registry) <= 1000
     planner.discovery.listed("b", [(f"huge/{i:06d}", 1) for i in range(2000)])
@@ -488,7 +488,7 @@ def test_a_hundred_thousand_names_that_are_read_take_bounded_memory() -> None:
         planner.discovery.listed("b", ((f"train/part-{i:08d}.tar", MIB) for i in range(100_000)))
         for i in range(0, 100_000, 7):
             ref = ObjectRef("b", f"train/part-{i:08d}.tar")
-            planner.asked("a", ref, MIB, Extent(0, MIB), i * 0.01)
+            planner.requested("a", ref, MIB, Extent(0, MIB), i * 0.01)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -199,7 +199,7 @@ def test_an_order_that_a_sampler_tells_is_prefetched_as_its_workers_read_it(
         told = Random(f"no seed {epoch}").sample(range(COUNT), COUNT)
         for begin in range(0, COUNT, piece):
             refs = [proxy.refs[number] for number in told[begin : begin + piece]]
-            proxy.planner.told("client", refs, proxy.now, start=begin, total=None)
+            proxy.planner.announced("client", refs, proxy.now, start=begin, total=None)
         parts.append(proxy.foreseen(beside_each_other(told, batch, workers, Random(epoch)), 2 * workers + 4))
     first, second = parts
     # Seventeen reads of each worker tell how many workers there are.
@@ -210,7 +210,7 @@ def test_an_order_that_a_sampler_tells_is_prefetched_as_its_workers_read_it(
 def test_an_order_that_one_worker_reads_as_told_stays_as_it_was_told() -> None:
     proxy = Sampled(400)
     told = Random("no seed").sample(range(400), 400)
-    proxy.planner.told("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=400)
+    proxy.planner.announced("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=400)
     assert proxy.foreseen(told, 1) == 1.0
 
 
@@ -223,14 +223,14 @@ def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(piece
     by_two = [number for each in range(40) for number in (each, batch + each)]
     by_three = [number for each in range(40, batch) for number in (each, batch + each, 2 * batch + each - 40)]
     for piece in pieces:
-        planner.told("a", refs[told : told + piece], 0.0, start=told, total=count)
+        planner.announced("a", refs[told : told + piece], 0.0, start=told, total=count)
         told += piece
         [dataset] = planner.registry.datasets()
         [epoch] = dataset.epochs()
         for workers, its in ((2, by_two), (3, by_three if told == count else [])):
             while its:
                 number = its.pop(0)
-                planner.asked("a", refs[number], SIZE, Extent(0, SIZE), float(reads))
+                planner.requested("a", refs[number], SIZE, Extent(0, SIZE), float(reads))
                 planner.sent("a", refs[number], float(reads))
                 reads += 1
                 while planner.step():
@@ -251,14 +251,14 @@ def test_hits_that_the_planner_hears_of_later_than_misses_do_not_make_one_reader
     chance, count, each_s = Random(seed), 500, 0.005
     refs = [ObjectRef("b", f"s/{number:06d}") for number in range(count)]
     planner, order_search = Planner(100 * SIZE, SIZE), list[tuple[int, int]]()
-    planner.told("a", refs, 0.0, total=count)
+    planner.announced("a", refs, 0.0, total=count)
     [dataset] = planner.registry.datasets()
     read = 0
     while read < count:
         hits, misses = chance.randint(1, hits_max), chance.randint(1, 4)
         for number in [*range(read + hits, read + hits + misses), *range(read, read + hits)]:
             if number < count:
-                planner.asked("a", refs[number], SIZE, Extent(0, SIZE), each_s * number)
+                planner.requested("a", refs[number], SIZE, Extent(0, SIZE), each_s * number)
                 planner.sent("a", refs[number], each_s * number)
                 while planner.step():
                     pass
@@ -291,7 +291,7 @@ def test_orders_that_several_workers_tell_of_their_own_reads_stay_as_told() -> N
         for queue in queues:
             chance.shuffle(queue)
             refs = [proxy.refs[number] for number in queue]
-            proxy.planner.told("client", refs, proxy.now, start=0, total=len(refs))
+            proxy.planner.announced("client", refs, proxy.now, start=0, total=len(refs))
         told = proxy.expected
         while any(map(len, queues)) and len(queues[0]) > 10:
             queue = chance.choices(queues, [1, 0.9, 0.8, 0.7])[0]
@@ -308,7 +308,7 @@ def test_loaders_of_one_job_may_have_other_batches_and_workers() -> None:
     foreseen = []
     for epoch, (batch, workers) in enumerate([(64, 8), (1, 1), (32, 2), (64, 8)]):
         told = Random(f"no seed {epoch}").sample(range(COUNT), COUNT)
-        proxy.planner.told("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=COUNT)
+        proxy.planner.announced("client", [proxy.refs[number] for number in told], proxy.now, start=0, total=COUNT)
         foreseen.append(proxy.foreseen(beside_each_other(told, batch, workers, Random(epoch)), 24))
     assert min(foreseen) > 0.8
 
@@ -391,7 +391,7 @@ def test_a_name_that_appears_during_the_search_does_no_harm() -> None:
     for step, _ in enumerate(proxy.steps()):
         if step % 5 == 0:
             ref = ObjectRef("bucket", f"train/{2000 + step:06d}.jpg")
-            proxy.planner.asked("client", ref, SIZE, Extent(0, SIZE), proxy.now)
+            proxy.planner.requested("client", ref, SIZE, Extent(0, SIZE), proxy.now)
             proxy.planner.sent("client", ref, proxy.now)
     assert proxy.expected[:2000] == order
 
@@ -402,13 +402,13 @@ def test_a_hint_that_replaces_a_withdrawn_one_during_the_search_for_workers_hold
     first, rest = told[:800], [number for number in range(COUNT) if number not in set(told)][:300]
     cached, gone = Hint(), Hint()
     planner = proxy.planner
-    planner.told("client", [proxy.refs[number] for number in first], proxy.now, start=0, total=None, hint=cached)
-    planner.told("client", [proxy.refs[n] for n in told[800:1100]], proxy.now, start=800, total=None, hint=gone)
+    planner.announced("client", [proxy.refs[number] for number in first], proxy.now, start=0, total=None, hint=cached)
+    planner.announced("client", [proxy.refs[n] for n in told[800:1100]], proxy.now, start=800, total=None, hint=gone)
     steps = proxy.steps()
     proxy.read(beside_each_other(first, 64, 8, Random(1))[:200])
     next(steps)
     planner.withdraw(gone, [cached], proxy.now)
-    planner.told("client", [proxy.refs[number] for number in rest], proxy.now, start=1100, total=None)
+    planner.announced("client", [proxy.refs[number] for number in rest], proxy.now, start=1100, total=None)
     for _ in steps:
         pass
     assert set(proxy.expected) == {*first, *rest}
@@ -446,7 +446,7 @@ def test_an_order_that_is_told_meanwhile_stays() -> None:
     order = drawn_order(Draw(50), 2000)
     read.read(order[:16])
     next(read.steps())
-    read.planner.told("client", read.refs[::-1], read.now, start=0, total=2000)
+    read.planner.announced("client", read.refs[::-1], read.now, start=0, total=2000)
     for _ in read.steps():
         pass
     assert read.expected[:5] == [1999, 1998, 1997, 1996, 1995]

@@ -92,7 +92,7 @@ def test_the_order_that_a_follower_tells_holds_beyond_the_reads_of_its_leader() 
     order = shuffled(store, 1)
     drive(store, order[:20], "a")
     drive(store, order[:1], "a")
-    store.planner.told("a", order, store.now, start=0, total=60)
+    store.planner.announced("a", order, store.now, start=0, total=60)
     told = [
         epoch
         for (dataset,) in [store.planner.registry.datasets()]

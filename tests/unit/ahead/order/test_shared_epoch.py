@@ -82,7 +82,7 @@ def test_a_known_order_of_one_client_is_preferred_to_the_shared_epoch(kind: str)
         order = shuffled(store, epoch if kind == "told" else 1)
         parts = [order[node::4] for node in range(4)]
         for node, part in enumerate(parts) if kind == "told" else ():
-            store.planner.told(f"node {node}", part, store.now, start=0, total=len(part))
+            store.planner.announced(f"node {node}", part, store.now, start=0, total=len(part))
         hits = by_turns(store, parts)
     assert ratio(hits) > 0.95
 
@@ -116,7 +116,7 @@ def test_a_new_client_beyond_the_bound_takes_the_place_of_the_one_that_was_silen
     drive(store, store.refs[100:110], "late")
     assert "late" not in dataset.jobs
     if told:
-        store.planner.told("late", store.refs[110:200], store.now, start=0, total=90)
+        store.planner.announced("late", store.refs[110:200], store.now, start=0, total=90)
     else:
         store.now += 61.0
     hits = drive(store, store.refs[110:200], "late")

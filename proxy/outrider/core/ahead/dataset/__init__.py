@@ -8,7 +8,7 @@
 3. A *job* is one client of the dataset. Its reads are split into *epochs*, in which no object is read twice (`order`
    infers them). `job_table` has the jobs, and the epochs that predict the next reads.
 4. `next_use_ranking` ranks the cached objects by their next read: eviction takes the one that is needed last.
-5. `Dataset` holds these parts together and tells them of each event.
+5. `Dataset` holds these parts together and hands them each event.
 6. `registry` finds the dataset of a key, and bounds the number of datasets and of names. It compares the farthest
    objects of all datasets. Over a restart, names and orders are kept (`saved_datasets`); jobs are not.
 

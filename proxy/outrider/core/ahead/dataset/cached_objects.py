@@ -102,9 +102,9 @@ class CachedObject:
     blocks = _Column[int]("blocks")
     block_bytes = _Column[int]("block_bytes")
     # When its first block landed, or when the start of the proxy found it on disk.
-    came_at = _Column[float]("came_at")
+    cached_at = _Column[float]("cached_at")
     used_at = _Column[float]("used_at")
-    # It was prefetched, and no client has asked for it since.
+    # It was prefetched, and no client has requested it since.
     ahead = _RowFlag(_AHEAD)
     # It was prefetched for a hint that was withdrawn since: evicting it unread is no waste.
     excused = _RowFlag(_EXCUSED)
@@ -160,7 +160,7 @@ class CachedObjects:
         self.indexes = array("i")
         self.blocks = array("I")
         self.block_bytes = array("Q")
-        self.came_at = array("d")
+        self.cached_at = array("d")
         self.used_at = array("d")
         self.ranks = array("d")
         self.flags = bytearray()
@@ -192,14 +192,14 @@ class CachedObjects:
         if is_new:
             self.datasets.append(None)
             self.ids += bytes(_ID_BYTES)
-            for numbers in (self.indexes, self.blocks, self.block_bytes, self.came_at, self.used_at, self.ranks):
+            for numbers in (self.indexes, self.blocks, self.block_bytes, self.cached_at, self.used_at, self.ranks):
                 numbers.append(0)
             for each in (self.flags, self.present, self.served, self.proved):
                 each.append(0)
         self.datasets[row] = dataset
         self.ids[row * _ID_BYTES : (row + 1) * _ID_BYTES] = version_id
         self.indexes[row], self.blocks[row], self.block_bytes[row] = index, blocks, block_bytes
-        self.came_at[row] = self.used_at[row] = now
+        self.cached_at[row] = self.used_at[row] = now
         self.flags[row] = ahead * _AHEAD | excused * _EXCUSED | reading * _READING
         self.present[row] = self.served[row] = self.proved[row] = 0
         self._index.add(hash(version_id), row)

@@ -17,7 +17,7 @@ from outrider.core.model import BlockKey
 
 class Dataset:
     """Objects go by their `index` in `names`. `next_use` owns the cached objects, `job_table` the jobs. This class
-    tells both of each event, in the order in which they depend on each other."""
+    hands both each event, in the order in which they depend on each other."""
 
     def __init__(self, bucket: str, template: str) -> None:
         self.bucket = bucket
@@ -41,8 +41,8 @@ class Dataset:
         """The size learned last: an object of unknown size is taken to be as large. -1: no size is known."""
         self.to_search: list[JobEpoch] = []
         """Epochs whose reads so far may tell by which seed their order is drawn (see `order_search`)."""
-        # The number of listed names when the jobs last heard of them.
-        self._names_heard = 0
+        # The number of listed names when the jobs last got them.
+        self._names_reported = 0
 
     @property
     def jobs(self) -> dict[str, EpochDetector]:
@@ -68,8 +68,8 @@ class Dataset:
         count = len(self.names.listed)
         if not more:
             self.discovery.is_whole = count > 0
-        if count > self._names_heard * (2 if more else 1):
-            self._tell_jobs_of_names()
+        if count > self._names_reported * (2 if more else 1):
+            self._report_names_to_jobs()
 
     def list_ended(self) -> None:
         """A LIST of its prefix is complete, or has failed."""
@@ -82,15 +82,15 @@ class Dataset:
         self.names.unlist()
         self.discovery.is_whole = False
         self._forget_numbering()
-        self._tell_jobs_of_names()
+        self._report_names_to_jobs()
 
-    def _tell_jobs_of_names(self) -> None:
-        self._names_heard = len(self.names.listed)
+    def _report_names_to_jobs(self) -> None:
+        self._names_reported = len(self.names.listed)
         self.job_table.listed(self.names)
 
     def _forget_numbering(self) -> None:
         self.discovery.forget_numbering()
-        self._names_heard = 0
+        self._names_reported = 0
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
@@ -117,9 +117,9 @@ class Dataset:
             cached.opened(now)
             self.next_use.opened(cached, now)
 
-    def told(self, client: str, indexes: Sequence[int], start: int, total: int, now: float) -> JobEpoch:
+    def announced(self, client: str, indexes: Sequence[int], start: int, total: int, now: float) -> JobEpoch:
         """A hint: `client` reads these objects, numbers `start` and on of `total` in its epoch."""
-        epoch = self.job_table.told(client, indexes, start, total, len(self.names.keys), now)
+        epoch = self.job_table.announced(client, indexes, start, total, len(self.names.keys), now)
         self.active_at = now
         self.job_table.forget_epochs()
         if len(indexes) >= len(self.cached):
@@ -145,16 +145,16 @@ class Dataset:
 
     # -- cached objects -----------------------------------------------------------------------------------------
 
-    def came_at(self, index: int) -> float:
+    def cached_at(self, index: int) -> float:
         """See `CachedObject`; later than any time if the object is not here."""
         cached = self.cached.get(index)
-        return NEVER if cached is None else cached.came_at
+        return NEVER if cached is None else cached.cached_at
 
     def shrink(self) -> None:
         """Forget all but the cached objects, and number these anew."""
         objects, names = list(self.cached.values()), self.names
         self.names = Names()
-        self._names_heard = 0
+        self._names_reported = 0
         self.discovery.forget_names()
         self.job_table.clear()
         self.next_use.clear()

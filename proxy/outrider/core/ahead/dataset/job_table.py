@@ -119,12 +119,12 @@ class JobTable:
         counted = epochs if self._is_shared else job.predicting if job is not None else ()
         return 1.0 / (counted[0].size * len(epochs)) if counted else 0.0
 
-    def told(
+    def announced(
         self, client: str, indexes: Sequence[int], start: int, total: int, names_count: int, now: float
     ) -> JobEpoch:  # fmt: skip
-        """See `Dataset.told`."""
+        """See `Dataset.announced`."""
         job = self.jobs.get(client) or self._begin(client, names_count, now)
-        return job.told(indexes, start, total, names_count, now)
+        return job.announced(indexes, start, total, names_count, now)
 
     def withdraw(self, epoch: JobEpoch, indexes: Set[int], names: Names) -> None:
         """See `EpochDetector.withdraw`."""

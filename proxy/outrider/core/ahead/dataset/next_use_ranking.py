@@ -13,7 +13,7 @@ from outrider.core.rows import RowOrder
 
 # A silent job may have ended: each second of silence moves the next read of its objects four seconds away.
 _FADE = 4.0
-# Silence within one second is usual and tells nothing; neither does silence within twice the longest pause seen.
+# Silence within one second is usual and shows nothing; neither does silence within twice the longest pause seen.
 _SILENCE_S, _PAUSES = 1.0, 2.0
 # Objects ranked anew with each read. With one, a run of distributed ranks that draw a new order in each epoch, and pad
 # it, had a hit ratio of .46 on a dataset of 200 objects, in place of .48.
@@ -121,7 +121,7 @@ class NextUse(Generic[T]):
     # -- ranks --------------------------------------------------------------------------------------------------
 
     def opened(self, cached: T, now: float) -> None:
-        """A client begins to read the object; its epoch has heard of it."""
+        """A client begins to read the object; its epoch has noted it."""
         if not cached.aside:
             self.recent.move_to_end(cached.index)
         self.rank(cached, now)

@@ -59,7 +59,7 @@ class DatasetRegistry:
         templates: Templates,
     ) -> None:  # fmt: skip
         """`forget` is called before the indexes of a dataset change, `move` after objects went from one dataset to
-        another. `templates` tells which keys belong together."""
+        another. `templates` says which keys belong together."""
         self._keys_max = keys_max
         self._forget = forget
         self._move = move
@@ -70,7 +70,7 @@ class DatasetRegistry:
         # At so many datasets, the next attempt is made to forget some. It fails where all of them have cached objects.
         self._forget_some_at = _DATASETS_MAX
         self._keys = 0
-        # The dataset that was asked for last.
+        # The dataset that was requested last.
         self._last: Dataset | None = None
         # The items of late: each read asks for its own some four times.
         self._items: Memo[ObjectRef, Item] = Memo(_ITEMS_MAX)
@@ -120,7 +120,7 @@ class DatasetRegistry:
         names = self._names_of(refs)
         alone = [ref for ref, name in zip(refs, names, strict=True) if not self._has_several(name)]
         for bucket in {ref.bucket for ref in alone}:
-            self._templates.told_together(bucket, (ref.key for ref in alone if ref.bucket == bucket))
+            self._templates.hinted_together(bucket, (ref.key for ref in alone if ref.bucket == bucket))
         if self._templates.mergers != self._mergers:
             names = self._names_of(refs)
         indexes: dict[Dataset, list[int]] = {}

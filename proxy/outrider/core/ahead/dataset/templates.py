@@ -47,7 +47,7 @@ _FINAL_MAX = 65536
 _LOOKED_AT = 4096
 
 
-# A key is asked about a few times in a row. An entry takes 200 bytes.
+# A key is looked up a few times in a row. An entry takes 200 bytes.
 @lru_cache(maxsize=1024)
 def template_of(key: str) -> str:
     """The part of a key that it shares with the others of its dataset: `train-000123.tar` gives `train-{}.tar`.
@@ -152,7 +152,7 @@ class Templates:
             return final
         return self._name_of(bucket, key, template)
 
-    def told_together(self, bucket: str, keys: Iterable[str]) -> None:
+    def hinted_together(self, bucket: str, keys: Iterable[str]) -> None:
         """A hint names these keys, for which `of` was called before. Among them, fewer single templates suffice."""
         singles: Counter[_Place] = Counter()
         for key in keys:

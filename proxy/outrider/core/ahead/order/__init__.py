@@ -8,7 +8,7 @@
   several nodes reads. A `SharedEpoch` is read by several clients together.
 
 The order of an epoch is known in one of three ways. It repeats the order of the last epoch, or a `SavedOrder` of an
-earlier job. It is told by a hint, and `AnnouncedOrder` merges the orders of several workers. Or a seed draws it:
+earlier job. It is announced by a hint, and `AnnouncedOrder` merges the orders of several workers. Or a seed draws it:
 `OrderSearch` looks for a seed that explains the first reads, of a PyTorch sampler (`torch_sampler`) or of WebDataset's
 workers (`webdataset_search`, `webdataset_shuffle`), and works out the rest; `SeedState` is what is known of the seed.
 

@@ -1,4 +1,4 @@
-"""The order of an epoch that its job tells in advance: pieces of several workers, merged into one sequence."""
+"""The order of an epoch that its job announces: pieces of several workers, merged into one sequence."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from outrider.core.ahead.order.torch_sampler import turn_of
 
 END = 1.0
-"""The share of an object that is expected without having been told: it follows all that was told."""
+"""The share of an object that is expected without an announcement: it follows all that was announced."""
 
 
 class Expectation(NamedTuple):
-    """The expectation of an epoch before its order was told: see the same names in `JobEpoch`."""
+    """The expectation of an epoch before its order was announced: see the same names in `JobEpoch`."""
 
     agenda: array[int]
     confidence: float
@@ -30,8 +30,8 @@ class AnnouncedOrder:
 
     def __init__(self, before: Expectation) -> None:
         self.before = before
-        # More than one worker tells, or a part was withdrawn: a place in the agenda is no longer a number in the order
-        # of one teller.
+        # More than one worker announces, or a part was withdrawn: a place in the agenda is no longer a number in the
+        # order of one teller.
         self.several = False
         # The number that the only teller would give to its next object, and the length of its part.
         self._next_number = self._total = 0
@@ -57,7 +57,7 @@ class AnnouncedOrder:
         return piece
 
     def overlaps(self, share: float) -> bool:
-        """Whether objects of at least this share have been told."""
+        """Whether objects of at least this share have been announced."""
         return len(self._shares) > 0 and share <= self._shares[-1]
 
     def cut(self, share: float) -> tuple[int, array[float]]:
@@ -78,12 +78,12 @@ class AnnouncedOrder:
     def deal_anew(self, turns_before: int, batch: int, workers: int) -> None:
         """The same order is read by `workers` workers, a batch of `batch` each in turn. A round of all workers took
         `turns_before` objects until now."""
-        # Within a round that was told as a whole, any dealing has the same set of shares, so those stay. In the rounds
-        # after it a share says whose turn it was: with shares of two dealings, the next piece would be mixed up.
+        # Within a round that was announced as a whole, any dealing has the same set of shares, so those stay. In the
+        # rounds after it a share says whose turn it was: with shares of two dealings, the next piece would be mixed up.
         count, turns = len(self._shares), batch * workers
         first = min(count - count % turns_before, count - count % turns)
         first -= first % turns
-        # Where objects are told twice, the places before `first` have larger shares than their number gives.
+        # Where objects are announced twice, the places before `first` have larger shares than their number gives.
         least = self._shares[first - 1] if first else 0.0
         numbers = sorted(turn_of(number, batch, workers) for number in range(first, count))
         self._shares[first:] = array("d", (max(least, (number + 0.5) / self._total) for number in numbers))

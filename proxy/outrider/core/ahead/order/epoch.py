@@ -54,13 +54,14 @@ class JobEpoch:
         self.repeats = True
         # False: it began with an object that was read twice, and may be no epoch at all. Nothing is fetched for it.
         self.trusted = trusted
-        # None: nobody has told this epoch's order. `was_announced`: the last epoch's order was told.
+        # None: nobody has announced this epoch's order. `was_announced`: the last epoch's order was announced.
         self.announced_order: AnnouncedOrder | None = None
         self.was_announced = False
         self.seed_state = SeedState()
         # Objects are dealt to workers by their rank, and the agenda holds only the shares of workers that were seen.
         self.is_dealt = False
-        # The told or drawn order of one process is read by `workers` workers beside each other, a batch each in turn.
+        # The announced or drawn order of one process is read by `workers` workers beside each other, a batch each in
+        # turn.
         self.batch = self.workers = 1
         self.cursor = FetchCursor()
         # Where the readers are in the agenda.
@@ -123,7 +124,7 @@ class JobEpoch:
     def next_confidence(self) -> float:
         """How likely the next epoch has the order of this one."""
         if (self.announced_order is not None or self.seed_state.draw is not None) and not self.repeats:
-            # The next order will be told or drawn as well, and will be another one.
+            # The next order will be announced or drawn as well, and will be another one.
             return ORDER_UNLIKELY
         return self.confidence if self.number > 0 else max(self.confidence, ORDER_LIKELY)
 

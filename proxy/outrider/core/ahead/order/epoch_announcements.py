@@ -11,7 +11,7 @@ from outrider.core.ahead.order.torch_sampler import at_once, out_of_batches
 
 
 def begun_after(before: JobEpoch | None, index_count: int, now: float) -> JobEpoch:
-    """An epoch whose order is about to be told."""
+    """An epoch whose order is about to be announced."""
     epoch = JobEpoch((), index_count, now, confidence=ORDER_UNLIKELY)
     if before is not None:
         epoch.period_s = before.seconds(now) if before.log else 0.0
@@ -20,7 +20,7 @@ def begun_after(before: JobEpoch | None, index_count: int, now: float) -> JobEpo
 
 
 def is_another_order(indexes: Sequence[int], epoch: JobEpoch) -> bool:
-    """These objects were told to `epoch` before, and not in this order."""
+    """These objects were announced to `epoch` before, and not in this order."""
     places = [epoch.place[index] for index in dict.fromkeys(indexes) if epoch.place[index] >= 0]
     ascents = sum(sooner < later for sooner, later in pairwise(places))
     return 2 * len(places) > len(indexes) and 4 * ascents < 3 * (len(places) - 1)
@@ -29,28 +29,29 @@ def is_another_order(indexes: Sequence[int], epoch: JobEpoch) -> bool:
 def announce(epoch: JobEpoch, indexes: Sequence[int], start: int, total: int) -> None:
     """The order of this epoch for certain: `indexes` are numbers `start`, `start` + 1, ... of the `total` that one
     worker reads. The orders of several workers are merged by how far each is through its own part."""
-    told = epoch.announced_order
-    if told is None:
-        told = AnnouncedOrder(Expectation(epoch.agenda, epoch.confidence, epoch.number))
+    order = epoch.announced_order
+    if order is None:
+        order = AnnouncedOrder(Expectation(epoch.agenda, epoch.confidence, epoch.number))
         epoch.replan((), confidence=1.0)
-        epoch.announced_order, epoch.number, epoch.leader = told, max(1, epoch.number), None
-    if not told.continues_at(start):
-        told.several = True
+        epoch.announced_order, epoch.number, epoch.leader = order, max(1, epoch.number), None
+    if not order.continues_at(start):
+        order.several = True
         _read_without_batches(epoch)
-    piece = told.piece(indexes, start, total, epoch.batch, epoch.workers, epoch.place)
-    if piece and told.overlaps(piece[0][0]):
-        # Workers that tell a piece each, in turn, are about equally far: most of what was told keeps its place.
-        first, shares = told.cut(piece[0][0])
+    piece = order.piece(indexes, start, total, epoch.batch, epoch.workers, epoch.place)
+    if piece and order.overlaps(piece[0][0]):
+        # Workers that announce a piece each, in turn, are about equally far: most of what was announced keeps its
+        # place.
+        first, shares = order.cut(piece[0][0])
         piece = sorted([*zip(shares, epoch.cut(first), strict=True), *piece])
     for share, index in piece:
         if epoch.place[index] < 0:
-            told.append(share)
+            order.append(share)
             epoch.append(index)
     epoch.relocate()
 
 
 def _read_without_batches(epoch: JobEpoch) -> None:
-    """Each worker tells what it reads itself: its order is not dealt to several workers."""
+    """Each worker announces its own reads: its order is not dealt to several workers."""
     if epoch.workers > 1:
         epoch.agenda = at_once(out_of_batches(epoch.agenda, epoch.batch, epoch.workers))
         epoch.batch = epoch.workers = 1
@@ -60,13 +61,13 @@ def _read_without_batches(epoch: JobEpoch) -> None:
 
 
 def withdraw(epoch: JobEpoch, indexes: Set[int]) -> None:
-    """Expect none of these any more. Once all told objects are read or withdrawn, expect what was expected before
-    the order was told."""
-    told = epoch.announced_order
+    """Expect none of these any more. Once all announced objects are read or withdrawn, expect what was expected before
+    the order was announced."""
+    order = epoch.announced_order
     rest = [place for place, index in enumerate(epoch.agenda) if index not in indexes]
-    if told is not None:
-        told.keep(rest)
+    if order is not None:
+        order.keep(rest)
     epoch.replan([epoch.agenda[place] for place in rest], confidence=epoch.confidence)
-    if told is not None and epoch.left == 0:
-        epoch.announced_order, epoch.repeats, epoch.number = None, True, told.before.number
-        epoch.replan(told.before.agenda, confidence=told.before.confidence)
+    if order is not None and epoch.left == 0:
+        epoch.announced_order, epoch.repeats, epoch.number = None, True, order.before.number
+        epoch.replan(order.before.agenda, confidence=order.before.confidence)

@@ -1,7 +1,7 @@
 """The epochs of one client over one dataset, inferred from the order of its reads.
 
 The proxy knows a client by its address and perhaps an access key. The eight loader workers of a job look like one
-client, and so do two jobs of one node. An object that is read twice tells them apart: at the end of an epoch the next
+client, and so do two jobs of one node. An object that is read twice distinguishes them: at the end of an epoch the next
 epoch begins; in mid-epoch another job follows; and where it happens as often as by chance, there is no epoch.
 """
 
@@ -24,7 +24,7 @@ _EPOCHS_MAX, _EPOCHS_MAX_OF_MANY = 9, 3
 _OBJECTS_MANY = 100_000
 # A follower of a known order is trusted at this confidence: after nine reads in order.
 _FOLLOWS = 0.8
-# Reads of an epoch that may arrive before the epoch's order is told.
+# Reads of an epoch that may arrive before the epoch's order is announced.
 _HARDLY_BEGUN = 16
 # So many reads in the order of an earlier epoch prove that this epoch has that order.
 _ALIKE = 5
@@ -83,7 +83,7 @@ class EpochDetector:
         if len(self.epochs) > 1:
             self._drop_silent(max(16, 4 * readers))
         self._count(index, names, index_count)
-        if self._evidence.repeats and not self.is_by_chance and not self._is_told:
+        if self._evidence.repeats and not self.is_by_chance and not self._is_announced:
             self._judge_epochs(names, now)
         if self.epochs[-1].seed_state.draw is not None:
             self._begin_next_draw(index, readers, now)
@@ -97,8 +97,8 @@ class EpochDetector:
         epoch.read(index, now)
         self._conclude(epoch, readers, names, orders, now)
         seed_state = epoch.seed_state
-        may_tell = seed_state.draw is not None or len(epoch.log) >= seed_state.search_at
-        if may_tell and is_worth_a_search(epoch, names) and not self.is_by_chance:
+        is_due = seed_state.draw is not None or len(epoch.log) >= seed_state.search_at
+        if is_due and is_worth_a_search(epoch, names) and not self.is_by_chance:
             self.to_search = epoch
 
     def _count(self, index: int, names: Names, index_count: int) -> None:
@@ -218,8 +218,8 @@ class EpochDetector:
         return epoch
 
     @property
-    def _is_told(self) -> bool:
-        """The next reads are told. They may look random."""
+    def _is_announced(self) -> bool:
+        """The next reads are announced. They may look random."""
         return any(epoch.announced and epoch.left > 0 for epoch in self.epochs)
 
     def _begin_another_part(self, names: Names, now: float) -> None:
@@ -337,15 +337,15 @@ class EpochDetector:
                         self._part.read(rank, len(names.listed))
                 epoch.replan(self._part.of(names.listed), confidence=ORDER_UNLIKELY)
 
-    # -- an order that is told ----------------------------------------------------------------------------------
+    # -- an announced order ------------------------------------------------------------------------------------
 
-    def told(self, indexes: Sequence[int], start: int, total: int, index_count: int, now: float) -> JobEpoch:
-        """One worker tells its next reads. They are of the epoch that is under way; where that has read most of them,
-        they are of the next one. Returns that epoch."""
+    def announced(self, indexes: Sequence[int], start: int, total: int, index_count: int, now: float) -> JobEpoch:
+        """One worker announces its next reads. They are of the epoch that is under way; where that has read most of
+        them, they are of the next one. Returns that epoch."""
         self.last, self.is_by_chance = now, False
         self.grow(index_count)
         if self.epochs and len(self.epochs[0].log) < _HARDLY_BEGUN:
-            # The oldest epoch has just begun, so it is the one that is told of.
+            # The oldest epoch has just begun, so it is the one that is announced.
             self._drop_silent(-1)
         epoch = self.epochs[-1] if self.epochs else None
         if epoch is None or 2 * sum(epoch.unread(index) for index in indexes) < len(indexes):
@@ -358,7 +358,7 @@ class EpochDetector:
             epoch = self.epochs[-1] = begun_after(epoch, index_count, now)
             epoch.number = number
         if start == 0:
-            # An order that is told again is likely in the next epoch as well, as one that was learned.
+            # An order that is announced again is likely in the next epoch as well, as one that was learned.
             epoch.repeats = len(indexes) > 0 and all(
                 0 <= epoch.place[index] <= 2 * epoch.tolerance for index in indexes[:_ALIKE]
             )
@@ -368,7 +368,7 @@ class EpochDetector:
         return epoch
 
     def withdraw(self, epoch: JobEpoch, indexes: Set[int], names: Names) -> None:
-        """`epoch` was told to expect these objects, which are unread, and is not to expect them any more."""
+        """`epoch` was to expect these objects, which are unread, and is not to expect them any more."""
         withdraw(epoch, indexes)
         for later in self.epochs[self.epochs.index(epoch) + 1 :]:
             if not later.announced:

@@ -90,7 +90,7 @@ class Frontier:
 
 
 class ReadingPace:
-    """`gap_s` is the mean time between two reads, `pause_s` the longest pause of late; 0: no read tells."""
+    """`gap_s` is the mean time between two reads, `pause_s` the longest pause of late; 0: no read shows it."""
 
     def __init__(self) -> None:
         self.gap_s = self.pause_s = 0.0
@@ -118,7 +118,7 @@ class ReadingPace:
 
     def first_reads(self, log: Sequence[int]) -> list[int]:
         """The first reads of the epoch by their times. The log may have them in another order: a hit that needs no
-        other task is heard of later than a miss that was asked for at the same time."""
+        other task is known later than a miss that was requested at the same time."""
         return [index for _, index in sorted(zip(self._times, log, strict=False), key=itemgetter(0))]
 
 

@@ -101,7 +101,7 @@ class OrderSearch:
 class _EpochSearch:
     """One search for one epoch. Depending on what is known of the epoch, it looks for the seed of its order, works out
     the order of the next epoch, finds the buffer of WebDataset's workers, or finds how many workers read an order that
-    was told or drawn. `steps` does the work.
+    was announced or drawn. `steps` does the work.
     """
 
     def __init__(self, dataset: SearchedDataset, epoch: JobEpoch, seeds: Seeds) -> None:
@@ -127,7 +127,7 @@ class _EpochSearch:
     @property
     def _holds(self) -> bool:
         """The epoch is still the one that the search began with. Since then it may have ended, its order may have been
-        told, or the dataset may have been forgotten."""
+        announced, or the dataset may have been forgotten."""
         epoch = self.epoch
         return (epoch.announced, epoch.seed_state.draw, epoch.handle) == self._known and self._is_there
 
@@ -295,7 +295,7 @@ class _EpochSearch:
             yield from self._dataset.rerank_in_steps()
 
     def _find_batches(self) -> Generator[None, None, None]:
-        """How many workers read a told or drawn order beside each other, and in which batches."""
+        """How many workers read an announced or drawn order beside each other, and in which batches."""
         epoch, changes = self.epoch, self.epoch.changes
         before = epoch.batch, epoch.workers
         order = yield from out_of_batches(epoch.agenda[:], *before)

@@ -22,10 +22,10 @@ def is_worth_a_search(epoch: JobEpoch, names: Names) -> bool:
         _doubt_draw(epoch, names)
     if len(epoch.log) < seed_state.search_at:
         return False
-    told = epoch.announced_order
-    if told is not None or seed_state.draw is not None:
+    order = epoch.announced_order
+    if order is not None or seed_state.draw is not None:
         is_open = seed_state.successor >= 0 and seed_state.upcoming is None
-        return is_open or not (told is not None and told.several)
+        return is_open or not (order is not None and order.several)
     # An epoch that begins in the order of the names may be drawn from a buffer that holds the first of them.
     is_known = epoch.order_known and epoch.number > 0 and seed_state.last_draw is None
     return not is_known and len(names.listed) > 0

@@ -3,7 +3,7 @@
 A training script that is to be reproducible gives its sampler a seed, most often a small number: `DistributedSampler`
 draws each epoch's order from `seed + epoch` (0 by default), `RandomSampler` from the generator that it was given
 (https://docs.pytorch.org/docs/stable/notes/randomness.html). Such an order is not random: its first few reads tell the
-seed, and the seed tells all other reads.
+seed, and the seed gives all other reads.
 
 `torch.randperm` on the CPU is a Fisher-Yates shuffle from the front, by the 32-bit numbers of an MT19937 (M. Matsumoto,
 T. Nishimura, 1998), which Python's `random` has, too.
@@ -31,7 +31,7 @@ _FOR_WORKERS = 2
 # How many numbers of each seed are looked at; and of a seed that may be the right one, at which lengths of the order's
 # beginning it is tested.
 _GLANCE, _LOOKS = 32, (16, 32, 64, 128, 256)
-# Once more than one part in so many of an order is read, its beginning cannot be told from the other reads.
+# Once more than one part in so many of an order is read, its beginning cannot be distinguished from the other reads.
 _BEGUN = 3
 # One of the few orders that may follow a known one is proven by more reads among its first numbers than this.
 _LITTLE_PROOF = 3
@@ -179,7 +179,7 @@ def _batches_of(places: Sequence[int], gap: int) -> tuple[int, int] | None:
     starts = [run.first for run in runs if run.length >= _SETTLED]
     batch = gcd(*starts)
     if sum(run is not after for run, after in pairwise(of_each)) * _SWITCHED < len(places):
-        return None  # The order is read as it is, and some reads that were heard of late look like another worker's.
+        return None  # The order is read as it is, and some reads that were reported late look like another worker's.
     if len(places) < _RUN * len(runs) or batch <= _GAP:
         # Some ranks of a node read like this while the others are on other nodes; or it is too early to tell.
         return None

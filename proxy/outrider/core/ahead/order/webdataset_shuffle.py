@@ -4,7 +4,7 @@
 Each worker then shuffles its own shards by a buffer of `n` shards, with Python's `random` and a seed that all workers
 share. That is a number from 0 to 1,000,000 where the script gives none, the same in each epoch, or one more in each
 epoch with `detshuffle=True` (https://github.com/webdataset/webdataset, `compat.py` and `filters.py`, as of 1.0.2). So
-the shards that workers read at about the same time are neighbours in the list, which tells how many workers there are.
+the shards that workers read at about the same time are neighbours in the list, which shows how many workers there are.
 After half a dozen shards of each worker, only one of the million seeds explains the reads.
 
 A shard's *number* is its rank in the sorted list of names. A worker is named by the number of its first shard, and the

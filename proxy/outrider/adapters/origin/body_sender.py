@@ -67,11 +67,11 @@ def _send(piece: Buffer, origin: socket.socket, look: select.poll, timeout_s: fl
 def _has_answered(origin: socket.socket) -> bool:
     """Whether a reply, or the end of the connection, can be read. An interim reply (1xx) is read and dropped."""
     try:
-        came = origin.recv(_HEAD_BYTES_MAX, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        peeked = origin.recv(_HEAD_BYTES_MAX, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
-    end = came.find(b"\r\n\r\n") + 4
-    if came[:7] != b"HTTP/1." or came[9:10] != b"1" or end < 4:
+    end = peeked.find(b"\r\n\r\n") + 4
+    if peeked[:7] != b"HTTP/1." or peeked[9:10] != b"1" or end < 4:
         return True
     origin.recv(end)
     return _has_answered(origin)

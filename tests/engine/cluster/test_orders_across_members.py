@@ -11,7 +11,7 @@ import pytest
 
 from outrider.core.ahead.hint_messages import PlanProgress
 from outrider.core.ahead.hints import Hint
-from outrider.core.cluster.messages import OrderTold
+from outrider.core.cluster.messages import OrderNotice
 from outrider.core.cluster.ownership import Ring
 from outrider.core.model import BlockKey, Extent, ObjectRef
 from tests.support.engine import BLOCK
@@ -31,13 +31,13 @@ def members(root: Path, time: Time, blocks: int = 1) -> Iterator[Cluster]:
         yield nodes
 
 
-def tell(node: Node, refs: list[ObjectRef] = REFS, start: int = 0, hint: Hint | None = None) -> Hint:
+def announce(node: Node, refs: list[ObjectRef] = REFS, start: int = 0, hint: Hint | None = None) -> Hint:
     hint = hint or Hint()
-    node.plans.told(CLIENT, refs, start=start, total=len(REFS), hint=hint)
+    node.plans.announce(CLIENT, refs, start=start, total=len(REFS), hint=hint)
     return hint
 
 
-def heard(node: Node, by: Node) -> list[OrderTold]:
+def notices(node: Node, by: Node) -> list[OrderNotice]:
     """The messages that `node` sent to `by`."""
     return [message for name, message in node.wire.orders if name == by.name]
 
@@ -76,7 +76,7 @@ async def test_all_members_hear_of_an_order_and_fetch_what_they_own_alone(blocks
     with members(tmp_path, time, blocks) as nodes:
         await time.run(nodes.meet())
         told, *others = nodes
-        tell(told)
+        announce(told)
         await time.until(time() + 0.5)
         for other in others:
             assert expected(other, f"{told.name}/{CLIENT}") == REFS
@@ -96,7 +96,7 @@ async def test_a_plans_progress_counts_what_all_members_have(tmp_path: Path) -> 
             nodes.origin.put(ref, ramp(3 * BLOCK))
         await time.run(nodes.meet())
         told, other, _ = nodes
-        hint = tell(told)
+        hint = announce(told)
         await time.until(time() + 0.5)
         for node in nodes:
             for ref in REFS:
@@ -126,7 +126,7 @@ async def test_an_order_is_withdrawn_everywhere(tmp_path: Path) -> None:
     with members(tmp_path, time) as nodes:
         await time.run(nodes.meet())
         told, *others = nodes
-        first, second = tell(told, REFS[:12]), tell(told, REFS[12:], 12)
+        first, second = announce(told, REFS[:12]), announce(told, REFS[12:], 12)
         await time.until(time() + 0.5)
         told.plans.withdraw(first, [second])
         await time.until(time() + 0.5)
@@ -144,8 +144,8 @@ async def test_a_member_that_missed_an_order_is_told_again(tmp_path: Path) -> No
         await time.run(nodes.meet())
         told, away, other = nodes
         service = told.wire.services.pop(away.address)
-        hint = tell(told, REFS[:12])
-        tell(told, REFS[12:], 12, hint)
+        hint = announce(told, REFS[:12])
+        announce(told, REFS[12:], 12, hint)
         await time.until(time() + 0.5)
         assert expected(other, f"{told.name}/{CLIENT}") == REFS
         assert expected(away, f"{told.name}/{CLIENT}") == []
@@ -153,7 +153,7 @@ async def test_a_member_that_missed_an_order_is_told_again(tmp_path: Path) -> No
         await time.run(nodes.meet())
         await time.until(time() + 0.5)
         assert expected(away, f"{told.name}/{CLIENT}") == REFS
-        assert [message.number for message in heard(told, other)] == [1, 2], "once"
+        assert [message.number for message in notices(told, other)] == [1, 2], "once"
 
 
 async def test_a_member_that_begins_anew_is_told_what_still_counts(tmp_path: Path) -> None:
@@ -161,19 +161,19 @@ async def test_a_member_that_begins_anew_is_told_what_still_counts(tmp_path: Pat
     with members(tmp_path, time) as nodes:
         await time.run(nodes.meet())
         told, anew, _ = nodes
-        gone, kept = tell(told, REFS[:6]), tell(told, REFS[6:12], 6)
-        read = tell(told, REFS[12:18], 12)
+        gone, kept = announce(told, REFS[:6]), announce(told, REFS[6:12], 6)
+        read = announce(told, REFS[12:18], 12)
         await time.until(time() + 0.5)
         told.plans.withdraw(gone, [kept, read])
         for ref in REFS[12:18]:
-            told.engine.planner.asked(CLIENT, ref, BLOCK, Extent(0, BLOCK), time())
+            told.engine.planner.requested(CLIENT, ref, BLOCK, Extent(0, BLOCK), time())
         await time.until(time() + 0.5)
-        before = len(heard(told, anew))
+        before = len(notices(told, anew))
         anew.boot += 1
         anew.members._boot += 1
         await time.run(nodes.meet())
         await time.until(time() + 0.5)
-        again = heard(told, anew)[before:]
+        again = notices(told, anew)[before:]
         assert [list(message.refs) for message in again if not message.is_withdrawn] == [REFS[6:12]]
 
 
@@ -181,12 +181,12 @@ async def test_an_epoch_takes_the_place_of_the_one_before(tmp_path: Path) -> Non
     time = Time()
     with members(tmp_path, time) as nodes:
         told, *_ = nodes
-        hint = tell(told, REFS)
-        tell(told, REFS[::-1], hint=hint)
+        hint = announce(told, REFS)
+        announce(told, REFS[::-1], hint=hint)
         await time.run(nodes.meet())
         await time.until(time() + 0.5)
         for name in "bc":
-            assert [list(message.refs) for message in heard(told, nodes[name])] == [REFS[::-1]]
+            assert [list(message.refs) for message in notices(told, nodes[name])] == [REFS[::-1]]
 
 
 async def test_a_message_that_comes_twice_counts_once(tmp_path: Path) -> None:
@@ -194,12 +194,12 @@ async def test_a_message_that_comes_twice_counts_once(tmp_path: Path) -> None:
     with members(tmp_path, time) as nodes:
         await time.run(nodes.meet())
         node = nodes["a"]
-        first = OrderTold("b", 1, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS))
-        withdrawn = OrderTold("b", 1, 2, 1, CLIENT, is_withdrawn=True)
+        first = OrderNotice("b", 1, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS))
+        withdrawn = OrderNotice("b", 1, 2, 1, CLIENT, is_withdrawn=True)
         for message in (first, withdrawn, first):
-            node.plans.heard(message)
+            node.plans.on_order(message)
         assert expected(node, f"b/{CLIENT}") == []
-        node.plans.heard(OrderTold("b", 2, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS)))
+        node.plans.on_order(OrderNotice("b", 2, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS)))
         assert expected(node, f"b/{CLIENT}") == REFS[:12], "another process of the member"
 
 
@@ -208,9 +208,9 @@ async def test_the_plans_of_an_ended_process_are_not_withdrawn_with_those_of_the
     with members(tmp_path, time) as nodes:
         await time.run(nodes.meet())
         node = nodes["a"]
-        node.plans.heard(OrderTold("b", 1, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS)))
-        node.plans.heard(OrderTold("b", 2, 1, 1, CLIENT, tuple(REFS[12:]), 12, len(REFS)))
-        node.plans.heard(OrderTold("b", 2, 2, 1, CLIENT, is_withdrawn=True))
+        node.plans.on_order(OrderNotice("b", 1, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS)))
+        node.plans.on_order(OrderNotice("b", 2, 1, 1, CLIENT, tuple(REFS[12:]), 12, len(REFS)))
+        node.plans.on_order(OrderNotice("b", 2, 2, 1, CLIENT, is_withdrawn=True))
         assert expected(node, f"b/{CLIENT}") == REFS[:12]
 
 
@@ -223,7 +223,7 @@ async def test_a_member_with_a_cache_of_its_own_is_not_told(tmp_path: Path) -> N
         view = told.membership.view
         near = replace(view, acting=Ring(member for member in view.acting.members if member.name != elsewhere.name))
         told.plans._view = lambda: near
-        tell(told)
+        announce(told)
         await time.until(time() + 0.5)
-        assert heard(told, other)
-        assert not heard(told, elsewhere)
+        assert notices(told, other)
+        assert not notices(told, elsewhere)

@@ -75,10 +75,10 @@ def test_a_piece_costs_as_much_as_it_brings_where_workers_are_about_equally_far(
     assert placed < 8 * 8000, "each object is placed once, and again for some pieces beside it"
 
 
-def tell(store: PlannedStore, order: list[ObjectRef], total: int | None) -> None:
+def announce_order(store: PlannedStore, order: list[ObjectRef], total: int | None) -> None:
     """Tells an order in the pieces in which the server passes it on."""
     for at in range(0, len(order), 100):
-        store.planner.told("a", order[at : at + 100], store.now, start=at, total=total)
+        store.planner.announced("a", order[at : at + 100], store.now, start=at, total=total)
 
 
 def agenda(store: PlannedStore) -> list[str]:
@@ -89,7 +89,7 @@ def agenda(store: PlannedStore) -> list[str]:
 def test_the_pieces_of_a_hint_without_a_total_are_read_one_after_the_other() -> None:
     store = PlannedStore(300, 1, 30)
     order = shuffled(store, 1)
-    tell(store, order, None)
+    announce_order(store, order, None)
     assert agenda(store) == [ref.key for ref in order]
 
 
@@ -104,7 +104,7 @@ def test_an_order_that_repeats_is_predicted_also_if_its_pieces_are_told_when_few
         told = 0
         for number, ref in enumerate(order):
             while told < len(order) and told - number <= ahead:
-                store.planner.told("a", order[told : told + piece], store.now, start=told, total=len(order))
+                store.planner.announced("a", order[told : told + piece], store.now, start=told, total=len(order))
                 told += piece
             think(store)
             land(store, 4)
@@ -128,7 +128,7 @@ def test_ranks_whose_sampler_pads_the_last_batch_are_predicted_in_the_next_epoch
         padded = order + order[: -len(order) % ranks]
         parts = [padded[rank::ranks] for rank in range(ranks)]
         for part in parts if kind == "told" else []:
-            store.planner.told("a", part, store.now, start=0, total=len(part))
+            store.planner.announced("a", part, store.now, start=0, total=len(part))
         ratios.append(ratio(drive_beside(store, parts, random)))
     assert min(ratios[1:]) > goal, ratios
 
@@ -218,7 +218,7 @@ def drive_beside(store: PlannedStore, parts: list[list[ObjectRef]], random: Rand
         if reader in last:
             store.planner.sent("a", last[reader], store.now)
         hits.append(store.key(ref, 0) in store.present)
-        store.planner.asked("a", ref, store.size, Extent(0, store.size), store.now)
+        store.planner.requested("a", ref, store.size, Extent(0, store.size), store.now)
         if not hits[-1]:
             store.fill(ref, 0)
         store.outstanding.discard(store.key(ref, 0))
@@ -233,7 +233,7 @@ def test_objects_that_a_run_resumed_within_a_told_order_has_skipped_do_not_stop_
     store = PlannedStore(1000, 1, 250)
     store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
     order = shuffled(store, 1)
-    store.planner.told("a", order, 0.0)
+    store.planner.announced("a", order, 0.0)
     for _ in range(40):
         think(store)
         land(store, 16)
@@ -242,10 +242,10 @@ def test_objects_that_a_run_resumed_within_a_told_order_has_skipped_do_not_stop_
 
 def test_a_hint_of_more_names_than_may_be_known_is_taken_as_far_as_it_goes() -> None:
     planner = Planner(10 * BLOCK, BLOCK, keys_max=1500)
-    planner.asked("x", ObjectRef("b", "other/000001.jpg"), BLOCK, Extent(0, BLOCK), 1.0)
+    planner.requested("x", ObjectRef("b", "other/000001.jpg"), BLOCK, Extent(0, BLOCK), 1.0)
     refs = [ObjectRef("b", f"d/{i:06d}.jpg") for i in range(1800)]
     for at in range(0, 1800, 1000):
-        planner.told("a", refs[at : at + 1000], 2.0, start=at, total=1800)
+        planner.announced("a", refs[at : at + 1000], 2.0, start=at, total=1800)
     assert len(planner.registry) <= 1500
     assert planner.wants(2.0, BLOCK, 1)
 
@@ -253,21 +253,21 @@ def test_a_hint_of_more_names_than_may_be_known_is_taken_as_far_as_it_goes() -> 
 def test_a_hint_for_which_another_dataset_is_forgotten_is_taken_as_a_whole() -> None:
     planner = Planner(10 * BLOCK, BLOCK, keys_max=1000)
     for i in range(700):
-        planner.asked("x", ObjectRef("b", f"old/{i:06d}.jpg"), BLOCK, Extent(0, BLOCK), 1.0)
+        planner.requested("x", ObjectRef("b", f"old/{i:06d}.jpg"), BLOCK, Extent(0, BLOCK), 1.0)
     refs = [ObjectRef("b", f"{folder}/{i:06d}.jpg") for folder in ("cats", "dogs") for i in range(200)]
-    planner.told("a", refs, 2.0)
+    planner.announced("a", refs, 2.0)
     assert sum(epoch.left for dataset in planner.registry.datasets() for epoch in dataset.epochs()) == 400
 
 
 def test_a_hint_in_another_order_replaces_the_told_order_under_way() -> None:
     store = PlannedStore(500, 1, 100)
     first, second = shuffled(store, 1), shuffled(store, 2)
-    store.planner.told("a", first, 0.0)
+    store.planner.announced("a", first, 0.0)
     drive(store, first[:80])
-    store.planner.told("a", first, store.now)
+    store.planner.announced("a", first, store.now)
     assert ratio(drive(store, first[80:100])) == 1.0, "the same order told again changes nothing"
     store.now += 30.0
-    tell(store, second, 500)
+    announce_order(store, second, 500)
     assert ratio(drive(store, second)) > 0.9
 
 
@@ -275,13 +275,13 @@ def test_draws_with_replacement_that_were_told_are_predicted() -> None:
     store = PlannedStore(400, 1, 120)
     draws = Random(1).choices(store.refs, k=400)
     store.planner.discovery.listed("bucket", [(ref.key, store.size) for ref in store.refs])
-    tell(store, draws, 400)
+    announce_order(store, draws, 400)
     assert ratio(drive(store, draws)) > 0.8
 
 
 def test_an_object_that_is_told_twice_in_one_piece_is_expected_once() -> None:
     store = PlannedStore(100, 1, 30)
-    store.planner.told("a", store.refs[:50] + store.refs[:10], 0.0)
+    store.planner.announced("a", store.refs[:50] + store.refs[:10], 0.0)
     assert len(agenda(store)) == 50
 
 
@@ -294,8 +294,8 @@ def test_a_piece_of_a_hint_costs_as_much_as_it_brings_however_much_is_cached() -
             store.ask(ref, "a")
             store.read_on(ref)
         order = shuffled(store, 1)[:1000]
-        store.planner.told("b", order[:100], store.now, start=0, total=1000)
-        return calls_of(lambda: store.planner.told("b", order[100:200], store.now, start=100, total=1000))
+        store.planner.announced("b", order[:100], store.now, start=0, total=1000)
+        return calls_of(lambda: store.planner.announced("b", order[100:200], store.now, start=100, total=1000))
 
     assert work(4000) < 2 * work(500)
 
@@ -305,7 +305,7 @@ def test_while_a_reader_computes_its_batch_the_next_one_is_fetched() -> None:
     batch = 40
     store = PlannedStore(8 * batch, 1, 4 * batch)
     order = shuffled(store, 1)
-    tell(store, order, len(order))
+    announce_order(store, order, len(order))
     for ref in order[:batch]:
         think(store)
         store.now += 0.01

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from outrider.core.cluster.member import Member
-from outrider.core.cluster.messages import READS_MAX, READS_PATH, ReadsTold, ToldRead, reads_body, told_every_s
+from outrider.core.cluster.messages import READS_MAX, READS_PATH, BegunRead, ReadsNotice, notice_interval_s, reads_body
 from outrider.core.cluster.peer_messages import PeerFailed
 from outrider.core.cluster.view import View
 from outrider.core.model import ObjectRef
@@ -21,7 +21,7 @@ from outrider.ports import PeerTransport
 log = logging.getLogger(__name__)
 
 
-class ToldReads:
+class ReadsSender:
     """All on the engine's loop. `readers`: how many clients of this node read at a time."""
 
     def __init__(
@@ -33,8 +33,8 @@ class ToldReads:
         self._readers = readers
         # Reader, object, size and time. A planner takes 30 to 100 us for a read: more than these a second, of many
         # nodes, would take most of a core. The newest ones tell most.
-        self._untold: deque[tuple[str, ObjectRef, int, float]] = deque(maxlen=READS_MAX)
-        self._is_telling = False
+        self._unsent: deque[tuple[str, ObjectRef, int, float]] = deque(maxlen=READS_MAX)
+        self._is_sending = False
         # Members that have not answered the last message.
         self._sending: set[str] = set()
 
@@ -42,24 +42,24 @@ class ToldReads:
         """A client of this node began to read the object."""
         if not self._view().alive:
             return
-        self._untold.append((reader, ref, size, self._runtime.clock()))
-        if not self._is_telling:
-            self._is_telling = True
-            self._runtime.spawn(self._tell(), "tell members of reads")
+        self._unsent.append((reader, ref, size, self._runtime.clock()))
+        if not self._is_sending:
+            self._is_sending = True
+            self._runtime.spawn(self._send_later(), "tell members of reads")
 
-    async def _tell(self) -> None:
+    async def _send_later(self) -> None:
         try:
-            while self._untold:
-                await self._runtime.sleep(told_every_s(len(self._view().alive)))
-                self._tell_all()
+            while self._unsent:
+                await self._runtime.sleep(notice_interval_s(len(self._view().alive)))
+                self._send_all()
         finally:
-            self._is_telling = False
+            self._is_sending = False
 
-    def _tell_all(self) -> None:
+    def _send_all(self) -> None:
         now, view = self._runtime.clock(), self._view()
-        reads = tuple(ToldRead(reader, ref, size, max(0.0, now - at)) for reader, ref, size, at in self._untold)
-        self._untold.clear()
-        body = reads_body(ReadsTold(view.me.name, self._readers(), reads))
+        reads = tuple(BegunRead(reader, ref, size, max(0.0, now - at)) for reader, ref, size, at in self._unsent)
+        self._unsent.clear()
+        body = reads_body(ReadsNotice(view.me.name, self._readers(), reads))
         for member in view.alive.values():
             if member.name not in self._sending:
                 self._sending.add(member.name)

@@ -12,7 +12,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from outrider.adapters.kubernetes.certificates import X509Certifier
 from outrider.core.operator.certificates import AUTHORITY_S, BACKDATED_S, DAY_S, SERVER_S, SETTLE_S, Issued
-from outrider.engine.operator.keeper import CertificateKeeper
+from outrider.engine.operator.certificate_keeper import CertificateKeeper
 from outrider.operator_ports import ConflictError, KubeError
 from tests.support.fake_kube import CONFIGURATION, HOST, NAME, SECRET, FakeKube, configuration
 

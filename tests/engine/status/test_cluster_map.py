@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, DatasetShares, SharesAsked
+from outrider.core.cluster.messages import SHARES_MAX, DatasetShare, DatasetShares, SharesRequest
 from outrider.core.model import ObjectRef
 from outrider.engine.status.cluster_map import added_up
 from tests.support.engine import BLOCK
@@ -108,6 +108,6 @@ async def test_a_member_tells_of_no_more_datasets_than_an_answer_may_have(tmp_pa
                 nodes.origin.put(ref, RAMP[:BLOCK])
                 await nodes["a"].get(ref)
         await nodes.settle()
-        shares = await nodes["a"].service.answer(SharesAsked("b"))
+        shares = await nodes["a"].service.answer(SharesRequest("b"))
         assert isinstance(shares, DatasetShares)
         assert len(shares.datasets) == SHARES_MAX

@@ -12,12 +12,12 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from outrider.core.cluster.messages import OBJECTS_MAX, Command, PinPage, PinsTold, PinTold
+from outrider.core.cluster.messages import OBJECTS_MAX, Command, PinPage, PinReport, PinsReport
 from outrider.core.cluster.wire_forms import WireError, fields_of, of_fields
 from outrider.core.errors import NoRoom, S3Error, ServiceUnavailable
 from outrider.core.maintenance.object_list import parse_list
-from outrider.core.maintenance.sums import PART_NAMES_MAX, UNANSWERED, failed_part, warmup_sum
-from outrider.engine.cluster.commands import CommandsElsewhere
+from outrider.core.maintenance.progress_sum import PART_NAMES_MAX, UNANSWERED, failed_part, warmup_sum
+from outrider.engine.cluster.commands import MemberCommands
 from outrider.engine.maintenance.pinning import Pinning
 from outrider.engine.maintenance.warmup import Warmup
 from outrider.engine.tasks.runtime import Runtime
@@ -38,7 +38,7 @@ _LATER_S = 0.001
 class PinsTogether:
     """Called on the engine's thread."""
 
-    def __init__(self, others: CommandsElsewhere, pinning: Pinning, runtime: Runtime) -> None:
+    def __init__(self, others: MemberCommands, pinning: Pinning, runtime: Runtime) -> None:
         self._others = others
         self._pinning = pinning
         self._runtime = runtime
@@ -73,11 +73,11 @@ class PinsTogether:
         for member, answer in answers:
             if answer is not None and answer.error:
                 parts.append(failed_part(member, answer.error))
-            elif answer is None or answer.told is None or answer.told.get("at") not in (None, pin.at):
+            elif answer is None or answer.report is None or answer.report.get("at") not in (None, pin.at):
                 # It does not know this pin yet.
                 parts.append(UNANSWERED)
             else:
-                parts.append(_named(member, answer.told))
+                parts.append(_named(member, answer.report))
         # A part that nobody reports is not done.
         others = (each.name for each in view.ring.members if each.name != view.me.name)
         parts += [UNANSWERED for name in others if name not in view.alive]
@@ -95,7 +95,7 @@ class PinsTogether:
         if command.verb == "objects":
             return None if pin is None else _page(pin, command.body)
         if command.verb == "put":
-            account = PinTold(owner, name, command.at, has_ended=False)
+            account = PinReport(owner, name, command.at, has_ended=False)
             self._runtime.spawn(self._take([account], command.sender), f"pin {name}")
         elif command.verb in ("delete", "cancel"):
             # "cancel": a member of 0.2 gives a pin back. It has a later account of the one before it, if there is one.
@@ -104,9 +104,9 @@ class PinsTogether:
         return None if pin is None else {**self._pinning.report(pin, PART_NAMES_MAX), "at": pin.at}
 
     def _list(self) -> dict[str, Any]:
-        pins = [PinTold(pin.owner, pin.name, pin.at, has_ended=False) for pin in self._pinning.book.all()]
-        ended = [PinTold(*key, at, has_ended=True) for key, at in self._pinning.ended.items()]
-        return fields_of(PinsTold((*pins, *ended)))
+        pins = [PinReport(pin.owner, pin.name, pin.at, has_ended=False) for pin in self._pinning.book.all()]
+        ended = [PinReport(*key, at, has_ended=True) for key, at in self._pinning.ended.items()]
+        return fields_of(PinsReport((*pins, *ended)))
 
     async def _end(self, owner: str, name: str, at: float) -> None:
         self._note_end((owner, name), at)
@@ -141,24 +141,24 @@ class PinsTogether:
     async def _learn(self, process: tuple[str, int]) -> None:
         member = process[0]
         for _, answer in await self._others.ask(Command("", "list", "pin", "", "all"), member):
-            if answer is None or answer.told is None:
+            if answer is None or answer.report is None:
                 self._requested.pop(process, None)
                 continue
             try:
-                pins = of_fields(PinsTold, answer.told).pins
+                pins = of_fields(PinsReport, answer.report).pins
             except WireError as error:
                 log.warning("pins of a member are not kept", extra={"peer": member, "error": str(error)})
             else:
                 await self._take(pins, member)
 
-    async def _take(self, pins: Iterable[PinTold], member: str) -> None:
+    async def _take(self, pins: Iterable[PinReport], member: str) -> None:
         try:
             for pin in pins:
                 await self._take_one(pin, member)
         except S3Error as error:
             log.warning("pins of a member are not kept", extra={"peer": member, "error": str(error)})
 
-    async def _take_one(self, account: PinTold, member: str) -> None:
+    async def _take_one(self, account: PinReport, member: str) -> None:
         if account.at <= self._known_at(account.owner, account.name):
             return
         if account.has_ended:
@@ -181,7 +181,7 @@ class PinsTogether:
             question = Command("", "objects", "pin", pin.owner, pin.name, start)
             answers = [answer for _, answer in await self._others.ask(question, member)]
             try:
-                page = of_fields(PinPage, (answers[0] and answers[0].told) or {} if answers else {})
+                page = of_fields(PinPage, (answers[0] and answers[0].report) or {} if answers else {})
             except WireError as error:
                 raise ServiceUnavailable(f"The member {member} does not tell what is pinned.") from error
             if page.at != pin.at:

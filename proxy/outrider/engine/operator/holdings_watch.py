@@ -1,4 +1,4 @@
-"""The datasets that the caches hold, asked for now and then, so that no pod that is created waits for a cache."""
+"""The datasets that the caches hold, requested now and then, so that no pod that is created waits for a cache."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ LEFT_OUT = "left_out"
 """A member was not asked for a block, though it owns it and is there."""
 
 
-class BlockReads(Protocol):
+class BlockKnowledge(Protocol):
     """The knowledge of this node about a version, and the consequences where no member brings a block. A Protocol, as
     `peer_reader` imports this module."""
 
@@ -38,12 +38,12 @@ class BlockReads(Protocol):
     def refuted(self, version: ObjectVersion, index: int, member: Member) -> None: ...
 
 
-class AskedBlock:
+class RequestedBlock:
     """Implements `engine.fill.peer_block.PeerBlock`."""
 
     def __init__(
-        self, requests: PeerRequests, reads: BlockReads, version: ObjectVersion, index: int, candidates: list[Member],
-        *, is_remote: bool, begun: tuple[PeerReply, WatchedRead] | None = None,
+        self, requests: PeerRequests, reads: BlockKnowledge, version: ObjectVersion, index: int,
+        candidates: list[Member], *, is_remote: bool, begun: tuple[PeerReply, WatchedRead] | None = None,
     ) -> None:  # fmt: skip
         """`begun`: a reply that brings the first bytes, which another owns."""
         self.requests = requests
@@ -69,8 +69,8 @@ class AskedBlock:
         self._candidates.clear()
         self.digest = ""
 
-    def body(self, extent: Extent, slot: FillSlot | None) -> AskedBody:
-        return AskedBody(self, extent, slot)
+    def body(self, extent: Extent, slot: FillSlot | None) -> RequestedBody:
+        return RequestedBody(self, extent, slot)
 
     def check(self, digest: str) -> None:
         """`digest`: that of all bytes of the block. Raises ContentMismatch."""
@@ -128,7 +128,7 @@ class AskedBlock:
             read_class = ReadClass.NEXT
         return PeerRead(
             self._version.ref, extent, self._index, self._reads.known(self._version), read_class,
-            only_if_here=not self.is_remote,
+            only_if_cached=not self.is_remote,
         )  # fmt: skip
 
     def _promoter(self, member: Member, read: PeerRead, slot: FillSlot | None) -> Callable[[], None] | None:
@@ -166,10 +166,10 @@ class AskedBlock:
             self._candidates.remove(member)
 
 
-class AskedBody:
+class RequestedBody:
     """The bytes of an extent of the block. Implements `engine.fill.peer_block.PeerBody`."""
 
-    def __init__(self, block: AskedBlock, extent: Extent, slot: FillSlot | None) -> None:
+    def __init__(self, block: RequestedBlock, extent: Extent, slot: FillSlot | None) -> None:
         self._block = block
         self._extent = extent
         self._slot = slot
@@ -177,7 +177,7 @@ class AskedBody:
         is_whole = block.is_whole(extent)
         # The reader gets a small block once all of it is here and right.
         self._is_held = is_whole and extent.length <= _HELD_BYTES_MAX
-        # The bytes of the whole block; None: a part was asked for, or they are not all told here.
+        # The bytes of the whole block; None: a part was requested, or they do not all pass here.
         self._checksum = PayloadChecksum() if is_whole else None
         self._open: tuple[PeerReply, WatchedRead] | None = None
         self._stack = AsyncExitStack()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.core.cluster.messages import READS_MAX, told_every_s
+from outrider.core.cluster.messages import READS_MAX, notice_interval_s
 from outrider.core.model import ObjectRef
 from tests.support.engine import BLOCK, taken
 from tests.support.fakes import ramp
 from tests.support.members import Node, Time, cluster
 
-EVERY_S = told_every_s(2)
+EVERY_S = notice_interval_s(2)
 REFS = [ObjectRef("train", f"{number:06d}.tar") for number in range(4)]
 
 
@@ -18,7 +18,7 @@ async def read(node: Node, ref: ObjectRef) -> str:
     """As the server does, and return the answer's `x-cache`."""
     prefetch = node.engine.prefetch
     answer = await node.engine.reads.get(
-        ref, {}, lambda version, extent: prefetch.asked("10.0.0.1", version, extent, checksums=False)
+        ref, {}, lambda version, extent: prefetch.requested("10.0.0.1", version, extent, checksums=False)
     )
     await taken(answer)
     prefetch.sent("10.0.0.1", ref)
@@ -56,9 +56,9 @@ async def test_a_member_that_hangs_keeps_nothing_from_the_others(tmp_path: Path)
         edge, silent, other = nodes
         edge.wire.silent.add(silent.address)
         for number in range(2 * READS_MAX):
-            edge.told.opened("a", ObjectRef("b", str(number)), 1)
+            edge.reads_sender.opened("a", ObjectRef("b", str(number)), 1)
         await time.until(time() + EVERY_S)
-        edge.told.opened("a", REFS[0], 1)
+        edge.reads_sender.opened("a", REFS[0], 1)
         await time.until(time() + EVERY_S)
         assert [name for name, _ in edge.wire.told].count(silent.name) == 1, "one message waits for an answer at a time"
         first, second = [message.reads for name, message in edge.wire.told if name == other.name]

@@ -10,7 +10,7 @@ import pytest
 from outrider.core.cluster.object_samples import KnownObject, ObjectSample
 from outrider.core.operator.affinity import Holding
 from outrider.core.operator.holdings import HeldDataset
-from outrider.engine.operator.holdings import Holdings, pods_of
+from outrider.engine.operator.holdings_watch import Holdings, pods_of
 from outrider.operator_ports import CacheError, CachePod, KubeError, Manifest
 from tests.support.fake_kube import FakeKube
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from outrider.engine.operator.event_writer import EventWriter
-from outrider.engine.operator.warned import Warned
+from outrider.engine.operator.wish_warnings import Warned
 from outrider.operator_ports import ConflictError, KubeError, Manifest
 from tests.support import fake_kube
 from tests.support.pods import Pod, near, pod

@@ -15,10 +15,10 @@ from outrider.core.cluster.messages import Command, CommandAnswer
 from outrider.core.errors import ServiceUnavailable
 from outrider.core.maintenance.copies import before_0_3
 from outrider.core.maintenance.progress import State
-from outrider.core.maintenance.sums import UNANSWERED, failed_part
-from outrider.engine.cluster.commands import CommandsElsewhere
+from outrider.core.maintenance.progress_sum import UNANSWERED, failed_part
+from outrider.engine.cluster.commands import MemberCommands
 from outrider.engine.maintenance.own_part import OwnPart
-from outrider.engine.maintenance.pins_together import PinsTogether
+from outrider.engine.maintenance.pins_across_members import PinsTogether
 from outrider.engine.maintenance.warmup import Book, Warmup
 from outrider.engine.maintenance.warmup_runner import WarmupRunner
 from outrider.engine.tasks.runtime import Runtime
@@ -35,7 +35,7 @@ class Together:
     """Called on the engine's thread."""
 
     def __init__(
-        self, others: CommandsElsewhere, warmups: Book, runner: WarmupRunner, runtime: Runtime, pins: PinsTogether
+        self, others: MemberCommands, warmups: Book, runner: WarmupRunner, runtime: Runtime, pins: PinsTogether
     ) -> None:  # fmt: skip
         self._others = others
         self._warmups = warmups
@@ -56,7 +56,7 @@ class Together:
             if answer is None or answer.error:
                 why = "it does not answer" if answer is None else answer.error
                 raise ServiceUnavailable(f"The member {member} did not carry it out: {why}.")
-        return [answer.told for _, answer in answers if answer is not None and answer.told is not None]
+        return [answer.report for _, answer in answers if answer is not None and answer.report is not None]
 
     async def parts(self, put: Command, *, repeats: bool) -> list[Part]:
         """The other members' parts of the command that `put` made. `repeats`: members that do not know of it
@@ -65,16 +65,16 @@ class Together:
         return [await self._part(put, *each, repeats=repeats) for each in await self._others.ask(question)]
 
     async def _part(self, put: Command, member: str, answer: CommandAnswer | None, *, repeats: bool) -> Part:
-        if repeats and answer is not None and answer.told is None:
+        if repeats and answer is not None and answer.report is None:
             for _, again in await self._others.ask(put, member):
                 answer = again
         if answer is None:
             return UNANSWERED
-        if answer.told is None:
+        if answer.report is None:
             return failed_part(member, answer.error or "it does not know of the command")
-        if put.copies not in (None, 1) and "copies" not in answer.told:
-            return {**answer.told, "notes": [before_0_3(member)]}
-        return answer.told
+        if put.copies not in (None, 1) and "copies" not in answer.report:
+            return {**answer.report, "notes": [before_0_3(member)]}
+        return answer.report
 
     # -- warm-ups -----------------------------------------------------------------------------------------------------
 
