@@ -28,8 +28,7 @@ Manifest = dict[str, Any]
 Values = dict[str, Any]
 _ANY_VERSION = "v1.29.0"
 _HOOK = "helm.sh/hook"
-# The loader and the dumper in C, where the library has them, are several times as fast.
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# As `chart.LOADER`.
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _ROOT = Path(__file__).parents[2]
 
@@ -48,7 +47,7 @@ class Cluster:
 
     @property
     def objects(self) -> list[Manifest]:
-        return list(yaml.load_all(self._file.read_text(), LOADER)) if self._file.exists() else []
+        return list(yaml.load_all(self._file.read_text(), chart.LOADER)) if self._file.exists() else []
 
     def of_kind(self, *kinds: str) -> list[Manifest]:
         return [each for each in self.objects if each["kind"] in kinds]
@@ -161,7 +160,7 @@ def helm(cluster: Cluster, _: str, words: list[str]) -> str:
         return "---\n".join(made)
     # Helm itself creates no namespace without --create-namespace.
     cluster.check_namespace(chosen.namespace)
-    documents = [each for text in made for each in yaml.load_all(text, LOADER) if each is not None]
+    documents = [each for text in made for each in yaml.load_all(text, chart.LOADER) if each is not None]
     documents = [each for each in documents if _HOOK not in each["metadata"].get("annotations", {})]
     cluster.add(documents, over=chosen.verb == "upgrade")
     file.write_text(json.dumps(values))
