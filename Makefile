@@ -16,20 +16,26 @@ BENCH ?=
 install: $(VENV)/installed
 install-all: $(VENV)/installed-all
 
-# `--no-compile` halves the time of it: Python compiles what is imported, when it is.
-PIP := $(BIN)/python -m pip install --quiet --no-compile
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+# `--no-compile` halves the time of it: Python compiles what is imported, when it is. Not `--quiet`: it takes minutes, and
+# what pip says meanwhile is the progress.
+PIP := $(BIN)/python -m pip install --no-compile
+ENVIRONMENT = test -x $(BIN)/python || { $(PYTHON) -m venv $(VENV) && $(PIP) --upgrade pip; }
+SIZE = echo "$(VENV) takes $$(du -sm $(VENV) | cut -f1) MB."
 
-$(VENV)/installed: pyproject.toml sdk/pyproject.toml | $(BIN)/python
+$(VENV)/installed: pyproject.toml sdk/pyproject.toml
+	@echo "Installing the proxy and the tools of a first change into $(VENV): 1 GB, a minute or more."
+	$(ENVIRONMENT)
 	$(PIP) --editable ".[bucket,dev]" --editable sdk
-	touch $@
+	@$(SIZE)
+	@touch $@
 
-$(VENV)/installed-all: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt | $(BIN)/python
+$(VENV)/installed-all: pyproject.toml sdk/pyproject.toml tests/clients/no-deps.txt
+	@echo "Installing all that demo and tests need into $(VENV): 2.5 GB with a CPU build of torch, more with CUDA; minutes."
+	$(ENVIRONMENT)
 	$(PIP) --editable ".[$(ALL_EXTRAS)]" --editable sdk
 	$(PIP) --no-deps --requirement tests/clients/no-deps.txt
-	touch $(VENV)/installed $@
+	@$(SIZE)
+	@touch $(VENV)/installed $@
 
 # `make test PYTEST="-x tests/engine"` hands words on. JOBS processes share the files out, each with an S3 server of its
 # own. Files that took long in earlier runs go first (tests/conftest.py), so that all end together. Three of them on two

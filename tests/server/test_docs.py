@@ -44,8 +44,8 @@ FROM_NOTHING = {
 ALL = [*pages(), *example_manifests()]
 WITH_COMMANDS = [page for page in ALL if any(possible(block) for block in shell_blocks(page))]
 # A test cannot run these: they need a container engine, root, FUSE, a network, an hour, or a quiet machine.
-OUT_OF_REACH = ("docker", "git clone", "pip install", "sudo", "systemctl", "apt-get", "aws eks",
-                "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector", "outrider simulate --nodes 16",
+OUT_OF_REACH = ("docker", "git clone", "pip install", "python3 -m venv .venv-demo", "sudo", "systemctl", "apt-get",
+                "aws eks", "OTEL_EXPORTER_OTLP_ENDPOINT=http://collector", "outrider simulate --nodes 16",
                 "outrider mount")  # fmt: skip
 INLINE_FOR_A_CLUSTER = (
     "helm template outrider charts/outrider",

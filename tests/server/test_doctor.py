@@ -159,7 +159,7 @@ def test_the_health_of_a_container_is_whether_it_is_ready(command: Command, buck
         assert "signature accepted" in found["endpoint"].text
     done = command.run("doctor", "--probe", f"http://{admin}")
     assert done.returncode == 1
-    assert "not ready" in done.stderr
+    assert done.stderr == f"outrider: http://{admin}/readyz: not ready: Connection refused\n"
 
 
 def answer(status: int, body: str = "", date: str | None = None, server: str = "") -> OriginAnswer:

@@ -120,7 +120,7 @@ def test_a_pin_is_refused_with_the_numbers_and_unpinned_by_its_list(command: Com
     cached = json.loads(command.run("evict", SHARDS, "--json").stdout)
     assert (cached["blocks"], cached["pinned_blocks"]) == (0, 2 * COUNT)
     assert command.run("unpin", SHARDS).returncode == 0
-    assert command.run("pin").stdout == ""
+    assert command.run("pin").stdout == "There is no pin.\n"
     missing = command.run("unpin", SHARDS)
     assert (missing.returncode, "there is no pin of this list; `outrider pin`" in missing.stderr) == (1, True)
     assert "there is no pin called hot;" in command.run("unpin", "--name", "hot").stderr

@@ -18,6 +18,7 @@ from outrider.cli.doctor.machine_checks import cache_findings
 from outrider.settings import load
 from tests.server.test_verdicts import shown
 from tests.support.faulty_disk import SickDisk
+from tests.support.logs import logged
 from tests.support.proxy import Command, Proxy
 from tests.support.trials import KIB, RIGHT, KnownObjects
 
@@ -149,7 +150,9 @@ def test_a_cache_on_two_disks(
 
 def test_pins_outlive_the_loss_of_a_disk(bucket: Bucket, known: KnownObjects, tmp_path: Path) -> None:
     roots = [tmp_path / "nvme0", tmp_path / "nvme1"]
-    with proxy_of(bucket, roots) as proxy:
+    with logged("outrider.adapters.disk.recovery") as records, proxy_of(bucket, roots) as proxy:
+        # Each directory says for itself that its index is ready.
+        until(lambda: {each.__dict__["disk"] for each in records} == {*map(str, roots)})
         proxy.client().put_object(Bucket="_outrider", Key="pin/keep", Body=b"s3://disks/0\n")
         until(lambda: [pin["state"] for pin in proxy.status()["pins"]] == ["done"])
         for lost in roots:

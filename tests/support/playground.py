@@ -106,7 +106,9 @@ def stop() -> str:
     names = re.findall(r"^export (\w+)=", ENVIRONMENT.read_text(), re.MULTILINE)
     os.kill(pid, signal.SIGTERM)
     _wait_until(lambda: not ENVIRONMENT.exists())
-    print("stopped; this line is for the shells that have its variables:", file=sys.stderr)
+    # In `eval "$(...)"` nobody sees that line.
+    more = "; this line is for the shells that have its variables:" if sys.stdout.isatty() else ""
+    print(f"the playground has stopped{more}", file=sys.stderr)
     return f"unset {' '.join(names)}\n"
 
 

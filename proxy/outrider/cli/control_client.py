@@ -208,11 +208,13 @@ def show_json(report: object) -> None:
     typer.echo(json.dumps(report, indent=2))
 
 
-def show_all(jobs: Sequence[dict[str, Any]], as_json: bool) -> None:
-    """Print one line for each warm-up or pin."""
+def show_all(jobs: Sequence[dict[str, Any]], kind: str, as_json: bool) -> None:
+    """Print one line for each warm-up or pin. `kind`: which of them it is, in words."""
     if as_json:
         show_json(jobs)
         return
+    if not jobs:
+        typer.echo(f"There is no {kind}.")
     for job in jobs:
         show(job, False)
 

@@ -28,7 +28,7 @@ def pin(
     body = control_client.list_of(urls, from_file)
     proxy = control_client.ControlClient(endpoint, config)
     if not body and not name:
-        control_client.show_all(proxy.get("status.json")["pins"], as_json)
+        control_client.show_all(proxy.get("status.json")["pins"], "pin", as_json)
         return
     name = control_client.name_of(name, body)
     ended_by = f"outrider unpin --name {name}"

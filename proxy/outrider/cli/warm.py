@@ -67,7 +67,7 @@ def warm(
         return
     proxy = control_client.ControlClient(endpoint, config)
     if not body and not name and not cancel:
-        control_client.show_all(proxy.get("status.json")["warmups"], as_json)
+        control_client.show_all(proxy.get("status.json")["warmups"], "warm-up", as_json)
         return
     # Only a name that the user gave is shown: one that was made from a list means nothing to the user.
     which = f"called {name}" if name else "of this list"

@@ -189,6 +189,25 @@ def test_every_event_that_the_operations_page_names_is_logged() -> None:
     assert [event for event in named if f'"{event}"' not in source] == []
 
 
+def test_every_warning_and_error_of_the_proxy_is_on_the_operations_page() -> None:
+    section = (ROOT / "docs" / "operations.md").read_text().partition("| event | level |")[2]
+    root = ROOT / "proxy" / "outrider"
+    # The mount and the operator are other programs, with logs of their own.
+    files = [path for path in root.rglob("*.py") if not {"mount", "operator"} & {*path.relative_to(root).parts}]
+    logged = {
+        call.args[0].value
+        for path in files
+        if path.name != "operator_composition.py"
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func) in ("log.warning", "log.error", "log.exception")
+        and isinstance(call.args[0], ast.Constant)
+    }
+    assert len(logged) > 30
+    assert {event for event in logged if f"`{event}`" not in section} == set()
+
+
 def test_every_metric_that_a_page_names_exists() -> None:
     families = [*Metrics().registry.collect(), *OperatorMetrics().registry.collect()]
     known = {sample.name for family in families for sample in family.samples}

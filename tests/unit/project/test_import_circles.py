@@ -1,11 +1,12 @@
 """No module imports itself through others, not even under TYPE_CHECKING.
 
-Each module can so be read, moved and tested alone.
+Each module can so be read, moved, tested and started alone.
 """
 
 from __future__ import annotations
 
 import grimp
+import pytest
 
 
 def _circles(graph: grimp.ImportGraph) -> list[set[str]]:
@@ -19,8 +20,9 @@ def _circles(graph: grimp.ImportGraph) -> list[set[str]]:
     return circles
 
 
-def test_no_module_imports_itself_through_others() -> None:
-    graph = grimp.build_graph("outrider", exclude_type_checking_imports=False, cache_dir=None)
+@pytest.mark.parametrize("package", ["outrider", "tests"])
+def test_no_module_imports_itself_through_others(package: str) -> None:
+    graph = grimp.build_graph(package, exclude_type_checking_imports=False, cache_dir=None)
     assert _circles(graph) == []
 
 

@@ -199,7 +199,8 @@ class DiskRecovery:
             if keep is not None and (failed := await self.disk.work.run(keep)) is not None:
                 self.disk.work.failed("note", failed)
         self._doubtful = set()
-        log.info("index ready", extra={"blocks": self.disk.blocks, "bytes": self.disk.budget.used_bytes,
+        log.info("index ready", extra={"disk": self.disk.name, "blocks": self.disk.blocks,
+                                       "bytes": self.disk.budget.used_bytes,
                                        "by": "scan" if saved is None else "snapshot"})  # fmt: skip
 
     async def look(self) -> bool:

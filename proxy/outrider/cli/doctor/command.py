@@ -111,6 +111,12 @@ def _is_url(url: str) -> bool:
     return url.startswith("s3://") and url.removeprefix("s3://").partition("/")[0] != ""
 
 
+def _why(error: Exception) -> str:
+    """The error of the system, without the `<urlopen error ...>` that urllib puts around it."""
+    reason = getattr(error, "reason", None)
+    return (reason.strerror if isinstance(reason, OSError) else None) or str(error)
+
+
 def _probe(url: str) -> int:
     """Ask the admin port at `url`. 0: ready; 1: not ready, with a line on stderr that says why; 2: not a URL."""
     if not _is_http(url):
@@ -121,5 +127,5 @@ def _probe(url: str) -> int:
         with direct().open(target, timeout=_PROBE_TIMEOUT_S):
             return 0
     except (OSError, ValueError, http.client.HTTPException) as error:
-        typer.echo(f"outrider: {target}: not ready: {error}", err=True)
+        typer.echo(f"outrider: {target}: not ready: {_why(error)}", err=True)
         return 1
