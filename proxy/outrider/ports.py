@@ -418,6 +418,10 @@ class Versions(Protocol):
         """Several versions of one name that were all confirmed are ambiguous, and none of them is believed."""
         ...
 
+    def expect(self, count: int) -> None:
+        """So many versions, or fewer, are to be recalled."""
+        ...
+
     def recall_all(
         self, origin: str, refs: Sequence[ObjectRef], packed: Sequence[bytes], ages_s: Sequence[float | None],
         vouched: Sequence[bool],

@@ -61,6 +61,7 @@ class Believed:
         self.vouched: list[ObjectVersion] = []
         self.ages: dict[ObjectRef, float | None] = {}
         self.doubted: dict[Name, float] = {}
+        self.expected = 0
         self.is_whole = False
 
     def recall(self, origin: str, belief: Belief) -> None:
@@ -68,6 +69,9 @@ class Believed:
         self.ages[belief.version.ref] = belief.age_s
         if belief.vouched:
             self.vouched.append(belief.version)
+
+    def expect(self, count: int) -> None:
+        self.expected = count
 
     def recall_all(
         self, origin: str, refs: Sequence[ObjectRef], packed: Sequence[bytes], ages_s: Sequence[float | None],

@@ -72,6 +72,8 @@ def sealed_snapshot(lines: list[bytes], head: bytes = b'{"saved_at":1.5,"doubts"
         b'{"saved_at":1,"doubts":[[[7],2]]}',
         b'{"saved_at":1,"doubts":[[["b","k","m"],2]]}',
         b'{"saved_at":1,"doubts":[[["b","k"],"2"]]}',
+        b'{"saved_at":1,"doubts":[],"blocks":-1}',
+        b'{"saved_at":1,"doubts":[],"blocks":1000000000}',
     ],
 )
 def test_a_snapshot_with_an_odd_head_is_a_bad_one(head: bytes) -> None:

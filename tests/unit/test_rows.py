@@ -47,6 +47,16 @@ def test_an_index_grows_by_small_steps_and_takes_a_dozen_bytes_a_row() -> None:
     assert index.find(hash("name 777"), lambda row: row == 777) == 777
 
 
+def test_an_index_of_known_length_has_its_buckets_before_its_rows() -> None:
+    index, hashes = RowIndex(), [hash(f"name {number}") for number in range(3000)]
+    index.reserve(len(hashes))
+    buckets = len(index._buckets)
+    for first in range(0, len(hashes), 1000):
+        index.add_all(hashes[first : first + 1000], first)
+    assert len(index._buckets) == buckets > 100
+    assert all(index.find(hashed, lambda row, at=at: row == at) == at for at, hashed in enumerate(hashes))  # type: ignore[misc]
+
+
 @given(steps=st.lists(st.tuples(st.sampled_from(["add", "first", "remove", "end"]), st.integers(0, 20)), max_size=100))
 def test_an_order_is_that_of_an_ordered_dictionary(steps: list[tuple[str, int]]) -> None:
     order, expected = RowOrder(), OrderedDict[int, None]()

@@ -27,7 +27,7 @@ _HEAD = Struct("<IQH")
 _NUMBER = Struct("<I")
 _DATE = Struct("<I")
 _LENGTH = Struct("<I")
-_MD5_BYTES = 16
+MD5_BYTES = 16
 # By the two bytes of its length. Names of S3 are shorter; those in a file may be anything.
 _KEY_BYTES_MAX = 2**16 - 1
 
@@ -112,7 +112,7 @@ class Packing:
 
     def _pack(self, version: ObjectVersion) -> bytes:
         ref, etag = version.ref, version.etag
-        key, md5 = _raw(ref.key), _md5_of(etag)
+        key, md5 = _raw(ref.key), md5_of(etag[1:-1]) if etag[:1] == etag[-1:] == '"' else b""
         is_sharing = len(self.frames) < _FRAMES_MAX
         seconds, date = 0, -1
         values = [] if md5 else [etag]
@@ -167,8 +167,8 @@ class Packing:
             date = _date_of(_DATE.unpack_from(packed, at)[0])
             at += _DATE.size
         if frame.has_md5:
-            etag = f'"{packed[at : at + _MD5_BYTES].hex()}"'
-            at += _MD5_BYTES
+            etag = f'"{packed[at : at + MD5_BYTES].hex()}"'
+            at += MD5_BYTES
         pairs = list(frame.headers)
         if frame.texts or not frame.has_md5:
             texts = _texts_from(packed, at)
@@ -211,7 +211,7 @@ class TakenOver:
         for frame in self._file.frames[len(self._frames) :]:
             is_plain = frame.bucket and frame.has_md5 and not frame.texts
             number = self._packing.number_of(frame) if is_plain else 0
-            rest = _MD5_BYTES + (_DATE.size if frame.date >= 0 else 0)
+            rest = MD5_BYTES + (_DATE.size if frame.date >= 0 else 0)
             self._frames.append((frame.bucket, _NUMBER.pack(number), rest) if number else None)
         frames, head_of = self._frames, _HEAD.unpack_from
         for raw in raws:
@@ -265,14 +265,14 @@ def _texts_from(packed: bytes, at: int) -> list[str]:
     return texts
 
 
-def _md5_of(etag: str) -> bytes:
-    """Empty: the ETag has another form."""
-    if len(etag) == 2 + 2 * _MD5_BYTES:
+def md5_of(text: str) -> bytes:
+    """Those that the text shows as hex digits, as an ETag without quotes does. Empty: it has another form."""
+    if len(text) == 2 * MD5_BYTES:
         try:
-            md5 = bytes.fromhex(etag[1:-1])
+            md5 = bytes.fromhex(text)
         except ValueError:
             return b""
-        if f'"{md5.hex()}"' == etag:
+        if md5.hex() == text:
             return md5
     return b""
 

@@ -132,7 +132,7 @@ class FileSystem:
                 handle, offset, size, _, _, _, _ = READ.unpack_from(body)
                 return self._entries(number, handle, offset, size, plus=op == Op.READDIRPLUS)
             case Op.STATFS:
-                return messages.statfs_reply(self._nodes.file_bytes)
+                return messages.statfs_reply(self._nodes.files.known_bytes)
             case Op.INIT:
                 return messages.init_reply(body)
             case _ if op in _NOTICES:

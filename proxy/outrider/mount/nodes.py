@@ -1,27 +1,21 @@
-"""The files and directories of a mount, as far as they are known: a file in columns, some 120 bytes for each beside its
-name. An object of Python lives while somebody uses it."""
+"""The files and directories of a mount, as far as they are known. The object of a file lives while somebody uses it:
+all that is known of it stands in a row of `FileRows`."""
 
 from __future__ import annotations
 
 import zlib
 from array import array
 from collections.abc import Iterator
-from functools import partial
 from itertools import count
 from math import inf
 from weakref import ReferenceType, ref
 
-from outrider.core.rows import FreeRows, RowIndex
+from outrider.mount.file_rows import FileRows
 from outrider.mount.listed import FileVersion, ObjectFacts
 from outrider.mount.messages import NAME_BYTES_MAX, Attributes
 
 ROOT = 1
 _NANOSECONDS = 1_000_000_000
-_MD5_BYTES = 16
-# Flags of a row. `_KNOWN`: a child of its directory, or known to the kernel; else an object of Python alone uses it.
-_KNOWN, _CHILD, _SETTLED, _MD5 = 1, 2, 4, 8
-# Names that have gone are dropped from the letters once they are half of these, and more than so many.
-_DEAD_BYTES_MIN = 65536
 
 
 class File:
@@ -29,12 +23,13 @@ class File:
     takes the pages, or the reader, of one for those of the other. There is at most one of these for a file at any
     time."""
 
-    __slots__ = ("__weakref__", "_nodes", "_row", "number")
+    __slots__ = ("__weakref__", "_nodes", "_row", "_rows", "number")
 
     def __init__(self, nodes: MountNodes, row: int) -> None:
         self._nodes = nodes
+        self._rows = nodes.files
         self._row = row
-        self.number = nodes.number_of(row)
+        self.number = self._rows.number_of(row)
 
     def __del__(self) -> None:
         self._nodes.unused(self._row)
@@ -45,7 +40,7 @@ class File:
 
     @property
     def name(self) -> str:
-        return self._nodes.name_of(self._row).decode("utf-8", "surrogateescape")
+        return self._rows.name_of(self._row).decode("utf-8", "surrogateescape")
 
     @property
     def key(self) -> str:
@@ -53,62 +48,62 @@ class File:
 
     @property
     def size(self) -> int:
-        return self._nodes.sizes[self._row]
+        return self._rows.sizes[self._row]
 
     @property
     def etag(self) -> str:
-        return self._nodes.etag_of(self._row)
+        return self._rows.etag_of(self._row)
 
     @property
     def time_ns(self) -> int:
         # Programs compare the times of files. Two versions within a second differ in the ETag only, so the ETag makes
         # the fraction of the second. HEAD states whole seconds, LIST may state more.
-        return self._nodes.seconds[self._row] * _NANOSECONDS + zlib.crc32(self.etag.encode()) % _NANOSECONDS
+        return self._rows.seconds[self._row] * _NANOSECONDS + zlib.crc32(self.etag.encode()) % _NANOSECONDS
 
     @property
     def is_settled(self) -> bool:
         """The object itself showed its version. False: a LIST did, and no byte was read by it."""
-        return self._nodes.flags[self._row] & _SETTLED != 0
+        return self._rows.is_settled(self._row)
 
     @property
     def is_child(self) -> bool:
         """Its directory has it."""
-        return self._nodes.flags[self._row] & _CHILD != 0
+        return self._rows.is_child(self._row)
 
     @property
     def checked_at(self) -> float:
-        return self._nodes.checked_at[self._row]
+        return self._rows.checked_at[self._row]
 
     @checked_at.setter
     def checked_at(self, at: float) -> None:
-        self._nodes.checked_at[self._row] = at
+        self._rows.checked_at[self._row] = at
 
     @property
     def reads_at(self) -> int:
         """Where a reader that goes on would read next."""
-        return self._nodes.reads_at[self._row]
+        return self._rows.reads_at[self._row]
 
     @reads_at.setter
     def reads_at(self, at: int) -> None:
-        self._nodes.reads_at[self._row] = at
+        self._rows.reads_at[self._row] = at
 
     def settle(self) -> None:
         """See `is_settled`."""
-        self._nodes.flags[self._row] |= _SETTLED
+        self._rows.settle(self._row)
 
     def learn(self, facts: ObjectFacts, now: float, *, settled: bool) -> None:
         """`settled`: by the object itself, and not by a LIST."""
-        self._nodes.learn(self._row, facts, now)
+        self._rows.learn(self._row, facts, now)
         if settled:
             self.settle()
 
     @property
     def facts(self) -> ObjectFacts:
-        return ObjectFacts(self.size, self.etag, self._nodes.seconds[self._row])
+        return ObjectFacts(self.size, self.etag, self._rows.seconds[self._row])
 
     @property
     def version(self) -> FileVersion:
-        return FileVersion(self.size, self.etag, self.is_settled, self._nodes.seconds[self._row])
+        return FileVersion(self.size, self.etag, self.is_settled, self._rows.seconds[self._row])
 
     @property
     def attributes(self) -> Attributes:
@@ -156,34 +151,18 @@ Node = File | Directory
 
 class MountNodes:
     """All nodes by number: those that are children of their directory, and those that the kernel knows. Numbers are not
-    used again: that of a file has its row, and how often the row was used before. Files have even numbers."""
+    used again. Files have even numbers."""
 
     def __init__(self, prefix: str) -> None:
         self._directory_numbers = count(ROOT, 2)
         self._directories: dict[int, Directory] = {}
-        self._rows = FreeRows()
-        self._index = RowIndex()
+        self.files = FileRows()
         self._live: dict[int, ReferenceType[File]] = {}
-        self._letters = bytearray()
-        self._dead_bytes = 0
-        self._starts, self._lengths = array("Q"), array("H")
-        self._uses, self._parents, self._lookups = array("I"), array("Q"), array("I")
-        self._md5s = bytearray()
-        # ETags that have another form.
-        self._etags: dict[int, str] = {}
-        self.sizes, self.seconds, self.reads_at = array("Q"), array("q"), array("Q")
-        self.checked_at = array("d")
-        self.flags = bytearray()
-        # The number of the LIST that showed it last.
-        self.listings = array("I")
         self.listing_numbers = count(1)
         # While directories are open for reading, the names of files that have gone from them: another version may have
         # taken their place.
         self._readers = 0
         self._gone: dict[int, str] = {}
-        self._files = 0
-        self.file_bytes = 0
-        """The sizes of all files in it."""
         self.root = self._new_directory(prefix)
 
     def __getitem__(self, number: int) -> Node:
@@ -194,7 +173,7 @@ class MountNodes:
         return node
 
     def __len__(self) -> int:
-        return self._files + sum(directory.is_known for directory in self._directories.values())
+        return self.files.known + sum(directory.is_known for directory in self._directories.values())
 
     # -- what the kernel knows ----------------------------------------------------------------------------------
 
@@ -204,8 +183,8 @@ class MountNodes:
             node.lookups += 1
             self._directories[node.number] = node
         else:
-            self._lookups[node._row] += 1
-            self._know(node._row)
+            self.files.lookups[node._row] += 1
+            self.files.know(node._row)
 
     def forgotten(self, number: int, lookups: int) -> None:
         """The kernel forgets so many of the replies that showed it this node."""
@@ -213,13 +192,13 @@ class MountNodes:
             if (directory := self._directories.get(number)) is not None:
                 directory.lookups -= lookups
                 self._leave(directory)
-        elif (row := self._row_of(number)) >= 0:
-            self._lookups[row] = max(0, self._lookups[row] - lookups)
+        elif (row := self.files.row_of(number)) >= 0:
+            self.files.lookups[row] = max(0, self.files.lookups[row] - lookups)
             self._leave_row(row)
 
     def shown_files(self) -> Iterator[File]:
         """The files that the kernel knows, of those that there are now. They may come and go meanwhile."""
-        return (self._file(row) for row in range(self._rows.count) if self._lookups[row])
+        return (self._file(row) for row in range(len(self.files)) if self.files.lookups[row])
 
     # -- names --------------------------------------------------------------------------------------------------
 
@@ -227,7 +206,7 @@ class MountNodes:
         directory = parent.directories.get(name)
         if directory is not None:
             return directory
-        row = self._child_row(parent, packed_name(name))
+        row = self.files.find(parent.number, packed_name(name))
         return None if row < 0 else self._file(row)
 
     def children(self, parent: Directory) -> array[int]:
@@ -257,15 +236,18 @@ class MountNodes:
         if number % 2:
             directory = self._directories.get(number)
             return directory is not None and directory.is_child
-        row = self._row_of(number)
-        return row >= 0 and self.flags[row] & _CHILD != 0
+        row = self.files.row_of(number)
+        return row >= 0 and self.files.is_child(row)
 
     def file(self, parent: Directory, name: str, facts: ObjectFacts, now: float, *, settled: bool) -> File:
         """The file that has this version; a new one if there was none. `settled`: see `File.learn`."""
         known = self.child(parent, name)
         if not (isinstance(known, File) and known.facts.is_version(facts)):
             self.remove(parent, name)
-            known = self._file(self._new_row(parent, packed_name(name)))
+            row = self.files.add(parent.number, packed_name(name))
+            parent.files += 1
+            known = self._file(row)
+            parent.members.append(known.number)
         known.learn(facts, now, settled=settled)
         return known
 
@@ -283,7 +265,7 @@ class MountNodes:
         if directory is not None:
             directory.is_child = False
             self._leave(directory)
-        elif (row := self._child_row(parent, packed_name(name))) >= 0:
+        elif (row := self.files.find(parent.number, packed_name(name))) >= 0:
             self._orphan(row)
 
     def drop_unlisted(self, directory: Directory, listing: int, began_at: float) -> None:
@@ -293,7 +275,7 @@ class MountNodes:
                 if self._directories[number].listing != listing:
                     self.remove(directory, self._directories[number].name)
             # A HEAD may have found it after its page was made.
-            elif self.listings[row := self._row_of(number)] != listing and self.checked_at[row] <= began_at:
+            elif self.files.is_unlisted(row := self.files.row_of(number), listing, began_at):
                 self._orphan(row)
 
     def note_listed(self, node: Node, listing: int) -> None:
@@ -301,21 +283,12 @@ class MountNodes:
         if isinstance(node, Directory):
             node.listing = listing
         else:
-            self.listings[node._row] = listing
+            self.files.listings[node._row] = listing
 
     # -- rows of files ------------------------------------------------------------------------------------------
 
-    def number_of(self, row: int) -> int:
-        return 2 * (self._uses[row] << 32 | row) + 2
-
-    def _row_of(self, number: int) -> int:
-        """-1: the file was forgotten."""
-        uses, row = divmod(number // 2 - 1, 1 << 32)
-        is_it = 0 <= row < self._rows.count and self._uses[row] == uses and self.flags[row] & _KNOWN
-        return row if is_it else -1
-
     def _file_at(self, number: int) -> File | None:
-        row = self._row_of(number)
+        row = self.files.row_of(number)
         return None if row < 0 else self._file(row)
 
     def _file(self, row: int) -> File:
@@ -327,107 +300,31 @@ class MountNodes:
         return file
 
     def parent_of(self, row: int) -> Directory:
-        return self._directories[self._parents[row]]
-
-    def name_of(self, row: int) -> bytes:
-        start = self._starts[row]
-        return bytes(self._letters[start : start + self._lengths[row]])
-
-    def etag_of(self, row: int) -> str:
-        if self.flags[row] & _MD5:
-            return self._md5s[row * _MD5_BYTES : (row + 1) * _MD5_BYTES].hex()
-        return self._etags.get(row, "")
-
-    def learn(self, row: int, facts: ObjectFacts, now: float) -> None:
-        if facts.size >= 0:
-            if self.flags[row] & _KNOWN:
-                self.file_bytes += facts.size - self.sizes[row]
-            self.sizes[row] = facts.size
-        if facts.etag:
-            md5 = _md5_of(facts.etag)
-            self._etags.pop(row, None)
-            if md5:
-                self._md5s[row * _MD5_BYTES : (row + 1) * _MD5_BYTES] = md5
-                self.flags[row] |= _MD5
-            else:
-                self._etags[row] = facts.etag
-                self.flags[row] &= ~_MD5
-        self.seconds[row], self.checked_at[row] = facts.seconds, now
-
-    def _child_row(self, parent: Directory, name: bytes) -> int:
-        return self._index.find(hash((parent.number, name)), partial(self._is_named, parent.number, name))
-
-    def _is_named(self, parent: int, name: bytes, row: int) -> bool:
-        return (
-            self._parents[row] == parent and self._lengths[row] == len(name)
-            and self._letters.startswith(name, self._starts[row])
-        )  # fmt: skip
-
-    def _new_row(self, parent: Directory, name: bytes) -> int:
-        row, is_new = self._rows.take()
-        if is_new:
-            for column in (
-                self._starts, self._lengths, self._uses, self._parents, self._lookups, self.sizes, self.seconds,
-                self.reads_at, self.listings, self.flags,
-            ):  # fmt: skip
-                column.append(0)
-            self.checked_at.append(0.0)
-            self._md5s += bytes(_MD5_BYTES)
-        self._starts[row], self._lengths[row], self._parents[row] = len(self._letters), len(name), parent.number
-        self._letters += name
-        self.sizes[row] = self.seconds[row] = self.reads_at[row] = self.listings[row] = self._lookups[row] = 0
-        self.flags[row] = _CHILD
-        self._know(row)
-        self._index.add(hash((parent.number, name)), row)
-        parent.files += 1
-        parent.members.append(self.number_of(row))
-        return row
-
-    def _know(self, row: int) -> None:
-        if not self.flags[row] & _KNOWN:
-            self.flags[row] |= _KNOWN
-            self._files += 1
-            self.file_bytes += self.sizes[row]
+        return self._directories[self.files.parents[row]]
 
     def _orphan(self, row: int) -> None:
         """Its directory has it no more."""
         if self._readers:
-            self._gone[self.number_of(row)] = self.name_of(row).decode("utf-8", "surrogateescape")
-        self._index.discard(hash((self._parents[row], self.name_of(row))), row)
-        self.flags[row] &= ~_CHILD
+            self._gone[self.files.number_of(row)] = self.files.name_of(row).decode("utf-8", "surrogateescape")
+        self.files.orphan(row)
         self._leave_row(row)
 
     def _leave_row(self, row: int) -> None:
         """Forget a file that is no child and that the kernel does not know."""
-        if self.flags[row] & _KNOWN and not self.flags[row] & _CHILD and not self._lookups[row]:
-            self.flags[row] &= ~_KNOWN
-            self._files -= 1
-            self.file_bytes -= self.sizes[row]
-            if row not in self._live:
-                self._free(row)
+        if self.files.leave(row) and row not in self._live:
+            self._free(row)
 
     def unused(self, row: int) -> None:
         """The object of the file is used no more."""
         self._live.pop(row, None)
-        if not self.flags[row] & _KNOWN:
+        if not self.files.is_known(row):
             self._free(row)
 
     def _free(self, row: int) -> None:
         parent = self.parent_of(row)
         parent.files -= 1
         self._drop_if_unused(parent)
-        self._etags.pop(row, None)
-        self._dead_bytes += self._lengths[row]
-        self._lengths[row] = 0
-        self._uses[row] += 1
-        self._rows.give_back(row)
-        if self._dead_bytes > max(_DEAD_BYTES_MIN, len(self._letters) // 2):
-            letters = bytearray()
-            for each in range(self._rows.count):
-                name = self.name_of(each)
-                self._starts[each] = len(letters)
-                letters += name
-            self._letters, self._dead_bytes = letters, 0
+        self.files.free(row)
 
     # -- directories --------------------------------------------------------------------------------------------
 
@@ -445,7 +342,7 @@ class MountNodes:
             if directory.is_known:
                 continue
             for number in self.children(directory):
-                if (row := -1 if number % 2 else self._row_of(number)) >= 0:
+                if (row := -1 if number % 2 else self.files.row_of(number)) >= 0:
                     self._orphan(row)
             for child in directory.directories.values():
                 child.is_child = False
@@ -470,15 +367,3 @@ def is_name(name: str) -> bool:
 def packed_name(name: str) -> bytes:
     """As the kernel has it. Keys are UTF-8 in any locale."""
     return name.encode("utf-8", "surrogateescape")
-
-
-def _md5_of(etag: str) -> bytes:
-    """Empty: the ETag has another form."""
-    if len(etag) == 2 * _MD5_BYTES:
-        try:
-            md5 = bytes.fromhex(etag)
-        except ValueError:
-            return b""
-        if md5.hex() == etag:
-            return md5
-    return b""

@@ -41,7 +41,7 @@ def test_each_object_has_a_letter_in_the_order_of_the_names() -> None:
             planner.added(block(number, index), version(number))
     planner.added(block(3, 0), version(3))
     (dataset,) = planner.registry.datasets()
-    outstanding = dataset.add_name(ref(5).key)
+    outstanding = dataset.names.add(ref(5).key)
     assert map_of(dataset, lambda key: key == outstanding) == "arRoco"
     assert data_bytes(dataset) == 6 * SIZE
     assert dataset.kept_bytes == 5 * BLOCK

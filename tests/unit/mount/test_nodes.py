@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.s3.list_page import ListedObject
+from outrider.mount.file_rows import DEAD_BYTES_MIN
 from outrider.mount.listed import ObjectFacts
 from outrider.mount.listings import DirectoryListing
 from outrider.mount.nodes import ROOT, Directory, File, MountNodes
@@ -113,7 +114,7 @@ def check(nodes: MountNodes, there: dict[str, int | None], known: dict[int, tupl
             assert (node.key, node.size) == (f"p/{name}", content)
     assert len(nodes) == len(numbers | known.keys() | {ROOT})
     sizes = {number: node.size for number in numbers | known.keys() if isinstance(node := nodes[number], File)}
-    assert nodes.file_bytes == sum(sizes.values())
+    assert nodes.files.known_bytes == sum(sizes.values())
 
 
 def test_no_number_is_used_twice() -> None:
@@ -122,7 +123,7 @@ def test_no_number_is_used_twice() -> None:
         numbers.append(nodes.file(nodes.root, "a", facts(content), 1.0, settled=True).number)
         nodes.remove(nodes.root, "a")
     assert len(set(numbers)) == 5
-    assert len(nodes.sizes) <= 2
+    assert len(nodes.files.sizes) <= 2
 
 
 def test_the_letters_of_names_that_have_gone_take_no_room_for_long() -> None:
@@ -130,7 +131,7 @@ def test_the_letters_of_names_that_have_gone_take_no_room_for_long() -> None:
     for number in range(3000):
         nodes.file(nodes.root, f"{number:0200}", facts(1), 1.0, settled=True)
         nodes.remove(nodes.root, f"{number - 2:0200}")
-    assert len(nodes._letters) < 2 * 65_536
+    assert len(nodes.files._letters) < 2 * DEAD_BYTES_MIN
     assert [nodes[number].name for number in nodes.children(nodes.root)] == [
         f"{number:0200}" for number in (2998, 2999)
     ]

@@ -14,6 +14,7 @@ from outrider.adapters.disk.slots import BlockRows, Slot
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
+from outrider.core.packed_version import PACKING
 
 # Reads that wait to be reported to the policy. Beyond this number the oldest ones are lost.
 _READS_MAX = 4096
@@ -122,6 +123,10 @@ class BlockIndex:
         self._policy.added(block, meta.version)
         return row
 
+    def expect(self, count: int) -> None:
+        """So many blocks are to come: tables that grow at once do it at less cost."""
+        self._slots.expect(count)
+
     def add_all(self, disk: Disk, page: SavedPage) -> list[int]:
         """Index the blocks of a snapshot's page, to be verified at their first use, and to be `rank`ed. Returns the
         places in the page of those that `adopt` has to index."""
@@ -129,14 +134,14 @@ class BlockIndex:
         disk.blocks += len(page.numbers) - len(left)
         return left
 
-    def rank(self, at_once: int) -> Iterator[list[tuple[BlockMeta, bool]]]:
-        """Tell the policy of the blocks of `add_all`, so many at once. They can be read before. Yields them, and
-        whether the bucket had the same bytes at the last stop."""
-        for found in self._slots.ranked(at_once):
-            batch = list(found)
-            for meta, _ in batch:
-                self._policy.added(meta.key, meta.version)
-            yield batch
+    def rank(self, at_once: int) -> Iterator[Iterator[BlockMeta]]:
+        """Report the blocks of `add_all` to the policy, so many at once. They can be read before. Yields those of which
+        the bucket had the same bytes at the last stop."""
+        slots = self._slots
+        for rows in slots.to_rank(at_once):
+            for row in rows:
+                self._policy.added(slots.key(row), PACKING.unpack_once(slots.packed[row]))
+            yield slots.metas(filter(slots.was_proved, rows))
 
     def _forget(self, block: BlockKey, slot: Slot) -> None:
         if self._slots.get(block) is slot:

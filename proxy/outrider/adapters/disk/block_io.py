@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +50,32 @@ def read_meta(path: Path) -> BlockMeta:
         os.close(fd)
     if path.name != file_name(meta.key) and path.name != undated_name(meta):
         raise BadBlock("lies under another block's name")
+    return meta
+
+
+def read_found(paths: Iterable[Path]) -> list[BlockMeta | OSError | None]:
+    """The meta of each file that a scan has found; None where it was no intact block, and has been removed."""
+    metas: list[BlockMeta | OSError | None] = []
+    for path in paths:
+        try:
+            metas.append(_read_or_remove(path))
+        except OSError as error:
+            metas.append(error)
+    return metas
+
+
+def _read_or_remove(path: Path) -> BlockMeta | None:
+    try:
+        meta = read_meta(path)
+    except (BadBlock, FileNotFoundError):
+        path.unlink(missing_ok=True)
+        return None
+    name = file_name(meta.key)
+    if path.name != name:
+        # Outrider 0.2 named a version without its date.
+        folder = path.parent.with_name(name[:2])
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path.rename(folder / name)
     return meta
 
 

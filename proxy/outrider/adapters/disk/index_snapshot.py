@@ -1,12 +1,12 @@
 """The format of the index snapshot: written at a clean stop and read at the next start, which then needs no scan.
 
-Lines of JSON: a head with the time of the stop and the names that were in doubt; then pages of blocks in the policy's
-order, first victim first. A page has its blocks as numbers (of the version in the page, of the block, and the pages of
-its file) and the versions of these blocks, packed (see `packed_version`), each with its name, the number of its layout
-and what was believed of it (see `ports.Belief`); and what is known of the content of some (see `Contents`). A start
-takes a page as columns: a step of Python for each of a million blocks would take too long. A snapshot that is not
-complete, or of another format, is ignored: a scan finds all that it holds, except for the beliefs. Times are in seconds
-since 1970.
+Lines of JSON: a head with the time of the stop, the number of blocks and the names that were in doubt; then pages of
+blocks in the policy's order, first victim first. A page has its blocks as numbers (of the version in the page, of the
+block, and the pages of its file) and the versions of these blocks, packed (see `packed_version`), each with its name,
+the number of its layout and what was believed of it (see `ports.Belief`); and what is known of the content of some (see
+`Contents`). A start takes a page as columns: a step of Python for each of a million blocks would take too long. A
+snapshot that is not complete, or of another format, is ignored: a scan finds all that it holds, except for the beliefs.
+Times are in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ class Snapshot:
         """Raises the errors that `_bad_if_odd` turns into BadFile."""
         head = json.loads(next(lines))
         self.saved_at = _time(head["saved_at"])
+        self.blocks = _whole(head.get("blocks", 0))
+        """How many there are, about; 0: not known."""
         self.doubts: list[tuple[Name, float]] = []
         """Names, and buckets, that a write may still change, and until when."""
         if not isinstance(head["doubts"], list):
@@ -133,12 +135,13 @@ class OnDisk(NamedTuple):
 
 class SnapshotFacts(NamedTuple):
     """Where a snapshot's facts come from. `belief`: see `Versions`. `content`: see `Contents.saved`. Only of
-    versions of several blocks; of others `OnDisk.proved` says it. `doubts`: see `Snapshot`."""
+    versions of several blocks; of others `OnDisk.proved` says it. `doubts`, `blocks`: see `Snapshot`."""
 
     now: Callable[[], float]
     belief: Callable[[str, ObjectVersion], Belief]
     content: Callable[[BlockLayout, ObjectVersion], object] = lambda layout, version: None
     doubts: Iterable[tuple[Name, float]] = ()
+    blocks: int = 0
     on_disk: Callable[[BlockMeta], OnDisk] = lambda meta: OnDisk(block_file.Header(meta).disk_bytes, pack(meta.version))
 
 
@@ -152,7 +155,7 @@ def encode(blocks: Iterable[BlockMeta], facts: SnapshotFacts = _NO_FACTS) -> Ite
 
 def _lines(blocks: Iterable[BlockMeta], facts: SnapshotFacts) -> Iterator[bytes]:
     doubts = [[[name] if isinstance(name, str) else name, until] for name, until in facts.doubts]
-    yield json_line({"saved_at": facts.now(), "doubts": doubts})
+    yield json_line({"saved_at": facts.now(), "blocks": facts.blocks, "doubts": doubts})
     writer, waiting = _PageWriter(facts), iter(blocks)
     # One by one: a version that was unpacked is at hand for a moment only, and is compared with what is believed of it.
     for first in waiting:
@@ -223,7 +226,10 @@ class _PageWriter:
 def decode(raw: bytes) -> Snapshot:
     """Raises BadFile."""
     with _bad_if_odd():
-        return Snapshot(_FORMAT.decode(raw))
+        saved = Snapshot(_FORMAT.decode(raw))
+        if saved.blocks > len(raw):
+            raise BadFile("more blocks than bytes")
+        return saved
 
 
 @contextmanager

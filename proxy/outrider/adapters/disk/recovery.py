@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 from outrider.adapters import sealed_file
 from outrider.adapters.disk import block_io, disk_threads, index_snapshot
@@ -24,7 +23,7 @@ from outrider.adapters.disk.disk import Disk, Sizes
 from outrider.adapters.disk.index_snapshot import SavedPage, Snapshot, SnapshotFacts
 from outrider.adapters.disk.written_names import NAMES_MAX, WrittenNamesFile
 from outrider.adapters.sealed_file import BadFile
-from outrider.core.cache.block_file import PAGE_BYTES, BadBlock, BlockMeta
+from outrider.core.cache.block_file import PAGE_BYTES, BlockMeta
 from outrider.core.cache.freshness import DOUBT_S, age_s, was_settled
 from outrider.core.cache.scrub_pace import ScrubPace
 from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
@@ -149,13 +148,13 @@ class Recovery:
 
 
 def rank(store: DiskBlockStore) -> bool:
-    """Tell the policy of some blocks that a start has found, and what is known of their content. Returns whether there
-    were any."""
-    found = next(store.rank(_BATCH), None)
-    for meta, was_proved in found or ():
-        if was_proved and store.contents is not None:
+    """Report some blocks that a start has found to the policy, and what is known of their content. Returns whether
+    there were any."""
+    proved = next(store.rank(_BATCH), None)
+    for meta in proved or ():
+        if store.contents is not None:
             store.contents.restore(meta, True)
-    return found is not None
+    return proved is not None
 
 
 class DiskRecovery:
@@ -273,6 +272,8 @@ class DiskRecovery:
         left = [(name, until - self._restart.wall_clock()) for name, until in saved.doubts]
         # A clock that stepped back would tell of more.
         self._doubt((name, min(left_s, DOUBT_S)) for name, left_s in left if left_s > 0)
+        self._store.expect(saved.blocks)
+        self._versions.expect(saved.blocks)
         try:
             for page in saved.pages():
                 self.disk.budget.take(PAGE_BYTES * sum(page.pages))
@@ -323,7 +324,7 @@ class DiskRecovery:
         ran_at = found[-1].modified_at if found else 0.0
         waiting = iter(found)
         while batch := list(islice(waiting, _BATCH)):
-            metas = await disk.work.run(_read_batch, batch)
+            metas = await disk.work.run(block_io.read_found, [file.path for file in batch])
             blocks: list[tuple[BlockMeta, int, float | None, bool]] = []
             for file, meta in zip(batch, metas, strict=True):
                 if meta is None:
@@ -373,8 +374,9 @@ class DiskRecovery:
             await work.run(self.disk.directory.hold)
             contents = self._store.contents
             facts = SnapshotFacts(
-                self._restart.wall_clock, self._restart.belief, doubts=doubts, on_disk=self._store.on_disk
-            )
+                self._restart.wall_clock, self._restart.belief, doubts=doubts, blocks=self.disk.blocks,
+                on_disk=self._store.on_disk,
+            )  # fmt: skip
             if contents is not None:
                 facts = facts._replace(content=contents.saved)
             lines = index_snapshot.encode(blocks, facts)
@@ -384,29 +386,3 @@ class DiskRecovery:
                 await work.run(self._touched.put, await sealed_file.write_part(path, lines, work.threads))
         except OSError as error:
             work.failed("snapshot", error)
-
-
-def _read_batch(files: Sequence[FoundFile]) -> list[BlockMeta | OSError | None]:
-    """The meta of each file; None where it was no intact block, and has been removed."""
-    metas: list[BlockMeta | OSError | None] = []
-    for file in files:
-        try:
-            metas.append(_read_or_remove(file.path))
-        except OSError as error:
-            metas.append(error)
-    return metas
-
-
-def _read_or_remove(path: Path) -> BlockMeta | None:
-    try:
-        meta = block_io.read_meta(path)
-    except (BadBlock, FileNotFoundError):
-        path.unlink(missing_ok=True)
-        return None
-    name = block_io.file_name(meta.key)
-    if path.name != name:
-        # Outrider 0.2 named a version without its date.
-        folder = path.parent.with_name(name[:2])
-        folder.mkdir(mode=0o700, exist_ok=True)
-        path.rename(folder / name)
-    return meta

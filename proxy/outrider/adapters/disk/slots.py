@@ -139,7 +139,7 @@ class BlockRows:
         """All blocks. They may come and go meanwhile."""
         for row in range(self._rows.count):
             if self.packed[row]:
-                yield self._key(row)
+                yield self.key(row)
 
     def values(self) -> list[Slot]:
         return [self[block] for block in self]
@@ -176,7 +176,7 @@ class BlockRows:
     def _is(self, block: BlockKey, row: int) -> bool:
         return self._indexes[row] == block[1] and self._ids.startswith(block[0], row * _ID_BYTES)
 
-    def _key(self, row: int) -> BlockKey:
+    def key(self, row: int) -> BlockKey:
         return BlockKey(bytes(self._ids[row * _ID_BYTES : (row + 1) * _ID_BYTES]), self._indexes[row])
 
     def rows_of(self, first: Iterable[BlockKey]) -> array[int]:
@@ -192,10 +192,10 @@ class BlockRows:
 
     def metas(self, rows: Iterable[int]) -> Iterator[BlockMeta]:
         for row in rows:
-            packed, key = self.packed[row], self._key(row)
+            packed, key = self.packed[row], self.key(row)
             layout = self.layouts[self._layout_numbers[row]]
             # This may run in a thread, and the row may have another block now.
-            if packed and self.packed[row] is packed and self._key(row) == key:
+            if packed and self.packed[row] is packed and self.key(row) == key:
                 yield named_block(layout, unpack(packed), key.index, key.version_id)
 
     def on_disk(self, block: BlockKey) -> OnDisk:
@@ -212,14 +212,14 @@ class BlockRows:
         return self._disks[self._disk_numbers[row]]
 
     def on(self, disk: Disk) -> list[BlockKey]:
-        return [self._key(row) for row in range(self._rows.count) if self.packed[row] and self.disk(row) is disk]
+        return [self.key(row) for row in range(self._rows.count) if self.packed[row] and self.disk(row) is disk]
 
     def is_verified(self, row: int) -> bool:
         return self.flags[row] & VERIFIED != 0
 
     def unverified(self) -> Iterator[BlockKey]:
         """As of the moment at which each one is requested."""
-        return (self._key(row) for row in range(self._rows.count) if self.packed[row] and not self.is_verified(row))
+        return (self.key(row) for row in range(self._rows.count) if self.packed[row] and not self.is_verified(row))
 
     def is_proved(self, row: int) -> bool:
         return self.flags[row] & _PROVED != 0
@@ -246,8 +246,12 @@ class BlockRows:
         self._index.add(hash(block), row)
         return row
 
+    def expect(self, count: int) -> None:
+        """So many blocks are to come."""
+        self._index.reserve(len(self) + count)
+
     def add_all(self, disk: Disk, page: SavedPage) -> list[int]:
-        """The blocks of a page, in the next rows: they are to be `ranked`. Returns the places of those that are left
+        """The blocks of a page, in the next rows: they are `to_rank`. Returns the places of those that are left
         for `add`: they may be here, or more is known of them."""
         hashes = list(map(hash, zip(map(page.ids.__getitem__, page.numbers), page.indexes, strict=True)))
         left = {place for place, number in enumerate(page.numbers) if number in page.more} if page.more else set[int]()
@@ -269,14 +273,18 @@ class BlockRows:
         self._indexes += indexes
         return sorted(left)
 
-    def ranked(self, at_once: int) -> Iterator[Iterator[tuple[BlockMeta, bool]]]:
-        """The blocks of `add_all` that are still here, so many at once, and whether the bucket had the same bytes."""
+    def to_rank(self, at_once: int) -> Iterator[list[int]]:
+        """The rows of `add_all` that still have their blocks, so many at once."""
         while (start := self._ranked) < self._rows.count:
             self._ranked = min(start + at_once, self._rows.count)
             rows = [row for row in range(start, self._ranked) if self.flags[row] & _UNRANKED and self.packed[row]]
             for row in rows:
                 self.flags[row] &= ~_UNRANKED
-            yield zip(self.metas(rows), [self.flags[row] & _WAS_PROVED != 0 for row in rows], strict=True)
+            yield rows
+
+    def was_proved(self, row: int) -> bool:
+        """Whether the bucket had the same bytes at the last stop."""
+        return self.flags[row] & _WAS_PROVED != 0
 
     def remove(self, block: BlockKey, slot: Slot) -> None:
         row = slot.leave()

@@ -74,12 +74,14 @@ class Names:
     def add(self, key: str) -> int:
         """The index of the key, which need not be new."""
         index = self.keys.find(key)
-        if index < 0:
-            index = len(self.keys)
-            self.keys.add(key)
-            self.sizes.append(-1)
-            self._places.append(-1)
-        return index
+        return self.append(key) if index < 0 else index
+
+    def append(self, key: str) -> int:
+        """The index of a key that is not here."""
+        self.keys.add(key)
+        self.sizes.append(-1)
+        self._places.append(-1)
+        return len(self.keys) - 1
 
     def find(self, key: str) -> int | None:
         index = self.keys.find(key)

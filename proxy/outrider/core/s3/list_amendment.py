@@ -8,7 +8,6 @@ order of their bytes in UTF-8.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from datetime import UTC
 from html import unescape
@@ -84,8 +83,8 @@ def bounds(body: bytes) -> Bounds | None:
         return None
     way_on, last = "", max(lasts)
     if b"<IsTruncated>false<" not in body:
-        marker = _WAY_ON.search(body)
-        way_on = last if marker is None else unescape(marker[1].decode("utf-8", "replace"))
+        mark = _WAY_ON.search(body)
+        way_on = last if mark is None else unescape(mark[1].decode("utf-8", "replace"))
     return Bounds(min(firsts), last, way_on)
 
 
@@ -100,16 +99,13 @@ def amended(
     """The page that answers `query` now that these keys have these facts (None: there is no such object). None: only
     S3 can tell. `is_covered`: whether a name that is not in the range of this page is in that of the page before or
     after it, or beyond that."""
-    parameters = dict(query)
-    if len(parameters) < len(query):
-        return None
-    page = _KeptPage.parsed(body)
-    if page is None:
+    page, request = _KeptPage.parsed(body), dict(query)
+    if page is None or len(request) < len(query):
         return None
     try:
         for key, facts in changes.items():
-            if key.startswith(parameters.get("prefix", "")):
-                page.change(parameters, key, facts, is_covered)
+            if key.startswith(request.get("prefix", "")):
+                page.change(request, key, facts, is_covered)
     except _OnlyS3:
         return None
     return page.body()
@@ -120,14 +116,13 @@ class _OnlyS3(Exception):
 
 
 class _KeptPage:
-    """The names of a page in order, and the XML of each."""
+    """The XML of each name of a page: of objects, and of common prefixes (`groups`)."""
 
     def __init__(self) -> None:
-        self.names: list[bytes] = []
-        self.entries: list[bytes] = []
-        self.groups: set[bytes] = set()
+        self.objects: dict[bytes, bytes] = {}
+        self.groups: dict[bytes, bytes] = {}
         self.fields: list[dict[str, str]] = []
-        """Those of each object, as the page came."""
+        """Those of each object, as the page was received."""
         self.values: dict[str, str] = {}
         self._head = self._tail = b""
 
@@ -147,79 +142,74 @@ class _KeptPage:
             if last is None:
                 page._head = body[:start]
             last = stop
-            page.names.append(key.encode())
-            page.entries.append(body[start:stop])
             if name == "Contents":
                 page.fields.append(fields)
-            else:
-                page.groups.add(page.names[-1])
+            (page.objects if name == "Contents" else page.groups)[key.encode()] = body[start:stop]
         page._tail = body[last or 0 :]
-        order = sorted(range(len(page.names)), key=page.names.__getitem__)
-        page.names, page.entries = [page.names[at] for at in order], [page.entries[at] for at in order]
-        return page if len(set(page.names)) == len(page.names) else None
+        return page if len(page._names) == len(reader.entries) else None
+
+    @property
+    def _names(self) -> set[bytes]:
+        return self.objects.keys() | self.groups.keys()
 
     @property
     def _is_truncated(self) -> bool:
         return self.values.get("IsTruncated", "").strip() != "false"
 
     def change(
-        self, parameters: Mapping[str, str], key: str, facts: ListedFacts | None, is_covered: Callable[[str], bool]
+        self, request: Mapping[str, str], key: str, facts: ListedFacts | None, is_covered: Callable[[str], bool]
     ) -> None:
         """Raises _OnlyS3."""
-        after = self._after(parameters)
-        if key <= after:
+        if key <= self._after(request):
             return
-        prefix, delimiter = parameters.get("prefix", ""), parameters.get("delimiter", "")
-        shown, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
-        name = f"{prefix}{shown}{delimiter}" if found else key
+        prefix, delimiter = request.get("prefix", ""), request.get("delimiter", "")
+        shown, is_grouped, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+        name = f"{prefix}{shown}{delimiter}" if is_grouped else key
         raw = name.encode("utf-8", "surrogateescape")
-        place = bisect_left(self.names, raw)
-        is_there = place < len(self.names) and self.names[place] == raw
-        if found and is_there:
+        is_there = raw in (self.groups if is_grouped else self.objects)
+        if is_grouped and is_there:
             if facts is None:
                 # Other keys may be left under the common prefix.
                 raise _OnlyS3
+        elif not is_there and raw in self._names:
+            # An object by the name of a common prefix: an odd page.
+            raise _OnlyS3
         elif is_there and facts is None:
-            if self._is_truncated and len(self.names) == 1:
+            if self._is_truncated and len(self._names) == 1:
                 # Where a page has no token, the next one begins behind its last name.
                 raise _OnlyS3
-            del self.names[place], self.entries[place]
-        elif is_there and facts is not None:
-            self.entries[place] = self._entry(key, facts)
-        elif facts is not None:
-            entry = self._group(name) if found else self._entry(key, facts)
-            if self._has_place(parameters, place, name, is_covered):
-                self.names.insert(place, raw)
-                self.entries.insert(place, entry)
-                if found:
-                    self.groups.add(raw)
+            del self.objects[raw]
+        elif facts is not None and (is_there or self._has_place(request, raw, name, is_covered)):
+            if is_grouped:
+                self.groups[raw] = self._group(name)
+            else:
+                self.objects[raw] = self._entry(key, facts)
 
-    def _after(self, parameters: Mapping[str, str]) -> str:
+    def _after(self, request: Mapping[str, str]) -> str:
         """The name behind which the LIST begins, apart from tokens."""
-        is_second = parameters.get("list-type") == "2"
-        if is_second and "marker" in parameters:
+        is_second = request.get("list-type") == "2"
+        if is_second and "marker" in request:
             raise _OnlyS3
-        after = parameters.get("start-after" if is_second else "marker", "")
+        after = request.get("start-after" if is_second else "marker", "")
         # Without ASCII the order of texts is not that of their bytes.
-        if not after.isascii() or (parameters.get("delimiter") and after):
+        if not after.isascii() or (request.get("delimiter") and after):
             raise _OnlyS3
         return after
 
-    def _has_place(
-        self, parameters: Mapping[str, str], place: int, name: str, is_covered: Callable[[str], bool]
-    ) -> bool:
-        """Whether a name that is not here belongs in this page at this place; False: in another one."""
-        is_before = place == 0 and bool(parameters.get("continuation-token"))
-        is_behind = place == len(self.names) and self._is_truncated
+    def _has_place(self, request: Mapping[str, str], raw: bytes, name: str, is_covered: Callable[[str], bool]) -> bool:
+        """Whether a name that is not here belongs in this page; False: in another one. `raw`: its bytes."""
+        names = self._names
+        is_before = all(map(raw.__lt__, names)) and bool(request.get("continuation-token"))
+        is_behind = all(map(raw.__gt__, names)) and self._is_truncated
         if is_before or is_behind:
             if is_covered(name):
                 return False
             raise _OnlyS3
         if not self._head:
-            # It came without a name: nothing shows where they stand.
+            # It was received without a name: nothing shows where they stand.
             raise _OnlyS3
-        limit = parameters.get("max-keys") or self.values.get("MaxKeys") or str(_MAX_KEYS)
-        if not limit.isdecimal() or len(self.names) >= min(int(limit), _MAX_KEYS):
+        limit = request.get("max-keys") or self.values.get("MaxKeys") or str(_MAX_KEYS)
+        if not limit.isdecimal() or len(names) >= min(int(limit), _MAX_KEYS):
             raise _OnlyS3
         return True
 
@@ -251,11 +241,9 @@ class _KeptPage:
         return f"<Contents>{fields}</Contents>".encode()
 
     def body(self) -> bytes:
-        objects, groups = list[bytes](), list[bytes]()
-        for name, entry in zip(self.names, self.entries, strict=True):
-            (groups if name in self.groups else objects).append(entry)
-        count = b"<KeyCount>%d</KeyCount>" % len(self.names)
-        return b"".join((_KEY_COUNT.sub(count, self._head), *objects, *groups, _KEY_COUNT.sub(count, self._tail)))
+        count = b"<KeyCount>%d</KeyCount>" % len(self._names)
+        entries = [each[name] for each in (self.objects, self.groups) for name in sorted(each)]
+        return b"".join((_KEY_COUNT.sub(count, self._head), *entries, _KEY_COUNT.sub(count, self._tail)))
 
 
 class _PageElements:

@@ -212,6 +212,10 @@ class VersionCache:
         until = self._clock() + _LISTS_PER_HEAD * self._freshness_of(version.ref).ttl_s if vouched else -inf
         self._enter(Entry(version, mark, until), self._entries.find(version.ref))
 
+    def expect(self, count: int) -> None:
+        """See `ports.Versions`."""
+        self._entries.expect(min(count, self._capacity))
+
     def recall_all(
         self, origin: str, refs: Sequence[ObjectRef], packed: Sequence[bytes], ages_s: Sequence[float | None],
         vouched: Sequence[bool],

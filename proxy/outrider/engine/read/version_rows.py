@@ -110,6 +110,10 @@ class VersionRows:
         self._ids[row * _ID_BYTES : (row + 1) * _ID_BYTES] = _NO_ID
         self.confirm(row, entry.mark, entry.lists_until)
 
+    def expect(self, count: int) -> None:
+        """So many objects are to come."""
+        self._index.reserve(len(self) + count)
+
     def met(self, hashes: Sequence[int]) -> set[int]:
         """The places of the objects, by their hashes, that may have a row, or come twice."""
         return set(self._index.met(hashes))

@@ -50,12 +50,10 @@ class Dataset:
 
     # -- names --------------------------------------------------------------------------------------------------
 
-    def add_name(self, key: str) -> int:
-        """Its index, which is a new one if the key is."""
-        count = len(self.names.keys)
-        index = self.names.add(key)
-        if index == count:
-            self.job_table.grow(count + 1)
+    def append_name(self, key: str) -> int:
+        """The index of a key that is not here."""
+        index = self.names.append(key)
+        self.job_table.grow(index + 1)
         return index
 
     def listed(self, *, more: bool) -> None:
@@ -167,7 +165,9 @@ class Dataset:
 
     def take_in(self, other: Dataset) -> int:
         """Moves all of `other`, which has one name, into this dataset; the index of that name here."""
-        index = self.add_name(other.names.keys[0])
+        index = self.names.find(key := other.names.keys[0])
+        if index is None:
+            index = self.append_name(key)
         self.names.sizes[index] = max(self.names.sizes[index], other.names.sizes[0])
         self.usual_bytes = max(self.usual_bytes, other.usual_bytes)
         now = max(self.active_at, other.active_at)

@@ -142,7 +142,7 @@ class DatasetRegistry:
             while self._keys >= self._keys_max and self._forget_oldest(dataset):
                 pass
             self._keys += 1
-            index = dataset.add_name(key)
+            index = dataset.append_name(key)
         return dataset, index
 
     def _name_of(self, bucket: str, key: str) -> tuple[str, str]:
