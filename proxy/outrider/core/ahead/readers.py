@@ -268,6 +268,8 @@ class PeerReaders:
 
     def silent(self, now: float) -> list[Item]:
         """Forgets the members that are silent. Returns the objects that nobody reads any more."""
+        if not self._told:
+            return []
         silent = [member for member, (_, told_at) in self._told.items() if now - told_at > ABANDONED_S]
         ended: list[Item] = []
         for member in silent:
