@@ -1,4 +1,4 @@
-"""Who reads, and how: each client's way through each object (whole, front to back, or at random), with its read-ahead
+"""The readers: each client's way through each object (whole, front to back, or at random), with its read-ahead
 window; and which objects are being read now, with the number of readers that this makes, at this node and at the other
 members of a cluster.
 
