@@ -388,13 +388,17 @@ async def test_the_last_bytes_are_told_once_nothing_writes_any_more(
             assert (sum(counts), sink.is_over) == (len(DATA), True)
 
 
+def _set(begun: asyncio.Event, _: int) -> None:
+    begun.set()
+
+
 async def test_a_body_that_is_given_up_writes_nothing_more(world: World, key: str) -> None:
     await world.put(key, DATA)
     for _ in range(12):
         sink = world.sink()
         async with reply_to(world.origin, OriginRequest("GET", NAME, key, bulk=True)) as reply:
             begun = asyncio.Event()
-            receiving = asyncio.ensure_future(reply.receive(len(DATA), sink, lambda _, begun=begun: begun.set()))
+            receiving = asyncio.ensure_future(reply.receive(len(DATA), sink, partial(_set, begun)))
             await begun.wait()
             receiving.cancel()
             await asyncio.wait([receiving])

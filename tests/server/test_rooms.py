@@ -9,10 +9,10 @@ from tests.support.bucket import Bucket
 # some less: under pytest each line of the access log is a record. The pieces of a large body are as TCP cuts them.
 CEILINGS = {
     "hot GET, 64 KiB": (15, 30),
-    "cold GET, 64 KiB": (112, 880),
-    "cold GET, 5 MiB": (124, 1500),
-    "PUT, 100 kB": (51, 305),
-    "prefetch decision, after a hit": (50, 230),
+    "cold GET, 64 KiB": (112, 800),
+    "cold GET, 5 MiB": (121, 1420),
+    "PUT, 100 kB": (51, 295),
+    "prefetch decision, after a hit": (48, 190),
 }
 
 

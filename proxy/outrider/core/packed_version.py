@@ -83,6 +83,8 @@ class Packing:
             packed = shared
         else:
             self._shared.put(packed, packed)
+            # It is most likely looked up in a moment.
+            self._unpacked.put(packed, version)
         self._packed.put(id(version), (version, packed))
         return packed
 
@@ -123,7 +125,7 @@ class Packing:
                 etags.append(place)
             elif date < 0 and name == "last-modified" and (seconds := _seconds_of(value)):
                 date = place
-            elif is_sharing and pair in self._seen:
+            elif is_sharing and self._seen.get(pair):
                 continue
             else:
                 self._seen.put(pair, True)

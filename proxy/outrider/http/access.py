@@ -132,7 +132,7 @@ class Loopback:
 
     def check_sender(self, headers: Headers) -> None:
         if not self._cross_site:
-            browser_guard.check_host(next((value for name, value in headers if name == "host"), ""), self._domains)
+            browser_guard.check_host(dict(headers).get("host", ""), self._domains)
             browser_guard.check_page(headers)
 
     def identify(self, request: SignedRequest, bucket_of_host: str | None) -> Principal:

@@ -235,8 +235,8 @@ class HttpOrigin:
         else:
             headers, body = self._signed_form(request, request.form, target, credentials)
         headers |= target.proxy.headers
-        query = encode_url_query(request.query)
-        path += f"?{query}" if query else ""
+        if request.query:
+            path += f"?{encode_url_query(request.query)}"
         is_read = request.method in ("GET", "HEAD")
         assert self._client is not None
         try:

@@ -1,4 +1,4 @@
-"""Who reads, and how: each client's way through each object (whole, front to back, or at random), with its read-ahead
+"""The readers: each client's way through each object (whole, front to back, or at random), with its read-ahead
 window; and which objects are being read now, with the number of readers that this makes, at this node and at the other
 members of a cluster.
 
@@ -268,6 +268,8 @@ class PeerReaders:
 
     def silent(self, now: float) -> list[Item]:
         """Forgets the members that are silent. Returns the objects that nobody reads any more."""
+        if not self._told:
+            return []
         silent = [member for member, (_, told_at) in self._told.items() if now - told_at > ABANDONED_S]
         ended: list[Item] = []
         for member in silent:

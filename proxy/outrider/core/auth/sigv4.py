@@ -99,7 +99,7 @@ def sign_headers(
     signature = signature_of(
         keys.get(credentials.secret_key, amz_date[:8], region, service),
         f"{ALGORITHM}\n{amz_date}\n{scope}\n",
-        f"{method}\n{path or '/'}\n{encode_query(query)}\n",
+        f"{method}\n{path or '/'}\n{encode_query(query) if query else ''}\n",
         canonical_headers(signed, names, payload_hash),
     )
     added["authorization"] = (

@@ -38,6 +38,10 @@ _GLANCES_OF_A_BLOCK, _GLANCED_MAX = 16, 4096
 # 1/32 of a block, 256 KiB of 8 MiB, arrives within a few round trips. To skip less is not worth a second GET.
 _SKIP_SHARE = 32
 
+# The number of readers of late falls by this factor with each read that begins: a lone reader has the line to itself
+# again after some fifty.
+_READERS_KEPT = 0.98
+
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
@@ -118,3 +122,28 @@ def fill_start(wanted: int, block_bytes: int) -> int:
     The bytes before `wanted` would delay the reader. They are fetched last, by a GET of their own.
     """
     return wanted if wanted > block_bytes // _SKIP_SHARE else 0
+
+
+class ReaderCount:
+    """How many reads share the line. The read-ahead window of each depends on that."""
+
+    def __init__(self) -> None:
+        self.reading = 0
+        # Reads whose version is not known yet. The first readers of a job begin so, all at once.
+        self.beginning = 0
+        # The readers of a job begin one after the other, at each epoch again, and the first has the line to itself for
+        # a moment only: so the number of late counts, too.
+        self._lately = 0.0
+
+    def begin(self) -> None:
+        self.reading += 1
+        self._lately = max(self.reading, self._lately * _READERS_KEPT)
+
+    def end(self) -> None:
+        self.reading -= 1
+
+    def expected(self, blocks_sent: float) -> int:
+        """How many readers to expect beside a read that has sent `blocks_sent` blocks, with this one."""
+        # By its second block the others would have begun, too: a long read that is alone then has the line to itself.
+        readers = round(self._lately) if blocks_sent < 1 else self.reading
+        return max(readers, self.reading + self.beginning)

@@ -43,9 +43,10 @@ class MissRatioCurve:
         fade = 0.5 ** (_HASHES / self._below / _HALF_LIFE)
         self._reads = self._reads * fade + 1
         for index, (factor, cache) in enumerate(zip(FACTORS, self._caches, strict=True)):
-            self._hits[index] = self._hits[index] * fade + cache.read(name, size)
-            cache.shrink(factor * self._capacity_bytes * self._below / _HASHES)
-        while max(len(cache) for cache in self._caches) > self._sampled_max:
+            most_bytes = factor * self._capacity_bytes * self._below / _HASHES
+            self._hits[index] = self._hits[index] * fade + cache.read(name, size, most_bytes)
+        # The largest cache has all names that the others have.
+        while len(self._caches[-1].sizes) > self._sampled_max:
             self._below //= 2
             for cache in self._caches:
                 cache.keep_below(self._below)
@@ -82,24 +83,18 @@ class _Lru:
     """An LRU cache of names and their sizes. The name read last is the last one."""
 
     def __init__(self) -> None:
-        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self.sizes: OrderedDict[int, int] = OrderedDict()
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def read(self, name: int, size: int) -> bool:
-        """Whether it is a hit. The name is in the cache afterwards."""
-        before = self._sizes.pop(name, None)
-        self._sizes[name] = size
+    def read(self, name: int, size: int, most_bytes: float) -> bool:
+        """Whether it is a hit. The name is the last one afterwards, and as many go as exceed `most_bytes`."""
+        before = self.sizes.pop(name, None)
+        self.sizes[name] = size
         self._bytes += size - (before or 0)
+        while self._bytes > most_bytes and self.sizes:
+            self._bytes -= self.sizes.popitem(last=False)[1]
         return before is not None
 
-    def shrink(self, to_bytes: float) -> None:
-        while self._bytes > to_bytes and self._sizes:
-            _, size = self._sizes.popitem(last=False)
-            self._bytes -= size
-
     def keep_below(self, bound: int) -> None:
-        for name in [name for name in self._sizes if name >= bound]:
-            self._bytes -= self._sizes.pop(name)
+        for name in [name for name in self.sizes if name >= bound]:
+            self._bytes -= self.sizes.pop(name)

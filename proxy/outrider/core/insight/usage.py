@@ -249,7 +249,7 @@ class Usage:
 
     @property
     def total(self) -> DatasetAccount:
-        """Of all datasets, as of now."""
+        """The sums over all datasets, as of now."""
         total = DatasetAccount()
         for account in self._datasets.values():
             total.add(account)

@@ -135,7 +135,7 @@ def classify(method: str, target: str, headers: Headers, domains: Iterable[str] 
         bare = not slash
     else:
         bucket, key, bare = host_bucket, _decoded(path[1:]), False
-    query = without_signature(tuple(parse_query(raw_query)))
+    query = without_signature(tuple(parse_query(raw_query))) if raw_query else ()
     if not bucket and path != "/":
         raise InvalidBucketName
     if not bucket:

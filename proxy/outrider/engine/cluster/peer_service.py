@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.readahead import BlockRun
+from outrider.core.cache.readahead import BlockRun, ReaderCount
 from outrider.core.cluster.messages import (
     Answer,
     Command,
@@ -38,7 +38,7 @@ from outrider.engine.fill.content_verification import ContentVerification
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.read.body import BodyParts, BodyRead
-from outrider.engine.read.body_pieces import Body, Piece, ReaderCount
+from outrider.engine.read.body_pieces import Body, Piece
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import AGE_UNKNOWN_S, VersionCache
 from outrider.engine.read.version_lookup import VersionLookup

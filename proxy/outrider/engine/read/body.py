@@ -10,7 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.readahead import WINDOW_BLOCKS_MAX, BlockRun, Glances, runs_ahead, window_blocks
+from outrider.core.cache.readahead import (
+    WINDOW_BLOCKS_MAX,
+    BlockRun,
+    Glances,
+    ReaderCount,
+    runs_ahead,
+    window_blocks,
+)
 from outrider.core.errors import OriginBroke, StoreUnavailable, VersionChanged
 from outrider.core.model import BlockKey, Extent, ObjectVersion
 from outrider.core.origin.oddities import Oddity
@@ -21,7 +28,7 @@ from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.patience import Waiters
 from outrider.engine.fill.reply_proof import Redated, Unproved
-from outrider.engine.read.body_pieces import EarlyPiece, FilePiece, Piece, ReaderCount
+from outrider.engine.read.body_pieces import EarlyPiece, FilePiece, Piece
 from outrider.engine.read.relay import Relay
 from outrider.metrics import Metrics
 from outrider.ports import BlockStore, Lease
@@ -205,11 +212,12 @@ class BodyRead:
         index = self._layout.index_of(self._position)
         key = self._key = BlockKey(self.version_id, index)
         self._note_progress(index)
+        is_last = self._extent.stop <= (index + 1) * self._layout.block_bytes
+        is_coming = self._flights.get(key) is not None
         # The last block of the read needs no fill where it is on its way.
-        is_coming = self._extent.stop <= (index + 1) * self._layout.block_bytes and self._flights.get(key) is not None
-        self._fills = not is_coming and self._begin_fills()
+        self._fills = not (is_coming and is_last) and self._begin_fills()
         has_failed = index == self._failed_index
-        if not has_failed and self._flights.get(key) is None:
+        if not (has_failed or is_coming or self._flights.get(key) is not None):
             self._lease = await self._store.lease(key)
             if self._lease is not None:
                 return self._in_file(self._lease, "disk", self._extent.stop)

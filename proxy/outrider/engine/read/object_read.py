@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from outrider.core.block_layout import BlockLayout
-from outrider.core.cache.readahead import Glances
+from outrider.core.cache.readahead import Glances, ReaderCount
 from outrider.core.errors import (
     OriginBroke,
     PreconditionFailed,
@@ -36,7 +36,7 @@ from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.read.body import BodyParts, BodyRead
-from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, ReaderCount
+from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece
 from outrider.engine.read.same_bytes import SentBytes
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.read.version_cache import VersionCache

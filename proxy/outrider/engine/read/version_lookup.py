@@ -58,7 +58,9 @@ class _VersionQuestion:
     """No reader waits, as far as is known when it begins."""
     whole_headers: bool
     likely_bytes: int | None
-    """The size that the object most likely has; None: there is none."""
+    """The size that the object most likely has; None: no object like it was seen."""
+    small: bool
+    """The object most likely fits into one block."""
     settled: bool = True
     """No reply had a version that may be overwritten without a change of its date."""
     waiters: Waiters = field(default_factory=Waiters)
@@ -248,7 +250,7 @@ class VersionLookup:
             or (whole_headers and not question.whole_headers)
         ):
             likely_bytes = size if size >= 0 else self.answers.seen_bytes(ref)
-            small = self._fits_a_block(likely_bytes)
+            small = likely_bytes is not None and likely_bytes <= self._layout.block_bytes
             # After an answer that proved wrong, the origin itself is asked.
             by_peers = not from_origin and not by_get and self.has_peer_authority(ref)
             by_disks = (
@@ -256,7 +258,7 @@ class VersionLookup:
             )
             whole_headers = whole_headers or (not (by_peers or by_disks) and (by_head or (if_small and small)))
             question = _VersionQuestion(
-                ref, first_byte, self._versions.mark(), by_peers, by_disks, is_ahead, whole_headers, likely_bytes
+                ref, first_byte, self._versions.mark(), by_peers, by_disks, is_ahead, whole_headers, likely_bytes, small
             )
             self._questions[ref] = question
             if first_byte is not None:
@@ -293,9 +295,6 @@ class VersionLookup:
             question.fail(without_traceback(error))
         except Exception as error:  # noqa: BLE001 - top of a task: our bug becomes the waiters' 500
             question.fail(error)
-
-    def _fits_a_block(self, size: int | None) -> bool:
-        return size is not None and size <= self._layout.block_bytes
 
     def has_peer_authority(self, ref: ObjectRef) -> bool:
         """Whether a question about the object goes to a peer first."""
@@ -336,7 +335,7 @@ class VersionLookup:
         # Checksums come with a GET of the whole object, or by a HEAD beside a GET of one block. The former is for small
         # objects: of a large one too much would be under way when we stop it.
         likely_bytes = question.likely_bytes
-        whole = question.whole_headers and self._fits_a_block(likely_bytes)
+        whole = question.whole_headers and question.small
         wants_checksums = question.whole_headers and not whole and not self._checksums.rests(ref)
         beside = self._checksums.begin(ref, self._head(question, NOBODY, alone=True)) if wants_checksums else None
         requested = None

@@ -1,5 +1,6 @@
-"""What the reads of one client show: epochs or chance, by how often it reads an object again against how often chance
-would have it; and which part of the dataset it reads, as each rank of a job does that splits its shards among nodes.
+"""Evidence in the reads of one client: for epochs or for chance, by how often it reads an object again against how
+often chance would have it; and for which part of the dataset it reads, as each rank of a job does that splits its
+shards among nodes.
 """
 
 from __future__ import annotations
