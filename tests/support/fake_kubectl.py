@@ -153,8 +153,8 @@ def helm(cluster: Cluster, _: str, words: list[str]) -> str:
     report = helm_python.lint(chosen.chart, values, strict=True, kube_version=_ANY_VERSION)
     if report["errors"]:
         raise Refused(f"helm lint: {report['errors']}")
-    with helm_python.Chart.load(chosen.chart) as chart:
-        texts = chart.render(values, name=chosen.release, namespace=chosen.namespace)
+    with helm_python.Chart.load(chosen.chart) as loaded:
+        texts = loaded.render(values, name=chosen.release, namespace=chosen.namespace)
     made = [text for name, text in sorted(texts.items()) if name.endswith(".yaml")]
     if chosen.verb == "template":
         return "---\n".join(made)

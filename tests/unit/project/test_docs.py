@@ -195,7 +195,7 @@ def test_every_warning_and_error_of_the_proxy_is_on_the_operations_page() -> Non
     # The mount and the operator are other programs, with logs of their own.
     files = [path for path in root.rglob("*.py") if not {"mount", "operator"} & {*path.relative_to(root).parts}]
     logged = {
-        call.args[0].value
+        str(call.args[0].value)
         for path in files
         if path.name != "operator_composition.py"
         for call in ast.walk(ast.parse(path.read_text()))
