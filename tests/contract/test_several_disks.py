@@ -270,7 +270,7 @@ async def test_a_disk_that_hangs_does_not_stop_the_scrubber_on_the_others(
         with suppress(asyncio.CancelledError):
             await asyncio.wait_for(scrubbing, 30)
     assert disks.disks[0].work.is_unreachable
-    # What could not be read is neither verified nor bad.
+    # A block that cannot be read is neither verified nor bad.
     assert len(sound) <= disks.metrics.value("outrider_scrubbed_blocks_total") <= len(sound) + 1
     assert disks.metrics.value("outrider_bad_blocks_total") == 1
     assert disks.store.disk_of(sound[-1].key) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +12,7 @@ import pytest
 
 from tests.server.browser import browser, needs_chromium
 from tests.server.test_cluster_seen import twins
+from tests.support import tenants
 from tests.support.nodes import Nodes, until
 from tests.support.proxy import Proxy
 from tests.support.rawhttp import ask
@@ -177,12 +179,7 @@ def test_the_page_fits_and_has_two_themes(proxy: Proxy, opened: Callable[..., Pa
     read(proxy, *shards(8), *shards(8), f"{HOSTILE}/a.tar")
     page = opened(proxy)
     page.locator(".dataset h3").first.wait_for()
-    for width in (390, 1280):
-        page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.evaluate(
-            "[...document.querySelectorAll('section, .tiles > div')].every(one => one.scrollWidth <= one.clientWidth)"
-        )
+    fits(page)
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
@@ -191,6 +188,15 @@ def test_the_page_fits_and_has_two_themes(proxy: Proxy, opened: Callable[..., Pa
         for selector in ("body", ".sub", ".verdict", ".tiles dt", ".dataset p"):
             assert contrast(page, selector) >= 4.5, selector
     assert complaints == []
+
+
+def fits(page: Page) -> None:
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(
+            "[...document.querySelectorAll('section, .tiles > div')].every(one => one.scrollWidth <= one.clientWidth)"
+        )
 
 
 def contrast(page: Page, selector: str) -> float:
@@ -356,13 +362,49 @@ def test_sections_show_what_the_status_says(proxy: Proxy, opened: Callable[..., 
     assert complaints == []
 
 
+def test_tenants_are_shown_with_their_shares(
+    bucket: Bucket, tmp_path: Path, opened: Callable[..., Page], complaints: list[str]
+) -> None:
+    bucket.store(tenants.NAME, {"team/a": SHARD, "other/a": SHARD})
+    file, team = tmp_path / "clients.toml", tenants.TEAM[0]
+    file.write_text(
+        tenants.CLIENTS.replace(f'"{team}"', f'"{team}"\ncache_share = 0.5\nline_share = "25%"').replace(
+            '"nobody"', json.dumps(HOSTILE)
+        )
+    )
+    with Proxy(bucket, auth="sigv4", clients=file, cache_size="1MB", block_size="64KiB") as proxy:
+        page = opened(proxy)
+        rows = page.locator("#tenants tr")
+        rows.nth(2).wait_for()
+        for keys, name in ((tenants.TEAM, "team"), (tenants.OTHER, "other")):
+            signed = tenants.wire(proxy, keys, "GET", f"/{tenants.NAME}/{name}/a")
+            assert tenants.answer_to(proxy, signed).body == SHARD
+            proxy.settle()
+            row = page.locator("#tenants tr", has=page.locator(f"td:first-child:text-is('{name}')"))
+            row.locator(f'td[data-raw="{len(SHARD)}"]').wait_for()
+        assert sorted(rows.locator("td:first-child").all_inner_texts()) == sorted([HOSTILE, "other", "team"])
+        of_team = rows.filter(has_text="25 %")
+        assert "111 kB cached of 500 kB\na share of 50 %" in of_team.inner_text()
+        assert of_team.locator(".bar").get_attribute("aria-valuenow") == "22"
+        of_other = rows.filter(has_text="other")
+        assert "111 kB cached\nno share of the cache" in of_other.inner_text()
+        assert of_other.locator(".bar").is_hidden()
+        fits(page)
+        status = proxy.status()
+        shares = [tenant | {"cache_share": 0.05, "bytes_s": 2e6} for tenant in status["tenants"]]
+        beyond = opened(proxy, status | {"tenants": shares}).locator("#tenants tr", has_text="team")
+        beyond.locator("small", has_text="beyond its share of 5.0 %").wait_for()
+        assert "2.0 MB/s" in beyond.inner_text()
+    assert complaints == []
+
+
 def test_a_page_shows_only_what_there_is_and_says_when_the_proxy_is_gone(
     bucket: Bucket, opened: Callable[..., Page], complaints: list[str]
 ) -> None:
     with Proxy(bucket) as proxy:
         page = opened(proxy)
         raw(page, "#total-origin", 0)
-        for section in ("#cluster", "#sizes-section", "#warm-section"):
+        for section in ("#cluster", "#tenants-section", "#sizes-section", "#warm-section"):
             assert page.locator(section).is_hidden(), section
         assert page.locator("#total-peer").count() == 0
         assert complaints == []

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.cli.ls import _tenant
+from outrider.cli.ls import of_tenant
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.block_file import BlockMeta
 from outrider.core.model import ObjectRef, ObjectVersion
+from tests.server.test_verdicts import shown
+from tests.support.nodes import until
 from tests.support.proxy import Proxy
 from tests.support.tenants import CLIENTS, NAME, OTHER, TEAM, answer_to, wire
 
@@ -93,8 +95,16 @@ def test_a_small_dataset_stays_while_another_tenant_reads_many_times_the_cache(p
     assert proxy.metric("outrider_tenant_served_bytes_total", tenant="modest") == modest["served_bytes"]
     assert proxy.metric("outrider_tenant_origin_bytes_total", tenant="greedy") >= greedy["origin_bytes"]
     assert 'outrider_tenant_cached_bytes{tenant="modest"}' in proxy.outrider.metrics.text().decode()
-    words = "tenant modest: 279 kB here of a share of 334 kB (40 %), 786 kB read, 50 % of the line"
-    assert _tenant(modest, ROOM * DISK_BYTES) == words
+    words = "modest: 279 kB here of a share of 334 kB (40 %), 786 kB read, 50 % of the line"
+    assert of_tenant(modest, ROOM * DISK_BYTES) == words
+    until(lambda: proxy.status()["tenants"][1]["bytes_s"] > 0, "a rate")
+    status = proxy.status()
+    lately = {tenant["name"]: tenant["bytes_s"] for tenant in status["tenants"]}
+    assert lately == {name: sum(reader["bytes_s"] for reader in status["readers"] if f" {name}" in reader["name"])
+                      for name in lately}  # fmt: skip
+    lines = shown(status)
+    assert any("greedy: 557 kB here of a share of 418 kB (50 %), beyond its share, " in line for line in lines)
+    assert any(words in line and line.endswith("B/s now") for line in lines)
     proxy.restart()
     assert proxy.status()["tenants"][1]["cached_bytes"] == 0, "nobody has read since the start"
     assert read(proxy, TEAM, MODEST) == 0

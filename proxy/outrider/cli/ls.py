@@ -57,18 +57,22 @@ def ls(
         typer.echo(f"And {hidden:,} more that were read longer ago.")
     # An older proxy does not show them.
     for tenant in status.get("tenants", []):
-        typer.echo(_tenant(tenant, status["disk"]["budget_bytes"]))
+        typer.echo(f"tenant {of_tenant(tenant, status['disk']['budget_bytes'])}")
     for pin in status.get("pins", []):
         cached, reserved = in_words(pin["bytes"]["on_disk"]), in_words(pin["reserved_bytes"])
         typer.echo(f"pin {shown(pin['name'])}: {cached} here of {reserved} reserved")
 
 
-def _tenant(tenant: Status, capacity_bytes: int) -> str:
-    cache, line = tenant["cache_share"], tenant["line_share"]
-    of_cache = "" if cache is None else f" of a share of {in_words(int(cache * capacity_bytes))} ({_percent(cache)})"
-    of_line = "" if line is None else f", {_percent(line)} of the line"
-    cached = "" if tenant["cached_bytes"] is None else f"{in_words(tenant['cached_bytes'])} here{of_cache}, "
-    return f"tenant {shown(tenant['name'])}: {cached}{in_words(tenant['served_bytes'])} read{of_line}"
+def of_tenant(tenant: Status, capacity_bytes: int) -> str:
+    """`capacity_bytes`: the budget of the whole cache."""
+    cache, line, cached = tenant["cache_share"], tenant["line_share"], tenant["cached_bytes"]
+    words = [] if cached is None else [f"{in_words(cached)} here"]
+    if cache is not None:
+        words[0] += f" of a share of {in_words(int(cache * capacity_bytes))} ({_percent(cache)})"
+        words += ["beyond its share"] if cached > cache * capacity_bytes else []
+    words.append(f"{in_words(tenant['served_bytes'])} read")
+    words += [] if line is None else [f"{_percent(line)} of the line"]
+    return f"{shown(tenant['name'])}: {', '.join(words)}"
 
 
 def _verified(dataset: Status) -> str:

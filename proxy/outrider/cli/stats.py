@@ -15,6 +15,7 @@ from rich.text import Text
 
 from outrider.cli.admin_port import NoStatus, Status
 from outrider.cli.cluster import line
+from outrider.cli.ls import of_tenant
 from outrider.cli.settings_flags import Config, Flags, with_settings
 from outrider.cli.status_client import AsJson, RunningProxy, ago, console, shown
 from outrider.core.text import in_words
@@ -142,6 +143,10 @@ def _facts(status: Status) -> Table:
     )
     if status.get("cluster") is not None:
         table.add_row("cluster", line(status["cluster"]))
+    # An older proxy does not show them.
+    for number, tenant in enumerate(status.get("tenants", ())):
+        words = f"{of_tenant(tenant, disk['budget_bytes'])}, {in_words(tenant['bytes_s'])}/s now"
+        table.add_row("" if number else "tenants", words)
     table.add_row("cache size", f"would hit: {sizes}" if sizes else "known from the second epoch on")
     return table
 

@@ -1,4 +1,4 @@
-"""Small reads here and there in a large object: they bring their own bytes, and no block, until they are worth one."""
+"""Small reads here and there in a large object: they bring their own bytes, and no block, until they are many."""
 
 from __future__ import annotations
 
@@ -48,25 +48,27 @@ async def test_scattered_reads_bring_their_own_bytes(room: Engine) -> None:
     assert brought[:10] == [FEW] * 10
 
 
-async def test_a_read_that_is_repeated_fills_its_block(room: Engine) -> None:
+async def test_a_second_pass_over_a_column_brings_the_column_again(room: Engine) -> None:
+    """And not all other columns. Readers of tables take chunks that touch one by one."""
     await known(room)
-    start = 5 * BLOCK + 100
-    assert [await read(room, start) for _ in range(3)] == [FEW, BLOCK, 0]
+    starts = [index * BLOCK + 100 + chunk for index in range(1, 8) for chunk in (0, FEW)]
+    for _ in range(2):
+        assert [await read(room, start) for start in starts] == [FEW] * len(starts)
 
 
-async def test_reads_that_go_on_fill_their_blocks(room: Engine) -> None:
-    """Also beyond the first one."""
+async def test_reads_that_go_on_fill_the_blocks_that_follow_at_once(room: Engine) -> None:
     await known(room)
     starts = range(5 * BLOCK + BLOCK // 2, 7 * BLOCK, FEW)
     brought = [await read(room, start) for start in starts]
-    assert brought[0] == FEW
-    assert sum(brought) <= FEW + 3 * BLOCK
+    assert brought[:16] == [FEW] * 16
+    assert sum(brought) <= 16 * FEW + 3 * BLOCK
     assert len(room.store) == 2
 
 
-async def test_many_scattered_reads_of_a_block_fill_it(room: Engine) -> None:
+@pytest.mark.parametrize("step", [0, 3 * FEW], ids=["repeated", "scattered"])
+async def test_many_reads_of_a_block_fill_it(step: int, room: Engine) -> None:
     await known(room)
-    brought = [await read(room, 3 * BLOCK + number * 3 * FEW) for number in range(18)]
+    brought = [await read(room, 3 * BLOCK + 100 + number * step) for number in range(18)]
     assert brought == [FEW] * 16 + [BLOCK, 0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,14 +27,17 @@ class TenantsPart:
 
     def document(self) -> list[dict[str, Any]]:
         """By name. A share is None where the tenant has none. `cached_bytes` None: no tenant has a share of the cache,
-        and blocks are not distinguished."""
+        and blocks are not distinguished. `bytes_s` was served of late."""
         self._metrics.add_up()
+        bytes_s: Counter[str] = Counter()
+        for reader, _, account, _ in self._metrics.usage.readers():
+            bytes_s[self._tenant_of(reader)] += round(account.bytes_s)
         of = self._metrics.tenants
         return [
             {
                 "name": name, "cached_bytes": self._blocks.bytes_of(name) if self.tenants.have_cache_shares else None,
                 "cache_share": share.cache, "line_share": share.line,
-                "served_bytes": int(of.served_bytes.labels(name)._value.get()),
+                "bytes_s": bytes_s[name], "served_bytes": int(of.served_bytes.labels(name)._value.get()),
                 "origin_bytes": int(of.origin_bytes.labels(name)._value.get()),
             }
             for name, share in sorted(self.tenants.shares.items())

@@ -68,6 +68,13 @@ function meter(label) {
   bar.setAttribute("aria-valuemax", "100");
   return bar;
 }
+function numbers(...labels) {
+  return labels.map((label) => {
+    const cell = make("td", "n");
+    cell.dataset.label = label;
+    return cell;
+  });
+}
 // The children of `parent`, one for each item; what is there already stays, so that focus and selection do too.
 function rows(parent, items, create, update) {
   while (parent.children.length > items.length) parent.lastElementChild.remove();
@@ -113,6 +120,7 @@ function show(status) {
   showCluster(status.cluster, served, total);
   showDatasets(status.datasets);
   showReaders(status.readers);
+  showTenants(status.tenants || [], disk.budget_bytes);
   showSizes(status);
   showWarm(status.warmups || [], status.pins || []);
   showErrors(status.errors);
@@ -168,11 +176,7 @@ function showCluster(cluster, served, total) {
     const row = make("tr"), name = make("td"), state = make("td");
     name.append(make("span"), make("small"));
     state.append(make("span"), make("small"));
-    row.append(name, state, ...["Cache", "From it", "To it", "First byte"].map((label) => {
-      const cell = make("td", "n");
-      cell.dataset.label = label;
-      return cell;
-    }));
+    row.append(name, state, ...numbers("Cache", "From it", "To it", "First byte"));
     return row;
   }, (row, member) => {
     const [name, state, cache, came, sent, wait] = row.children, ms = (seconds) => seconds === null ? "–" : `${(1000 * seconds).toFixed(1)} ms`;
@@ -193,10 +197,9 @@ function showShares(told) {
   $("shares-table").hidden = !told.datasets.length;
   put("shares-note", told.silent.map((one) => `${one.name} did not tell what it has: ${one.why}`).join(" · "));
   rows($("shares"), told.datasets.slice(0, SHARES_SHOWN), () => {
-    const row = make("tr"), size = make("td", "n"), held = make("td");
-    size.dataset.label = "Size";
+    const row = make("tr"), held = make("td");
     held.append(meter("Cached in the cluster"), make("span"), make("small"));
-    row.append(make("td"), size, held);
+    row.append(make("td"), ...numbers("Size"), held);
     return row;
   }, (row, dataset) => {
     const [name, size, held] = row.children, [bar, part, members] = held.children;
@@ -273,6 +276,27 @@ function ofReader(reader) {
   if (reader.waiting_s > SILENT_S) return `waiting for ${span(reader.waiting_s)}`;
   if (reader.silent_s <= SILENT_S) return reader.verdict;
   return reader.reads_under_way ? "reading at its own pace" : `silent for ${span(reader.silent_s)}`;
+}
+
+function showTenants(tenants, capacity) {
+  $("tenants-section").hidden = !tenants.length;
+  rows($("tenants"), tenants, () => {
+    const row = make("tr"), cached = make("td");
+    cached.append(meter("Cached, of its share"), make("span"), make("small"));
+    row.append(make("td"), ...numbers("Rate", "Since start", "Line share"), cached);
+    return row;
+  }, (row, tenant) => {
+    const [name, rate, served, line, cached] = row.children, [bar, part, note] = cached.children;
+    const has = tenant.cached_bytes, share = tenant.cache_share * capacity;
+    put(name, tenant.name);
+    put(rate, `${bytes(tenant.bytes_s)}/s`);
+    put(served, bytes(tenant.served_bytes), tenant.served_bytes);
+    put(line, tenant.line_share === null ? "–" : percent(tenant.line_share));
+    bar.hidden = !share;
+    fill(bar, has / share);
+    put(part, has === null ? "–" : `${bytes(has)} cached${share ? ` of ${bytes(share)}` : ""}`, has);
+    put(note, !share ? "no share of the cache" : `${has > share ? "beyond its" : "a"} share of ${percent(tenant.cache_share)}`);
+  });
 }
 
 // Nothing is known before the second epoch.
