@@ -187,19 +187,19 @@ async def test_objects_of_unknown_size_do_not_begin_all_at_once_on_the_same_toke
     async def sleep(seconds: float) -> None:
         if seconds >= 0.1:
             await never.wait()
-        room.clock.advance(seconds)
+        slowed.clock.advance(seconds)
         await asyncio.sleep(0)
 
-    with making(sleep=sleep) as room:
-        warm_up = begun(room, rate=BLOCK / 10)
+    with making(sleep=sleep) as slowed:
+        warm_up = begun(slowed, rate=BLOCK / 10)
         async with asyncio.timeout(60):
-            while not room.origin.body_bytes:
+            while not slowed.origin.body_bytes:
                 await asyncio.sleep(0)
         for _ in range(3000):
             await asyncio.sleep(0)
-        assert room.origin.body_bytes <= BLOCK
-        room.warmup_runner.cancel(warm_up)
-        await room.tasks.settle()
+        assert slowed.origin.body_bytes <= BLOCK
+        slowed.warmup_runner.cancel(warm_up)
+        await slowed.tasks.settle()
 
 
 @pytest.mark.parametrize("key", ["small", "not there"])
