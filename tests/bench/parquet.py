@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 NAME = "parquet"
 GROUP_ROWS, ROW_BYTES = 1024, 4096
 FILES, FILE_GROUPS, LARGE_GROUPS = 16, 5, 63
-PASSES = 2
-_DEADLINE_S = 600.0
+PASSES, DEADLINE_S = 2, 600.0
 # Each defines what it reads by. `files` is the glob of the small files, `large` the large one, both `BUCKET/KEY`.
 _READERS = {
     "pyarrow": """
@@ -43,8 +42,8 @@ from pyarrow import compute, parquet
 from pyarrow.fs import FileSelector, S3FileSystem
 files_of = S3FileSystem(endpoint_override=os.environ["AWS_ENDPOINT_URL"])
 def footers(files):
-    listed = files_of.get_file_info(FileSelector(os.path.dirname(files)))
-    return sum(parquet.read_metadata(each.path, filesystem=files_of).num_rows for each in listed)
+    paths = [each.path for each in files_of.get_file_info(FileSelector(os.path.dirname(files)))]
+    return sum(parquet.read_metadata(path, filesystem=files_of).num_rows for path in paths)
 def lookup(large, row):
     found = parquet.read_table(large, filesystem=files_of, columns=["value"], filters=[("row", "=", row)])
     return found["value"][0].as_py()
@@ -52,11 +51,10 @@ def column(large):
     return compute.sum(parquet.read_table(large, filesystem=files_of, columns=["value"])["value"]).as_py()
 """,
     "duckdb": """
-import duckdb
-from pathlib import Path
+import duckdb, pathlib
 from duckdb_extension_httpfs import __path__ as place
 connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
-connection.execute(f"LOAD '{next(Path(place[0]).rglob('*.duckdb_extension'))}'")
+connection.execute(f"LOAD '{next(pathlib.Path(place[0]).rglob('*.duckdb_extension'))}'")
 connection.execute("SET s3_url_style = 'path'")
 one = lambda query: connection.sql(query).fetchone()[0]
 def footers(files):
@@ -126,7 +124,7 @@ def measured(bucket: Bucket, reader: str, what: str) -> Iterator[Sequence[object
         for number in range(PASSES):
             simulator.reset()
             before, asked = proxy.metric("outrider_served_bytes_total"), proxy.metric("outrider_requests_total")
-            done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True, timeout=_DEADLINE_S)
+            done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True, timeout=DEADLINE_S)
             assert int(done.stdout) == expected[what], "not what the bucket has"
             proxy.settle()
             taken, given = proxy.metric("outrider_served_bytes_total") - before, simulator.counts()
@@ -136,15 +134,15 @@ def measured(bucket: Bucket, reader: str, what: str) -> Iterator[Sequence[object
 
 
 def main() -> None:
+    files = {f"files/{number:03d}.parquet": FILE_GROUPS for number in range(FILES)}
     with Bucket() as bucket:
         bucket.make_bucket(NAME)
-        put(bucket, "large.parquet", LARGE_GROUPS)
-        for number in range(FILES):
-            put(bucket, f"files/{number:03d}.parquet", FILE_GROUPS)
+        for key, groups in (files | {"large.parquet": LARGE_GROUPS}).items():
+            put(bucket, key, groups)
         print("| reader | reads | pass | requests | to the bucket | MB taken | MB of the bucket | ratio |")
         print("| --- | --- " + "| --: " * 6 + "|")
-        for reader, what in product(_READERS, ("footers", "lookups", "column")):
-            for row in measured(bucket, reader, what):
+        for case in product(_READERS, ("footers", "lookups", "column")):
+            for row in measured(bucket, *case):
                 print(f"| {' | '.join(map(str, row))} |", flush=True)
 
 
