@@ -96,11 +96,11 @@ def runs_ahead(
 
 class Glances:
     """Small reads here and there in large objects, such as of columns in a table. They are not worth the fill of a
-    block, which would bring a hundred times their bytes, before they become many. Repeated ones are no better: a pass
-    over one column would bring all others."""
+    block, which would bring a hundred times their bytes, before one is repeated, or they become many. Those that go on
+    where another ended are no better: readers of tables take chunks that touch one by one."""
 
     def __init__(self) -> None:
-        self._count: Memo[BlockKey, int] = Memo(_GLANCED_MAX)
+        self._at: Memo[BlockKey, tuple[Extent, ...]] = Memo(_GLANCED_MAX)
 
     @staticmethod
     def may_be(extent: Extent, size: int, block_bytes: int) -> bool:
@@ -108,12 +108,12 @@ class Glances:
         is most likely followed by the next."""
         return extent.start > 0 and extent.length * _GLANCE_SHARE <= block_bytes < size
 
-    def is_one(self, block: BlockKey) -> bool:
-        """Whether a read in a block that is not cached, and that may be one by its form, is one. It is counted."""
-        before = self._count.get(block) or 0
-        if before >= _GLANCES_OF_A_BLOCK:
+    def is_one(self, block: BlockKey, extent: Extent) -> bool:
+        """Whether the read of `extent`, in a block that is not cached, is one. It is remembered."""
+        before = self._at.get(block) or ()
+        if len(before) >= _GLANCES_OF_A_BLOCK or extent in before:
             return False
-        self._count.put(block, before + 1)
+        self._at.put(block, (*before, extent))
         return True
 
 

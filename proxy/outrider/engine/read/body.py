@@ -346,7 +346,7 @@ class BodyRead:
         wanted, key = self._flights.wanted, self._key
         if not (wanted(key) and wanted(BlockKey(self.version_id, key.index - 1))):
             return False
-        return self._parts.glances.is_one(key)
+        return self._parts.glances.is_one(key, self._extent)
 
     def _fill_ahead(self) -> None:
         """Begin the fills of the read-ahead window, and promote those in it that were prefetches."""
