@@ -113,9 +113,8 @@ def missing_field(name: str) -> InvalidArgument:
 
 
 def is_form(operation: Operation, headers: Headers) -> bool:
-    """Whether this POST is a POST Object, whose signature stands in its fields. One with an Authorization header is
-    none."""
-    if operation.bucket is None or operation.key or operation.query:
+    """Whether this is a POST Object, whose signature stands in its fields. One with an Authorization header is none."""
+    if operation.method != "POST" or operation.bucket is None or operation.key or operation.query:
         return False
     named = dict(headers)
     kind = named.get("content-type", "").partition(";")[0].strip().lower()

@@ -197,7 +197,7 @@ class S3Handler:
         if (control := operations.control_request_of(request.method, target, host, self._domains)) is not None:
             return await self._answer_control(exchange, control)
         operation = exchange.classified(self._domains)
-        if request.method == "POST" and is_form(operation, exchange.headers):
+        if is_form(operation, exchange.headers):
             return await self._post_form(exchange, operation)
         if request.method == "OPTIONS":
             exchange.operation, exchange.headers = operations.preflight_of(operation, exchange.headers)
