@@ -285,6 +285,13 @@ def test_a_page_of_an_odd_request_is_not_told(query: Query) -> None:
     assert amended(page_with("", ""), query, {"a/2x": FACTS}, lambda name: False) is None
 
 
+def test_a_page_with_an_object_by_the_name_of_a_common_prefix_is_not_told() -> None:
+    query: Query = (*QUERY, ("delimiter", "/"))
+    assert amended(page_with("a/2<", "a/2/<"), query, {"a/2x/y": FACTS}, lambda name: False) is not None
+    for facts in (FACTS, None):
+        assert amended(page_with("a/2<", "a/2/<"), query, {"a/2/x": facts}, lambda name: False) is None
+
+
 CHECKSUM = "<ChecksumAlgorithm>CRC32</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType><Size>"
 
 
