@@ -174,7 +174,7 @@ def test_a_client_that_expects_100_continue_gets_it_and_no_other_does(proxy: Pro
         assert connection.is_closed_by_peer(), "an unrequested body might be taken for a request"
 
 
-def test_no_body_is_asked_for_while_the_origin_cannot_be_reached(bucket: Bucket) -> None:
+def test_no_body_of_a_write_is_requested_while_the_origin_cannot_be_reached(bucket: Bucket) -> None:
     with Proxy(bucket, "http://127.0.0.1:9") as away:
         for length in (4, 4 * MIB):
             with RawConnection(away.address) as connection:

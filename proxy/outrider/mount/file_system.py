@@ -238,13 +238,13 @@ class FileSystem:
             self._put_in_place(file, None)
             raise OSError(errno.ENOENT, "it is gone")
         found = verdict(file.facts, facts, is_settled=file.is_settled)
-        if found is SettleVerdict.MISTOLD:
+        if found is SettleVerdict.MISSTATED:
             self._distrust_lists(file)
         elif found is SettleVerdict.SAME and not file.is_settled:
             self._trust.confirm(file.facts)
         # The kernel fills the room up to the end that it knows with zeros, and there is no safe moment to tell it of
         # another end while it reads: a file that is shorter than a LIST has shown becomes another file.
-        is_other = found is SettleVerdict.MISTOLD and (not file.is_child or (is_read and facts.size < file.size))
+        is_other = found is SettleVerdict.MISSTATED and (not file.is_child or (is_read and facts.size < file.size))
         if found is SettleVerdict.CHANGED or is_other:
             self._put_in_place(file, facts)
             raise self._outdated(file)

@@ -57,7 +57,7 @@ class FileVersion(NamedTuple):
 
 class SettleVerdict(Enum):
     SAME = "the object is as it was known"
-    MISTOLD = "the LIST told something else of this very upload"
+    MISSTATED = "the LIST told something else of this very upload"
     CHANGED = "another version took its place"
 
 
@@ -67,7 +67,7 @@ def verdict(known: ObjectFacts, found: ObjectFacts, *, is_settled: bool) -> Sett
     if known.is_version(found):
         return SettleVerdict.SAME
     is_one_upload = known.seconds == found.seconds or not (known.seconds and found.seconds)
-    return SettleVerdict.MISTOLD if is_one_upload and not is_settled else SettleVerdict.CHANGED
+    return SettleVerdict.MISSTATED if is_one_upload and not is_settled else SettleVerdict.CHANGED
 
 
 class ListTrust:

@@ -378,7 +378,7 @@ async def test_either_part_that_fails_ends_the_flight_for_all(which: int, room: 
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 20, 40])
-async def test_a_stop_in_either_part_leaves_nothing_behind(steps: int, room: Engine) -> None:
+async def test_a_flight_that_is_stopped_in_either_part_leaves_nothing_behind(steps: int, room: Engine) -> None:
     (lead,) = room.flights.board(version_in(room), BlockRun(0, 1), AT)
     room.flights.fill([lead])
     waiters = [asyncio.create_task(here(lead, at)) for at in (AT - 1, BLOCK - 1)]

@@ -99,7 +99,7 @@ def test_a_dataset_of_unknown_size_has_no_share() -> None:
     assert (row["held_bytes"], row["held"], row["members"]["x"]["share"]) == (100, 0.0, 0.0)
 
 
-async def test_a_member_tells_of_no_more_datasets_than_an_answer_may_have(tmp_path: Path) -> None:
+async def test_the_map_of_a_member_has_no_more_datasets_than_an_answer_may_have(tmp_path: Path) -> None:
     with cluster(tmp_path, policy="epoch") as nodes:
         await nodes.meet()
         for number in range(SHARES_MAX + 1):

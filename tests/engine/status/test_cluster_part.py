@@ -91,7 +91,7 @@ def test_members_that_do_not_fit_are_left_out_with_the_reason() -> None:
     assert seen.told["b"]["address"] == "b:9482"
 
 
-def test_a_name_that_is_used_twice_is_told_with_both_addresses() -> None:
+def test_the_status_shows_a_name_used_twice_with_both_addresses() -> None:
     seen = Members(Node())
     seen.node.lists("a", ListedMember("x:1"), ListedMember("y:1"), ListedMember("z:1"))
     seen.node.hears(hello("b", 200), at="x:1")

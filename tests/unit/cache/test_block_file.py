@@ -151,7 +151,7 @@ def test_a_sealed_header_that_makes_no_sense_is_a_bad_block(raw: bytes) -> None:
 
 
 @given(metas)
-def test_headers_of_the_release_before_are_read(meta: BlockMeta) -> None:
+def test_block_files_of_the_release_before_are_read(meta: BlockMeta) -> None:
     """They have pages, and no name."""
     raw = _meta_json(meta)
     header = sealed(raw, 1)

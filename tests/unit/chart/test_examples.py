@@ -44,7 +44,7 @@ def test_kubernetes_knows_every_field(name: str, kubernetes: str) -> None:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_the_job_has_no_key_of_the_bucket(name: str) -> None:
+def test_in_the_examples_the_job_has_no_key_of_the_bucket(name: str) -> None:
     spec = manifests(name)["Job"]["spec"]["template"]["spec"]
     [train] = spec["containers"]
     assert "bucket-keys" not in str(train)

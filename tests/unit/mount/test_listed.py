@@ -23,7 +23,7 @@ def test_a_file_is_only_kept_as_it_is_where_nothing_contradicts_it(
         or (known.seconds != told.seconds and not (known.etag and told.etag and 0 in (known.seconds, told.seconds)))
     )
     assert (found is SettleVerdict.SAME) is not contradicts
-    if found is SettleVerdict.MISTOLD:
+    if found is SettleVerdict.MISSTATED:
         # Only what no byte was read by may become another version in place, and no date says that it was put again.
         assert not is_settled
         assert known.seconds == told.seconds or 0 in (known.seconds, told.seconds)

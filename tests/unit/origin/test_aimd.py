@@ -50,7 +50,7 @@ def test_a_limit_that_holds_no_fill_up_does_not_grow() -> None:
     assert set(Line(AimdLimit(64), total_mb_s=10**6).run(30, short=False)) == {FIRST_FILLS}
 
 
-def test_on_a_full_line_the_limit_does_not_creep_up() -> None:
+def test_the_aimd_limit_does_not_creep_up_on_a_full_line() -> None:
     line = Line(AimdLimit(64), total_mb_s=200)
     limits = line.run(300)
     assert limits.count(FIRST_FILLS) > 250

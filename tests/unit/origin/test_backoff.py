@@ -21,7 +21,7 @@ def test_a_wait_is_a_share_of_the_curve(failures: int, chance: float) -> None:
 
 
 @pytest.mark.parametrize("awaited", [True, False])
-def test_n_tries_are_n_requests_without_patience(awaited: bool) -> None:
+def test_a_backoff_of_n_tries_makes_n_requests_without_patience(awaited: bool) -> None:
     waits = [
         Trouble(failures, 0.0).wait_s(Backoff(tries=3), 0.0, patience_s=0.0, awaited=awaited) for failures in (1, 2, 3)
     ]

@@ -113,7 +113,7 @@ def test_a_sweep_has_a_row_for_each_size_policy_and_epoch() -> None:
     assert rows[3]["hits"] == pytest.approx(0.25, abs=0.02)
 
 
-def test_without_prefetch_the_policy_only_evicts() -> None:
+def test_a_simulation_without_prefetch_only_evicts() -> None:
     rows = simulate(*SMALL, "--no-prefetch", "--policy", "epoch,opt", "--epochs", "2")
     second = {row["policy"]: row for row in rows if row["epoch"] == 2}
     assert second["opt"]["hits"] - 0.1 <= second["epoch"]["hits"] <= second["opt"]["hits"]  # type: ignore[operator]

@@ -92,8 +92,8 @@ class BulkReply(ReceivedReply):
         chunk = connection.held()
         if not chunk and not connection.is_read:
             # One read of the socket: it returns what is here. Each costs two changes of thread.
-            asked_bytes = self._read_bytes
-            reading = self._under_way = self._begin(partial(connection.some, asked_bytes))
+            wanted_bytes = self._read_bytes
+            reading = self._under_way = self._begin(partial(connection.some, wanted_bytes))
             try:
                 chunk = await asyncio.shield(reading)
             except asyncio.CancelledError:
@@ -102,8 +102,8 @@ class BulkReply(ReceivedReply):
             except OriginBroke:
                 self._broke()
                 raise
-            if len(chunk) == asked_bytes:
-                self._read_bytes = min(self._threads.buffer_bytes, 2 * asked_bytes)
+            if len(chunk) == wanted_bytes:
+                self._read_bytes = min(self._threads.buffer_bytes, 2 * wanted_bytes)
         if connection.is_read:
             self._free_connection()
         self._count(len(chunk))

@@ -102,11 +102,11 @@ class OddityCounts:
         met = self.met.setdefault(kind, Met(example))
         met.times += 1
         met.uncached += uncached
-        return met.times == 1 or met.times in _TOLD_AGAIN
+        return met.times == 1 or met.times in _REPORTED_AGAIN
 
 
 # The count that goes with a warning would otherwise never be more than 1.
-_TOLD_AGAIN = frozenset((1_000, 1_000_000, 1_000_000_000))
+_REPORTED_AGAIN = frozenset((1_000, 1_000_000, 1_000_000_000))
 
 
 def sentence(kind: Oddity, uncached: int = 0) -> str:
