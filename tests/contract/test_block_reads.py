@@ -39,6 +39,7 @@ from tests.contract.disk_store import (
     restarted,
 )
 from tests.fuzz.disk_bytes import sealed_header
+from tests.support.engine import slot_of
 
 pytestmark = pytest.mark.parametrize("root", ["disk", "memory"], indirect=True)
 
@@ -120,10 +121,7 @@ async def test_an_open_file_whose_bytes_must_be_verified_is_not_given(why: str, 
     await disk.write(meta_of(0))
     assert disk.store.open_file(meta_of(0).key) is not None
     assert disk.store.open_file(meta_of(1).key) is None
-    if why == "unverified":
-        disk.store._slots[meta_of(0).key].verified = False
-    else:
-        disk.store._verify_always = True
+    await WAITS[why](disk)
     assert disk.store.open_file(meta_of(0).key) is None
 
 
@@ -139,7 +137,7 @@ async def test_a_block_whose_closed_file_is_read_from_the_loop_is_no_victim(root
 
 
 async def _unverified(disk: Disk) -> None:
-    disk.store._slots[meta_of(0).key].verified = False
+    slot_of(disk.store, meta_of(0).key).verified = False
 
 
 async def _verified_each_time(disk: Disk) -> None:
@@ -182,7 +180,7 @@ async def test_an_unverified_block_gives_no_lease_at_once_and_leaves_no_file_ope
     assert disk.store.lease_at_once(meta_of(0).key) is None
     assert disk.store.lease_open(meta_of(0).key) is None
     assert disk.store.open_file(meta_of(0).key) is None
-    assert disk.store._slots[meta_of(0).key].file is None
+    assert slot_of(disk.store, meta_of(0).key).file is None
     if (page_in := disk.store.page_in(meta_of(0).key, 0, BLOCK)) is not None:
         page_in()  # the read that follows reports the error
     assert (page_in is None) == (why in ("unverified", "verified each time", "a disk that hangs"))
@@ -308,7 +306,6 @@ async def test_a_shared_verification_that_fails_is_a_miss_for_all(
     opened.may.set()
     assert await asyncio.gather(*(disk.store.lease(meta_of(0).key) for _ in range(5))) == [None] * 5
     assert disk.store.has(meta_of(0).key) != damaged
-    assert disk.store._verifying == {}
     assert opened.count == 1
 
 
@@ -317,9 +314,8 @@ def refuse(*_: Any, **__: Any) -> tuple[int, int]:
 
 
 async def test_an_opening_that_nobody_waits_for_is_dropped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, opened = Disk(root), Opened(monkeypatch)
+    disk, opened = Disk(root, verify_always=True), Opened(monkeypatch)
     await disk.write(meta_of(0), meta_of(1))
-    disk.store._verify_always = True
     disk.store.disks[0].work.threads = ThreadPoolExecutor(1)
     before = open_fds(root)
     reads = [asyncio.create_task(disk.store.lease(meta_of(number).key)) for number in (0, 1, 0, 1)]

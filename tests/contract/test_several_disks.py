@@ -25,6 +25,7 @@ from outrider.core.model import ObjectRef
 from outrider.metrics import Metrics
 from outrider.settings import Size
 from tests.contract.disk_store import FILE, HEADER, Believed, flip, meta_of, on_disk, payload_of, read_through
+from tests.support.engine import cleaned, slot_of
 from tests.support.fakes import FakeClock
 from tests.support.faulty_disk import SickDisk
 
@@ -82,14 +83,13 @@ class Disks:
 
     def close_files(self) -> None:
         """The next read of each block opens its file."""
-        for block in self.store._slots:
-            slot = self.store._slots[block]
-            self.store._close(block, slot)
+        for block in self.store.present():
+            self.store._close(block, slot_of(self.store, block))
 
     async def tidied(self) -> None:
         await self.store.sweep()
-        while leaving := [future for disk in self.disks for future in disk.leaving]:
-            await asyncio.wait(leaving)
+        for disk in self.disks:
+            await cleaned(disk)
 
     async def look(self, number: int) -> bool:
         """As the watch of the disk does."""

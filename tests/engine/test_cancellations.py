@@ -21,7 +21,17 @@ from outrider.engine.ahead.prefetch import Mode
 from outrider.engine.maintenance.warmup import Warmup
 from outrider.engine.write.upload import upload_of
 from tests.support.child import open_below
-from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, engine, taken
+from tests.support.engine import (
+    BLOCK,
+    REF,
+    Engine,
+    as_large,
+    as_small,
+    by_threads,
+    engine,
+    nothing_is_left,
+    taken,
+)
 from tests.support.event_loops import SeededLoop, SeededThreads
 from tests.support.fakes import FakeOrigin, Fault, ramp
 from tests.support.trials import SCALE, Trials
@@ -137,20 +147,12 @@ async def prepare(room: Engine, fault: Fault | None, *, warm: bool) -> None:
         room.origin.faults = [replace(fault)]
 
 
-async def nothing_is_left(room: Engine) -> None:
+async def settled(room: Engine) -> None:
     await room.tasks.settle()
-    assert len(room.flights) == 0
     assert room.origin.under_way == 0
-    assert not any(room.scheduler._held.values())
-    assert room.store.leases() == 0
-    slots = room.store._slots.values()
-    assert not any(slot.in_use for slot in slots)
-    if room.store.disks[0].leaving:
-        # Files that are being unlinked: their threads go on, and the room is free when these have ended.
-        await asyncio.wait(room.store.disks[0].leaving)
-    assert room.store.used_bytes == sum(slot.disk_bytes for slot in slots)
+    await nothing_is_left(room)
     on_disk = {path.name for path in room.store.disks[0].directory.root.glob("v2/*/*")}
-    assert len(on_disk) == len(slots), "a block that no index knows"
+    assert len(on_disk) == len(room.store), "a block that no index knows"
     room.origin.faults = []
     assert await room.get() == DATA
     await room.tasks.settle()
@@ -173,7 +175,7 @@ def test_a_cancellation_at_any_wait_disturbs_no_other_request(
             await beside
             with contextlib.suppress(asyncio.CancelledError):
                 await victim
-            await nothing_is_left(room)
+            await settled(room)
             assert list((root / "tmp").iterdir()) == []
             return ended
 
@@ -199,7 +201,7 @@ def test_a_stop_of_the_background_at_any_wait_leaves_nothing_behind(
             await room.tasks.cancel()
             for ended in await asyncio.gather(*readers, return_exceptions=True):
                 assert ended is None or isinstance(ended, S3Error | Signal), repr(ended)
-            await nothing_is_left(room)
+            await settled(room)
             return over
 
     times = at_each_wait(tmp_path, attempt)
@@ -227,7 +229,7 @@ def test_a_stop_at_any_wait_of_a_warm_up_ends_it(buffer_bytes: Callable[[int], i
             await room.tasks.cancel()
             assert not pauses, "the warm-up must not retry"
             assert warm_up.progress.state is (State.DONE if over else State.CANCELLED)
-            await nothing_is_left(room)
+            await settled(room)
             return over
 
     at_each_wait(tmp_path, attempt)

@@ -31,7 +31,7 @@ from outrider.engine.read.object_read import ReadAnswer
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.engine.write.upload import Upload, upload_of
 from tests.support.child import open_below
-from tests.support.engine import BLOCK, Engine, as_large, as_small, by_threads, engine, pieces_of
+from tests.support.engine import BLOCK, Engine, as_large, as_small, by_threads, engine, nothing_is_left, pieces_of
 from tests.support.event_loops import SeededLoop, SeededThreads, leave_after
 from tests.support.fakes import FakeClock, FakeOrigin, Fault, ramp
 from tests.support.trials import SCALE, rounds
@@ -368,17 +368,10 @@ class OneVersion(RuleBasedStateMachine):
     def all_settles(self) -> None:
         async def settled() -> None:
             await self.room.tasks.settle()
-            # A task that is cancelled while it waits for the removal of its file ends before the file is gone. The room
-            # is free only afterwards.
-            while cleaning := self.room.store.disks[0].work._cleaning:
-                await asyncio.wait(cleaning)
+            await nothing_is_left(self.room)
 
         self.runner.run(settled())
-        assert len(self.room.flights) == 0
         assert self.room.origin.under_way == 0
-        assert not any(self.room.scheduler._held.values())
-        assert not any(slot.in_use for slot in self.room.store._slots.values())
-        assert self.room.store.used_bytes == sum(slot.disk_bytes for slot in self.room.store._slots.values())
 
 
 def _slice(data: bytes, start: int | None, length: int | None) -> bytes | None:

@@ -31,6 +31,8 @@ from outrider.http.wire.request_guards import guarded, refused_for, well_framed
 from tests.fuzz.target import pieces, target
 from tests.support import signed_requests
 
+MEANINGS = plain_request._MEANINGS
+
 # -- heads of requests -------------------------------------------------------------------------------------------------
 
 PARSERS = (HttpRequestParser, HttpRequestParserPy)
@@ -79,7 +81,7 @@ def _as_received(raw_headers: Any) -> Headers:
 @target(*_PLAIN, *(seed.replace(b"Host", b"Range: bytes=1-2\r\nHost") for seed in _PLAIN[:2]))
 def plain_request_recognised(data: bytes) -> None:
     """The fast path's recogniser accepts nothing that a parser or the classification reads in another way."""
-    plain_request._MEANINGS.clear()
+    MEANINGS.clear()
     read = recognise(data)
     fields = data.partition(b"\r\n")[2]
     _check_known_fields(fields)
@@ -107,9 +109,9 @@ def plain_request_recognised(data: bytes) -> None:
 def plain_requests_in_a_row(data: bytes) -> None:
     """The fields of earlier requests are remembered, and make no difference to a later one."""
     first, _, then = data.partition(b"\0")
-    plain_request._MEANINGS.clear()
+    MEANINGS.clear()
     alone = recognise(then)
-    plain_request._MEANINGS.clear()
+    MEANINGS.clear()
     recognise(first)
     assert recognise(then) == alone == recognise(then)
     _check_known_fields(then.partition(b"\r\n")[2])

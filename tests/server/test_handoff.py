@@ -88,13 +88,18 @@ def test_a_request_behind_a_signed_one_needs_a_signature_of_its_own(strict: Prox
             assert [connection.read_answer().status for _ in range(2)] == [404, 403]
 
 
+def reader_of(proxy: Proxy) -> Principal:
+    found = proxy.outrider.server.handler._access.owner(READER[0])
+    assert found is not None
+    return found
+
+
 def _everything_of(reader: Principal, head: bytes) -> Recognised:
     return Recognised(head, reader, operations.classify("GET", f"/{NAME}/a", ()))
 
 
 def test_facts_left_over_from_one_request_are_not_handed_over_with_the_next(strict: Proxy) -> None:
-    reader = strict.outrider.server.handler._access.owner(READER[0])
-    assert reader is not None
+    reader = reader_of(strict)
     bad = request("GET", f"/{NAME}/a", [UNUSUAL])
 
     async def leave() -> None:
@@ -114,8 +119,7 @@ def test_facts_left_over_from_one_request_are_not_handed_over_with_the_next(stri
 
 
 def test_the_handler_ignores_facts_about_other_bytes(strict: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = strict.outrider.server.handler._access.owner(READER[0])
-    assert reader is not None
+    reader = reader_of(strict)
     parse = Connection._parse
 
     def leaves_another(self: Connection, data: bytes) -> None:

@@ -11,19 +11,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outrider.adapters.disk.block_dir import BlockDir
+from outrider.adapters.disk.block_store import DiskBlockStore
 from outrider.adapters.disk.disk import Disk
+from outrider.adapters.disk.slots import Slot
 from outrider.core.block_layout import BlockLayout
 from outrider.core.cache.disk_limits import DiskBudget
 from outrider.core.cache.freshness import Freshness
 from outrider.core.cache.policies import EvictionPolicy
 from outrider.core.cache.tenants import Tenants
 from outrider.core.cluster.view import View
-from outrider.core.model import ObjectRef, ObjectVersion
+from outrider.core.model import BlockKey, ObjectRef, ObjectVersion
 from outrider.core.origin.fill_limits import AimdLimit, BackgroundLimit
 from outrider.engine.ahead.prefetch import Later, Mode
 from outrider.engine.cluster.forgets import ForgetQueues
 from outrider.engine.fill.fill import BULK_BYTES
 from outrider.engine.fill.fill_scheduler import FillScheduler
+from outrider.engine.fill.flight import Flight
+from outrider.engine.fill.flight_table import FlightTable
 from outrider.engine.fill.patience import Patience
 from outrider.engine.fill.peer_block import IncomingBody, PeerBlock, PeerReader
 from outrider.engine.read.body_pieces import Body, EarlyPiece, FilePiece, Piece
@@ -165,6 +169,38 @@ async def taken(answer: ReadAnswer) -> bytes:
                 body += piece
         assert len(body) == answer.length
     return bytes(body)
+
+
+def slot_of(store: DiskBlockStore, block: BlockKey) -> Slot:
+    return store._slots[block]
+
+
+def flights_of(table: FlightTable) -> list[Flight]:
+    return list(table._flights.values())
+
+
+def is_idle(scheduler: FillScheduler) -> bool:
+    """No slot is held or waited for, for demand or for prefetch."""
+    waiting = scheduler._demand.waiting or scheduler._prefetch.waiting
+    return not waiting and not any(scheduler._held.values())
+
+
+async def cleaned(disk: Disk) -> None:
+    """The files that the disk is removing are gone, and their room is free."""
+    while work := [*disk.leaving, *disk.work._cleaning]:
+        await asyncio.wait(work)
+
+
+async def nothing_is_left(room: Parts) -> None:
+    """No flight, slot, lease or reserved byte, once its background tasks have ended."""
+    assert len(room.flights) == 0
+    assert is_idle(room.scheduler)
+    assert room.store.leases() == 0
+    for disk in room.store.disks:
+        await cleaned(disk)
+    slots = [slot_of(room.store, block) for block in room.store.present()]
+    assert not any(slot.in_use for slot in slots)
+    assert room.store.used_bytes == sum(slot.disk_bytes for slot in slots)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from outrider.engine.ahead.plans_across_members import PlansAcrossMembers
 from outrider.engine.cluster.forgets import Beliefs, ForgetQueues
 from outrider.engine.cluster.members import LiveMembers
 from outrider.engine.cluster.peer_reader import PeerReads
+from outrider.engine.cluster.peer_requests import PeerRequests
 from outrider.engine.cluster.peer_service import PeerService
 from outrider.engine.cluster.reads_sender import ReadsSender
 from outrider.engine.fill.content_verification import ContentVerification
@@ -144,7 +145,19 @@ class Node:
         """The source of members tells this list, and all of it is greeted."""
         self.membership.listed([ListedMember(f"{name}:9482", name) for name in names], self.clock())
         for address in self.membership.to_greet:
-            await self.members._greeted(address)
+            await self.greet(address)
+
+    async def greet(self, address: str) -> None:
+        await self.members._greeted(address)
+
+    async def greets(self) -> None:
+        """Greets all members whenever that is due, until it is cancelled."""
+        await self.members._greet_all()
+
+    def begin_anew(self) -> None:
+        """As another process of this member would."""
+        self.boot += 1
+        self.members._boot = self.boot
 
     async def get(self, ref: ObjectRef = REF, **headers: str) -> bytes:
         return await self.engine.get(ref, **headers)
@@ -162,6 +175,10 @@ class Node:
 
     def owns(self, ref: ObjectRef = REF, index: int = 0) -> bool:
         return self.membership.view.ring.owner(ref, index).name == self.name
+
+
+def requests_of(node: Node) -> PeerRequests:
+    return node.reads._requests
 
 
 @dataclass
@@ -234,3 +251,11 @@ def cluster(
                 # Virtual time would pass while a thread works.
                 node.engine.store.disks[0].work.threads = AtOnce()
         yield Cluster(nodes, origin, clock)
+
+
+@contextmanager
+def timed_cluster(root: Path, names: str = "abc", **knobs: Any) -> Iterator[tuple[Time, Cluster]]:
+    """Such members in virtual time."""
+    time = Time()
+    with cluster(root, names, clock=time, sleep=time.sleep, **knobs) as nodes:
+        yield time, nodes

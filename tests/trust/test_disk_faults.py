@@ -29,6 +29,7 @@ from outrider.http.wire import sender
 from tests.contract.disk_store import FILE, Disk, flip, meta_of, on_disk, payload_of
 from tests.support.conditions import Fault, FaultKind
 from tests.support.damage import block_files
+from tests.support.engine import flights_of
 from tests.support.faulty_disk import ILLS, SickDisk
 from tests.support.proxy import Proxy, s3_client
 from tests.support.rawhttp import RawConnection, request
@@ -201,7 +202,7 @@ def test_a_flight_whose_file_cannot_be_read_is_relayed_and_not_followed_over_a_g
     # The disk gives less than a piece of a flight. With `times` 1 it is well again at the next piece. The second reader
     # reads the flight from the disk; the first reader has all bytes from memory.
     async def on_disk() -> None:
-        flight = min(proxy.outrider.flights._flights.items(), key=lambda item: item[0].index)[1]
+        flight = min(flights_of(proxy.outrider.flights), key=lambda each: each.meta.index)
         while flight.partial.reach(0) < 30_000:
             await asyncio.sleep(0)
 

@@ -38,12 +38,13 @@ def test_an_index_finds_what_a_dictionary_finds(steps: list[tuple[bool, int]], h
 
 def test_an_index_grows_by_small_steps_and_takes_a_dozen_bytes_a_row() -> None:
     index = RowIndex()
+    buckets = index._buckets
     for number in range(20_000):
-        before = len(index._buckets)
+        before = len(buckets)
         index.add(hash(f"name {number}"), number)
-        assert len(index._buckets) - before <= 1, "one bucket is split at a time"
-    assert (sum(map(sys.getsizeof, index._buckets)) + sys.getsizeof(index._buckets)) / len(index) < 12
-    assert max(map(len, index._buckets)) < 8 * 100
+        assert len(buckets) - before <= 1, "one bucket is split at a time"
+    assert (sum(map(sys.getsizeof, buckets)) + sys.getsizeof(buckets)) / len(index) < 12
+    assert max(map(len, buckets)) < 8 * 100
     assert index.find(hash("name 777"), lambda row: row == 777) == 777
 
 

@@ -255,7 +255,7 @@ async def test_a_reader_that_joins_the_first_request_of_an_object_reports_the_by
     reading = asyncio.create_task(room.get(OTHER))
     for _ in range(100):
         await asyncio.sleep(0)
-    assert room.scheduler._held[True] == 1
+    assert room.scheduler.line.held == 1
     assert room.scheduler.line.left_bytes == BLOCK, "otherwise the fill would be taken for demand that ends"
     gate.set()
     assert await reading == ramp(BLOCK, 77)
@@ -318,18 +318,16 @@ async def test_a_stale_object_that_is_not_cached_costs_one_request(room: Engine)
 
 async def test_no_more_blocks_are_outstanding_than_the_budget_allows(making: Making) -> None:
     with making(prefetch_blocks=3) as room:
-        most = 0
-        bring = room.prefetch._bring
+        at_requests: list[int] = []
 
-        async def counted(want: object) -> None:
-            nonlocal most
-            most = max(most, room.planner.outstanding.blocks)
-            await bring(want)  # type: ignore[arg-type]
+        def noted() -> bool:
+            at_requests.append(room.planner.outstanding.blocks)
+            return False
 
-        room.prefetch._bring = counted  # type: ignore[method-assign]
+        room.origin.faults = [Fault(None, while_=noted)]
         announce(room)
         await room.tasks.settle()
-        assert 1 <= most <= 4, "an object's last block may be one too many"
+        assert 1 <= max(at_requests) <= 4, "an object's last block may be one too many"
 
 
 async def test_prefetch_keeps_to_the_bandwidth_of_the_budget(making: Making) -> None:
@@ -414,10 +412,10 @@ async def test_objects_of_a_long_list_are_prefetched_before_its_end(then: int, r
         while not all(map(room.fills.is_cached, REFS[:6])):
             await asyncio.sleep(0)
     assert not any(request.key == REFS[6].key for request in room.origin.log)
-    room.scheduler._background_limit.beside = 40
+    room.scheduler.line.limits[0].beside = 40
     gate.set()
     await room.tasks.settle()
-    assert room.scheduler._background_limit.beside < 10, "a limit measured beside the LIST does not hold without it"
+    assert room.scheduler.line.limits[0].beside < 10, "a limit measured beside the LIST does not hold without it"
     await read(room, REFS[11])
     await read(room, REFS[8])
     await room.tasks.settle()
@@ -660,10 +658,10 @@ async def test_a_bug_in_a_long_computation_ends_no_other_one(
     monkeypatch.setattr(room.planner, "step", fail)
     announce(room)
     assert "prefetch failed" in caplog.text
-    thoughts = iter([True, True])
+    thoughts = iter([True, True, False])
     monkeypatch.setattr(room.planner, "step", lambda: next(thoughts))
     await room.tasks.settle()
-    assert not room.prefetch._is_stepping
+    assert next(thoughts, None) is None, "they were thought to their end"
     assert await read(room, REFS[0]) == "HIT"
 
 

@@ -16,7 +16,7 @@ from tests.engine.cluster.test_late_forgets import forgets, known_to_all, never,
 from tests.engine.cluster.test_writes import write
 from tests.support.fake_peers import FakeMember, hello_of
 from tests.support.fakes import RAMP
-from tests.support.members import Cluster, Node, Time, cluster, joined_by
+from tests.support.members import Cluster, Node, Time, cluster, joined_by, timed_cluster
 
 MEMBERS, WRITES = 50, 32
 OLD, NEW = RAMP[:1000], RAMP[:2000]
@@ -46,8 +46,7 @@ async def test_writes_that_come_together_cost_each_member_few_messages(tmp_path:
 
 async def test_while_many_write_the_messages_to_a_member_are_apart_and_alone_they_are_not(tmp_path: Path) -> None:
     """Else each answer of a member would be followed by a message with the few forgets of that moment."""
-    time = Time()
-    with cluster(tmp_path, "a", clock=time, sleep=time.sleep) as nodes:
+    with timed_cluster(tmp_path, "a") as (time, nodes):
         node = nodes["a"]
         await time.run(joined_by(node, MEMBERS))
 
@@ -77,8 +76,7 @@ async def test_while_many_write_the_messages_to_a_member_are_apart_and_alone_the
 
 
 async def test_one_message_to_a_member_is_under_way_at_a_time_and_no_hello_waits_for_it(tmp_path: Path) -> None:
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+    with timed_cluster(tmp_path) as (time, nodes):
         late, writer, third = await time.run(known_to_all(nodes, time))
         writer.wire.forgets_way = to(late.name, never)
         await time.run(puts(writer, [f"{number}" for number in range(WRITES)]))
@@ -92,8 +90,7 @@ async def test_one_message_to_a_member_is_under_way_at_a_time_and_no_hello_waits
 @pytest.mark.parametrize("freshness", ["immutable", "ttl:60"])
 async def test_a_slow_member_keeps_no_other_one_waiting(freshness: str, tmp_path: Path) -> None:
     """Each write that follows a message that hangs is known to the third member before its client has the answer."""
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep, freshness=freshness) as nodes:
+    with timed_cluster(tmp_path, freshness=freshness) as (time, nodes):
         late, writer, third = await time.run(known_to_all(nodes, time))
         gate = asyncio.Event()
 
@@ -117,10 +114,9 @@ async def test_a_slow_member_keeps_no_other_one_waiting(freshness: str, tmp_path
 
 async def test_forgets_that_wait_behind_one_that_is_given_up_are_told_by_a_hello_after_it(tmp_path: Path) -> None:
     """Also where a hello is under way by then, which tells an older number."""
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep, freshness="immutable") as nodes:
+    with timed_cluster(tmp_path, freshness="immutable") as (time, nodes):
         late, writer, _ = await time.run(known_to_all(nodes, time))
-        greets = asyncio.create_task(writer.members._greet_all())
+        greets = asyncio.create_task(writer.greets())
         writer.wire.forgets_way = to(late.name, never)
         began = time()
         await time.run(write(writer, "PUT", "/train/other", NEW))
@@ -143,8 +139,7 @@ async def test_forgets_that_wait_behind_one_that_is_given_up_are_told_by_a_hello
 
 
 async def test_forgets_that_wait_go_where_the_member_is_by_then(tmp_path: Path) -> None:
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+    with timed_cluster(tmp_path) as (time, nodes):
         moved, writer, _ = await time.run(known_to_all(nodes, time))
         gate = asyncio.Event()
 
@@ -177,7 +172,7 @@ async def sent_to(nodes: Cluster, time: Time, member: Member, names: list[list[s
         telling.append(asyncio.ensure_future(node.forgets.forget(some, in_doubt="doubt" in some)))
         await asyncio.sleep(0)
         if number == unknown:
-            await node.members._greeted(member.address)
+            await node.greet(member.address)
     await asyncio.gather(*telling)
     return service
 
@@ -186,8 +181,7 @@ MEMBER = Member("m", "m:9482", "", 1, "cluster")
 
 
 async def numbers_of(tmp_path: Path, names: list[list[str]], unknown: int = -1, member: Member = MEMBER) -> list[range]:
-    time = Time()
-    with cluster(tmp_path, "a", clock=time, sleep=time.sleep) as nodes:
+    with timed_cluster(tmp_path, "a") as (time, nodes):
         gate = asyncio.Event()
 
         async def waits(_: str) -> None:

@@ -13,7 +13,7 @@ from outrider.core.cluster.peer_messages import PeerFailed
 from tests.engine.cluster.test_writes import write
 from tests.support.engine import REF
 from tests.support.fakes import RAMP, Fault
-from tests.support.members import Cluster, Node, Time, cluster
+from tests.support.members import Cluster, Node, Time, timed_cluster
 
 OLD, NEW = RAMP[:1000], RAMP[:2000]
 
@@ -57,8 +57,7 @@ async def never() -> None:
 async def test_a_message_that_comes_after_the_answer_ends_the_old_version_as_it_comes(
     freshness: str, tmp_path: Path
 ) -> None:  # fmt: skip
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep, freshness=freshness) as nodes:
+    with timed_cluster(tmp_path, freshness=freshness) as (time, nodes):
         late, writer, third = await time.run(known_to_all(nodes, time))
         gate = asyncio.Event()
 
@@ -83,8 +82,7 @@ async def test_a_message_that_comes_after_the_answer_ends_the_old_version_as_it_
 
 
 async def test_a_message_that_is_given_up_is_followed_by_a_hello_that_tells_of_the_gap(tmp_path: Path) -> None:
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep, freshness="immutable") as nodes:
+    with timed_cluster(tmp_path, freshness="immutable") as (time, nodes):
         late, writer, third = await time.run(known_to_all(nodes, time))
         writer.wire.forgets_way = to(late.name, never)
         await time.run(write(writer, "PUT", body=NEW))
@@ -98,8 +96,7 @@ async def test_a_message_that_is_given_up_is_followed_by_a_hello_that_tells_of_t
 
 
 async def test_a_message_whose_connection_breaks_is_sent_again_while_the_write_waits(tmp_path: Path) -> None:
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep, freshness="immutable") as nodes:
+    with timed_cluster(tmp_path, freshness="immutable") as (time, nodes):
         late, writer, third = await time.run(known_to_all(nodes, time))
         breaks = [2]
 
@@ -116,8 +113,7 @@ async def test_a_message_whose_connection_breaks_is_sent_again_while_the_write_w
 
 async def test_a_member_that_no_message_reaches_serves_nothing_older_than_the_time_to_live(tmp_path: Path) -> None:
     """Nor does a member that has it from there: the time to live does not add up."""
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep, freshness="ttl:60") as nodes:
+    with timed_cluster(tmp_path, freshness="ttl:60") as (time, nodes):
         late, writer, third = await time.run(known_to_all(nodes, time))
         requested_at = time() - 5
         third.engine.versions._entries.clear()
@@ -136,8 +132,7 @@ async def test_a_member_that_no_message_reaches_serves_nothing_older_than_the_ti
 
 async def test_a_member_that_takes_no_connection_gets_each_message_once_and_then_none(tmp_path: Path) -> None:
     """A hello shows that it is away: the second message of the write is not sent there."""
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+    with timed_cluster(tmp_path) as (time, nodes):
         late, writer, _ = await time.run(known_to_all(nodes, time))
         writer.wire.services = {at: each for at, each in writer.wire.services.items() if at != late.address}
         began, gate = time(), asyncio.Event()

@@ -15,7 +15,7 @@ from outrider.core.cluster.messages import Forget, Hello
 from tests.support.engine import REF
 from tests.support.fake_peers import FakeMember
 from tests.support.fakes import RAMP
-from tests.support.members import GIB, Cluster, Node, Time, cluster
+from tests.support.members import GIB, Cluster, Node, Time, timed_cluster
 
 ROUNDS = 5
 
@@ -27,8 +27,7 @@ def process(name: str, address: str, boot: int, cluster_id: str = "cluster") -> 
 @asynccontextmanager
 async def knowing(tmp_path: Path) -> AsyncIterator[tuple[Cluster, Node, Time]]:
     """A node that knows the version of an object, which never ends by itself."""
-    time = Time()
-    with cluster(tmp_path, "abc", clock=time, sleep=time.sleep, freshness="immutable") as nodes:
+    with timed_cluster(tmp_path, "abc", freshness="immutable") as (time, nodes):
         nodes.origin.put(REF, RAMP[:1000])
         await time.run(nodes.meet())
         for node in nodes:
@@ -48,7 +47,7 @@ async def greets(node: Node, nodes: Cluster, *others: FakeMember) -> None:
     for other in others:
         await node.service.answer(other.mine)
     for address in node.membership.to_greet:
-        await node.members._greeted(address)
+        await node.greet(address)
 
 
 def missed(node: Node) -> float:
@@ -125,8 +124,7 @@ async def test_a_member_of_another_cluster_costs_no_questions(name: str, tmp_pat
 
 async def test_a_write_of_a_member_that_has_just_joined_is_heard_and_its_gaps_are_seen(tmp_path: Path) -> None:
     """Before any list has it: the names are forgotten at once, and a number that is missing is noticed."""
-    time = Time()
-    with cluster(tmp_path, "a", clock=time, sleep=time.sleep, freshness="immutable") as nodes:
+    with timed_cluster(tmp_path, "a", freshness="immutable") as (time, nodes):
         node = nodes["a"]
         nodes.origin.put(REF, RAMP[:1000])
         assert await time.run(node.get()) == RAMP[:1000]
@@ -143,9 +141,9 @@ async def test_another_member_at_an_address_is_known_after_two_hellos(tmp_path: 
     async with knowing(tmp_path) as (nodes, node, time):
         taken_over = process("z", "b:9482", 7)
         node.wire.services["b:9482"] = taken_over
-        await time.run(node.members._greeted("b:9482"))
+        await time.run(node.greet("b:9482"))
         assert taken_over.met == []
         assert not node.membership.name_at("b:9482")
         assert node.members._due["b:9482"] <= nodes.clock(), "it is greeted at once"
-        await time.run(node.members._greeted("b:9482"))
+        await time.run(node.greet("b:9482"))
         assert [left.why for left in node.membership.view.left_out] == ["name"]

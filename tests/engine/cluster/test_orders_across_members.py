@@ -16,19 +16,19 @@ from outrider.core.cluster.ownership import Ring
 from outrider.core.model import BlockKey, Extent, ObjectRef
 from tests.support.engine import BLOCK
 from tests.support.fakes import ramp
-from tests.support.members import Cluster, Node, Time, cluster
+from tests.support.members import Cluster, Node, Time, timed_cluster
 
 REFS = [ObjectRef("train", f"{number:06d}.tar") for number in range(24)]
 CLIENT = "10.0.0.1"
 
 
 @contextmanager
-def members(root: Path, time: Time, blocks: int = 1) -> Iterator[Cluster]:
+def members(root: Path, blocks: int = 1) -> Iterator[tuple[Time, Cluster]]:
     """`blocks`: of each object."""
-    with cluster(root, clock=time, sleep=time.sleep, policy="epoch") as nodes:
+    with timed_cluster(root, policy="epoch") as (time, nodes):
         for ref in REFS:
             nodes.origin.put(ref, ramp(blocks * BLOCK))
-        yield nodes
+        yield time, nodes
 
 
 def announce(node: Node, refs: list[ObjectRef] = REFS, start: int = 0, hint: Hint | None = None) -> Hint:
@@ -72,8 +72,7 @@ async def drop(node: Node, *, near: bool = False) -> None:
 
 @pytest.mark.parametrize("blocks", [1, 4])
 async def test_all_members_hear_of_an_order_and_fetch_what_they_own_alone(blocks: int, tmp_path: Path) -> None:
-    time = Time()
-    with members(tmp_path, time, blocks) as nodes:
+    with members(tmp_path, blocks) as (time, nodes):
         await time.run(nodes.meet())
         told, *others = nodes
         announce(told)
@@ -90,8 +89,7 @@ async def test_all_members_hear_of_an_order_and_fetch_what_they_own_alone(blocks
 
 async def test_a_plans_progress_counts_what_all_members_have(tmp_path: Path) -> None:
     """An object is here once each of its blocks is somewhere. A member that does not answer has nothing."""
-    time = Time()
-    with members(tmp_path, time) as nodes:
+    with members(tmp_path) as (time, nodes):
         for ref in REFS[::2]:
             nodes.origin.put(ref, ramp(3 * BLOCK))
         await time.run(nodes.meet())
@@ -122,8 +120,7 @@ async def test_a_plans_progress_counts_what_all_members_have(tmp_path: Path) -> 
 
 
 async def test_an_order_is_withdrawn_everywhere(tmp_path: Path) -> None:
-    time = Time()
-    with members(tmp_path, time) as nodes:
+    with members(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         told, *others = nodes
         first, second = announce(told, REFS[:12]), announce(told, REFS[12:], 12)
@@ -139,8 +136,7 @@ async def test_an_order_is_withdrawn_everywhere(tmp_path: Path) -> None:
 
 
 async def test_a_member_that_missed_an_order_is_told_again(tmp_path: Path) -> None:
-    time = Time()
-    with members(tmp_path, time) as nodes:
+    with members(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         told, away, other = nodes
         service = told.wire.services.pop(away.address)
@@ -157,8 +153,7 @@ async def test_a_member_that_missed_an_order_is_told_again(tmp_path: Path) -> No
 
 
 async def test_a_member_that_begins_anew_is_told_what_still_counts(tmp_path: Path) -> None:
-    time = Time()
-    with members(tmp_path, time) as nodes:
+    with members(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         told, anew, _ = nodes
         gone, kept = announce(told, REFS[:6]), announce(told, REFS[6:12], 6)
@@ -169,8 +164,7 @@ async def test_a_member_that_begins_anew_is_told_what_still_counts(tmp_path: Pat
             told.engine.planner.requested(CLIENT, ref, BLOCK, Extent(0, BLOCK), time())
         await time.until(time() + 0.5)
         before = len(notices(told, anew))
-        anew.boot += 1
-        anew.members._boot += 1
+        anew.begin_anew()
         await time.run(nodes.meet())
         await time.until(time() + 0.5)
         again = notices(told, anew)[before:]
@@ -178,8 +172,7 @@ async def test_a_member_that_begins_anew_is_told_what_still_counts(tmp_path: Pat
 
 
 async def test_an_epoch_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
-    time = Time()
-    with members(tmp_path, time) as nodes:
+    with members(tmp_path) as (time, nodes):
         told, *_ = nodes
         hint = announce(told, REFS)
         announce(told, REFS[::-1], hint=hint)
@@ -190,8 +183,7 @@ async def test_an_epoch_takes_the_place_of_the_one_before(tmp_path: Path) -> Non
 
 
 async def test_a_message_that_comes_twice_counts_once(tmp_path: Path) -> None:
-    time = Time()
-    with members(tmp_path, time) as nodes:
+    with members(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         node = nodes["a"]
         first = OrderNotice("b", 1, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS))
@@ -204,8 +196,7 @@ async def test_a_message_that_comes_twice_counts_once(tmp_path: Path) -> None:
 
 
 async def test_the_plans_of_an_ended_process_are_not_withdrawn_with_those_of_the_next(tmp_path: Path) -> None:
-    time = Time()
-    with members(tmp_path, time) as nodes:
+    with members(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         node = nodes["a"]
         node.plans.on_order(OrderNotice("b", 1, 1, 1, CLIENT, tuple(REFS[:12]), 0, len(REFS)))
@@ -216,8 +207,7 @@ async def test_the_plans_of_an_ended_process_are_not_withdrawn_with_those_of_the
 
 async def test_a_member_with_a_cache_of_its_own_is_not_told(tmp_path: Path) -> None:
     """As one of another zone."""
-    time = Time()
-    with members(tmp_path, time) as nodes:
+    with members(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         told, elsewhere, other = nodes
         view = told.membership.view

@@ -8,7 +8,7 @@ from outrider.core.cluster.messages import READS_MAX, notice_interval_s
 from outrider.core.model import ObjectRef
 from tests.support.engine import BLOCK, taken
 from tests.support.fakes import ramp
-from tests.support.members import Node, Time, cluster
+from tests.support.members import Node, timed_cluster
 
 EVERY_S = notice_interval_s(2)
 REFS = [ObjectRef("train", f"{number:06d}.tar") for number in range(4)]
@@ -26,8 +26,7 @@ async def read(node: Node, ref: ObjectRef) -> str:
 
 
 async def test_all_members_hear_of_each_read_and_of_hits(tmp_path: Path) -> None:
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep, policy="epoch") as nodes:
+    with timed_cluster(tmp_path, policy="epoch") as (time, nodes):
         for ref in REFS:
             nodes.origin.put(ref, ramp(BLOCK))
         await time.run(nodes.meet())
@@ -50,8 +49,7 @@ async def test_all_members_hear_of_each_read_and_of_hits(tmp_path: Path) -> None
 
 
 async def test_a_member_that_hangs_keeps_nothing_from_the_others(tmp_path: Path) -> None:
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+    with timed_cluster(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         edge, silent, other = nodes
         edge.wire.silent.add(silent.address)

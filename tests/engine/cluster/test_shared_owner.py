@@ -9,14 +9,13 @@ import pytest
 from tests.support.engine import BLOCK
 from tests.support.fake_peers import PeerFault
 from tests.support.fakes import RAMP
-from tests.support.members import Time, cluster
+from tests.support.members import timed_cluster
 
 DATA = RAMP[:BLOCK]
 
 
 async def test_an_owner_tells_what_it_sends_to_all(tmp_path: Path) -> None:
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+    with timed_cluster(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         ref = nodes.ref_owned_by("a")
         nodes.origin.put(ref, DATA)
@@ -37,8 +36,7 @@ async def test_an_owner_that_serves_is_tried_again_when_no_connection_is_made(
     served_s_ago: float, failures: int, by_owner: bool, tmp_path: Path
 ) -> None:
     """Its link is full. Another member would ask the bucket for the block once more."""
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+    with timed_cluster(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         ref = nodes.ref_owned_by("a")
         nodes.origin.put(ref, DATA)

@@ -14,7 +14,7 @@ from outrider.engine.write.upload import Upload, upload_of
 from outrider.ports import OriginRequest
 from tests.support.engine import REF
 from tests.support.fakes import RAMP, Fault
-from tests.support.members import Cluster, Node, Time, cluster
+from tests.support.members import Cluster, Node, cluster, timed_cluster
 
 
 async def known_to_all(nodes: Cluster) -> None:
@@ -102,8 +102,7 @@ async def test_the_members_hear_of_a_write_before_it_is_sent_and_before_its_last
 
 
 async def test_a_member_that_says_nothing_holds_a_write_up_for_a_moment(tmp_path: Path) -> None:
-    time = Time()
-    with cluster(tmp_path, clock=time, sleep=time.sleep) as nodes:
+    with timed_cluster(tmp_path) as (time, nodes):
         await time.run(nodes.meet())
         nodes["a"].wire.silent.add("b:9482")
         began = time()
@@ -124,7 +123,7 @@ async def test_a_member_that_missed_a_write_asks_about_everything_once_it_hears_
         await write(writer, "PUT", body=RAMP[:2000])
         assert await cut_off.get() == RAMP[:1000]
         nodes.clock.advance(5)
-        await writer.members._greeted(cut_off.address)
+        await writer.greet(cut_off.address)
         nodes.clock.advance(1)
         await nodes.settle()
         assert await cut_off.get() == RAMP[:2000]
@@ -157,7 +156,7 @@ async def test_a_new_process_of_a_member_may_have_written_what_nobody_heard_of(t
         await reader.get()
         await nodes.settle()
         nodes.origin.put(REF, RAMP[:2000])
-        other.members._boot += 1
+        other.begin_anew()
         reader.members.met(other.members.mine())
         assert await reader.get() == RAMP[:2000]
         await nodes.settle()

@@ -10,6 +10,7 @@ from outrider.core.cache.tenants import Tenants, TenantShare
 from outrider.core.model import ObjectRef
 from outrider.core.origin.fill_limits import FIRST_FILLS, AimdLimit, BackgroundLimit
 from outrider.engine.fill.fill_scheduler import FillScheduler, FillSlot, Purpose
+from tests.support.engine import is_idle
 from tests.support.fakes import FakeClock
 
 
@@ -58,9 +59,7 @@ class Queue:
         for event in self.done.values():
             event.set()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-        assert self.scheduler._held == {True: 0, False: 0}
-        assert not self.scheduler._demand.waiting
-        assert not self.scheduler._prefetch.waiting
+        assert is_idle(self.scheduler)
 
 
 async def test_slots_are_granted_first_come_and_never_more_at_once_than_the_limit() -> None:
@@ -512,7 +511,7 @@ async def test_prefetch_that_begins_before_demand_ends_keeps_to_the_limit(limit:
     for name in ("x", "y", "z"):
         queue.scheduler.received(4 * MB, queue.of[name])
     await queue.add("p1", "p2", "p3", "p4", "p5")
-    assert sum(queue.scheduler._held.values()) == max(3, limit)
+    assert sum(slot.held for slot in queue.of.values()) == max(3, limit)
     await queue.drain()
 
 

@@ -27,7 +27,7 @@ from outrider.engine.fill.fill_scheduler import READS_ON_S
 from outrider.engine.fill.flight import Flight
 from outrider.engine.tasks.runtime import Runtime
 from outrider.ports import BlockWriter
-from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, engine
+from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, cleaned, engine, is_idle
 from tests.support.fakes import RAMP, FakeOrigin, Fault
 
 DATA = RAMP[: 4 * BLOCK]
@@ -259,7 +259,7 @@ async def test_a_stop_wakes_the_waiters_and_leaves_nothing_behind(steps: int, ro
         await waiter
     assert len(room.flights) == 0
     assert room.store.used_bytes == len(room.store) * (BLOCK + 4096)
-    assert (room.scheduler._held[True], len(room.scheduler._demand.waiting)) == (0, 0)
+    assert is_idle(room.scheduler)
 
 
 async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine) -> None:
@@ -274,8 +274,7 @@ async def test_a_stop_while_a_fill_gives_up_leaves_no_room_reserved(room: Engine
     giving_up.cancel()
     await asyncio.wait([giving_up])
     assert giving_up.cancelled()
-    while cleaning := room.store.disks[0].work._cleaning:
-        await asyncio.wait(cleaning)
+    await cleaned(room.store.disks[0])
     assert room.store.used_bytes == 0
 
 

@@ -24,7 +24,7 @@ from outrider.engine.fill.patience import Patience
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.metrics import Metrics
 from outrider.ports import OriginRequest
-from tests.support.engine import REF, all_of
+from tests.support.engine import REF, all_of, is_idle
 from tests.support.fakes import RAMP, FakeClock, FakeOrigin, FakeReply, Fault
 
 DATA = RAMP[:5000]
@@ -92,7 +92,7 @@ def room() -> Iterator[Room]:
     room = Room()
     yield room
     assert room.origin.under_way == 0, "a reply was left open"
-    assert room.scheduler._held == {True: 0, False: 0}
+    assert is_idle(room.scheduler)
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------
@@ -118,11 +118,11 @@ async def test_a_fill_holds_neither_connection_nor_slot_before_its_next_try(faul
     room.origin.faults = [fault]
     filled = asyncio.create_task(room.read(slot=True))
     await room.settle()
-    assert (len(room.waits), room.origin.under_way, room.scheduler._held[True]) == (1, 0, 0)
+    assert (len(room.waits), room.origin.under_way, room.scheduler.line.held) == (1, 0, 0)
     room.origin.faults.append(Fault(body_gate=(gate := asyncio.Event())))
     room.waits[0].set_result(None)
     await room.settle()
-    assert (room.origin.under_way, room.scheduler._held[True]) == (1, 1)
+    assert (room.origin.under_way, room.scheduler.line.held) == (1, 1)
     gate.set()
     assert await filled == DATA
 

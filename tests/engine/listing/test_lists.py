@@ -9,7 +9,6 @@ import pytest
 
 from outrider.core.cache.memory_budget import MemoryBudget
 from outrider.core.s3.operation import classify
-from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.listing.list_cache import ListCache
 from outrider.engine.listing.lists import Lists
 from outrider.engine.read.object_read import CacheStatus
@@ -31,8 +30,7 @@ def room(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def passthrough(room: Engine, list_cache: ListCache) -> Passthrough:
-    reader: OriginReader = room.passthrough._origin_reader
-    return Passthrough(room.origin, reader, room.versions, list_cache.forget)
+    return Passthrough(room.origin, room.origin_reader, room.versions, list_cache.forget)
 
 
 @pytest.fixture
@@ -41,8 +39,8 @@ def list_cache(room: Engine) -> ListCache:
 
 
 @pytest.fixture
-def lists(list_cache: ListCache, passthrough: Passthrough) -> Lists:
-    return Lists(list_cache, passthrough, passthrough._origin_reader)
+def lists(room: Engine, list_cache: ListCache, passthrough: Passthrough) -> Lists:
+    return Lists(list_cache, passthrough, room.origin_reader)
 
 
 async def ask(lists: Lists, target: str = LIST) -> ForwardAnswer:

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.core.model import BlockKey, Extent, ObjectRef
 from outrider.engine.read.hit_lookup import HitLookup, Known
-from tests.support.engine import BLOCK, REF, Engine, engine
+from tests.support.engine import BLOCK, REF, Engine, engine, slot_of
 from tests.support.fakes import RAMP
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def test_a_block_that_was_not_verified_is_made_ready_for_an_extent_within_
     await read(room)
     found, hits = await known(room), hits_of(room)
     assert hits.prepare(found, Extent(0, BLOCK)) is False, "it is ready"
-    slots = [room.store._slots[BlockKey(found.version_id, index)] for index in range(4)]
+    slots = [slot_of(room.store, BlockKey(found.version_id, index)) for index in range(4)]
     for slot in slots:
         slot.verified = False
     assert hits.prepare(found, Extent(BLOCK - 1, BLOCK + 1)) is False

@@ -27,7 +27,6 @@ from outrider.core.errors import (
     VersionChanged,
 )
 from outrider.core.model import Extent, ObjectRef
-from outrider.engine.fill.fill_scheduler import FillSlot
 from outrider.engine.fill.flight import Flight
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.read import body as body_module
@@ -35,7 +34,19 @@ from outrider.engine.read.body_pieces import Body, EarlyPiece
 from outrider.engine.read.object_read import CacheStatus
 from outrider.engine.read.version_answers import NotCacheable
 from outrider.ports import BlockWriter, Buffer
-from tests.support.engine import BLOCK, REF, Engine, as_large, as_small, by_threads, engine, pieces_of, taken
+from tests.support.engine import (
+    BLOCK,
+    REF,
+    Engine,
+    as_large,
+    as_small,
+    by_threads,
+    engine,
+    flights_of,
+    nothing_is_left,
+    pieces_of,
+    taken,
+)
 from tests.support.fakes import RAMP, FakeOrigin, Fault, ramp
 
 pytestmark = pytest.mark.one_python
@@ -45,9 +56,15 @@ DATA = RAMP[:SIZE]
 OTHER = ramp(SIZE, start=17)
 
 
+@pytest.fixture
+def fills_max() -> int:
+    return 64
+
+
 @pytest.fixture(params=[as_large, as_small, by_threads])
-def room(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with engine(tmp_path / "c", FakeOrigin(chunk_bytes=7000), buffer_bytes=request.param) as room:
+def room(tmp_path: Path, fills_max: int, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    origin = FakeOrigin(chunk_bytes=7000)
+    with engine(tmp_path / "c", origin, buffer_bytes=request.param, fills_max=fills_max) as room:
         room.origin.put(REF, DATA, (("content-type", "application/x-tar"), ("last-modified", "x")))
         yield room
 
@@ -244,12 +261,12 @@ async def test_a_miss_of_a_known_object_sends_its_request_while_the_disk_makes_t
     assert len(room.store) == 1
 
 
+@pytest.mark.parametrize("fills_max", [1])
 async def test_a_readers_first_block_comes_before_another_readers_read_ahead(room: Engine) -> None:
     other = ObjectRef("train", "b.tar")
     room.origin.put(other, DATA)
     for ref in (REF, other):
         await room.reads.head(ref, {})
-    room.scheduler._aimd.limit = 1
     gate = asyncio.Event()
     room.origin.faults = [Fault(method="GET", gate=gate)]
     reading = [asyncio.create_task(room.get(ref)) for ref in (REF, other)]
@@ -264,7 +281,7 @@ async def test_a_readers_first_block_comes_before_another_readers_read_ahead(roo
 
 @pytest.mark.parametrize("method", ["get", "head"])
 async def test_beside_a_request_to_the_origin_prefetch_is_limited_as_beside_demand(method: str, room: Engine) -> None:
-    room.scheduler._background_limit.alone = 4
+    room.scheduler.line.limits[0].alone = 4
     gate = asyncio.Event()
     room.origin.faults = [Fault(gate=gate)]
     reading = asyncio.create_task(getattr(room.reads, method)(REF, {}))
@@ -651,7 +668,7 @@ async def test_a_reader_expects_more_until_all_that_it_lacks_is_on_its_way(room:
             room.flights.fill(begun, prefetch=True)
         reader = asyncio.create_task(room.get())
         async with asyncio.timeout(60):
-            while room.scheduler._held[True] < FIRST_BLOCKS:
+            while room.scheduler.line.held < FIRST_BLOCKS:
                 await asyncio.sleep(0)
         assert room.scheduler.line.expecting_more == (rest != "here")
         gate.set()
@@ -667,42 +684,6 @@ async def test_a_reader_that_takes_nothing_expects_no_more_once_its_blocks_are_h
     assert not room.flights
     assert room.scheduler.line.expecting_more == 0
     assert await taken(answer) == DATA
-
-
-async def test_the_last_blocks_of_a_reader_come_before_any_prefetch(room: Engine) -> None:
-    other = ObjectRef("train", "next.tar")
-    room.origin.put(other, DATA)
-    for ref in (REF, other):
-        await room.reads.head(ref, {})
-    background_limit = room.scheduler._background_limit
-    background_limit._bytes_at, background_limit._best_bytes_s, background_limit._peak = room.clock(), 2e6, 4.0
-    room.origin.faults = [Fault(None, key=other.key, gate=(gate := asyncio.Event()))]
-    overtaken: list[int] = []
-    start = room.scheduler._start
-
-    def started(slot: FillSlot) -> None:
-        if not slot.demand:
-            asked = [
-                flight.slot
-                for flight in room.flights._flights.values()
-                if flight.slot is not None and flight.slot.demand
-            ]
-            overtaken.append(sum(not slot.held for slot in asked))
-        start(slot)
-
-    room.scheduler._start = started  # type: ignore[method-assign]
-    room.reads._readers._lately = 4.0  # two blocks first, then all that is left
-    reader = asyncio.create_task(room.get())
-    while len(room.flights) < 2:
-        await asyncio.sleep(0)
-    version = room.versions.fresh(other)
-    assert version is not None
-    room.fills.fill(version, range(6))
-    assert await reader == DATA
-    gate.set()
-    await room.tasks.settle()
-    assert len(overtaken) == 6
-    assert not any(overtaken)
 
 
 async def test_a_relay_past_a_lagging_disk_sends_a_new_request_after_a_window(
@@ -818,7 +799,7 @@ async def test_an_answer_that_is_never_read_gives_its_file_back(room: Engine) ->
     assert answer.body is not None
     await anext(aiter(answer.body))
     await answer.body.aclose()
-    assert not any(slot.in_use for slot in room.store._slots.values())
+    await nothing_is_left(room)
 
 
 async def test_the_proxy_stopping_ends_every_wait_with_an_answer(room: Engine) -> None:
@@ -887,7 +868,7 @@ async def test_a_disk_that_fails_at_any_step_costs_no_byte(
         await room.tasks.settle()
     assert bodies == [DATA, DATA, DATA, DATA[3:-9]]
     assert room.metrics.total("outrider_store_errors_total") >= 1
-    if room.flights._buffer_bytes_of is as_large and (act, good_calls) in (("open", 0), ("pwritev", 0)):
+    if room.flights.buffer_bytes < BLOCK and (act, good_calls) in (("open", 0), ("pwritev", 0)):
         # No block can keep its second half. Its first half is handed out from memory, which needs no disk.
         assert room.metrics.value("outrider_relays_total") >= 1
     room.clock.advance(10)
@@ -927,7 +908,7 @@ async def test_a_reader_that_comes_while_a_failed_fill_is_cleaned_up_gets_its_by
     gate = asyncio.Event()
     room.origin.faults = [Fault(body_gate=gate, gate_after=7000)]
     leader = asyncio.create_task(room.range(0, BLOCK))
-    while not (flights := list(room.flights._flights.values())):
+    while not (flights := flights_of(room.flights)):
         await asyncio.sleep(0)
     await flights[0].bytes_at(0)
     # No other reader must hold the file open.

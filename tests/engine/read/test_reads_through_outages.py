@@ -21,7 +21,7 @@ from outrider.engine.fill.origin_reader import OriginReader
 from outrider.engine.fill.refused import OriginRefused
 from outrider.engine.fill.reply_proof import Unproved
 from outrider.engine.write.upload import Upload
-from tests.support.engine import BLOCK, REF, Engine, engine, pieces_of
+from tests.support.engine import BLOCK, REF, Engine, engine, is_idle, pieces_of
 from tests.support.event_loops import VirtualTime
 from tests.support.fakes import AtOnce, FakeOrigin, Fault, ramp
 
@@ -39,7 +39,7 @@ class Room:
 
     @property
     def origin_reader(self) -> OriginReader:
-        return self.engine.passthrough._origin_reader
+        return self.engine.origin_reader
 
     @property
     def passed_s(self) -> float:
@@ -78,7 +78,7 @@ def making(tmp_path: Path) -> Making:
             yield Room(room, time)
             assert len(room.flights) == 0
             assert room.origin.under_way == 0
-            assert not any(room.scheduler._held.values())
+            assert is_idle(room.scheduler)
             assert room.store.leases() == 0
 
     return make

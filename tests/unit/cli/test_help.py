@@ -15,6 +15,7 @@ pytestmark = pytest.mark.lowest
 
 # A terminal has 80 columns. The help has a blank on each side.
 WIDTH = 78
+COMMANDS, EXAMPLES = cli._COMMANDS, cli._EXAMPLES
 
 
 def examples_of(text: str) -> list[str]:
@@ -22,22 +23,22 @@ def examples_of(text: str) -> list[str]:
     return [line.strip() for block in text.split("\b\n")[1:] for line in block.split("\n\n")[0].splitlines()]
 
 
-@pytest.mark.parametrize("name", ["", *cli._COMMANDS])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_examples_fit_a_terminal(name: str) -> None:
-    text = cli._EXAMPLES if not name else inspect.getdoc(getattr(import_module(f"outrider.cli.{name}"), name)) or ""
+    text = EXAMPLES if not name else inspect.getdoc(getattr(import_module(f"outrider.cli.{name}"), name)) or ""
     assert [line for line in examples_of(text) if len(line) > WIDTH] == []
 
 
 def test_the_help_has_an_example_of_most_commands() -> None:
-    named = {line.split()[1] for line in examples_of(cli._EXAMPLES) if line.startswith("outrider ")}
-    assert named <= cli._COMMANDS.keys()
+    named = {line.split()[1] for line in examples_of(EXAMPLES) if line.startswith("outrider ")}
+    assert named <= COMMANDS.keys()
     assert len(named) >= 9
 
 
-@pytest.mark.parametrize("name", cli._COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_has_the_words_of_each(name: str) -> None:
     told = inspect.getdoc(getattr(import_module(f"outrider.cli.{name}"), name)) or ""
-    assert told.split("\n\n")[0] == cli._COMMANDS[name]
+    assert told.split("\n\n")[0] == COMMANDS[name]
 
 
 @pytest.mark.parametrize(("words", "heavy"), [("--help", "outrider.settings"), ("--version", "typer")])

@@ -52,10 +52,11 @@ async def test_the_line_is_measured_as_a_fill_reads(
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate.authority))
     with TlsFront(("127.0.0.1", simulator.port), certificate) as front:
         endpoint = front.endpoint if is_secure else simulator.endpoint
-        origin = HttpOrigin(endpoint, REGION, Keys(bucket), Metrics(), time.time, connections=4, receivers=1)
+        metrics = Metrics()
+        origin = HttpOrigin(endpoint, REGION, Keys(bucket), metrics, time.time, connections=4, receivers=1)
         await origin.open()
         found = await line_finding(origin, ObjectRef("doctor-line", "k"), 6_000_000, 64)
         await origin.close()
-        assert (origin._metrics.value("outrider_origin_bytes_total"), found.level) == (6_000_000, Level.OK)
+        assert (metrics.value("outrider_origin_bytes_total"), found.level) == (6_000_000, Level.OK)
     assert re.fullmatch(r"\d+ MB/s by 4 GETs at once; one core carries \d+ MB/s, and 64 may be used", found.text)
     assert SAMPLE_BYTES > 6_000_000

@@ -14,7 +14,6 @@ from botocore.credentials import Credentials
 from outrider.core.auth.grants import Client
 from outrider.core.auth.verification import SignedRequest, verify
 from outrider.core.errors import AccessDenied, S3Error
-from outrider.core.memo import Memo
 from outrider.core.s3.encoding import amz_date_seconds
 from outrider.http import access
 from outrider.http.access import SigV4
@@ -88,10 +87,3 @@ def test_a_verified_url_is_good_for_that_very_request_alone(door: SigV4, clock: 
     for other in others:
         with pytest.raises(S3Error):
             door.identify(other, None)
-
-
-def test_the_memo_of_verified_urls_is_bounded(door: SigV4, clock: FakeClock) -> None:
-    door._proved = Memo(2)
-    for expires_s in range(10, 20):
-        door.identify(presigned(clock, expires_s=expires_s), None)
-    assert len(door._proved) == 2

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.core.s3 import plain_request, ranges
+from outrider.core.s3 import ranges
 from outrider.core.s3.plain_request import HEAD_BYTES_MAX, known_fields, recognise
-from tests.fuzz.request_bytes import plain_request_recognised
+from tests.fuzz.request_bytes import MEANINGS, plain_request_recognised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MEANINGS_MAX = 256
 PLAIN = b"GET /b/k HTTP/1.1\r\nHost: h\r\n\r\n"
 
 visible = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=12)
@@ -127,9 +128,9 @@ def test_the_usual_requests_of_clients_are_recognised(data: bytes) -> None:
 
 @given(plain(), plain())
 def test_earlier_requests_make_no_difference(first: bytes, then: bytes) -> None:
-    plain_request._MEANINGS.clear()
+    MEANINGS.clear()
     alone = recognise(then)
-    plain_request._MEANINGS.clear()
+    MEANINGS.clear()
     recognise(first)
     assert recognise(then) == alone == recognise(then)
 
@@ -139,7 +140,7 @@ def test_earlier_requests_make_no_difference(first: bytes, then: bytes) -> None:
 @example(of("Host: h"), of("Host: h", "range: bytes=5-4"))
 @example(of("Host: h"), of("Host: h", "Range: bytes=000000000000000000007-8"))
 def test_known_fields_mean_what_the_recognition_reads_in_them(first: bytes, then: bytes) -> None:
-    plain_request._MEANINGS.clear()
+    MEANINGS.clear()
     for data in (first, then):
         recognise(data)
     fields = then.partition(b"\r\n")[2]
@@ -153,7 +154,7 @@ def test_known_fields_mean_what_the_recognition_reads_in_them(first: bytes, then
 
 
 def test_fields_are_known_once_they_were_recognised() -> None:
-    plain_request._MEANINGS.clear()
+    MEANINGS.clear()
     lines = PLAIN.partition(b"\r\n")[2]
     assert known_fields(lines) is None
     assert recognise(of("Host: h")) is not None
@@ -166,14 +167,14 @@ def test_fields_are_known_once_they_were_recognised() -> None:
 
 
 def test_header_fields_that_differ_each_time_are_not_memoised() -> None:
-    plain_request._MEANINGS.clear()
-    for number in range(2 * plain_request._MEANINGS_MAX):
+    MEANINGS.clear()
+    for number in range(2 * MEANINGS_MAX):
         assert recognise(of("Host: h", f"amz-sdk-invocation-id: {number}")) is not None
         assert recognise(of("Host: h", f"Authorization: {number}")) is not None
-    assert not plain_request._MEANINGS
-    for number in range(2 * plain_request._MEANINGS_MAX):
+    assert not MEANINGS
+    for number in range(2 * MEANINGS_MAX):
         assert recognise(of("Host: h", f"User-Agent: {number}")) is not None
-    assert 0 < len(plain_request._MEANINGS) <= plain_request._MEANINGS_MAX
+    assert 0 < len(MEANINGS) <= MEANINGS_MAX
 
 
 def test_bytes_after_the_head_are_no_range_of_it() -> None:
