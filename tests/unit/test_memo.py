@@ -21,16 +21,6 @@ def test_a_full_memo_drops_its_oldest_entry() -> None:
     assert [memo.get(key) for key in "abc"] == [None, 2, 3]
 
 
-def test_a_known_key_takes_a_new_value_and_no_room() -> None:
-    memo: Memo[str, int] = Memo(2)
-    memo.put("a", 1)
-    memo.put("b", 2)
-    memo.put("a", 3)
-    assert [memo.get(key) for key in "ab"] == [3, 2]
-    memo.put("c", 4)
-    assert [memo.get(key) for key in "abc"] == [None, 2, 4]
-
-
 def test_a_cleared_memo_is_empty_and_usable() -> None:
     memo: Memo[str, int] = Memo(2)
     memo.put("a", 1)

@@ -238,6 +238,23 @@ def test_a_member_below_half_of_the_bucket_is_slow(mib_s: float, slow: bool) -> 
     assert health.is_slow("b", 100.0) is slow
 
 
+@pytest.mark.parametrize(
+    ("on_disk", "bucket_mib_s", "slow"),
+    [
+        pytest.param(False, 10.0, False, id="all nodes share a bucket that is busy"),
+        pytest.param(False, 40.0, True, id="the bucket is as fast as ever"),
+        pytest.param(True, 10.0, True, id="the member waits for nobody"),
+    ],
+)
+def test_a_body_that_passes_a_busy_bucket_is_not_slow(on_disk: bool, bucket_mib_s: float, slow: bool) -> None:
+    health = PeersHealth()
+    health.bucket.flowed(10_000 * MIB, 250.0, 40.0)
+    flows(health, "", bucket_mib_s)
+    health.bucket.ended()
+    flows(health, "b", 9.0)
+    assert health.is_slow("b", 100.0, is_on_disk=on_disk) is slow
+
+
 def test_all_bodies_of_a_member_count_together() -> None:
     health = seen(bucket_mib_s=60.0)
     flows(health, "b", 4.0, bodies=16)
