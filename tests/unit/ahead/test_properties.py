@@ -159,7 +159,7 @@ def work_per_event(objects: int) -> dict[str, float]:
 
 
 def test_the_work_of_an_event_does_not_grow_with_the_number_of_objects() -> None:
-    few, many = work_per_event(500), work_per_event(8000)
+    few, many = work_per_event(500), work_per_event(4000)
     for event, calls in many.items():
         assert calls <= 1.5 * few[event] + 5, (event, few, many)
 

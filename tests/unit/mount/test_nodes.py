@@ -45,9 +45,9 @@ def filled(pages: int) -> tuple[MountNodes, int]:
 
 
 def test_a_name_takes_a_few_words() -> None:
-    (_, few), (nodes, many) = filled(10), filled(40)
-    assert (many - few) / (30 * PAGE) < BYTES_PER_NAME_MAX
-    assert len(nodes) == 40 * PAGE + 2
+    (_, few), (nodes, many) = filled(5), filled(15)
+    assert (many - few) / (10 * PAGE) < BYTES_PER_NAME_MAX
+    assert len(nodes) == 15 * PAGE + 2
 
 
 def facts(content: int) -> ObjectFacts:

@@ -21,7 +21,7 @@ from outrider.core.model import BlockKey, Extent, ObjectRef, ObjectVersion
 from outrider.simulator.run import EpochResult, Machine, Simulation
 from outrider.simulator.scenarios import JobSpec, Order, Shards
 from tests.support.planner import SIZE, Sampled, beside_each_other, drifting
-from tests.support.trials import SCALE
+from tests.support.trials import SCALE, rounds
 
 RATE = 2e6
 COUNT = 1501
@@ -82,7 +82,8 @@ WORLDS: MappingProxyType[str, dict[str, Any]] = MappingProxyType({
 })  # fmt: skip
 
 
-@pytest.mark.parametrize("world", WORLDS)
+# The rest is in the long form: `test_torch_sampler.py` has each way to draw.
+@pytest.mark.parametrize("world", WORLDS if SCALE > 1 else ["a sampler", "large batches", "the loader's generator"])
 def test_a_new_seeded_order_each_epoch_is_predicted_as_well_as_a_told_one(world: str) -> None:
     how = WORLDS[world]
     first, *later = simulated([a_job(sampled(**how))], how.get("workers", 1))
@@ -242,7 +243,7 @@ def test_an_order_told_in_pieces_stays_the_same_when_more_workers_are_seen(piece
 
 
 @pytest.mark.parametrize("hits_max", [10, 18])
-@pytest.mark.parametrize("seed", range(12 if SCALE > 1 else 4))
+@pytest.mark.parametrize("seed", range(12 if SCALE > 1 else 2))
 def test_hits_that_the_planner_hears_of_later_than_misses_do_not_make_one_reader_look_like_several(
     seed: int, hits_max: int
 ) -> None:
@@ -285,7 +286,7 @@ def test_reads_of_an_epoch_that_are_heard_of_in_the_next_one_hide_no_order(seed:
 
 def test_orders_that_several_workers_tell_of_their_own_reads_stay_as_told() -> None:
     """Workers that drift look like workers with batches."""
-    for seed in range(20):
+    for seed in range(rounds(4)):
         proxy, chance = Sampled(400), Random(seed)
         queues = [[number for number in range(400) if number % 4 == worker] for worker in range(4)]
         for queue in queues:
@@ -326,13 +327,21 @@ def foreseen_of(count: int, ranks: int, batch: int, workers: int, at_once: float
     return foreseen
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize(("count", "batch", "workers"), [(300, 8, 4), (900, 16, 4)])
-@pytest.mark.parametrize("at_once", [0, 8])
+# In `make test` each value, in `make soak` all of them together.
+@pytest.mark.parametrize(
+    ("ranks", "count", "batch", "at_once"),
+    [
+        (ranks, count, batch, at_once)
+        for ranks in (1, 4)
+        for count, batch in ((300, 8), (900, 16))
+        for at_once in (0, 8)
+        if SCALE > 1 or (ranks == 4) == (count == 300) == (at_once == 8)
+    ],
+)
 def test_workers_that_drift_by_whole_batches_do_not_refute_an_order_of_a_small_dataset(
-    ranks: int, count: int, batch: int, workers: int, at_once: float
+    ranks: int, count: int, batch: int, at_once: float
 ) -> None:
-    first, *later = foreseen_of(count, ranks, batch, workers, at_once)
+    first, *later = foreseen_of(count, ranks, batch, 4, at_once)
     assert first > 0.75
     assert min(later) > 0.95
 
@@ -350,7 +359,7 @@ def test_a_seed_is_found_although_drift_hides_the_beginning_and_is_kept_until_th
 def test_reads_refute_a_drawn_order_of_a_small_dataset_as_soon_as_of_a_large_one(count: int) -> None:
     """Few random reads go on by chance where a worker has just read."""
     given_up_after = []
-    for seed in range(9):
+    for seed in range(rounds(5)):
         proxy, chance = Sampled(count), Random(seed)
         proxy.foreseen(drifting(drawn_order(Draw(7 + seed), count), 8, 2, chance, 0), 1)
         # The epoch begins as the next draw would: four reads prove that.
@@ -422,10 +431,10 @@ def test_the_search_runs_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(order_search, "Seeds", Seeds)
     count = 50_000
     read = Sampled(count)
-    order = drawn_order(Draw(3000), count)
+    order = drawn_order(Draw(600), count)
     read.read(order[:16])
     steps = sum(1 for _ in read.steps())
-    assert steps > 3000 + count / 512 + 2 * count / 1024, "a step for each seed, and for each piece of the order"
+    assert steps > 600 + count / 512 + 2 * count / 1024, "a step for each seed, and for each piece of the order"
     assert read.expected == order
 
 
