@@ -755,7 +755,7 @@ async def test_a_bug_in_the_planner_fails_no_request_and_is_logged_once_a_minute
         raise IndexError("array index out of range")
 
     version = await room.version_lookup.ask(REFS[0], 0)
-    for act in ("asked", "sent", "wants"):
+    for act in ("requested", "sent", "wants"):
         with monkeypatch.context() as now:
             now.setattr(room.planner, act, broken)
             await read(room, REFS[1])
