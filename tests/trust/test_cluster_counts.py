@@ -124,7 +124,7 @@ def test_a_write_is_read_through_all_other_nodes(world: World) -> None:
         for node in nodes:
             assert put(node, stored) == 200
             assert body(node, stored.key) == stored.data
-    for number in range(rounds(40)):
+    for number in range(rounds(25)):
         new = Stored(written[number % len(written)].key, world.rng.randbytes(64))
         through = nodes[number % len(nodes)]
         began = time.perf_counter()

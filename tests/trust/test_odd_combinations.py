@@ -135,7 +135,7 @@ def seeded(test: Test) -> Test:
     "ttl:60", (1, 0), [("read", "GET", KEYS[0], {"if-none-match": "{etag}"})],
 )  # fmt: skip
 @given(oddities, st.sampled_from(("ttl:60", "always")), st.tuples(sizes, sizes), histories)
-@settings(fuzzing(350), max_examples=120 if SCALE == 1 else rounds(350))
+@settings(fuzzing(350), max_examples=80 if SCALE == 1 else rounds(350))
 def test_a_client_of_the_proxy_gets_what_a_direct_client_gets_or_an_error(
     run: Callable[[Any], None], trials: Trials, odd: Oddities, freshness: str, first: tuple[int, int],
     history: list[Any],

@@ -95,7 +95,7 @@ def leases(proxy: Proxy) -> int:
 async def reads(address: tuple[str, int], chance: random.Random) -> tuple[int, int]:
     """The number of right answers, and the number of all."""
     client, right, count = await Client.connect(address), 0, 0
-    for _ in range(rounds(60)):
+    for _ in range(rounds(40)):
         wanted = [_one(chance) for _ in range(chance.choice([1, 1, 1, 2, 3]))]
         for key, _, line in wanted:
             client.ask("GET", f"/{NAME}/{key}", *line)

@@ -13,7 +13,7 @@ from tests.support.fakes import RAMP
 from tests.support.members import Cluster, Node, cluster
 
 DATA = RAMP[:BLOCK]
-HELD_BYTES_MAX = "outrider.engine.cluster.asked_block._HELD_BYTES_MAX"
+HELD_BYTES_MAX = "outrider.engine.cluster.requested_block._HELD_BYTES_MAX"
 
 
 async def facing(nodes: Cluster, *faults: PeerFault, size: int = BLOCK, is_known: bool = True) -> Node:

@@ -94,7 +94,7 @@ async def history(chance: random.Random, etag: str, names: str, root: Path, time
 
 
 @given(seed=st.integers(0, 2**32), etag=st.sampled_from([*ETAGS]), names=st.sampled_from(["a", "abc"]))
-@settings(max_examples=rounds(25))
+@settings(max_examples=rounds(15))
 def test_no_body_has_bytes_of_two_contents(seed: int, etag: str, names: str) -> None:
     with tempfile.TemporaryDirectory() as root:
         time = Time()
