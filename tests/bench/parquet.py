@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NAME = "parquet"
 GROUP_ROWS, ROW_BYTES = 1024, 4096
 FILES, FILE_GROUPS, LARGE_GROUPS = 16, 5, 63
-PASSES, DEADLINE_S = 2, 600.0
+PASSES, DEADLINE_S = 3, 600.0
 # Each defines what it reads by. `files` is the glob of the small files, `large` the large one, both `BUCKET/KEY`.
 _READERS = {
     "pyarrow": """

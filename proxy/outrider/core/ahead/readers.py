@@ -5,7 +5,7 @@ members of a cluster.
 A reader is a client and an object, never a connection: `aws s3 cp` reads one object over ten connections and out of
 order, `s5cmd` over one process per shard. A reader is recognised by the bytes that it asks for, and by how the gaps
 between them close. Another member tells of an object as a client begins it, and not how far the client is. So the last
-objects that it told of, one for each of its clients, are taken to be read still.
+objects that it reported, one for each of its clients, are taken to be read still.
 """
 
 from __future__ import annotations
@@ -242,11 +242,11 @@ class OpenObjects:
 
 
 class PeerReaders:
-    """A member that has told nothing for a minute has no readers."""
+    """A member that has reported nothing for a minute has no readers."""
 
     def __init__(self) -> None:
-        # By member: how many readers, and when it told so.
-        self._told: dict[str, tuple[int, float]] = {}
+        # By member: how many readers, and when it reported them.
+        self._reported: dict[str, tuple[int, float]] = {}
         # By member: the objects that are being read, the first begun first.
         self._open: dict[str, dict[Item, None]] = {}
 
@@ -257,7 +257,7 @@ class PeerReaders:
     def began(self, member: str, item: Item, readers: int, now: float) -> list[Item]:
         """A client of `member`, which has so many, begins to read the object. Returns those that nobody reads any
         more."""
-        self._told[member] = readers, now
+        self._reported[member] = readers, now
         items = self._open.setdefault(member, {})
         items.pop(item, None)
         items[item] = None
@@ -268,18 +268,18 @@ class PeerReaders:
 
     def silent(self, now: float) -> list[Item]:
         """Forgets the members that are silent. Returns the objects that nobody reads any more."""
-        if not self._told:
+        if not self._reported:
             return []
-        silent = [member for member, (_, told_at) in self._told.items() if now - told_at > ABANDONED_S]
+        silent = [member for member, (_, reported_at) in self._reported.items() if now - reported_at > ABANDONED_S]
         ended: list[Item] = []
         for member in silent:
-            del self._told[member]
+            del self._reported[member]
             ended += self._open.pop(member, ())
         return [past for past in ended if past not in self]
 
     def count(self, now: float) -> int:
         """The readers at all other members."""
-        return sum(readers for readers, told_at in self._told.values() if now - told_at <= ABANDONED_S)
+        return sum(readers for readers, reported_at in self._reported.values() if now - reported_at <= ABANDONED_S)
 
     def move(self, items: Mapping[Item, Item]) -> None:
         """Objects belong to other datasets now."""
