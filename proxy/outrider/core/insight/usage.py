@@ -226,6 +226,9 @@ class Usage:
     def received(self, bucket: str, key: str, gets: int, count: int) -> None:
         """`count` bytes were received from the bucket in a reply about this object. `gets`: 1 if it was to a GET or
         HEAD, else 0."""
+        if not (gets or count):
+            # A preflight that anybody may send makes no dataset of the names in it.
+            return
         account = self._dataset(self.dataset_of(bucket, key))
         account.bucket_gets += gets
         account.bucket_bytes += count
