@@ -103,7 +103,9 @@ def test_a_small_dataset_stays_while_another_tenant_reads_many_times_the_cache(p
     assert lately == {name: sum(reader["bytes_s"] for reader in status["readers"] if f" {name}" in reader["name"])
                       for name in lately}  # fmt: skip
     lines = shown(status)
-    assert any("greedy: 557 kB here of a share of 418 kB (50 %), beyond its share, " in line for line in lines)
+    # How many of its blocks are being evicted at this moment is chance.
+    beyond = " here of a share of 418 kB (50 %), beyond its share, "
+    assert any("greedy: " in line and beyond in line for line in lines)
     assert any(words in line and line.endswith("B/s now") for line in lines)
     proxy.restart()
     assert proxy.status()["tenants"][1]["cached_bytes"] == 0, "nobody has read since the start"
